@@ -1,0 +1,1 @@
+"""A message broker that speaks Apache RocketMQ's remoting protocol, with its own name server."""

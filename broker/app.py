@@ -1,0 +1,352 @@
+"""The broker put together: what it is made of, in which order it starts, how it drains and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from broker.config import BrokerSettings
+from broker.core.admission import Admission
+from broker.core.clients import Clients
+from broker.core.groups import Groups
+from broker.core.locks import Locks
+from broker.core.offsets import Offsets
+from broker.core.statistics import SAMPLE_S, Statistics
+from broker.core.topics import Topics, system_topics
+from broker.flusher import Flusher
+from broker.handlers.clients import ClientHandlers
+from broker.handlers.offsets import OffsetHandlers
+from broker.handlers.pull import PullHandlers
+from broker.handlers.query import QueryHandlers
+from broker.handlers.send import SendHandlers
+from broker.handlers.topics import TopicHandlers
+from broker.identity import Identity
+from broker.keeper import Keeper
+from broker.names.server import NameServer
+from broker.registrar import Registrar
+from broker.store.message_store import MessageStore, Recovery, Span
+from broker.store.retention import decide
+from txmq.errors import StoreError
+from txmq.protocol.command import Command
+from txmq.remoting.connection import Connection, no_service
+from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.listener import Listener
+from txmq.remoting.pool import Pool, split_address
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.disk import Disk, LocalDisk
+from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.network import Network, SystemNetwork
+
+__all__ = ["Broker", "run"]
+
+log = logging.getLogger(__name__)
+
+SAVE_S: Final = 5.0
+HOUSEKEEPING_S: Final = 10.0
+DRAIN_S: Final = 10.0
+
+
+class HandlerFamily(Protocol):
+    """Handlers that belong together."""
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        ...
+
+
+class Broker:
+    """A broker, with its own name server unless it is told of others."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        clock: Clock | None = None,
+        network: Network | None = None,
+        disk: Disk | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self.network: Network = network or SystemNetwork()
+        self.disk: Disk = disk or LocalDisk(settings.data)
+        self.entropy: Entropy = entropy or SystemEntropy()
+        self.store = MessageStore(self.disk, settings.store)
+        self.topics = Topics(self.store, settings.topics)
+        self.groups = Groups(settings.topics)
+        self.offsets = Offsets()
+        self.clients: Clients[Connection] = Clients()
+        self.locks = Locks()
+        self.statistics = Statistics()
+        self.admission = Admission()
+        self.recovery = Recovery(0, 0, 0)
+        self.failure: StoreError | None = None
+        self.stopped = asyncio.Event()
+        self._keeper = Keeper(self.disk)
+        self._floors: dict[str, dict[int, int]] = {}
+        self._pool = Pool(self.network, self.clock)
+        self._names: NameServer | None = None
+        self._listener: Listener | None = None
+        self._registrar: Registrar | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.started_ms = 0
+
+    # Starting
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._give_up()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        self._floors = self._keeper.floors().floors
+        self.recovery = self.store.open(self._floors)
+        if self.recovery.cut_bytes:
+            log.warning("a crash left %d bytes unfinished; they were cut", self.recovery.cut_bytes)
+        self.topics.load(
+            self._keeper.topics(),
+            system_topics(self.settings.name, self.settings.cluster, self.settings.topics),
+        )
+        self.groups.load(self._keeper.groups())
+        self.offsets.load(self._keeper.offsets())
+        self.started_ms = self.clock.wall_ms()
+        names = await self._open_names()
+        # The address becomes part of every record, so the port must be known before any is served.
+        self._listener = Listener(
+            self.network,
+            self.clock,
+            self._serve,
+            connections_max=self.settings.connections_max,
+            on_lost=self._lost,
+        )
+        await self._listener.open(*split_address(self.settings.listen))
+        self._identity = Identity.of(self.settings, *self._listener.address, self.entropy)
+        self._flusher = Flusher(
+            self.store, self.disk, self.clock, self.settings.store, self._published, self._failed
+        )
+        self._registrar = Registrar(self._identity, self.topics, self._pool, names)
+        self._build_handlers()
+        self._flusher.start()
+        self._keeper.save_topics(self.topics)
+        await self._registrar.start()
+        self._tasks.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
+
+    async def _open_names(self) -> list[str]:
+        if self.settings.names:
+            return [each.strip() for each in self.settings.names.split(";") if each.strip()]
+        self._names = NameServer(self.network, self.clock, self.disk)
+        await self._names.__aenter__()
+        await self._names.open(*split_address(self.settings.names_listen))
+        host, port = self._names.address
+        return [f"{host}:{port}"]
+
+    def _build_handlers(self) -> None:
+        self._pulls = PullHandlers(
+            self.topics,
+            self.groups,
+            self.clients,
+            self.offsets,
+            self.store,
+            self.statistics,
+            self.clock,
+            self.settings.hold_max,
+        )
+        self._client_handlers = ClientHandlers(
+            self.clients, self.groups, self.topics, self.clock, self._topics_changed
+        )
+        families: list[HandlerFamily] = [
+            SendHandlers(
+                self._identity,
+                self.topics,
+                self.groups,
+                self.store,
+                self._flusher,
+                self.admission,
+                self.clock,
+                self.entropy,
+                self._topics_changed,
+            ),
+            self._pulls,
+            self._client_handlers,
+            OffsetHandlers(self.topics, self.offsets, self.locks, self.store, self.clock),
+            QueryHandlers(self.topics, self.store),
+            TopicHandlers(
+                self.topics, self.offsets, self.clock, self._topics_changed, self._forget_topic
+            ),
+        ]
+        table: dict[int, Handler] = {}
+        for family in families:
+            table |= family.table()
+        self._dispatch = Dispatcher(table)
+
+    # Stopping
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Drain: take no new work, finish what was taken, save everything, close."""
+        if self._listener is None:
+            return
+        self._listener.close_door()
+        self.admission.refuse("stopping", "the broker is stopping")
+        if self._registrar is not None:
+            await self._registrar.stop()
+        self._pulls.release()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self._flusher.drain()
+        if self.failure is None:
+            self._save_tables()
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if hasattr(self, "_flusher"):
+            await self._flusher.stop()
+        await self._pool.close()
+        if self._names is not None:
+            await self._names.__aexit__(None, None, None)
+            self._names = None
+        self.store.close()
+        self.stopped.set()
+
+    # What the parts tell each other
+
+    def _serve(self, connection: Connection, request: Command, /) -> bytes | None:
+        return self._dispatch(connection, request)
+
+    def _published(self, span: Span) -> None:
+        self._pulls.arrived(span)
+
+    def _lost(self, connection: Connection) -> None:
+        self._client_handlers.lost(connection)
+
+    def _failed(self, problem: StoreError) -> None:
+        self.failure = problem
+        self.stopped.set()
+
+    def _topics_changed(self) -> None:
+        self._keeper.save_topics(self.topics)
+        if self._registrar is not None:
+            self._registrar.changed()
+
+    def _forget_topic(self, name: str) -> None:
+        self._floors[name] = self.store.forget_topic(name)
+        self._keeper.save_floors(self._floors)
+
+    # Housekeeping
+
+    async def _keep_house(self) -> None:
+        next_sample = 0.0
+        while True:
+            now = self.clock.monotonic()
+            self._client_handlers.drop_silent()
+            self.locks.expire(now)
+            if now >= next_sample:
+                next_sample = now + SAMPLE_S
+                self._sample(now)
+            try:
+                self._save_tables()
+                self._retain()
+            except OSError as problem:
+                log.warning("housekeeping could not write: %s", problem)
+            await asyncio.sleep(SAVE_S)
+
+    def _sample(self, now: float) -> None:
+        puts = 0
+        for topic in self.topics:
+            self.statistics.meter("TOPIC_PUT_NUMS", topic.name).total = topic.put_count
+            self.statistics.meter("TOPIC_PUT_SIZE", topic.name).total = topic.put_bytes
+            puts += topic.put_count
+        self.statistics.meter("BROKER_PUT_NUMS", "").total = puts
+        self.statistics.sample(now)
+
+    def _save_tables(self) -> None:
+        self._keeper.save_groups(self.groups)
+        self._keeper.save_offsets(self.offsets)
+
+    def _retain(self) -> None:
+        space = self.disk.space()
+        used = space.used / space.total if space.total else 0.0
+        now_ms = self.clock.wall_ms()
+        hour = datetime.fromtimestamp(now_ms / 1000).hour  # noqa: DTZ006 - an operator's local hour
+        verdict = decide(
+            self.settings.retention, self.store.completed_files(), now_ms, hour, used
+        )
+        if verdict.delete:
+            self._floors = self.store.floors_after(verdict.delete)
+            self._keeper.save_floors(self._floors)
+            for _ in range(verdict.delete):
+                self.store.drop_first_file()
+            log.info("deleted %d old files of the log", verdict.delete)
+        if verdict.refuse_sends:
+            mark = self.settings.retention.refuse_above
+            if self.admission.refuse("disk", f"the disk is more than {mark:.0%} full"):
+                log.error("refusing sends: the disk is %.1f%% full", used * 100)
+        elif self.admission.lift("disk"):
+            log.info("taking sends again: the disk is %.1f%% full", used * 100)
+
+    # What others may ask
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return self._identity.address
+
+    @property
+    def names(self) -> str:
+        """The name servers that know it, separated by ``;``."""
+        if self._names is None:
+            return self.settings.names
+        host, port = self._names.address
+        return f"{host}:{port}"
+
+
+def run(settings: BrokerSettings, *, ready: Callable[[Broker], None]) -> int:
+    """Run a broker until SIGTERM or SIGINT; returns the exit code of the process.
+
+    Raises:
+        StoreError: The data directory is in use or damaged.
+        OSError: An address or the directory cannot be had.
+        ConfigError: A setting cannot work.
+    """
+    import uvloop
+
+    return uvloop.run(_run(settings, ready))
+
+
+async def _run(settings: BrokerSettings, ready: Callable[[Broker], None]) -> int:
+    loop = asyncio.get_running_loop()
+    async with Broker(settings) as broker:
+        asked = asyncio.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, asked.set)
+        ready(broker)
+        waits = [asyncio.create_task(event.wait()) for event in (asked, broker.stopped)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        if broker.failure is not None:
+            return 1
+    return 0

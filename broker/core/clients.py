@@ -1,0 +1,144 @@
+"""Who is connected: producers and consumers by group, as their heartbeats say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, Subscription
+
+__all__ = ["SILENCE_S", "Clients", "ConsumerGroup", "Member"]
+
+C = TypeVar("C")
+
+SILENCE_S: Final = 120.0
+"""A client that has not sent a heartbeat for this long is taken for gone."""
+
+
+@dataclass(slots=True)
+class Member(Generic[C]):
+    """One client of a group, by one connection."""
+
+    connection: C
+    client_id: str
+    language: str
+    version: int
+    seen_at: float
+
+
+@dataclass(slots=True)
+class ConsumerGroup(Generic[C]):
+    """The consumers of one group, and what the last of them to speak said it wants."""
+
+    name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    members: dict[C, Member[C]] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+    def client_ids(self) -> list[str]:
+        """Its clients, each once however many connections it has."""
+        return list(dict.fromkeys(member.client_id for member in self.members.values()))
+
+
+class Clients(Generic[C]):
+    """All groups that have somebody connected."""
+
+    def __init__(self) -> None:
+        self._consumers: dict[str, ConsumerGroup[C]] = {}
+        self._producers: dict[str, dict[C, Member[C]]] = {}
+
+    def consumer_group(self, name: str) -> ConsumerGroup[C] | None:
+        """A consumer group with members, if there is one."""
+        return self._consumers.get(name)
+
+    def consumer_groups(self) -> list[ConsumerGroup[C]]:
+        """All consumer groups with members."""
+        return list(self._consumers.values())
+
+    def producers(self, group: str) -> list[Member[C]]:
+        """The producers of a group."""
+        return list(self._producers.get(group, {}).values())
+
+    def producer_groups(self) -> dict[str, list[Member[C]]]:
+        """All producers by group."""
+        return {group: list(members.values()) for group, members in self._producers.items()}
+
+    def find_client(self, client_id: str) -> C | None:
+        """Some connection of a producer's, by its client id."""
+        for members in self._producers.values():
+            for member in members.values():
+                if member.client_id == client_id:
+                    return member.connection
+        return None
+
+    def beat(
+        self, connection: C, beat: Heartbeat, language: str, version: int, now: float
+    ) -> list[str]:
+        """Take a heartbeat; returns the consumer groups whose membership or topics changed."""
+        for producer in beat.producer_data_set:
+            members = self._producers.setdefault(producer.group_name, {})
+            members[connection] = Member(connection, beat.client_id, language, version, now)
+        changed: list[str] = []
+        for consumer in beat.consumer_data_set:
+            member = Member(connection, beat.client_id, language, version, now)
+            if self._consumes(consumer, member):
+                changed.append(consumer.group_name)
+        return changed
+
+    def _consumes(self, said: ConsumerRegistration, member: Member[C]) -> bool:
+        group = self._consumers.get(said.group_name)
+        if group is None:
+            group = self._consumers[said.group_name] = ConsumerGroup(said.group_name)
+        group.consume_type = said.consume_type
+        group.message_model = said.message_model
+        group.consume_from_where = said.consume_from_where
+        is_new = member.connection not in group.members
+        group.members[member.connection] = member
+        wanted = {each.topic: each for each in said.subscription_data_set}
+        topics_changed = wanted.keys() != group.subscriptions.keys()
+        for topic, subscription in wanted.items():
+            known = group.subscriptions.get(topic)
+            if known is not None and known.sub_version > subscription.sub_version:
+                wanted[topic] = known
+        group.subscriptions = wanted
+        return is_new or topics_changed
+
+    def leave(self, connection: C, producer_group: str | None, consumer_group: str | None) -> bool:
+        """Take a client out of the groups it names; whether the consumer group changed."""
+        if producer_group is not None:
+            self._leave_producers(connection, producer_group)
+        return consumer_group is not None and self._leave_consumers(connection, consumer_group)
+
+    def _leave_producers(self, connection: C, name: str) -> None:
+        members = self._producers.get(name)
+        if members is not None and members.pop(connection, None) is not None and not members:
+            del self._producers[name]
+
+    def _leave_consumers(self, connection: C, name: str) -> bool:
+        group = self._consumers.get(name)
+        if group is None or group.members.pop(connection, None) is None:
+            return False
+        if not group.members:
+            del self._consumers[name]
+        return True
+
+    def drop(self, connection: C) -> list[str]:
+        """Take a lost connection out of all groups; returns the consumer groups that changed."""
+        for name in list(self._producers):
+            self._leave_producers(connection, name)
+        return [name for name in list(self._consumers) if self._leave_consumers(connection, name)]
+
+    def silent(self, now: float) -> list[C]:
+        """The connections whose heartbeats have stopped."""
+        quiet: dict[C, None] = {}
+        for group in self._consumers.values():
+            quiet |= {each.connection: None for each in group.members.values() if _silent(each, now)}
+        for members in self._producers.values():
+            quiet |= {each.connection: None for each in members.values() if _silent(each, now)}
+        return list(quiet)
+
+
+def _silent(member: Member[C], now: float) -> bool:
+    return now - member.seen_at > SILENCE_S

@@ -1,0 +1,78 @@
+"""Pulls that found nothing and wait for a message: which to wake, and which have waited long enough."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, TypeVar
+
+from txmq.limits import HELD_PULLS_MAX
+
+__all__ = ["Holds"]
+
+P = TypeVar("P")
+
+
+class Holds(Generic[P]):
+    """Held pulls by queue and by deadline."""
+
+    def __init__(self, limit: int = HELD_PULLS_MAX) -> None:
+        self._limit = limit
+        self._held: dict[int, tuple[tuple[str, int], P]] = {}
+        self._by_queue: dict[tuple[str, int], dict[int, None]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more pull must be answered at once."""
+        return len(self._held) >= self._limit
+
+    def hold(self, topic: str, queue: int, pull: P, deadline: float) -> None:
+        """Keep a pull until its queue grows or its time is over."""
+        number = self._next
+        self._next += 1
+        key = (topic, queue)
+        self._held[number] = (key, pull)
+        self._by_queue.setdefault(key, {})[number] = None
+        heapq.heappush(self._deadlines, (deadline, number))
+
+    def wake(self, topic: str, queue: int) -> list[P]:
+        """Let go of the pulls of a queue, oldest first."""
+        numbers = self._by_queue.pop((topic, queue), None)
+        if numbers is None:
+            return []
+        return [self._held.pop(number)[1] for number in numbers]
+
+    def expired(self, now: float) -> list[P]:
+        """Let go of the pulls whose time is over, earliest deadline first."""
+        over: list[P] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            number = heapq.heappop(self._deadlines)[1]
+            held = self._held.pop(number, None)
+            if held is not None:
+                self._forget(held[0], number)
+                over.append(held[1])
+        return over
+
+    def release_all(self) -> list[P]:
+        """Let go of everything."""
+        held = [pull for _, pull in self._held.values()]
+        self._held.clear()
+        self._by_queue.clear()
+        self._deadlines.clear()
+        return held
+
+    def next_deadline(self) -> float | None:
+        """When to look again, or ``None`` while nothing is held."""
+        while self._deadlines and self._deadlines[0][1] not in self._held:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _forget(self, key: tuple[str, int], number: int) -> None:
+        numbers = self._by_queue[key]
+        del numbers[number]
+        if not numbers:
+            del self._by_queue[key]

@@ -1,0 +1,59 @@
+"""Queues that one consumer of a group has for itself, so that it may handle them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from txmq.protocol.bodies import MessageQueue
+
+__all__ = ["EXPIRY_S", "Locks"]
+
+EXPIRY_S: Final = 60.0
+"""A lock not renewed for this long may be taken by others; clients renew every 20 s."""
+
+
+class Holder(NamedTuple):
+    """Who has a queue, and since when without renewal."""
+
+    client_id: str
+    at: float
+
+
+class Locks:
+    """All locks, by group and queue."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, dict[MessageQueue, Holder]] = {}
+
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
+    ) -> list[MessageQueue]:
+        """Take or renew what can be had; returns exactly the queues this client has now."""
+        table = self._locks.setdefault(group, {})
+        owned: list[MessageQueue] = []
+        for queue in queues:
+            holder = table.get(queue)
+            if holder is None or holder.client_id == client_id or now - holder.at > EXPIRY_S:
+                table[queue] = Holder(client_id, now)
+                owned.append(queue)
+        return owned
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Give back the queues this client has; others' stay."""
+        table = self._locks.get(group, {})
+        for queue in queues:
+            holder = table.get(queue)
+            if holder is not None and holder.client_id == client_id:
+                del table[queue]
+        if not table:
+            self._locks.pop(group, None)
+
+    def expire(self, now: float) -> None:
+        """Forget what nobody has renewed."""
+        for group in list(self._locks):
+            table = self._locks[group]
+            for queue in [each for each, holder in table.items() if now - holder.at > EXPIRY_S]:
+                del table[queue]
+            if not table:
+                del self._locks[group]

@@ -1,0 +1,247 @@
+"""Group commit: everything staged in one turn of the event loop is one write, one sync, one round of answers.
+
+A turn ends when the loop comes back to us; then the span is written. With ``flush = "sync"`` its answers
+wait until the disk confirms, while later turns go on filling and writing spans that the next sync will
+cover. A failed sync stops the broker: what the disk holds is no longer known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from broker.config import StoreSettings
+from broker.store.message_store import MessageStore, Span
+from txmq.errors import BrokerBusy, ServiceUnavailable, StoreError, SyncFailed
+from txmq.limits import SPAN_BYTES_MAX, UNSYNCED_BYTES_MAX
+from txmq.protocol import command as commands
+from txmq.protocol.command import Command
+from txmq.remoting.connection import Connection
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk
+
+__all__ = ["Flusher"]
+
+log = logging.getLogger(__name__)
+
+STUCK_S: Final = 1.0
+"""A sync that takes longer means that the disk is behind; sends are refused until it has caught up."""
+
+
+class Ticket(NamedTuple):
+    """An answer that waits for a span."""
+
+    connection: Connection
+    request: Command
+    answer: bytes
+
+
+class Waiting(NamedTuple):
+    """A span that is written and not yet durable."""
+
+    span: Span
+    tickets: list[Ticket]
+    since: float
+
+
+class Flusher:
+    """Writes, syncs and releases spans for one store."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        disk: Disk,
+        clock: Clock,
+        settings: StoreSettings,
+        on_published: Callable[[Span], None],
+        on_fatal: Callable[[StoreError], None],
+    ) -> None:
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self._is_sync = settings.flush == "sync"
+        self._interval = settings.flush_interval
+        self._on_published = on_published
+        self._on_fatal = on_fatal
+        self._tickets: list[Ticket] = []
+        self._waiting: deque[Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._turn_planned = False
+        self._checkpoint: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def start(self) -> None:
+        """Begin syncing."""
+        run = self._sync_spans() if self._is_sync else self._sync_now_and_then()
+        self._task = asyncio.create_task(run, name="flusher")
+
+    async def drain(self) -> None:
+        """Return when everything staged has been written, synced and answered, and a checkpoint made."""
+        if self._store.has_staged:
+            self._end_turn()
+        if self._failed:
+            return
+        await self._idle.wait()
+        if self._checkpoint is not None:
+            await self._checkpoint
+        while not self._failed and await self._make_checkpoint():
+            continue
+
+    async def stop(self) -> None:
+        """Stop syncing. Answers that still wait are never given."""
+        for task in (self._task, self._checkpoint):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    # What handlers call
+
+    def refuse_if_behind(self) -> None:
+        """Say no to a send while the disk cannot keep up.
+
+        Raises:
+            BrokerBusy: Too much waits for the disk, or waits too long.
+            ServiceUnavailable: The disk has failed; the broker is stopping.
+        """
+        if self._failed:
+            raise ServiceUnavailable("the disk failed; the broker is stopping")
+        waiting = self._waiting
+        if not waiting:
+            return
+        log_ = self._store.log
+        if log_.end - log_.durable > UNSYNCED_BYTES_MAX:
+            raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
+        if self._clock.monotonic() - waiting[0].since > STUCK_S:
+            raise BrokerBusy("[PCBUSY] the disk is slow; try again")
+
+    def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
+        """Give this answer once what is staged now is safe."""
+        self._tickets.append(Ticket(connection, request, answer))
+        if not self._turn_planned:
+            self.plan_turn()
+        elif self._store.log.staged_bytes > SPAN_BYTES_MAX:
+            self._end_turn()
+
+    def plan_turn(self) -> None:
+        """Write what is staged when this turn of the loop ends."""
+        if not self._turn_planned:
+            self._turn_planned = True
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    # Turns
+
+    def _end_turn(self) -> None:
+        self._turn_planned = False
+        if self._failed or not self._store.has_staged:
+            self._settle()
+            return
+        tickets, self._tickets = self._tickets, []
+        try:
+            span = self._store.write()
+        except StoreError as problem:
+            log.warning("a write failed: %s", problem)
+            self._refuse(tickets, str(problem))
+            self._settle()
+            return
+        if self._is_sync:
+            self._waiting.append(Waiting(span, tickets, self._clock.monotonic()))
+            self._wake.set()
+        else:
+            self._release(span, tickets)
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting and not self._turn_planned:
+            self._idle.set()
+
+    def _refuse(self, tickets: list[Ticket], remark: str) -> None:
+        touched: dict[Connection, None] = {}
+        for connection, request, _ in tickets:
+            connection.send(commands.answer(request, ServiceUnavailable.code, remark=remark))
+            touched[connection] = None
+        for connection in touched:
+            connection.flush()
+
+    def _release(self, span: Span, tickets: list[Ticket]) -> None:
+        self._store.publish(span)
+        touched: dict[Connection, None] = {}
+        for connection, _, answer in tickets:
+            connection.send(answer)
+            touched[connection] = None
+        for connection in touched:
+            connection.flush()
+        self._on_published(span)
+        if self._checkpoint is None and self._store.checkpoint_due():
+            self._checkpoint = asyncio.create_task(self._save_indexes(), name="checkpoint")
+
+    # Syncs
+
+    async def _sync_spans(self) -> None:
+        while True:
+            if not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            covered = len(self._waiting)
+            if not await self._sync_log():
+                return
+            for _ in range(covered):
+                done = self._waiting.popleft()
+                self._release(done.span, done.tickets)
+            self._settle()
+
+    async def _sync_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            store_log = self._store.log
+            if store_log.durable < store_log.end and not await self._sync_log():
+                return
+
+    async def _sync_log(self) -> bool:
+        store_log = self._store.log
+        files, end = store_log.files_to_sync(), store_log.end
+        try:
+            for file in files:
+                await self._disk.sync_soon(file)
+        except OSError as problem:
+            self._fail(SyncFailed(f"the disk could not make the log durable: {problem}"))
+            return False
+        store_log.synced(files, end)
+        return True
+
+    async def _save_indexes(self) -> None:
+        try:
+            while self._store.checkpoint_due() and await self._make_checkpoint():
+                continue
+        finally:
+            self._checkpoint = None
+
+    async def _make_checkpoint(self) -> bool:
+        try:
+            pending = self._store.begin_checkpoint()
+        except OSError as problem:
+            # Indexes can be made again; only the next restart will take longer.
+            log.warning("the indexes could not be saved: %s", problem)
+            return False
+        if pending is None:
+            return False
+        try:
+            for file in (*pending.log_files, pending.file.file):
+                await self._disk.sync_soon(file)
+        except OSError as problem:
+            self._fail(SyncFailed(f"the disk could not keep the indexes: {problem}"))
+            return False
+        self._store.confirm_checkpoint(pending)
+        return True
+
+    def _fail(self, problem: SyncFailed) -> None:
+        self._failed = True
+        self._idle.set()
+        log.critical("%s", problem)
+        self._on_fatal(problem)

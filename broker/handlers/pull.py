@@ -1,0 +1,234 @@
+"""11, 361: consumers pull, and wait at the queue's end until something arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, NamedTuple
+
+from broker.core.clients import Clients
+from broker.core.fetch import Fetched, Outcome, TagFilter, fetch, tag_filter
+from broker.core.groups import Groups
+from broker.core.hold import Holds
+from broker.core.offsets import Offsets
+from broker.core.statistics import Statistics
+from broker.core.topics import Topic, Topics
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.message_store import MessageStore, Span
+from txmq.errors import (
+    InternalError,
+    NoPermission,
+    OffsetMoved,
+    PullNotFound,
+    PullRetryImmediately,
+    StoreError,
+    SubscriptionInvalid,
+    SubscriptionMissing,
+    SubscriptionStale,
+)
+from txmq.limits import PULL_BYTES_MAX
+from txmq.protocol import answers, command
+from txmq.protocol.bodies import Subscription
+from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import PullMessage
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+
+__all__ = ["PullHandlers"]
+
+log = logging.getLogger(__name__)
+
+_CODES: Final = {
+    Outcome.FOUND: SUCCESS,
+    Outcome.NO_MATCH: PullRetryImmediately.code,
+    Outcome.AT_END: PullNotFound.code,
+    Outcome.EMPTY: PullNotFound.code,
+    Outcome.PAST_END: OffsetMoved.code,
+    Outcome.TOO_SMALL: OffsetMoved.code,
+}
+_WAITING: Final = (Outcome.AT_END, Outcome.EMPTY)
+_COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
+_SUSPEND: Final = int(PullFlag.SUSPEND)
+_SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
+
+
+class HeldPull(NamedTuple):
+    """A pull that waits for its queue to grow."""
+
+    connection: Connection
+    request: Command
+    header: PullMessage
+    queue: ConsumeQueue
+    offset: int
+    wanted: TagFilter | None
+    deadline: float
+
+
+class PullHandlers:
+    """Gives consumers what is stored."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients[Connection],
+        offsets: Offsets,
+        store: MessageStore,
+        statistics: Statistics,
+        clock: Clock,
+        hold_max: float,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._store = store
+        self._statistics = statistics
+        self._clock = clock
+        self._hold_max = hold_max
+        self._holds: Holds[HeldPull] = Holds()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    @property
+    def held(self) -> int:
+        """How many pulls wait."""
+        return len(self._holds)
+
+    def pull(self, connection: Connection, request: Command) -> bytes | None:
+        """Answer with messages, or hold the pull until there are some."""
+        header = request.read(PullMessage)
+        topic = self._permitted(header)
+        queue = topic.queues[header.queue_id]
+        wanted = self._wanted(header)
+        if header.sys_flag & _COMMIT:
+            self._offsets.put(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        deadline = 0.0
+        if header.sys_flag & _SUSPEND and header.suspend_timeout_millis > 0:
+            wait = min(header.suspend_timeout_millis / 1000, self._hold_max)
+            deadline = self._clock.monotonic() + wait
+        pull = HeldPull(
+            connection, request, header, queue, header.queue_offset, wanted, deadline
+        )
+        return self._serve(pull, may_hold=deadline > 0.0)
+
+    def _permitted(self, header: PullMessage) -> Topic:
+        group = self._groups.get(header.consumer_group, self._clock.wall_ms())
+        if not group.consume_enable:
+            raise NoPermission(f"the group {group.group_name} may not consume")
+        topic = self._topics.get(header.topic)
+        if not topic.is_readable:
+            raise NoPermission(f"the topic {topic.name} does not permit consuming")
+        if not 0 <= header.queue_id < topic.config.read_queue_nums:
+            raise InternalError(
+                f"topic {topic.name} has {topic.config.read_queue_nums} queues to read, "
+                f"no queue {header.queue_id}"
+            )
+        return topic
+
+    def _wanted(self, header: PullMessage) -> TagFilter | None:
+        if header.sys_flag & _SUBSCRIPTION:
+            kind = header.expression_type or "TAG"
+            if kind != "TAG":
+                raise SubscriptionInvalid(f"filters of type {kind} are not served yet")
+            return tag_filter(Subscription(header.topic, header.subscription or "*"))
+        return tag_filter(self._subscription(header))
+
+    def _subscription(self, header: PullMessage) -> Subscription:
+        group = self._clients.consumer_group(header.consumer_group)
+        if group is None:
+            raise SubscriptionMissing(f"the group {header.consumer_group} is not online")
+        if group.message_model == "BROADCASTING":
+            config = self._groups.find(header.consumer_group)
+            if config is not None and not config.consume_broadcast_enable:
+                raise NoPermission(f"the group {header.consumer_group} may not broadcast")
+        known = group.subscriptions.get(header.topic)
+        if known is None:
+            raise SubscriptionMissing(
+                f"the group {header.consumer_group} does not subscribe to {header.topic}"
+            )
+        if known.sub_version < header.sub_version:
+            raise SubscriptionStale(f"the subscription of {header.consumer_group} is newer")
+        return known
+
+    # One pull, now or when woken
+
+    def _serve(self, pull: HeldPull, *, may_hold: bool, is_woken: bool = False) -> bytes | None:
+        header = pull.header
+        bytes_max = header.max_msg_bytes or PULL_BYTES_MAX
+        found = fetch(
+            self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
+        )
+        if may_hold and not self._holds.is_full:
+            if found.outcome in _WAITING and found.next_offset == pull.offset:
+                self._hold(pull)
+                return None
+            if is_woken and found.outcome is Outcome.NO_MATCH:
+                # What arrived is for others: go on waiting behind it.
+                self._hold(pull._replace(offset=found.next_offset))
+                return None
+        return self._answer(pull, found)
+
+    def _answer(self, pull: HeldPull, found: Fetched) -> bytes:
+        queue = pull.queue
+        code = _CODES[found.outcome]
+        if found.records:
+            key = f"{queue.topic}@{pull.header.consumer_group}"
+            self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
+            self._statistics.meter("BROKER_GET_NUMS", "").total += len(found.records)
+        bounds = (found.next_offset, queue.min_offset, queue.max_offset)
+        return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
+
+    def _hold(self, pull: HeldPull) -> None:
+        self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
+        if self._timer is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        deadline = self._holds.next_deadline()
+        if deadline is None:
+            self._timer = None
+            return
+        delay = max(0.0, deadline - self._clock.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        for pull in self._holds.expired(self._clock.monotonic()):
+            self._resume(pull, may_hold=False)
+        self._watch()
+
+    def arrived(self, span: Span) -> None:
+        """Wake the pulls that wait at the queues a span has reached."""
+        if not len(self._holds):
+            return
+        reached = {(each.queue.topic, each.queue.number) for each in span.staged}
+        for topic, number in sorted(reached):
+            for pull in self._holds.wake(topic, number):
+                self._resume(pull, may_hold=True)
+
+    def _resume(self, pull: HeldPull, *, may_hold: bool) -> None:
+        connection = pull.connection
+        if not connection.is_open:
+            return
+        try:
+            answer = self._serve(pull, may_hold=may_hold, is_woken=True)
+        except StoreError as problem:
+            log.error("a held pull of %s failed: %s", pull.queue.topic, problem)  # noqa: TRY400
+            answer = command.answer(pull.request, InternalError.code, remark=str(problem))
+        if answer is not None:
+            connection.send(answer)
+            connection.flush()
+
+    def release(self) -> None:
+        """Answer everything that is held, because the broker stops."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for pull in self._holds.release_all():
+            self._resume(pull, may_hold=False)

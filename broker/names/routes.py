@@ -1,0 +1,310 @@
+"""Which brokers live and which topics they have: a pure table, told the time by whoever calls it.
+
+A broker is known by its name, which its replicas share, and by an id among those; 0 is the master.
+A topic belongs to names, not to replicas: it stays while any replica of the name lives. What a
+master says of its topics is merged into what is known; only a deletion or the end of its last
+replica takes a topic away. Upstream's counterpart is ``RouteInfoManager``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from txmq.errors import LimitExceeded, TopicNotFound
+from txmq.limits import ROUTE_TOPICS_MAX
+from txmq.protocol.bodies import BrokerRoute, ClusterView, QueueRoute, TopicNames, TopicRoute
+from txmq.protocol.codes import Perm
+from txmq.protocol.headers import BrokerRegistration, RegistrationAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+
+__all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteTable"]
+
+LIFETIME_S: Final = 120.0
+"""Silence after which a broker is taken for dead, unless it named a time of its own."""
+
+MASTER: Final = 0
+"""The id of the replica that takes writes."""
+
+ROUTE_BROKERS_MAX: Final = 10_000
+"""Replicas known at once; each would need a connection of its own."""
+
+_READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One broker process, as it last described itself."""
+
+    broker_name: str
+    broker_id: int
+    address: str
+    ha_address: str
+    version: DataVersion
+    holder: object
+    """The connection it registered over; it goes when that goes."""
+
+    seen_at: float
+    lifetime_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Broker:
+    name: str
+    cluster: str
+    replicas: dict[int, Replica] = field(default_factory=dict)
+
+    def at(self, address: str) -> Replica | None:
+        return next((each for each in self.replicas.values() if each.address == address), None)
+
+    def route(self) -> BrokerRoute:
+        addresses = {number: self.replicas[number].address for number in sorted(self.replicas)}
+        return BrokerRoute(broker_name=self.name, broker_addrs=addresses, cluster=self.cluster)
+
+
+class RouteTable:
+    """Brokers by name, topics by name, and who has which."""
+
+    def __init__(self, topics_max: int = ROUTE_TOPICS_MAX) -> None:
+        self._topics_max = topics_max
+        self._brokers: dict[str, _Broker] = {}
+        self._topics: dict[str, dict[str, QueueRoute]] = {}
+
+    # What brokers say of themselves
+
+    def register(
+        self, who: BrokerRegistration, offer: TopicConfigs, holder: object, now: float
+    ) -> RegistrationAnswer:
+        """Take note of a broker and its topics, and tell a replica where its master is.
+
+        Raises:
+            LimitExceeded: It brings more topics, or is one more broker, than is allowed. Nothing
+                of it was noted.
+        """
+        known = self._known(who)
+        # A replica's topics are its master's; what is known already need not be noted twice, and
+        # must not be: an operator may have changed it here since.
+        changed = who.broker_id == MASTER and (known is None or known.version != offer.data_version)
+        topics = list(offer.topic_config_table.values()) if changed else []
+        self._check_room(known is None, topics)
+        broker = self._brokers.setdefault(
+            who.broker_name, _Broker(name=who.broker_name, cluster=who.cluster_name)
+        )
+        broker.cluster = who.cluster_name
+        # A replica that became master, or the reverse, comes from its old address.
+        old = broker.at(who.broker_addr)
+        if old is not None and old.broker_id != who.broker_id:
+            del broker.replicas[old.broker_id]
+        millis = who.heartbeat_timeout_millis or 0
+        broker.replicas[who.broker_id] = Replica(
+            broker_name=who.broker_name,
+            broker_id=who.broker_id,
+            address=who.broker_addr,
+            ha_address=who.ha_server_addr,
+            version=offer.data_version,
+            holder=holder,
+            seen_at=now,
+            lifetime_s=millis / 1000 if millis > 0 else LIFETIME_S,
+        )
+        for each in topics:
+            self._put(each.topic_name, _queues(who.broker_name, each))
+        return _master_of(broker, who.broker_id)
+
+    def refresh(self, broker_name: str, address: str, now: float) -> None:
+        """Take note that a broker lives; one that never registered stays unknown."""
+        found = self._replica(broker_name, address)
+        if found is not None:
+            found.seen_at = now
+
+    def version(self, broker_name: str, address: str) -> DataVersion | None:
+        """The version of the topics a broker last registered, if it did."""
+        found = self._replica(broker_name, address)
+        return found.version if found is not None else None
+
+    def unregister(self, broker_name: str, address: str) -> list[Replica]:
+        """Forget a broker that says goodbye, by address: its id may be another's by now."""
+        return self._remove(
+            lambda each: each.broker_name == broker_name and each.address == address
+        )
+
+    def disconnect(self, holder: object) -> list[Replica]:
+        """Forget the brokers that registered last over a connection that is no more."""
+        return self._remove(lambda each: each.holder is holder)
+
+    def expire(self, now: float) -> list[Replica]:
+        """Forget the brokers that have been silent too long."""
+        return self._remove(lambda each: now - each.seen_at > each.lifetime_s)
+
+    def add_topic(self, topic: str, queues: Iterable[QueueRoute]) -> None:
+        """Take note of a topic that somebody else speaks for; ends at the first unknown broker.
+
+        Raises:
+            LimitExceeded: It is one topic too many.
+        """
+        for each in queues:
+            if each.broker_name not in self._brokers:
+                return
+            if topic not in self._topics:
+                self._check_topics(1)
+            self._put(topic, each)
+
+    # What clients want to know
+
+    def route(self, topic: str) -> TopicRoute:
+        """Where a topic lives.
+
+        Raises:
+            TopicNotFound: No living broker has it.
+        """
+        queues = self._topics.get(topic, {})
+        brokers = [self._brokers[name].route() for name in queues if name in self._brokers]
+        if not brokers:
+            raise TopicNotFound(f"No topic route info in name server for the topic: {topic}")
+        return TopicRoute(queue_datas=list(queues.values()), broker_datas=brokers)
+
+    def members(self, cluster: str, broker_name: str) -> BrokerRoute:
+        """The replicas that share a name; none where the name is unknown."""
+        broker = self._brokers.get(broker_name)
+        if broker is None:
+            return BrokerRoute(broker_name=broker_name, broker_addrs={}, cluster=cluster)
+        return broker.route()
+
+    # What operators want to know and to change
+
+    def clusters(self) -> ClusterView:
+        """All brokers, by name and by cluster."""
+        names: dict[str, list[str]] = {}
+        for broker in self._brokers.values():
+            names.setdefault(broker.cluster, []).append(broker.name)
+        routes = {name: broker.route() for name, broker in self._brokers.items()}
+        return ClusterView(broker_addr_table=routes, cluster_addr_table=names)
+
+    def topics(self) -> TopicNames:
+        """All topics."""
+        return TopicNames(topic_list=list(self._topics))
+
+    def topics_of_cluster(self, cluster: str) -> TopicNames:
+        """The topics that some broker of a cluster has."""
+        names = self._names_in(cluster)
+        found = [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
+        return TopicNames(topic_list=found)
+
+    def topics_by_flag(self, accepts: Callable[[int], bool]) -> TopicNames:
+        """The topics whose system flag is accepted; the first broker's decides, as upstream."""
+        found = [
+            topic
+            for topic, queues in self._topics.items()
+            if accepts(next(iter(queues.values())).topic_sys_flag)
+        ]
+        return TopicNames(topic_list=found)
+
+    def system_topics(self) -> TopicNames:
+        """The topics named after clusters and brokers, and one master that knows of more."""
+        view = self.clusters()
+        names = [
+            name for cluster, own in view.cluster_addr_table.items() for name in (cluster, *own)
+        ]
+        masters = (
+            broker.replicas[MASTER].address
+            for broker in self._brokers.values()
+            if MASTER in broker.replicas
+        )
+        return TopicNames(topic_list=names, broker_addr=next(masters, None))
+
+    def forbid_writing(self, broker_name: str) -> int:
+        """Take the permission to write from all topics at one broker, and tell how many it has."""
+        return self._set_permission(broker_name, lambda perm: perm & ~int(Perm.WRITE))
+
+    def allow_writing(self, broker_name: str) -> int:
+        """Give all topics at one broker the permission to read and write; tell how many it has."""
+        return self._set_permission(broker_name, lambda _: _READ_WRITE)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, at one cluster or at all; harmless where it is unknown."""
+        if cluster is None:
+            self._topics.pop(topic, None)
+            return
+        names = self._names_in(cluster)
+        for broker_name in [each for each in self._topics.get(topic, {}) if each in names]:
+            self._take(topic, broker_name)
+
+    # Inside
+
+    def _replica(self, broker_name: str, address: str) -> Replica | None:
+        broker = self._brokers.get(broker_name)
+        return broker.at(address) if broker is not None else None
+
+    def _known(self, who: BrokerRegistration) -> Replica | None:
+        found = self._replica(who.broker_name, who.broker_addr)
+        return found if found is not None and found.broker_id == who.broker_id else None
+
+    def _names_in(self, cluster: str) -> set[str]:
+        return {name for name, broker in self._brokers.items() if broker.cluster == cluster}
+
+    def _check_room(self, fresh: bool, topics: list[TopicConfig]) -> None:
+        count = sum(len(broker.replicas) for broker in self._brokers.values())
+        if fresh and count >= ROUTE_BROKERS_MAX:
+            raise LimitExceeded("the number of brokers", ROUTE_BROKERS_MAX, count + 1)
+        self._check_topics(len({each.topic_name for each in topics} - self._topics.keys()))
+
+    def _check_topics(self, fresh: int) -> None:
+        count = len(self._topics) + fresh
+        if fresh and count > self._topics_max:
+            raise LimitExceeded("the number of topics", self._topics_max, count)
+
+    def _put(self, topic: str, queues: QueueRoute) -> None:
+        self._topics.setdefault(topic, {})[queues.broker_name] = queues
+
+    def _take(self, topic: str, broker_name: str) -> None:
+        queues = self._topics[topic]
+        queues.pop(broker_name, None)
+        if not queues:
+            del self._topics[topic]
+
+    def _remove(self, condemned: Callable[[Replica], bool]) -> list[Replica]:
+        removed = [each for each in self._replicas() if condemned(each)]
+        for replica in removed:
+            broker = self._brokers[replica.broker_name]
+            del broker.replicas[replica.broker_id]
+            if not broker.replicas:
+                del self._brokers[broker.name]
+                for topic in list(self._topics):
+                    self._take(topic, broker.name)
+        return removed
+
+    def _replicas(self) -> Iterator[Replica]:
+        for broker in self._brokers.values():
+            yield from broker.replicas.values()
+
+    def _set_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._topics.values():
+            route = queues.get(broker_name)
+            if route is not None:
+                # A route that was handed out stays as it was.
+                queues[broker_name] = replace(route, perm=change(route.perm))
+                count += 1
+        return count
+
+
+def _queues(broker_name: str, config: TopicConfig) -> QueueRoute:
+    return QueueRoute(
+        broker_name=broker_name,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_sys_flag=config.topic_sys_flag,
+    )
+
+
+def _master_of(broker: _Broker, broker_id: int) -> RegistrationAnswer:
+    master = broker.replicas.get(MASTER)
+    if broker_id == MASTER or master is None:
+        return RegistrationAnswer()
+    return RegistrationAnswer(ha_server_addr=master.ha_address, master_addr=master.address)

@@ -1,0 +1,190 @@
+"""Index files: one beside each segment of the log, a row of chunks, each covering a stretch of it.
+
+A chunk holds the consume-queue entries and keys of its stretch. The last whole chunk of a file tells how
+far that segment is indexed, so the index files are the checkpoint; there is no other. Deleting them costs
+a scan of the log, nothing else.
+
+    chunk   head · queues · entries · keys
+    head    size, magic, checksum of head and queues, checksum of entries and keys,
+            from, to, first and last time, number of queues, number of keys
+    queue   length of topic, topic, queue number, first offset, count
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
+from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
+from broker.store.segment import name_of
+from txmq.runtime.disk import Disk, File
+
+__all__ = ["Chunk", "IndexFile", "Stretch", "draft", "path_of"]
+
+FOLDER: Final = "index"
+SUFFIX: Final = ".idx"
+MAGIC: Final = 0x7478_6978
+
+_HEAD: Final = Struct(">IIIIqqqqII")
+_QUEUE: Final = Struct(">iqI")
+_SHORT: Final = Struct(">H")
+_HEAD_READ: Final = 4096
+
+
+class Stretch(NamedTuple):
+    """A part of the log and the times of its first and last message."""
+
+    start: int
+    end: int
+    first_ms: int
+    last_ms: int
+
+
+class QueueRun(NamedTuple):
+    """One queue's entries within a chunk."""
+
+    topic: str
+    number: int
+    first: int
+    entries: int
+
+
+class Chunk(NamedTuple):
+    """A chunk as found in a file: what it covers and where its parts lie."""
+
+    at: int
+    size: int
+    stretch: Stretch
+    queues: list[QueueRun]
+    entries_at: int
+    keys_at: int
+    keys: int
+    checksum: int
+
+
+def path_of(segment: int) -> str:
+    """The index file of the segment that starts at a position."""
+    return f"{FOLDER}/{name_of(segment)}{SUFFIX}"
+
+
+def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> tuple[bytes, Chunk]:
+    """A chunk for a stretch of the log, from what is in memory; placed at 0 of its file."""
+    table: list[bytes] = []
+    entries: list[bytes] = []
+    runs: list[QueueRun] = []
+    for queue in queues:
+        data = queue.tail_before(stretch.end)
+        if not data:
+            continue
+        run = QueueRun(queue.topic, queue.number, queue.tail_first, len(data) // ENTRY.size)
+        name = run.topic.encode()
+        table += (_SHORT.pack(len(name)), name, _QUEUE.pack(run.number, run.first, run.entries))
+        entries.append(data)
+        runs.append(run)
+    key_bytes = keys.sorted_before(stretch.end)
+    key_count = len(key_bytes) // ENTRY_BYTES
+    table_bytes, entry_bytes = b"".join(table), b"".join(entries)
+    body = entry_bytes + key_bytes
+    size = _HEAD.size + len(table_bytes) + len(body)
+    checksum = zlib.crc32(body)
+    fields = (checksum, *stretch, len(runs), key_count)
+    bare = _HEAD.pack(size, MAGIC, 0, *fields)
+    check = zlib.crc32(bare[12:] + table_bytes)
+    data = _HEAD.pack(size, MAGIC, check, *fields) + table_bytes + body
+    entries_at = _HEAD.size + len(table_bytes)
+    keys_at = entries_at + len(entry_bytes)
+    return data, Chunk(0, size, stretch, runs, entries_at, keys_at, key_count, checksum)
+
+
+class IndexFile:
+    """The chunks of one segment."""
+
+    def __init__(self, disk: Disk, segment: int) -> None:
+        self.segment = segment
+        self.file: File = disk.open(path_of(segment), create=True)
+        self.size = 0
+
+    def load(self, end: int) -> list[Chunk]:
+        """The whole chunks up to the log's end, in order; what follows them is cut off.
+
+        Only the last chunk can have been torn by a crash, so only its body is checked here; entries of
+        the others are compared with the records they name whenever they are used.
+        """
+        chunks: list[Chunk] = []
+        reached = self.segment
+        while (chunk := self._read(self.size)) is not None:
+            if chunk.stretch.start != reached or chunk.stretch.end > end:
+                break
+            chunks.append(chunk)
+            reached = chunk.stretch.end
+            self.size += chunk.size
+        while chunks and not self._is_whole(chunks[-1]):
+            self.size = chunks.pop().at
+        if self.file.size() != self.size:
+            self.file.truncate(self.size)
+        return chunks
+
+    def _read(self, at: int) -> Chunk | None:
+        data = self.file.read(at, _HEAD_READ)
+        if len(data) < _HEAD.size:
+            return None
+        size, magic, check, checksum, *rest = _HEAD.unpack_from(data)
+        start, end, first_ms, last_ms, queue_count, keys = rest
+        if magic != MAGIC or at + size > self.file.size():
+            return None
+        try:
+            queues, table_end, data = self._read_queues(at, data, queue_count, size)
+        except (StructError, UnicodeDecodeError):
+            return None
+        if zlib.crc32(data[12:table_end]) != check:
+            return None
+        entries = sum(run.entries for run in queues) * ENTRY.size
+        keys_at = at + table_end + entries
+        if keys_at + keys * ENTRY_BYTES != at + size:
+            return None
+        stretch = Stretch(start, end, first_ms, last_ms)
+        return Chunk(at, size, stretch, queues, at + table_end, keys_at, keys, checksum)
+
+    def _read_queues(
+        self, at: int, data: bytes, count: int, size: int
+    ) -> tuple[list[QueueRun], int, bytes]:
+        queues: list[QueueRun] = []
+        here = _HEAD.size
+        for _ in range(count):
+            if len(data) < min(here + 512, size):
+                data = self.file.read(at, min(size, 2 * len(data) + 512))
+            (length,) = _SHORT.unpack_from(data, here)
+            topic = data[here + 2 : here + 2 + length].decode()
+            number, first, entries = _QUEUE.unpack_from(data, here + 2 + length)
+            queues.append(QueueRun(topic, number, first, entries))
+            here += 2 + length + _QUEUE.size
+        return queues, here, data
+
+    def _is_whole(self, chunk: Chunk) -> bool:
+        body = self.file.read(chunk.entries_at, chunk.at + chunk.size - chunk.entries_at)
+        return zlib.crc32(body) == chunk.checksum
+
+    def append(self, data: bytes, chunk: Chunk) -> Chunk:
+        """Write a draft behind the last chunk and return it as placed; it still has to be synced."""
+        at = self.size
+        self.file.write(at, data)
+        self.size += len(data)
+        return chunk._replace(at=at, entries_at=at + chunk.entries_at, keys_at=at + chunk.keys_at)
+
+    def blocks(self, chunk: Chunk) -> list[tuple[QueueRun, Block]]:
+        """The chunk's queues with the places of their entries."""
+        found: list[tuple[QueueRun, Block]] = []
+        at = chunk.entries_at
+        for run in chunk.queues:
+            found.append((run, Block(run.first, run.entries, self.segment, self.file, at)))
+            at += run.entries * ENTRY.size
+        return found
+
+    def key_run(self, chunk: Chunk) -> KeyRun:
+        """The place of the chunk's keys."""
+        start, _, first_ms, last_ms = chunk.stretch
+        return KeyRun(start, first_ms, last_ms, self.segment, self.file, chunk.keys_at, chunk.keys)

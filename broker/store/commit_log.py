@@ -1,0 +1,67 @@
+"""The log of all topics: records are staged during a turn, then written together as one span."""
+
+from __future__ import annotations
+
+from broker.store.segment import Segments
+from broker.store.span import HEAD_BYTES, head
+from txmq.runtime.disk import File
+
+__all__ = ["CommitLog"]
+
+
+class CommitLog:
+    """Appends spans and knows how much of them is durable."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._staged: list[bytes] = []
+        self._records = 0
+        self.durable = segments.end
+        self.next_position = segments.end + HEAD_BYTES
+        self.unsynced: list[File] = []
+
+    @property
+    def end(self) -> int:
+        """Where the next span will start."""
+        return self._segments.end
+
+    @property
+    def staged_bytes(self) -> int:
+        """How much waits to be written."""
+        return self.next_position - self._segments.end - HEAD_BYTES
+
+    def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
+        """Take a record whose bytes say that it lies at :attr:`next_position`."""
+        self._staged += pieces
+        self._records += 1
+        self.next_position += size
+
+    def write(self) -> int:
+        """Write what is staged as one span and return where it ends.
+
+        Raises:
+            DiskFull: There is no room. Nothing of the span is part of the log.
+            WriteFailed: The disk refused. Nothing of the span is part of the log.
+        """
+        payload = b"".join(self._staged)
+        records, self._records = self._records, 0
+        self._staged.clear()
+        start = self._segments.end
+        try:
+            data = head(start, self.durable, payload, records) + payload
+            completed = self._segments.append(data)
+        finally:
+            self.next_position = self._segments.end + HEAD_BYTES
+        if completed is not None:
+            self.unsynced.append(completed)
+        return self._segments.end
+
+    def files_to_sync(self) -> list[File]:
+        """The files that hold writes not known to be durable, oldest first."""
+        tail = self._segments.tail
+        return [*self.unsynced, *([tail] if tail is not None else [])]
+
+    def synced(self, files: list[File], end: int) -> None:
+        """Note that these files were synced when the log ended at ``end``."""
+        self.unsynced = [file for file in self.unsynced if file not in files]
+        self.durable = max(self.durable, end)

@@ -1,0 +1,160 @@
+"""One queue of a topic: for each message, where it lies in the log, how long it is, and its tag's hash.
+
+Entries live in memory until a checkpoint has put them into an index file; after that only the place of
+their block is remembered. Offsets are assigned when a record is staged and become visible when it is
+published, so nobody reads a message that a crash could still take back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from struct import Struct
+from typing import Final, NamedTuple
+
+from txmq.runtime.disk import File
+
+__all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
+
+ENTRY: Final = Struct(">qiq")
+
+
+class Entry(NamedTuple):
+    """One message of a queue."""
+
+    position: int
+    size: int
+    tags_code: int
+
+
+class Block(NamedTuple):
+    """A run of entries in an index file."""
+
+    first: int
+    entries: int
+    segment: int
+    file: File
+    at: int
+
+
+class ConsumeQueue:
+    """The entries of one queue, oldest to newest."""
+
+    __slots__ = ("_blocks", "_firsts", "_tail", "_tail_first", "floor", "next_offset", "number", "topic")
+
+    def __init__(self, topic: str, number: int, floor: int = 0) -> None:
+        self.topic = topic
+        self.number = number
+        self.floor = floor
+        self.next_offset = floor
+        self._blocks: list[Block] = []
+        self._firsts: list[int] = []
+        self._tail = bytearray()
+        self._tail_first = floor
+
+    @property
+    def min_offset(self) -> int:
+        """The oldest message that is kept, or the next one where none is."""
+        first = self._firsts[0] if self._firsts else self._tail_first
+        return max(first, self.floor)
+
+    @property
+    def max_offset(self) -> int:
+        """The offset behind the newest message that may be read."""
+        return max(self._tail_first + len(self._tail) // ENTRY.size, self.floor)
+
+    @property
+    def tail_count(self) -> int:
+        """Entries that no index file holds yet."""
+        return len(self._tail) // ENTRY.size
+
+    def publish(self, position: int, size: int, tags_code: int) -> None:
+        """Make the next message visible."""
+        self._tail += ENTRY.pack(position, size, tags_code)
+
+    def restore(self, offset: int, position: int, size: int, tags_code: int) -> bool:
+        """Take a record found in the log; false where it does not follow the last one.
+
+        Only the first message of all may start anywhere: those before it were deleted.
+        """
+        if offset < self.floor:
+            return True
+        expected = self._tail_first + len(self._tail) // ENTRY.size
+        if offset != expected:
+            if self._tail or self._blocks or offset < expected:
+                return False
+            self._tail_first = offset
+        self._tail += ENTRY.pack(position, size, tags_code)
+        self.next_offset = offset + 1
+        return True
+
+    def add_block(self, block: Block) -> None:
+        """Take entries found in an index file."""
+        assert not self._tail, "a block cannot follow entries that are newer"
+        self._blocks.append(block)
+        self._firsts.append(block.first)
+        self._tail_first = max(block.first + block.entries, self.floor)
+        self.next_offset = self._tail_first
+
+    def tail_before(self, position: int) -> bytes:
+        """The entries of the tail that lie before a position of the log."""
+        tail = self._tail
+        low, high = 0, len(tail) // ENTRY.size
+        while low < high:
+            middle = (low + high) // 2
+            if ENTRY.unpack_from(tail, middle * ENTRY.size)[0] < position:
+                low = middle + 1
+            else:
+                high = middle
+        return bytes(tail[: low * ENTRY.size])
+
+    @property
+    def tail_first(self) -> int:
+        """The offset of the first entry that no index file holds."""
+        return self._tail_first
+
+    def saved(self, block: Block) -> None:
+        """Forget the entries of the tail that a block now holds."""
+        assert block.first == self._tail_first, "blocks are saved in order"
+        del self._tail[: block.entries * ENTRY.size]
+        self._blocks.append(block)
+        self._firsts.append(block.first)
+        self._tail_first += block.entries
+
+    def drop_before_segment(self, segment: int) -> None:
+        """Forget the blocks of segments that were deleted."""
+        kept = [block for block in self._blocks if block.segment >= segment]
+        if len(kept) != len(self._blocks):
+            self._blocks = kept
+            self._firsts = [block.first for block in kept]
+
+    def min_offset_from(self, segment: int) -> int:
+        """What the oldest offset will be once the segments before this one are deleted."""
+        for block in self._blocks:
+            if block.segment >= segment:
+                return max(block.first, self.floor)
+        return max(self._tail_first, self.floor)
+
+    def raise_floor(self, offset: int) -> None:
+        """Forget everything before an offset, and never assign a smaller one."""
+        self.floor = max(self.floor, offset)
+        self.next_offset = max(self.next_offset, self.floor)
+        if not self._tail and self._tail_first < self.floor:
+            self._tail_first = self.floor
+
+    def read(self, offset: int, count: int) -> list[Entry]:
+        """Up to ``count`` entries from an offset on; at least one where the offset is visible."""
+        first = self._tail_first
+        if offset >= first:
+            start = (offset - first) * ENTRY.size
+            data = bytes(self._tail[start : start + count * ENTRY.size])
+        else:
+            at = bisect_right(self._firsts, offset) - 1
+            if at < 0:
+                return []
+            block = self._blocks[at]
+            inside = offset - block.first
+            count = min(count, block.entries - inside)
+            if count <= 0:
+                return []
+            data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
+        return [Entry(*fields) for fields in ENTRY.iter_unpack(data)]

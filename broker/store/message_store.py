@@ -1,0 +1,414 @@
+"""The log with its indexes: the one place where a record becomes a message of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import Final, NamedTuple
+
+from broker.config import StoreSettings
+from broker.store.checkpoint import Chunk, IndexFile, QueueRun, Stretch, draft, path_of
+from broker.store.commit_log import CommitLog
+from broker.store.consume_queue import Block, ConsumeQueue
+from broker.store.key_index import KeyIndex, KeyRun, key_hash, keys_in, topic_seed
+from broker.store.recovery import Scan, scan
+from broker.store.retention import Age
+from broker.store.segment import Extent, Segments
+from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
+from txmq.protocol import java, properties
+from txmq.protocol import record as records
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.record import Record
+from txmq.runtime.disk import Disk, File, Lock
+
+__all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_IN_NO_QUEUE: Final = (int(SysFlag.PREPARED), int(SysFlag.ROLLED_BACK))
+_SIZE_MAGIC: Final = Struct(">II")
+_POSITION: Final = Struct(">q")
+
+
+class Staged(NamedTuple):
+    """A record on its way to the disk, and what its queue and the key index will say of it."""
+
+    queue: ConsumeQueue
+    position: int
+    size: int
+    tags_code: int
+    key_hashes: tuple[int, ...]
+
+
+class Span(NamedTuple):
+    """Records that were written together."""
+
+    staged: list[Staged]
+    end: int
+    last_ms: int
+
+
+class Recovery(NamedTuple):
+    """What opening the store had to do."""
+
+    scanned_bytes: int
+    records: int
+    cut_bytes: int
+
+
+class Checkpoint(NamedTuple):
+    """A chunk that is written and has yet to be synced."""
+
+    file: IndexFile
+    chunk: Chunk
+    log_files: list[File]
+    log_end: int
+
+
+class MessageStore:
+    """Appends records, publishes them to queues, and reads them back."""
+
+    def __init__(self, disk: Disk, settings: StoreSettings) -> None:
+        self._disk = disk
+        self._settings = settings
+        self._segments = Segments(disk, settings.segment_size)
+        self._queues: dict[str, dict[int, ConsumeQueue]] = {}
+        self._keys = KeyIndex()
+        self._staged: list[Staged] = []
+        self._floors: Mapping[str, Mapping[int, int]] = {}
+        self._indexes: dict[int, IndexFile] = {}
+        self._checkpointed = 0
+        self._published = 0
+        self._first_ms = 0
+        self._last_ms: dict[int, int] = {}
+        self._lock: Lock | None = None
+        self.last_ms = 0
+        self.log = CommitLog(self._segments)
+
+    # Opening and closing
+
+    def open(self, floors: Mapping[str, Mapping[int, int]]) -> Recovery:
+        """Take the directory, bring the indexes up to the log's end, and cut a torn tail.
+
+        Args:
+            floors: Offsets below which a queue's messages were deleted, by topic and queue.
+
+        Raises:
+            DirectoryInUse: Another broker has it open.
+            CorruptRecord: The log is damaged where it must not be.
+        """
+        try:
+            self._lock = self._disk.lock()
+        except BlockingIOError as problem:
+            raise DirectoryInUse("another broker has this data directory open") from problem
+        self._floors = floors
+        for topic, numbers in floors.items():
+            for number in numbers:
+                self.queue(topic, number)
+        self._segments.open()
+        self._checkpointed = self._segments.start
+        recovery = self._recover()
+        self.log = CommitLog(self._segments)
+        self._published = self._segments.end
+        return recovery
+
+    def _recover(self) -> Recovery:
+        scanned = found = cut = 0
+        extents = self._segments.extents()
+        for extent in extents:
+            self._load_index(extent)
+            start = self._checkpointed
+            result = self._scan(extent, start)
+            scanned += result.end - start
+            found += result.records
+            if result.is_torn:
+                cut = self._segments.end - result.end
+                self._segments.cut(result.end)
+                for later in extents:
+                    if later.start > extent.start:
+                        self._disk.remove(path_of(later.start))
+                break
+            if extent is not extents[-1] and self._checkpointed < extent.end:
+                pending = self._write_chunk(self._indexes[extent.start], extent.end)
+                pending.file.file.sync()
+                self._chunk_saved(pending)
+        return Recovery(scanned, found, cut)
+
+    def _load_index(self, extent: Extent) -> None:
+        index = self._indexes[extent.start] = IndexFile(self._disk, extent.start)
+        for chunk in index.load(extent.end):
+            for run, block in index.blocks(chunk):
+                self.queue(run.topic, run.number).add_block(block)
+            self._keys.add_run(index.key_run(chunk))
+            self.last_ms = max(self.last_ms, chunk.stretch.last_ms)
+            self._checkpointed = chunk.stretch.end
+        self._checkpointed = max(self._checkpointed, extent.start)
+        self._last_ms[extent.start] = self.last_ms
+        self._first_ms = self.last_ms
+        self._keys.begin(self._checkpointed)
+
+    def _scan(self, extent: Extent, start: int) -> Scan:
+        result = scan(self._segments, extent, start, self._restore)
+        self._last_ms[extent.start] = self.last_ms
+        return result
+
+    def _restore(self, record: Record, size: int) -> None:
+        self.last_ms = max(self.last_ms, record.stored_ms)
+        if self._first_ms == 0:
+            self._first_ms = record.stored_ms
+        if record.sys_flag & _TYPE_BITS in _IN_NO_QUEUE:
+            # Half messages and decisions are indexed by their own table, once there is one.
+            return
+        tag = properties.find(record.properties, properties.TAGS)
+        queue = self.queue(record.topic, record.queue_id)
+        tags_code = java.string_hash(tag) if tag else 0
+        if not queue.restore(record.queue_offset, record.position, size, tags_code):
+            raise CorruptRecord(
+                record.position,
+                f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
+                f"behind {queue.max_offset}",
+            )
+        seed = topic_seed(record.topic)
+        for key in keys_in(record.properties):
+            self._keys.add(key_hash(seed, key), record.position)
+
+    def close(self) -> None:
+        """Let go of the directory; what is staged is lost, what is written stays."""
+        self._segments.close()
+        for index in self._indexes.values():
+            index.file.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    # Queues
+
+    def queue(self, topic: str, number: int) -> ConsumeQueue:
+        """A queue, made when first named."""
+        numbers = self._queues.get(topic)
+        if numbers is None:
+            numbers = self._queues[topic] = {}
+        found = numbers.get(number)
+        if found is None:
+            floor = self._floors.get(topic, {}).get(number, 0)
+            found = numbers[number] = ConsumeQueue(topic, number, floor)
+        return found
+
+    def find_queue(self, topic: str, number: int) -> ConsumeQueue | None:
+        """A queue that was named before."""
+        return self._queues.get(topic, {}).get(number)
+
+    def queues_of(self, topic: str) -> list[ConsumeQueue]:
+        """A topic's queues that were ever named."""
+        return list(self._queues.get(topic, {}).values())
+
+    # Appending
+
+    def append(
+        self,
+        queue: ConsumeQueue,
+        flag: int,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        stored_ms: int,
+        store_host: bytes,
+        attempts: int,
+        body: bytes,
+        tail: bytes,
+        tags_code: int,
+        key_hashes: tuple[int, ...],
+    ) -> tuple[int, int]:
+        """Stage one record and return the queue offset and the log position it has from now on.
+
+        ``tail`` is the topic and the properties as :func:`txmq.protocol.record.tail_of` writes them.
+        Positional, and short of a record object: this runs once for every message.
+        """
+        log = self.log
+        position = log.next_position
+        offset = queue.next_offset
+        queue.next_offset = offset + 1
+        self.last_ms = stored_ms
+        size = records.size_of(sys_flag, body, tail)
+        log.stage(
+            records.parts(
+                size, queue.number, flag, offset, position, sys_flag, born_ms, born_host,
+                stored_ms, store_host, attempts, 0, body, tail,
+            ),
+            size,
+        )  # fmt: skip
+        self._staged.append(Staged(queue, position, size, tags_code, key_hashes))
+        return offset, position
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._staged)
+
+    def write(self) -> Span:
+        """Write what is staged.
+
+        Raises:
+            DiskFull: There is no room; what was staged is gone and its offsets are free again.
+            WriteFailed: The disk refused; likewise.
+        """
+        staged, self._staged = self._staged, []
+        try:
+            end = self.log.write()
+        except BaseException:
+            for each in staged:
+                each.queue.next_offset -= 1
+            raise
+        return Span(staged, end, self.last_ms)
+
+    def publish(self, span: Span) -> None:
+        """Make a span's messages visible to readers."""
+        keys = self._keys
+        for queue, position, size, tags_code, key_hashes in span.staged:
+            queue.publish(position, size, tags_code)
+            for hashed in key_hashes:
+                keys.add(hashed, position)
+        self._published = span.end
+        if self._first_ms == 0:
+            self._first_ms = span.last_ms
+        self._last_ms[self._segments.tail_start] = span.last_ms
+
+    # Reading
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of the log from one file; fewer than asked for where it ends or is gone."""
+        return self._segments.read(position, size)
+
+    def record_bytes(self, position: int) -> bytes | None:
+        """The record that lies at a position, or ``None`` where none does.
+
+        Raises:
+            CorruptRecord: Its body differs from its checksum.
+        """
+        if not self._segments.start <= position < self._published:
+            return None
+        head = self._segments.read(position, records.SMALLEST)
+        if len(head) < records.SMALLEST:
+            return None
+        size, magic = _SIZE_MAGIC.unpack_from(head)
+        if magic != records.MAGIC or _POSITION.unpack_from(head, records.POSITION_AT)[0] != position:
+            return None
+        data = self._segments.read(position, size)
+        try:
+            records.unpack(data)
+        except RemoteProtocolError as problem:
+            raise CorruptRecord(position, str(problem)) from problem
+        return data
+
+    def stored_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
+        """When a queue's message was stored."""
+        entries = queue.read(offset, 1)
+        if not entries:
+            return None
+        data = self._segments.read(entries[0].position, records.SMALLEST)
+        return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
+
+    def positions_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Where records that may carry a key lie, newest first."""
+        return self._keys.positions(key_hash(topic_seed(topic), key), begin_ms, end_ms)
+
+    # Checkpoints
+
+    def checkpoint_due(self) -> bool:
+        """Whether enough has been published since the last checkpoint, or a segment is complete."""
+        behind = self._published - self._checkpointed
+        return behind >= self._settings.checkpoint_every or (
+            self._segments.tail_start > self._checkpointed
+        )
+
+    def begin_checkpoint(self) -> Checkpoint | None:
+        """Write a chunk for what was published; it counts once it is synced and confirmed.
+
+        The chunk ends where a segment does, so there may be more to save afterwards.
+
+        Raises:
+            OSError: The index file cannot be written.
+        """
+        if self._published <= self._checkpointed:
+            return None
+        extent = self._segments.extent_at(self._checkpointed)
+        index = self._indexes.get(extent.start)
+        if index is None:
+            index = self._indexes[extent.start] = IndexFile(self._disk, extent.start)
+        return self._write_chunk(index, min(extent.end, self._published))
+
+    def _write_chunk(self, index: IndexFile, end: int) -> Checkpoint:
+        stretch = Stretch(self._checkpointed, end, self._first_ms, self.last_ms)
+        dirty = [
+            queue
+            for numbers in self._queues.values()
+            for queue in numbers.values()
+            if queue.tail_count
+        ]
+        data, chunk = draft(stretch, dirty, self._keys)
+        placed = index.append(data, chunk)
+        return Checkpoint(index, placed, self.log.files_to_sync(), self.log.end)
+
+    def _chunk_saved(self, done: Checkpoint) -> None:
+        found: list[tuple[QueueRun, Block]] = done.file.blocks(done.chunk)
+        for run, block in found:
+            self.queue(run.topic, run.number).saved(block)
+        key_run: KeyRun = done.file.key_run(done.chunk)
+        self._keys.saved(key_run, done.chunk.stretch.end)
+        self._checkpointed = done.chunk.stretch.end
+        self._first_ms = done.chunk.stretch.last_ms
+
+    def confirm_checkpoint(self, done: Checkpoint) -> None:
+        """Note that a chunk, and the log files it speaks of, were synced."""
+        self.log.synced(done.log_files, done.log_end)
+        self._chunk_saved(done)
+
+    # Retention
+
+    @property
+    def start(self) -> int:
+        """The position of the oldest byte of the log that is kept."""
+        return self._segments.start
+
+    def completed_files(self) -> list[Age]:
+        """The files that will never be written again and are fully indexed, oldest first."""
+        return [
+            Age(extent.start, extent.end, self._last_ms.get(extent.start, self.last_ms))
+            for extent in self._segments.extents()[:-1]
+            if extent.end <= self._checkpointed
+        ]
+
+    def drop_first_file(self) -> None:
+        """Delete the oldest file of the log with its index.
+
+        The caller has saved :meth:`floors_after` first, so that no offset is ever given twice.
+        """
+        oldest = self._segments.start
+        self._last_ms.pop(oldest, None)
+        index = self._indexes.pop(oldest, None)
+        if index is not None:
+            index.file.close()
+        self._disk.remove(path_of(oldest))
+        start = self._segments.drop_first()
+        self._keys.drop_before_segment(start)
+        for queue in self._all_queues():
+            queue.drop_before_segment(start)
+            queue.raise_floor(queue.min_offset)
+
+    def floors_after(self, files: int) -> dict[str, dict[int, int]]:
+        """Each queue's oldest offset once a number of the oldest files is deleted."""
+        start = self._segments.extents()[files].start
+        return {
+            topic: {queue.number: queue.min_offset_from(start) for queue in numbers.values()}
+            for topic, numbers in self._queues.items()
+        }
+
+    def forget_topic(self, topic: str) -> dict[int, int]:
+        """Hide a topic's messages for good; returns the floors that keep them hidden after a restart."""
+        floors: dict[int, int] = {}
+        for queue in self.queues_of(topic):
+            queue.raise_floor(queue.next_offset)
+            floors[queue.number] = queue.floor
+        return floors
+
+    def _all_queues(self) -> Iterator[ConsumeQueue]:
+        for numbers in self._queues.values():
+            yield from numbers.values()

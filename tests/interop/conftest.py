@@ -1,0 +1,60 @@
+"""Owns the fixtures: the two third-party clients, brokers, and one stage per test."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
+
+for module in ("interop_broker", "interop_clients", "interop_stage", "interop_scenarios"):
+    pytest.register_assert_rewrite(module)  # their assertions explain themselves too
+
+from interop_broker import BrokerProcess  # noqa: E402
+from interop_clients import Unprepared, prepare_cpp, prepare_ons  # noqa: E402
+from interop_stage import Stage  # noqa: E402
+
+
+def prepared(prepare):
+    """A missing tool is a failure, never a skip: silence would look like compatibility."""
+    try:
+        return prepare()
+    except Unprepared as reason:
+        pytest.fail(str(reason), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def cpp():
+    return prepared(prepare_cpp)
+
+
+@pytest.fixture(scope="session")
+def ons():
+    return prepared(prepare_ons)
+
+
+@pytest.fixture(scope="session")
+def shared_broker(tmp_path_factory):
+    broker = BrokerProcess(tmp_path_factory.mktemp("broker"))
+    broker.start()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def stage(shared_broker, tmp_path, request):
+    """A stage on the broker that all tests share; names keep them apart."""
+    stage = Stage(shared_broker, tmp_path, request.node.name)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def own_stage(tmp_path, request):
+    """A stage whose broker flushes before it acknowledges, and may be killed."""
+    broker = BrokerProcess(tmp_path / "broker", flush="sync")
+    broker.start()
+    stage = Stage(broker, tmp_path, request.node.name)
+    yield stage
+    stage.close()
+    broker.close()

@@ -1,0 +1,247 @@
+"""Owns what every client must show, written once; the test files say which client shows it.
+
+Each scenario takes a stage and clients and asserts only what the protocol promises.
+"""
+
+import itertools
+import random
+
+from interop_stage import QUEUES, assert_once, digest, letter, letters, names, shares, times_handled
+
+COMPRESSED = 1  # bit 0 of a stored record's sysFlag
+BODY_SIZE = 64 * 1024
+
+
+def messages_arrive_once(stage, sending, consuming, verb="send"):
+    """Every message is handled once, with the body, tags and keys it was sent with."""
+    topic, group = stage.topic(), stage.group()
+    consumer = stage.consumer(consuming, topic, group)
+    sender = stage.sender(sending, topic, verb)
+
+    lines = stage.send(sender, letters("m", 40, tags="T"))
+    stage.wait_handled([consumer], lines)
+    consumer.leave()
+
+    assert_once([consumer], lines)
+    bodies = {line["keys"]: digest(line["body"]) for line in lines}
+    assert {event["keys"]: event["body_sha256"] for event in consumer.handled} == bodies
+    assert {event["tags"] for event in consumer.handled} == {"T"}
+    return sender.sent, consumer.handled
+
+
+def positions_agree(sent, handled):
+    """A message is handled at the queue offset that its sender was told."""
+    told = {event["keys"]: event["queue_offset"] for event in sent}
+    assert {event["keys"]: event["queue_offset"] for event in handled} == told
+
+
+def large_bodies_arrive_intact(stage, sending, consuming):
+    """64 KB are compressed by the sender, stored as they came, and unpacked by the consumer."""
+    topic, group = stage.topic(), stage.group()
+    consumer = stage.consumer(consuming, topic, group)
+    sender = stage.sender(sending, topic)
+    noise = random.Random(9876)
+    digits = "".join(noise.choices("0123456789abcdef", k=BODY_SIZE))  # shrinks to about a half
+    words = ("a body that shrinks well " * BODY_SIZE)[:BODY_SIZE]
+
+    lines = stage.send(sender, [letter("words", words), letter("digits", digits)])
+    stage.wait_handled([consumer], lines)
+
+    assert_once([consumer], lines)
+    for line in lines:
+        event = next(event for event in consumer.handled if event["keys"] == line["keys"])
+        assert (event["body_size"], event["body_sha256"]) == (BODY_SIZE, digest(line["body"]))
+        stored = stage.broker.records(topic, event["queue_id"], event["queue_offset"])[0]
+        assert stored.flag & COMPRESSED
+        assert stored.body_size < BODY_SIZE
+
+
+def shards_keep_their_order(stage, client, shards, *flags):
+    """Messages of one shard share a queue and are handled in the order they were sent."""
+    topic, group = stage.topic(), stage.group()
+    consumer = stage.consumer(client, topic, group, *flags)
+    sender = stage.sender(client, topic, "send-orderly")
+
+    lines = stage.send(sender, sharded(shards))
+    stage.wait_handled([consumer], lines)
+    consumer.leave()
+
+    assert_once([consumer], lines)
+    for shard in shards:
+        own = [line for line in lines if line["shard"] == shard]
+        assert len(set(*shares([consumer], own))) == 1
+        assert [key for key in consumer.handled_keys if key in names(own)] == names(own)
+
+
+def sharded(shards):
+    """Twenty messages of each shard, in turn."""
+    turns = itertools.product(range(20), shards)
+    return [letter(f"{shard}-{turn}", shard=shard) for turn, shard in turns]
+
+
+def locked_queues_keep_their_order(stage, client, shards):
+    """Two orderly members lock their queues: a shard is handled by one of them, in order."""
+    topic, group = stage.topic(), stage.group()
+    members = [stage.consumer(client, topic, group, "--orderly") for _ in range(2)]
+    probing = stage.sender(client, topic)
+    stage.settle(probing, members)
+    sender = stage.sender(client, topic, "send-orderly")
+
+    lines = stage.send(sender, sharded(shards))
+    stage.wait_handled(members, lines)
+    for member in members:
+        member.leave()
+
+    assert_once(members, lines)
+    for shard in shards:
+        own = names(line for line in lines if line["shard"] == shard)
+        parts = [[key for key in member.handled_keys if key in own] for member in members]
+        assert sorted(parts) == [[], own]
+
+
+def tag_expression_selects(stage, client):
+    """`A || B` delivers A and B, neither another tag nor one that starts alike nor none."""
+    topic, group = stage.topic(), stage.group()
+    consumer = stage.consumer(client, topic, group, tags="A || B")
+    sender = stage.sender(client, topic)
+    tags = itertools.cycle(["A", "B", "C", "AA", None])  # five tags over four queues: all mixed
+
+    lines = [letter(f"m-{number}", tags=next(tags)) for number in range(40)]
+    last = letters("last", 2 * QUEUES, tags="B")  # behind everything else on every queue
+    stage.send(sender, lines + last)
+    wanted = [line for line in lines if line["tags"] in ("A", "B")] + last
+    stage.wait_handled([consumer], wanted)
+    consumer.leave()
+
+    assert set(*shares([consumer], last)) == set(range(QUEUES))
+    assert sorted(consumer.handled_keys) == sorted(names(wanted))
+    # The clients filter once more themselves, so the broker's own choice is looked at as well.
+    for queue in range(QUEUES):
+        delivered = stage.broker.records(topic, queue, expression="A || B")
+        assert {record.tags for record in delivered} <= {"A", "B"}
+
+
+def broadcast_reaches_everyone(stage, client):
+    """Each of two broadcasting members handles every message once."""
+    topic, group = stage.topic(), stage.group()
+    members = [stage.consumer(client, topic, group, "--broadcasting") for _ in range(2)]
+    sender = stage.sender(client, topic, pace_ms=20)
+    listen_everywhere(stage, sender, members)
+
+    lines = stage.send(sender, letters("m", 40))
+    for member in members:
+        stage.wait_handled([member], lines)
+        member.terminate()
+
+    for member in members:
+        assert_once([member], lines)
+
+
+def listen_everywhere(stage, sender, members):
+    """A broadcasting member starts at the end of each queue: wait until it listens to all."""
+
+    def listening():
+        stage.send(sender, letters(f"probe-{next(rounds)}", QUEUES))
+        heard = [{event["queue_id"] for event in member.handled} for member in members]
+        return all(queues == set(range(QUEUES)) for queues in heard)
+
+    rounds = itertools.count()
+    stage.wait(listening, "both members to listen to all queues")
+
+
+def members_come_and_go(stage, sending, staying, passing):
+    """A member joins and leaves while messages flow: none is missed, and none doubled but where
+    the protocol itself doubles.
+
+    While a queue changes hands its old owner may still handle what it holds and the new owner
+    starts at the last committed offset, so a message sent then may be handled by both. Never by
+    one member twice, though, and never when the queues had settled before it was sent and its
+    offset was committed before the next change: such a doubling is the broker's fault.
+    """
+    topic, group = stage.topic(), stage.group()
+    sender = stage.sender(sending, topic, pace_ms=10)
+    first = stage.consumer(staying, topic, group)
+    stage.settle(sender, [first])
+    alone = stage.send(sender, letters("alone", 40))
+    stage.wait_handled([first], alone)
+    stage.wait_committed(group, topic)
+
+    joining = flow(stage, sender, "joining")
+    second = stage.consumer(passing, topic, group)
+    members = [first, second]
+    stage.wait_sent(sender, joining)
+    stage.settle(sender, members)
+    together = stage.send(sender, letters("together", 60))
+    stage.wait_handled(members, together)
+    stage.wait_committed(group, topic)
+
+    leaving = flow(stage, sender, "leaving")
+    second.leave()
+    stage.wait_sent(sender, leaving)
+    stage.settle(sender, [first])
+    after = stage.send(sender, letters("after", 40))
+    stage.wait_handled(members, joining + leaving + after)
+    stage.wait_committed(group, topic)
+    first.leave()
+
+    assert all(shares(members, together)), "both members took part"
+    assert_once(members, alone + together + after)
+    for member in members:
+        times = times_handled([member], joining + leaving)
+        assert {key: count for key, count in times.items() if count > 1} == {}
+
+
+def failures_come_again(stage, sending, *consuming):
+    """A handler that fails gets the message again, counted, after the first delay (10 s).
+
+    One client after the other would wait twice, so all of them fail side by side.
+    """
+    topic = stage.topic()
+    groups = [stage.group() for _ in consuming]
+    consumers = [
+        stage.consumer(client, topic, group, "--fail-first")
+        for client, group in zip(consuming, groups, strict=True)
+    ]
+    lines = stage.send(stage.sender(sending, topic), letters("m", 5))
+
+    def came_twice():
+        times = [times_handled([consumer], lines) for consumer in consumers]
+        return all(count == dict.fromkeys(names(lines), 2) for count in times)
+
+    stage.wait(came_twice, "every message to come a second time")
+
+    for consumer in consumers:
+        counts = [event["reconsume_times"] for event in consumer.handled]
+        assert sorted(counts) == [0] * len(lines) + [1] * len(lines)
+        assert {event["topic"] for event in consumer.handled} == {topic}
+
+
+def flow(stage, sender, prefix):
+    """Messages that are still being sent when this returns."""
+    lines = letters(prefix, 200)
+    sender.write(lines)
+    stage.wait(lambda: f"{prefix}-20" in sender.acknowledged, "messages to flow")
+    return lines
+
+
+def restart_loses_nothing(stage, sending, consuming, end):
+    """The broker goes away under load and comes back: what it acknowledged is there, in place.
+
+    Doublings are no fault here: offsets not yet committed start again, and a send whose answer
+    was lost is offered again.
+    """
+    topic, group = stage.topic(), stage.group()
+    consumer = stage.consumer(consuming, topic, group)
+    sender = stage.sender(sending, topic, pace_ms=5)
+    stage.wait_handled([consumer], stage.send(sender, letters("before", 20)))
+
+    through = flow(stage, sender, "through")
+    end(stage.broker)
+    stage.broker.start()
+    stage.wait_sent(sender, through)
+    after = stage.send(sender, letters("after", 20))
+    # The C++ client gives a pull up only 30 s after its connection broke.
+    stage.wait_handled([consumer], through + after, seconds=60)
+
+    told = {(event["keys"], event["queue_offset"]) for event in sender.sent}
+    assert told <= {(event["keys"], event["queue_offset"]) for event in consumer.handled}

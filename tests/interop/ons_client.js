@@ -1,0 +1,155 @@
+'use strict';
+
+/*
+ * Drives the Node client ali-ons from the command line, with the same verbs, the same JSON lines
+ * and the same way to leave as cpp_client.py (stdin closed or SIGTERM; exit code 0).
+ *
+ * ali-ons offers no one-way send and no orderly consumer: a consumer handles each queue one
+ * message at a time (parallelConsumeLimit 1), which keeps the order within a queue.
+ */
+
+const crypto = require('node:crypto');
+const readline = require('node:readline');
+const { parseArgs } = require('node:util');
+const { Consumer, Message, Producer } = require('ali-ons');
+
+const RETRY_PAUSE_MS = 100;
+
+// Its own timers are made for production (up to 30 s); tests wait for what they bring about.
+const SHORT_TIMERS = {
+  pollNameServerInteval: 1000, // the client's spelling
+  heartbeatBrokerInterval: 1000,
+  rebalanceInterval: 500, // it ignores the broker's notice that members changed (code 40)
+  persistConsumerOffsetInterval: 300,
+  pullTimeDelayMillsWhenException: 200,
+};
+
+const complain = (...parts) => console.error(...parts);
+const quiet = () => {};
+const logger = { debug: quiet, info: quiet, warn: complain, error: complain };
+
+function emit(event, facts = {}) {
+  process.stdout.write(`${JSON.stringify({ event, ...facts })}\n`);
+}
+
+function pause(milliseconds) {
+  return new Promise(resolve => setTimeout(resolve, milliseconds));
+}
+
+function parse() {
+  const { values, positionals } = parseArgs({
+    allowPositionals: true,
+    options: {
+      names: { type: 'string' },
+      topic: { type: 'string' },
+      group: { type: 'string' },
+      'pace-ms': { type: 'string', default: '0' },
+      tags: { type: 'string', default: '*' },
+      broadcasting: { type: 'boolean', default: false },
+      'fail-first': { type: 'boolean', default: false },
+    },
+  });
+  return { verb: positionals[0], ...values };
+}
+
+function settings(options) {
+  // A truthy httpclient satisfies an assertion; with nameSrv given nothing is fetched by it.
+  return { ...SHORT_TIMERS, nameSrv: options.names, httpclient: {}, logger };
+}
+
+function build(topic, line) {
+  const message = new Message(topic, line.tags || '', line.body);
+  if (line.keys) message.keys = [ line.keys ];
+  if (line.shard) message.shardingKey = line.shard;
+  return message;
+}
+
+async function sendUntilAcknowledged(producer, topic, line) {
+  for (;;) {
+    try {
+      // Built anew each time: a send compresses the body in place.
+      const result = await producer.send(build(topic, line));
+      emit('sent', {
+        keys: line.keys,
+        status: result.sendStatus.replace('SEND_', ''),
+        msg_id: result.msgId,
+        queue_id: Number(result.messageQueue.queueId),
+        queue_offset: Number(result.queueOffset),
+      });
+      return;
+    } catch (error) {
+      emit('refused', { keys: line.keys, error: error.message });
+      await pause(RETRY_PAUSE_MS);
+    }
+  }
+}
+
+async function produce(options) {
+  const producer = new Producer({ ...settings(options), producerGroup: options.group });
+  producer.on('error', complain);
+  await producer.ready();
+  const lines = readline.createInterface({ input: process.stdin });
+  process.on('SIGTERM', () => lines.close());
+  emit('ready');
+  for await (const line of lines) {
+    await sendUntilAcknowledged(producer, options.topic, JSON.parse(line));
+    await pause(Number(options['pace-ms']));
+  }
+  await producer.close();
+}
+
+function report(message) {
+  const body = message.body || Buffer.alloc(0);
+  emit('message', {
+    topic: message.topic,
+    msg_id: message.properties.UNIQ_KEY || message.msgId,
+    keys: message.keys || '',
+    tags: message.tags || '',
+    body_size: body.length,
+    body_sha256: crypto.createHash('sha256').update(body).digest('hex'),
+    queue_id: message.queueId,
+    queue_offset: message.queueOffset,
+    reconsume_times: message.reconsumeTimes,
+  });
+}
+
+async function consume(options) {
+  let leaving = false;
+  const consumer = new Consumer({
+    ...settings(options),
+    consumerGroup: options.group,
+    isBroadcast: options.broadcasting,
+  });
+  consumer.on('error', complain);
+  consumer.subscribe(options.topic, options.tags, async message => {
+    // A closed consumer counts what it still holds as consumed; a handler that never returns
+    // stops its loop instead, and the next member gets those messages.
+    if (leaving) await new Promise(quiet);
+    report(message);
+    const failing = options['fail-first'] && message.reconsumeTimes === 0;
+    return failing ? Consumer.ACTION_RETRY : undefined;
+  });
+  await consumer.ready();
+  emit('ready');
+  await new Promise(resolve => {
+    process.on('SIGTERM', resolve);
+    process.stdin.on('end', resolve).resume();
+  });
+  leaving = true;
+  await new Promise(setImmediate);
+  await consumer.close();
+}
+
+async function main() {
+  const options = parse();
+  await (options.verb === 'consume' ? consume(options) : produce(options));
+  emit('stopped');
+  process.exit(0); // its timers would hold the process until they fire
+}
+
+// The client lets some promises fail unheard when a broker goes away; that must not end it.
+process.on('unhandledRejection', complain);
+main().catch(error => {
+  complain(error);
+  process.exit(1);
+});

@@ -1,0 +1,40 @@
+"""The C++ client and ali-ons on one broker: what one sends the other handles."""
+
+import interop_scenarios as scenarios
+import pytest
+from interop_broker import BrokerProcess
+
+
+@pytest.fixture(params=["cpp-to-ons", "ons-to-cpp"])
+def direction(request, cpp, ons):
+    return (cpp, ons) if request.param == "cpp-to-ons" else (ons, cpp)
+
+
+@pytest.mark.timeout(60)
+def test_what_one_sends_the_other_handles_once(stage, direction):
+    sent, handled = scenarios.messages_arrive_once(stage, *direction)
+
+    scenarios.positions_agree(sent, handled)
+
+
+@pytest.mark.timeout(60)
+def test_bodies_of_64_kb_pass_from_one_to_the_other(stage, direction):
+    scenarios.large_bodies_arrive_intact(stage, *direction)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_both_share_the_queues_of_one_group(stage, cpp, ons):
+    scenarios.members_come_and_go(stage, cpp, staying=cpp, passing=ons)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_kill_between_them_loses_nothing_acknowledged(own_stage, cpp, ons):
+    scenarios.restart_loses_nothing(own_stage, cpp, ons, BrokerProcess.kill)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_failed_message_comes_again_to_either(stage, cpp, ons):
+    scenarios.failures_come_again(stage, cpp, cpp, ons)

@@ -1,0 +1,71 @@
+"""The C++ client (librocketmq, by PyPI rocketmq-client-python 0.5.0rc2) against `txmq serve`."""
+
+import interop_scenarios as scenarios
+import pytest
+from interop_broker import BrokerProcess
+
+SHARDS = ["lisbon", "oslo", "quito", "tunis", "xian"]
+
+
+@pytest.mark.timeout(60)
+def test_synchronous_sends_are_acknowledged_and_handled_once(stage, cpp):
+    sent, handled = scenarios.messages_arrive_once(stage, cpp, cpp)
+
+    scenarios.positions_agree(sent, handled)
+    assert {event["status"] for event in sent} == {"OK"}
+    told = {event["keys"]: event["msg_id"] for event in sent}
+    assert {event["keys"]: event["msg_id"] for event in handled} == told
+
+
+@pytest.mark.timeout(60)
+def test_one_way_sends_are_handled_once(stage, cpp):
+    scenarios.messages_arrive_once(stage, cpp, cpp, verb="send-oneway")
+
+
+@pytest.mark.timeout(60)
+def test_a_topic_nobody_created_comes_into_being_with_its_first_message(stage, cpp):
+    topic, group = f"{stage.name}-new", stage.group()
+    sender = stage.sender(cpp, topic)
+    lines = stage.send(sender, scenarios.letters("m", 8))
+
+    consumer = stage.consumer(cpp, topic, group)
+
+    stage.wait_handled([consumer], lines)
+
+
+@pytest.mark.timeout(60)
+def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, cpp):
+    scenarios.large_bodies_arrive_intact(stage, cpp, cpp)
+
+
+@pytest.mark.timeout(60)
+def test_ordered_sends_keep_the_order_of_each_shard(stage, cpp):
+    scenarios.shards_keep_their_order(stage, cpp, SHARDS, "--orderly")
+
+
+@pytest.mark.timeout(60)
+def test_orderly_members_share_queues_and_keep_the_order(stage, cpp):
+    scenarios.locked_queues_keep_their_order(stage, cpp, SHARDS)
+
+
+@pytest.mark.timeout(60)
+def test_a_tag_expression_selects(stage, cpp):
+    scenarios.tag_expression_selects(stage, cpp)
+
+
+@pytest.mark.timeout(60)
+def test_broadcasting_reaches_every_member(stage, cpp):
+    scenarios.broadcast_reaches_everyone(stage, cpp)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(stage, cpp):
+    scenarios.members_come_and_go(stage, cpp, cpp, cpp)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("end", [BrokerProcess.stop, BrokerProcess.kill])
+def test_a_restart_loses_nothing_acknowledged(own_stage, cpp, end):
+    scenarios.restart_loses_nothing(own_stage, cpp, cpp, end)

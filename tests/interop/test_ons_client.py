@@ -1,0 +1,63 @@
+"""The Node client ali-ons 3.12.0 against `txmq serve`.
+
+It offers no one-way send, and no orderly consumer beyond one message at a time per queue.
+"""
+
+import hashlib
+
+import interop_scenarios as scenarios
+import pytest
+from interop_broker import BrokerProcess
+from interop_stage import QUEUES
+
+CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]
+
+
+def keeps_its_queue(shard):
+    """ali-ons takes queue 0 for "no queue chosen" and sends such a shard round all queues."""
+    return int.from_bytes(hashlib.md5(shard.encode()).digest()[:4]) % QUEUES != 0
+
+
+@pytest.mark.timeout(60)
+def test_synchronous_sends_are_acknowledged_and_handled_once(stage, ons):
+    sent, handled = scenarios.messages_arrive_once(stage, ons, ons)
+
+    scenarios.positions_agree(sent, handled)
+    assert {event["status"] for event in sent} == {"OK"}
+    told = {event["keys"]: (event["msg_id"], event["queue_id"]) for event in sent}
+    assert {event["keys"]: (event["msg_id"], event["queue_id"]) for event in handled} == told
+
+
+@pytest.mark.timeout(60)
+def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, ons):
+    scenarios.large_bodies_arrive_intact(stage, ons, ons)
+
+
+@pytest.mark.timeout(60)
+def test_ordered_sends_keep_the_order_of_each_shard(stage, ons):
+    shards = [city for city in CITIES if keeps_its_queue(city)]
+
+    scenarios.shards_keep_their_order(stage, ons, shards)
+
+
+@pytest.mark.timeout(60)
+def test_a_tag_expression_selects(stage, ons):
+    scenarios.tag_expression_selects(stage, ons)
+
+
+@pytest.mark.timeout(60)
+def test_broadcasting_reaches_every_member(stage, ons):
+    scenarios.broadcast_reaches_everyone(stage, ons)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(stage, ons):
+    scenarios.members_come_and_go(stage, ons, ons, ons)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("end", [BrokerProcess.stop, BrokerProcess.kill])
+def test_a_restart_loses_nothing_acknowledged(own_stage, ons, end):
+    scenarios.restart_loses_nothing(own_stage, ons, ons, end)

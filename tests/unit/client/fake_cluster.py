@@ -1,0 +1,333 @@
+"""A small cluster in one object: a name server and brokers that keep messages in lists.
+
+It answers what Session and Admin ask, in the words of a stock broker, and remembers what was asked.
+Any answer can be replaced: ``cluster.replies[code] = lambda request: ...`` (a frame, or None for
+silence).
+"""
+
+from collections import Counter
+
+from txmq.message import Queue
+from txmq.protocol import batch, bodies, command, headers
+from txmq.protocol.bodies import MessageQueue, queue_map
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.message_id import host_bytes
+from txmq.protocol.record import Record, pack
+from txmq.remoting.listener import Listener
+
+SYSTEM_ERROR, NOT_SUPPORTED, NO_TOPIC, NOT_FOUND, OFFLINE = 1, 3, 17, 22, 206
+EMPTY, NONE_MATCHED, MOVED = 19, 20, 21
+
+
+class FakeBroker:
+    def __init__(self, cluster, name, cluster_name="c1"):
+        self.cluster = cluster
+        self.name = name
+        self.cluster_name = cluster_name
+        self.topics = {}
+        self.groups = {}
+        self.queues = {}
+        self.offsets = {}
+        self.consumers = {}
+        self.log = []
+        self.shown_after = 0
+        self.address = ""
+
+    # Serving
+
+    def serve(self, connection, request):
+        self.cluster.asked.append((self.name, RequestCode(request.code), request.field_map()))
+        if request.code in self.cluster.replies:
+            return self.cluster.replies[request.code](request)
+        handler = getattr(self, "on_" + RequestCode(request.code).name.lower(), None)
+        if handler is None:
+            return command.answer(request, NOT_SUPPORTED, remark="not supported")
+        return handler(request)
+
+    def store(self, topic, number, request, body, properties, flag, sys_flag=0):
+        queue = self.queues.setdefault((topic, number), [])
+        host, port = self.address.rsplit(":", 1)
+        record = Record(
+            queue_id=number,
+            flag=flag,
+            queue_offset=len(queue),
+            position=sum(len(each) for each in self.log),
+            sys_flag=sys_flag,
+            born_ms=request.born_timestamp,
+            born_host=host_bytes("127.0.0.1", 1),
+            stored_ms=self.cluster.clock.wall_ms(),
+            store_host=host_bytes(host, int(port)),
+            attempts=0,
+            prepared_position=0,
+            body=body,
+            topic=topic,
+            properties=properties,
+        )
+        self.log.append(pack(record))
+        queue.append(record)
+        return record
+
+    def on_send_message_v2(self, request):
+        head = request.read(headers.SendMessageV2)
+        if head.topic not in self.topics:
+            if head.default_topic not in self.topics:
+                return command.answer(request, NO_TOPIC, remark="no such topic")
+            self.topics[head.topic] = bodies.TopicConfig(head.topic, 4, 4)
+        args = head.topic, head.queue_id, head
+        if head.batch:
+            items = batch.unpack(request.body)
+            stored = [self.store(*args, each.body, each.properties, each.flag) for each in items]
+        else:
+            text = head.properties or ""
+            stored = [self.store(*args, request.body, text, head.flag, head.sys_flag)]
+        ids = ",".join(each.offset_id for each in stored)
+        told = headers.SendAnswer(ids, head.queue_id, stored[0].queue_offset)
+        return command.answer(request, 0, told)
+
+    on_send_batch_message = on_send_message_v2
+
+    def on_pull_message(self, request):
+        head = request.read(headers.PullMessage)
+        if head.topic not in self.topics:
+            return command.answer(request, NO_TOPIC, remark="no such topic")
+        queue = self.queues.get((head.topic, head.queue_id), [])
+        here = queue[head.queue_offset : head.queue_offset + head.max_msg_nums]
+        code = 0 if here else EMPTY
+        following = head.queue_offset + len(here)
+        if head.queue_offset > len(queue):
+            code, following = MOVED, len(queue)
+        bounds = headers.PullAnswer(0, following, 0, len(queue))
+        return command.answer(request, code, bounds, body=b"".join(pack(each) for each in here))
+
+    def on_query_message(self, request):
+        head = request.read(headers.MessageQuery)
+        unique = request.field_map().get("_UNIQUE_KEY_QUERY") == "true"
+        found = []
+        for (topic, _), queue in self.queues.items():
+            for each in queue if topic == head.topic else []:
+                named = each.property_map()
+                keys = [named.get("UNIQ_KEY")] if unique else named.get("KEYS", "").split()
+                # Like a real one, it finds by hash: here, by the first letter.
+                if any(key and key[0] == head.key[0] for key in keys):
+                    found.append(each)
+        if not found:
+            return command.answer(request, NOT_FOUND, remark="can not find message")
+        return command.answer(
+            request, 0, headers.QueryAnswer(0, 0), body=b"".join(pack(each) for each in found)
+        )
+
+    def on_view_message_by_id(self, request):
+        at = 0
+        for each in self.log:
+            if at == request.read(headers.MessagePosition).offset:
+                return command.answer(request, 0, body=each)
+            at += len(each)
+        return command.answer(request, SYSTEM_ERROR, remark="can not find message")
+
+    # Offsets
+
+    def _offset(self, request, value):
+        return command.answer(request, 0, headers.OffsetAnswer(value))
+
+    def on_get_max_offset(self, request):
+        head = request.read(headers.QueueHeader)
+        return self._offset(request, len(self.queues.get((head.topic, head.queue_id), [])))
+
+    def on_get_min_offset(self, request):
+        return self._offset(request, 0)
+
+    def on_search_offset_by_timestamp(self, request):
+        head = request.read(headers.OffsetByTime)
+        queue = self.queues.get((head.topic, head.queue_id), [])
+        return self._offset(request, sum(each.stored_ms < head.timestamp for each in queue))
+
+    def on_query_consumer_offset(self, request):
+        head = request.read(headers.OffsetQuery)
+        found = self.offsets.get((head.consumer_group, head.topic, head.queue_id))
+        if found is None:
+            return command.answer(request, NOT_FOUND, remark="not found")
+        return self._offset(request, found)
+
+    def on_update_consumer_offset(self, request):
+        head = request.read(headers.OffsetCommit)
+        self.offsets[head.consumer_group, head.topic, head.queue_id] = head.commit_offset
+        return command.answer(request)
+
+    def on_invoke_broker_to_reset_offset(self, request):
+        head = request.read(headers.ResetOffset)
+        if head.group not in self.consumers:
+            return command.answer(request, OFFLINE, remark="no consumer")
+        table = {
+            MessageQueue(self.name, number, topic): 0
+            for topic, number in sorted(self.queues)
+            if topic == head.topic
+        }
+        return command.answer(request, body=b'{"offsetTable":' + queue_map(table) + b"}")
+
+    # Topics
+
+    def on_update_and_create_topic(self, request):
+        head = request.read(headers.TopicSettings)
+        self.topics[head.topic] = bodies.TopicConfig(
+            head.topic, head.read_queue_nums, head.write_queue_nums, head.perm
+        )
+        self.cluster.hidden[head.topic] = self.shown_after
+        return command.answer(request)
+
+    def on_delete_topic_in_broker(self, request):
+        self.topics.pop(request.read(headers.TopicHeader).topic, None)
+        return command.answer(request)
+
+    def on_get_topic_stats_info(self, request):
+        topic = request.read(headers.TopicHeader).topic
+        table = {
+            MessageQueue(self.name, number, topic): bodies.QueueStats(
+                0, len(self.queues.get((topic, number), [])), 5
+            )
+            for number in range(self.topics[topic].write_queue_nums)
+        }
+        return command.answer(request, body=b'{"offsetTable":' + queue_map(table) + b"}")
+
+    def on_query_topic_consume_by_who(self, request):
+        topic = request.read(headers.TopicHeader).topic
+        groups = {group for group, each, _ in self.offsets if each == topic}
+        return command.answer(request, body=bodies.Groups(sorted(groups)).write())
+
+    # Groups
+
+    def on_update_and_create_subscriptiongroup(self, request):
+        config = bodies.GroupConfig.read(request.body)
+        self.groups[config.group_name] = config
+        return command.answer(request)
+
+    def on_get_all_subscriptiongroup_config(self, request):
+        table = bodies.GroupConfigs(subscription_group_table=self.groups)
+        return command.answer(request, body=table.write())
+
+    def on_delete_subscriptiongroup(self, request):
+        self.groups.pop(request.read(headers.DeleteGroup).group_name, None)
+        return command.answer(request)
+
+    def on_get_consume_stats(self, request):
+        head = request.read(headers.GroupHeader)
+        table = {
+            MessageQueue(self.name, number, topic): bodies.OffsetPair(
+                len(self.queues.get((topic, number), [])), offset, 7
+            )
+            for (group, topic, number), offset in self.offsets.items()
+            if group == head.consumer_group and head.topic in (None, topic)
+        }
+        body = b'{"consumeTps":0.0,"offsetTable":' + queue_map(table) + b"}"
+        return command.answer(request, body=body)
+
+    def on_get_consumer_connection_list(self, request):
+        found = self.consumers.get(request.read(headers.GroupHeader).consumer_group)
+        if found is None:
+            return command.answer(request, OFFLINE, remark="not online")
+        return command.answer(request, body=found.write())
+
+    def on_get_producer_connection_list(self, request):
+        return command.answer(request, SYSTEM_ERROR, remark="no producer")
+
+    def on_get_broker_runtime_info(self, request):
+        return command.answer(request, body=bodies.Table({"brokerVersionDesc": self.name}).write())
+
+
+class FakeCluster:
+    """Brokers ``broker-a``, ``broker-b``, ... and ``name_servers`` name servers that agree."""
+
+    def __init__(self, network, clock, brokers=1, name_servers=1):
+        self.network = network
+        self.clock = clock
+        self.asked = []
+        self.replies = {}
+        self.hidden = Counter()
+        self.listeners = []
+        self.name_listeners = []
+        self.brokers = [FakeBroker(self, f"broker-{'abcdef'[n]}") for n in range(brokers)]
+        self.name_servers = name_servers
+        self.addresses = []
+
+    async def __aenter__(self):
+        for broker in self.brokers:
+            broker.address = await self._open(broker.serve, self.listeners)
+        for _ in range(self.name_servers):
+            self.addresses.append(await self._open(self.serve, self.name_listeners))
+        return self
+
+    async def __aexit__(self, *problem):
+        for listener in self.listeners + self.name_listeners:
+            listener.close()
+
+    async def _open(self, service, kept):
+        listener = Listener(self.network, self.clock, service, connections_max=100)
+        await listener.open("127.0.0.1", 0)
+        kept.append(listener)
+        return "{}:{}".format(*listener.address)
+
+    @property
+    def names(self):
+        return ";".join(self.addresses)
+
+    def add_topic(self, name, queues=2, perm=6):
+        for broker in self.brokers:
+            broker.topics[name] = bodies.TopicConfig(name, queues, queues, perm)
+        return [Queue(name, each.name, n) for each in self.brokers for n in range(queues)]
+
+    def codes(self, *names):
+        """Which of the named requests were asked, and of whom, in order."""
+        return [(who, code.name) for who, code, _ in self.asked if code.name in names]
+
+    # The name server
+
+    def serve(self, connection, request):
+        self.asked.append(("names", RequestCode(request.code), request.field_map()))
+        if request.code in self.replies:
+            return self.replies[request.code](request)
+        handler = getattr(self, "on_" + RequestCode(request.code).name.lower(), None)
+        if handler is None:
+            return command.answer(request, NOT_SUPPORTED, remark="not supported")
+        return handler(request)
+
+    def on_get_routeinfo_by_topic(self, request):
+        topic = request.read(headers.RouteQuery).topic
+        having = [each for each in self.brokers if topic in each.topics]
+        if self.hidden[topic] > 0 or not having:
+            self.hidden[topic] -= 1
+            return command.answer(request, NO_TOPIC, remark="No topic route info")
+        route = bodies.TopicRoute(
+            queue_datas=[
+                bodies.QueueRoute(
+                    each.name,
+                    each.topics[topic].read_queue_nums,
+                    each.topics[topic].write_queue_nums,
+                    each.topics[topic].perm,
+                )
+                for each in having
+            ],
+            broker_datas=[
+                bodies.BrokerRoute(each.name, {0: each.address}, each.cluster_name)
+                for each in having
+            ],
+        )
+        return command.answer(request, body=route.write())
+
+    def on_get_broker_cluster_info(self, request):
+        clusters = {}
+        for each in self.brokers:
+            clusters.setdefault(each.cluster_name, []).append(each.name)
+        view = bodies.ClusterView(
+            broker_addr_table={
+                each.name: bodies.BrokerRoute(each.name, {0: each.address}, each.cluster_name)
+                for each in self.brokers
+            },
+            cluster_addr_table=clusters,
+        )
+        return command.answer(request, body=view.write())
+
+    def on_get_all_topic_list_from_nameserver(self, request):
+        names = {name for each in self.brokers for name in each.topics}
+        return command.answer(request, body=bodies.TopicNames(sorted(names)).write())
+
+    def on_delete_topic_in_namesrv(self, request):
+        return command.answer(request)

@@ -1,0 +1,41 @@
+import pytest
+
+from txmq.errors import RemoteProtocolError
+from txmq.protocol.java_properties import dumps, loads
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a=1\nb=2\n", {"a": "1", "b": "2"}),
+        ("a=1\r\nb=2\rc=3", {"a": "1", "b": "2", "c": "3"}),
+        ("# note\n! note\n\n  a = 1 ", {"a": "1 "}),
+        ("a:1\nb 2\nc\n", {"a": "1", "b": "2", "c": ""}),
+        ("a = = 1", {"a": "= 1"}),
+        ("a=one\\\n   two", {"a": "onetwo"}),
+        ("a=one\\\\\nb=2", {"a": "one\\", "b": "2"}),
+        ("a=one\\", {"a": "one"}),
+        ("a\\ b\\=c=\\t\\u00e9\\q", {"a b=c": "\té" + "q"}),
+        ("a=1\na=2", {"a": "2"}),
+        ("é=ü", {"é": "ü"}),
+        ("a=\\ud83d\\ude00", {"a": "😀"}),
+    ],
+)
+def test_reading_follows_java(text, found):
+    assert loads(text.encode()) == found
+
+
+@pytest.mark.parametrize("data", [b"a=\xff", b"a=\\u12", b"a=\\ud800"])
+def test_what_is_no_text_is_refused(data):
+    with pytest.raises(RemoteProtocolError):
+        loads(data)
+
+
+def test_what_is_written_reads_the_same():
+    settings = {"a b": " x\ty\n", "#c": "d=e\\", "path": "C:\\temp"}
+
+    assert loads(dumps(settings)) == settings
+
+
+def test_truths_are_written_as_java_spells_them():
+    assert dumps({"a": True, "b": 5000}) == b"a=true\nb=5000\n"

@@ -1,0 +1,390 @@
+"""Every request of a name server, over real bytes."""
+
+import json
+import zlib
+
+import pytest
+from names_peer import Peer, SetClock, offer, registration
+
+from broker.names.handlers import NameHandlers
+from broker.names.key_values import KeyValues
+from broker.names.options import NameOptions, OptionTable
+from broker.names.routes import RouteTable
+from txmq.protocol.bodies import QueueRoute, RegistrationBody, TopicRoute
+from txmq.protocol.codes import RequestCode as Code
+from txmq.protocol.frame import BINARY
+from txmq.remoting.dispatch import Dispatcher
+
+A = "10.0.0.1:10911"
+WHO = {
+    "brokerName": "broker-a",
+    "brokerAddr": A,
+    "clusterName": "DefaultCluster",
+    "brokerId": "0",
+}
+
+
+class Names:
+    """A name server without a door, and peers that are through already."""
+
+    def __init__(self, **options):
+        self.clock = SetClock()
+        self.routes = RouteTable()
+        self.values = KeyValues(lambda _: None)
+        self.options = OptionTable(NameOptions(**options), lambda _: None)
+        handlers = NameHandlers(self.routes, self.values, self.options, self.clock)
+        self._service = Dispatcher(handlers.table())
+
+    def peer(self):
+        return Peer(self._service, self.clock)
+
+
+@pytest.fixture
+def names():
+    return Names()
+
+
+@pytest.fixture
+def broker(names):
+    return names.peer()
+
+
+@pytest.fixture
+def client(names):
+    return names.peer()
+
+
+def register(peer, *topics, counter=1, who=None, **given):
+    body = RegistrationBody(topic_config_serialize_wrapper=offer(*topics, counter=counter, **given))
+    return peer.ask(Code.REGISTER_BROKER, who or registration(), body=body.write())
+
+
+def listed(answer):
+    assert answer.code == 0
+    return json.loads(answer.body)["topicList"]
+
+
+# 103, 104, 904, 322
+
+
+def test_a_registered_topic_can_be_found(broker, client):
+    assert register(broker, "T", read_queue_nums=8, write_queue_nums=8).code == 0
+
+    answer = client.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
+
+    assert json.loads(answer.body) == {
+        "brokerDatas": [
+            {"brokerAddrs": {"0": A}, "brokerName": "broker-a", "cluster": "DefaultCluster"}
+        ],
+        "filterServerTable": {},
+        "queueDatas": [
+            {
+                "brokerName": "broker-a",
+                "perm": 6,
+                "readQueueNums": 8,
+                "topicSysFlag": 0,
+                "writeQueueNums": 8,
+            }
+        ],
+    }
+
+
+def test_a_registration_without_orders_is_answered_without_a_body(broker):
+    answer = register(broker, "T")
+
+    assert answer.body == b""
+    assert answer.field_map() == {}
+
+
+def test_a_registration_is_answered_with_all_ordered_topics(names, broker):
+    names.values.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+
+    assert register(broker, "T").body == b'{"table":{"T":"broker-a:4"}}'
+
+
+def test_that_can_be_switched_off():
+    names = Names(return_order_topic_config_to_broker=False)
+    names.values.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+
+    assert register(names.peer(), "T").body == b""
+
+
+def test_a_replica_hears_of_its_master(broker, client):
+    register(broker)
+
+    answer = register(client, who=registration(number=1, address="10.0.0.2:10911"))
+
+    assert answer.field_map() == {"masterAddr": A, "haServerAddr": "10.0.0.1:10912"}
+
+
+def test_a_body_that_lost_a_byte_is_refused(names, broker):
+    body = RegistrationBody(topic_config_serialize_wrapper=offer("T")).write()
+    who = registration(body_crc32=(zlib.crc32(body) & 0x7FFFFFFF) ^ 1)
+
+    answer = broker.ask(Code.REGISTER_BROKER, who, body=body)
+
+    assert (answer.code, answer.remark) == (1, "crc32 not match")
+    assert names.routes.topics().topic_list == []
+
+
+def test_a_one_way_registration_counts_and_is_not_answered(names, broker):
+    """Brokers tell of a new topic so, in between their regular registrations."""
+    body = RegistrationBody(topic_config_serialize_wrapper=offer("T")).write()
+
+    assert broker.send(Code.REGISTER_BROKER, registration(), body=body, oneway=True) == []
+    assert names.routes.topics().topic_list == ["T"]
+
+
+def test_a_registration_belongs_to_its_connection(names, broker):
+    register(broker, "T")
+
+    assert len(names.routes.disconnect(broker.connection)) == 1
+
+
+def test_goodbye_is_answered_and_meant(names, broker):
+    register(broker, "T")
+
+    assert broker.ask(Code.UNREGISTER_BROKER, WHO).code == 0
+    assert names.routes.topics().topic_list == []
+
+
+def test_a_heartbeat_is_a_sign_of_life(names, broker):
+    register(broker, "T")
+    names.clock.now += 100
+
+    assert broker.ask(Code.BROKER_HEARTBEAT, WHO).code == 0
+    assert names.routes.expire(names.clock.now + 100) == []
+
+
+@pytest.mark.parametrize(("counter", "changed", "alive"), [(1, "false", True), (2, "true", False)])
+def test_only_the_version_that_is_known_is_a_sign_of_life(names, broker, counter, changed, alive):
+    """With news the broker registers next, which is one itself."""
+    register(broker, "T")
+    names.clock.now += 100
+    body = offer(counter=counter).data_version.write()
+
+    answer = broker.ask(Code.QUERY_DATA_VERSION, WHO, body=body)
+
+    assert answer.field_map() == {"changed": changed}
+    assert json.loads(answer.body) == {"counter": 1, "stateVersion": 0, "timestamp": 1}
+    assert (names.routes.expire(names.clock.now + 100) == []) is alive
+
+
+def test_an_unknown_broker_is_told_to_register(broker):
+    answer = broker.ask(Code.QUERY_DATA_VERSION, WHO, body=b'{"counter":1,"timestamp":1}')
+
+    assert answer.field_map() == {"changed": "true"}
+    assert answer.body == b""
+
+
+# 105, 106, 901
+
+
+def test_a_route_holds_no_blank_and_quotes_its_keys(broker, client):
+    """Go's client cuts the addresses at commas and colons; a blank would stay in an address."""
+    register(broker, "T")
+    register(client, who=registration(number=1, address="10.0.0.2:10911"))
+
+    body = client.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}).body
+
+    assert not set(body) & set(b" \n\t")
+    assert b'"brokerAddrs":{"0":"10.0.0.1:10911","1":"10.0.0.2:10911"}' in body
+    assert b'"filterServerTable":{}' in body
+    assert b"null" not in body
+
+
+def test_an_unknown_topic_is_answered_17(client):
+    answer = client.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
+
+    assert (answer.code, answer.body) == (17, b"")
+    assert answer.remark.endswith("for the topic: T")
+
+
+def test_a_route_is_asked_for_and_answered_in_binary_too(broker):
+    register(broker, "T")
+    answer = broker.ask(
+        Code.GET_ROUTEINFO_BY_TOPIC,
+        {"topic": "T", "acceptStandardJsonOnly": "true"},
+        kind=BINARY,
+    )
+
+    assert (answer.code, answer.kind) == (0, BINARY)
+    assert TopicRoute.read(answer.body).queue_datas[0].broker_name == "broker-a"
+
+
+@pytest.mark.parametrize(("enabled", "told"), [(True, "broker-a:4"), (False, None)])
+def test_order_is_told_with_a_route_only_where_that_is_wanted(enabled, told):
+    names = Names(order_message_enable=enabled)
+    names.values.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+    peer = names.peer()
+    register(peer, "T", "U")
+
+    route = json.loads(peer.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}).body)
+    other = json.loads(peer.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "U"}).body)
+
+    assert route.get("orderTopicConf") == told
+    assert "orderTopicConf" not in other
+
+
+def test_the_clusters_are_shown(broker, client):
+    register(broker, "T")
+
+    assert json.loads(client.ask(Code.GET_BROKER_CLUSTER_INFO).body) == {
+        "brokerAddrTable": {
+            "broker-a": {
+                "brokerAddrs": {"0": A},
+                "brokerName": "broker-a",
+                "cluster": "DefaultCluster",
+            }
+        },
+        "clusterAddrTable": {"DefaultCluster": ["broker-a"]},
+    }
+
+
+def test_the_members_of_a_broker_are_shown(broker, client):
+    register(broker)
+
+    answer = client.ask(Code.GET_BROKER_MEMBER_GROUP, WHO)
+
+    assert json.loads(answer.body)["brokerMemberGroup"]["brokerAddrs"] == {"0": A}
+
+
+# Topics
+
+
+def test_all_topics_are_listed(broker, client):
+    register(broker, "T", "U")
+
+    answer = client.ask(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+
+    assert answer.body == b'{"topicList":["T","U"]}'
+
+
+def test_listing_all_topics_can_be_switched_off():
+    client = Names(enable_all_topic_list=False).peer()
+
+    assert client.ask(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).code == 1
+
+
+def test_topics_are_listed_by_cluster(broker, client):
+    register(broker, "T")
+
+    code = Code.GET_TOPICS_BY_CLUSTER
+    assert listed(client.ask(code, {"cluster": "DefaultCluster"})) == ["T"]
+    assert listed(client.ask(code, {"cluster": "none"})) == []
+
+
+def test_system_topics_come_with_a_master_to_ask_for_more(broker, client):
+    register(broker)
+
+    answer = client.ask(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+
+    assert json.loads(answer.body) == {
+        "topicList": ["DefaultCluster", "broker-a"],
+        "brokerAddr": A,
+    }
+
+
+def test_unit_topics_are_listed_three_ways(broker, client):
+    for flag in range(4):
+        register(broker, f"T{flag}", counter=flag, topic_sys_flag=flag)
+
+    assert listed(client.ask(Code.GET_UNIT_TOPIC_LIST)) == ["T1", "T3"]
+    assert listed(client.ask(Code.GET_HAS_UNIT_SUB_TOPIC_LIST)) == ["T2", "T3"]
+    assert listed(client.ask(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)) == ["T2"]
+
+
+def test_permission_to_write_is_taken_and_given_back(names, broker, client):
+    register(broker, "T", "U")
+
+    taken = client.ask(Code.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+    assert names.routes.route("T").queue_datas[0].perm == 4
+    given = client.ask(Code.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+
+    assert taken.field_map() == {"wipeTopicCount": "2"}
+    assert given.field_map() == {"addTopicCount": "2"}
+    assert names.routes.route("T").queue_datas[0].perm == 6
+
+
+@pytest.mark.parametrize(
+    ("where", "left"),
+    [({}, []), ({"clusterName": "DefaultCluster"}, []), ({"clusterName": "none"}, ["T"])],
+)
+def test_a_topic_is_deleted(names, broker, client, where, left):
+    register(broker, "T")
+
+    assert client.ask(Code.DELETE_TOPIC_IN_NAMESRV, {"topic": "T", **where}).code == 0
+    assert names.routes.topics().topic_list == left
+
+
+def test_a_topic_is_added(names, broker):
+    register(broker)
+    body = TopicRoute(queue_datas=[QueueRoute("broker-a", 1, 1, 6)], broker_datas=[]).write()
+
+    assert broker.ask(Code.REGISTER_TOPIC_IN_NAMESRV, {"topic": "S"}, body=body).code == 0
+    assert names.routes.topics().topic_list == ["S"]
+
+
+# 100, 101, 102, 219
+
+
+def test_a_text_is_kept_read_and_let_go(client):
+    entry = {"namespace": "N", "key": "k"}
+
+    assert client.ask(Code.PUT_KV_CONFIG, {**entry, "value": "v"}).code == 0
+    assert client.ask(Code.GET_KV_CONFIG, entry).field_map() == {"value": "v"}
+    listed = client.ask(Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+    assert listed.body == b'{"table":{"k":"v"}}'
+
+    assert client.ask(Code.DELETE_KV_CONFIG, entry).code == 0
+    assert client.ask(Code.GET_KV_CONFIG, entry).code == 22
+    assert client.ask(Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"}).code == 22
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (Code.PUT_KV_CONFIG, {"namespace": "N", "key": "k"}),
+        (Code.PUT_KV_CONFIG, {"namespace": "N", "value": "v"}),
+        (Code.GET_KV_CONFIG, {"namespace": "N"}),
+        (Code.GET_KV_CONFIG, {"key": "k"}),
+        (Code.DELETE_KV_CONFIG, {"namespace": "N"}),
+        (Code.GET_KVLIST_BY_NAMESPACE, {}),
+        (Code.REGISTER_BROKER, {}),
+        (Code.UNREGISTER_BROKER, {}),
+        (Code.BROKER_HEARTBEAT, {}),
+        (Code.GET_ROUTEINFO_BY_TOPIC, {}),
+        (Code.WIPE_WRITE_PERM_OF_BROKER, {}),
+        (Code.QUERY_DATA_VERSION, WHO),
+    ],
+)
+def test_a_request_that_lacks_something_is_answered_1(client, code, fields):
+    """And not with silence, nor with a closed connection that takes a broker's topics with it."""
+    answer = client.ask(code, fields)
+
+    assert answer.code == 1
+    assert answer.remark
+    assert not client.transport.closed
+
+
+# 318, 319, and what is not served
+
+
+def test_options_are_shown_and_changed(client):
+    assert client.ask(Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true").code == 0
+    assert b"orderMessageEnable=true\n" in client.ask(Code.GET_NAMESRV_CONFIG).body
+
+
+def test_changing_nothing_is_fine(client):
+    assert client.ask(Code.UPDATE_NAMESRV_CONFIG).code == 0
+
+
+def test_a_forbidden_option_is_answered_16(client):
+    answer = client.ask(Code.UPDATE_NAMESRV_CONFIG, body=b"kvConfigPath=/etc/passwd")
+
+    assert answer.code == 16
+
+
+@pytest.mark.parametrize("code", [Code.SEND_MESSAGE, Code.HEART_BEAT, 4711])
+def test_what_belongs_to_a_broker_is_answered_3(client, code):
+    assert client.ask(code).code == 3

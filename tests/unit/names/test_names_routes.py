@@ -1,0 +1,455 @@
+import pytest
+from names_peer import offer, registration
+
+from broker.names import routes as module
+from broker.names.routes import RouteTable
+from txmq.errors import LimitExceeded, TopicNotFound
+from txmq.protocol.bodies import DataVersion, QueueRoute
+
+HERE = "the connection"
+A = "10.0.0.1:10911"
+B = "10.0.0.2:10911"
+
+
+def known(*topics, **given):
+    table = RouteTable()
+    table.register(registration(), offer(*topics, **given), HERE, 0.0)
+    return table
+
+
+def queues(table, topic):
+    return {each.broker_name: each for each in table.route(topic).queue_datas}
+
+
+def addresses(table, topic):
+    return {each.broker_name: each.broker_addrs for each in table.route(topic).broker_datas}
+
+
+# Routes
+
+
+def test_a_route_tells_queues_and_addresses():
+    table = known("T", read_queue_nums=8, write_queue_nums=4, perm=6, topic_sys_flag=1)
+
+    assert table.route("T").queue_datas == [QueueRoute("broker-a", 8, 4, 6, 1)]
+    (broker,) = table.route("T").broker_datas
+    assert (broker.broker_name, broker.cluster) == ("broker-a", "DefaultCluster")
+    assert broker.broker_addrs == {0: A}
+
+
+def test_the_table_of_filter_servers_is_empty_not_absent():
+    """Old Java clients use it unchecked."""
+    assert known("T").route("T").filter_server_table == {}
+
+
+def test_an_unknown_topic_is_refused_not_answered_empty():
+    """Clients raise on an empty answer, but make the topic from its template on code 17."""
+    with pytest.raises(TopicNotFound, match="No topic route info .*: T$"):
+        RouteTable().route("T")
+
+
+def test_a_topic_of_several_brokers_is_told_with_all_of_them():
+    table = known("T")
+    table.register(registration("broker-b", address=B), offer("T"), HERE, 0.0)
+
+    assert addresses(table, "T") == {"broker-a": {0: A}, "broker-b": {0: B}}
+    assert list(queues(table, "T")) == ["broker-a", "broker-b"]
+
+
+def test_replicas_are_told_in_order_of_their_ids():
+    table = RouteTable()
+    table.register(registration(number=2, address="10.0.0.3:1"), offer(), HERE, 0.0)
+    table.register(registration(number=1, address=B), offer(), HERE, 0.0)
+    table.register(registration(), offer("T"), HERE, 0.0)
+
+    assert list(addresses(table, "T")["broker-a"]) == [0, 1, 2]
+
+
+def test_a_route_handed_out_does_not_change_afterwards():
+    table = known("T")
+    route = table.route("T")
+
+    table.forbid_writing("broker-a")
+
+    assert route.queue_datas[0].perm == 6
+
+
+# Registering
+
+
+def test_topics_of_the_version_that_is_known_are_not_applied_again():
+    """A broker registers every 30 s; what an operator changed here meanwhile must stay."""
+    table = known("T")
+    table.forbid_writing("broker-a")
+
+    table.register(registration(), offer("T", "U"), HERE, 30.0)
+
+    assert queues(table, "T")["broker-a"].perm == 4
+    with pytest.raises(TopicNotFound):
+        table.route("U")
+
+
+def test_topics_of_another_version_are_applied():
+    table = known("T")
+    table.forbid_writing("broker-a")
+
+    table.register(registration(), offer("T", counter=2), HERE, 30.0)
+
+    assert queues(table, "T")["broker-a"].perm == 6
+
+
+def test_topics_are_merged_not_replaced():
+    """A registration may bring one changed topic only."""
+    table = known("T", "U")
+
+    table.register(registration(), offer("U", counter=2, perm=2), HERE, 1.0)
+
+    assert queues(table, "T")["broker-a"].perm == 6
+    assert queues(table, "U")["broker-a"].perm == 2
+
+
+def test_a_topic_goes_by_its_own_name_not_by_its_key():
+    table = RouteTable()
+    given = offer("T")
+    given.topic_config_table["key"] = given.topic_config_table.pop("T")
+
+    table.register(registration(), given, HERE, 0.0)
+
+    assert table.topics().topic_list == ["T"]
+
+
+def test_a_replicas_topics_are_not_applied():
+    """They are its master's; a replica may be behind."""
+    table = RouteTable()
+
+    table.register(registration(number=1), offer("T"), HERE, 0.0)
+
+    with pytest.raises(TopicNotFound):
+        table.route("T")
+
+
+def test_a_replica_is_told_where_its_master_is():
+    table = known("T")
+    answer = table.register(registration(number=1, address=B), offer(), HERE, 0.0)
+
+    assert (answer.master_addr, answer.ha_server_addr) == (A, "10.0.0.1:10912")
+
+
+def test_a_master_and_a_replica_without_one_are_told_nothing():
+    table = RouteTable()
+
+    for number in (1, 0):
+        answer = table.register(
+            registration(number=number, address=f"h:{number}"), offer(), HERE, 0
+        )
+        assert (answer.master_addr, answer.ha_server_addr) == (None, None)
+
+
+def test_a_replica_that_becomes_master_leaves_its_old_id():
+    """One address answers for one id, or clients would read from a replica that is none."""
+    table = known("T")
+    table.register(registration(number=1, address=B), offer("T", counter=5), HERE, 0.0)
+
+    table.register(registration(number=0, address=B), offer("T", "U", counter=5), HERE, 1.0)
+
+    assert addresses(table, "T") == {"broker-a": {0: B}}
+    assert table.route("U")
+
+
+def test_a_master_at_a_new_address_takes_the_place_of_the_old():
+    table = known("T")
+
+    table.register(registration(address=B), offer("U"), HERE, 1.0)
+
+    assert addresses(table, "T") == {"broker-a": {0: B}}
+    assert table.route("U"), (
+        "topics of the same version count, for nothing was known of this address"
+    )
+
+
+def test_a_broker_that_moves_to_another_cluster_is_found_there():
+    table = known("T")
+
+    table.register(registration(cluster="Other"), offer("T"), HERE, 1.0)
+
+    assert table.clusters().cluster_addr_table == {"Other": ["broker-a"]}
+    assert addresses(table, "T")
+
+
+def test_one_topic_too_many_refuses_the_whole_registration():
+    table = RouteTable(topics_max=2)
+    table.register(registration(), offer("T", "U"), HERE, 0.0)
+    table.register(registration(), offer("T", "U", counter=2), HERE, 1.0)
+
+    with pytest.raises(LimitExceeded) as caught:
+        table.register(registration("broker-b", address=B), offer("U", "V"), HERE, 2.0)
+
+    assert (caught.value.value, caught.value.offered) == (2, 3)
+    assert table.topics().topic_list == ["T", "U"]
+    assert list(table.clusters().broker_addr_table) == ["broker-a"]
+
+
+def test_one_broker_too_many_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "ROUTE_BROKERS_MAX", 1)
+    table = known("T")
+    table.register(registration(), offer("T", counter=2), HERE, 1.0)
+
+    with pytest.raises(LimitExceeded):
+        table.register(registration("broker-b", address=B), offer(), HERE, 2.0)
+
+
+# Leaving
+
+
+def test_a_broker_silent_for_two_minutes_is_forgotten():
+    table = known("T")
+
+    assert table.expire(120.0) == []
+    assert [each.address for each in table.expire(120.1)] == [A]
+    with pytest.raises(TopicNotFound):
+        table.route("T")
+    assert table.clusters().cluster_addr_table == {}
+
+
+def test_registering_again_starts_the_two_minutes_anew():
+    table = known("T")
+
+    table.register(registration(), offer("T"), HERE, 100.0)
+
+    assert table.expire(220.0) == []
+    assert len(table.expire(220.1)) == 1
+
+
+def test_a_sign_of_life_starts_them_anew_too():
+    table = known("T")
+
+    table.refresh("broker-a", A, 100.0)
+
+    assert table.expire(220.0) == []
+
+
+def test_a_sign_of_life_makes_no_broker():
+    table = known("T")
+    table.refresh("broker-b", A, 1.0)
+    table.refresh("broker-a", B, 1.0)
+
+    assert list(table.clusters().broker_addr_table) == ["broker-a"]
+
+
+@pytest.mark.parametrize(("millis", "seconds"), [(10_000, 10.0), (0, 120.0), (None, 120.0)])
+def test_a_broker_may_name_its_own_time(millis, seconds):
+    table = RouteTable()
+    table.register(registration(heartbeat_timeout_millis=millis), offer("T"), HERE, 0.0)
+
+    assert table.expire(seconds) == []
+    assert len(table.expire(seconds + 0.1)) == 1
+
+
+def test_a_closed_connection_takes_its_brokers_with_it():
+    table = known("T")
+    table.register(registration("broker-b", address=B), offer("T"), "another", 0.0)
+
+    assert [each.address for each in table.disconnect(HERE)] == [A]
+    assert addresses(table, "T") == {"broker-b": {0: B}}
+    assert list(queues(table, "T")) == ["broker-b"]
+
+
+def test_the_old_connection_of_a_broker_takes_nothing_with_it():
+    """It came back over a new connection before the old one was noticed to be dead."""
+    table = known("T")
+    table.register(registration(), offer("T"), "another", 1.0)
+
+    assert table.disconnect(HERE) == []
+    assert addresses(table, "T") == {"broker-a": {0: A}}
+
+
+def test_topics_stay_while_a_replica_lives():
+    """Consumers go on reading from it."""
+    table = known("T")
+    table.register(registration(number=1, address=B), offer(), "another", 0.0)
+
+    table.disconnect(HERE)
+    assert addresses(table, "T") == {"broker-a": {1: B}}
+
+    table.disconnect("another")
+    assert table.topics().topic_list == []
+
+
+def test_a_broker_may_say_goodbye():
+    table = known("T")
+
+    assert [each.address for each in table.unregister("broker-a", A)] == [A]
+    assert table.topics().topic_list == []
+
+
+def test_a_late_goodbye_leaves_the_successor_alone():
+    """The id is another's by now: only the address says who leaves."""
+    table = known("T")
+    table.register(registration(address=B), offer("T"), HERE, 1.0)
+
+    assert table.unregister("broker-a", A) == []
+    assert addresses(table, "T") == {"broker-a": {0: B}}
+
+
+def test_a_broker_that_comes_back_brings_its_topics_again():
+    """Nothing is known of it any more, so its version is not compared with anything."""
+    table = known("T")
+    table.unregister("broker-a", A)
+
+    table.register(registration(), offer("T"), HERE, 1.0)
+
+    assert table.route("T")
+
+
+# What version of its topics a broker registered
+
+
+def test_the_version_is_told_by_address():
+    table = known("T")
+
+    assert table.version("broker-a", A) == DataVersion(timestamp=1, counter=1)
+    assert table.version("broker-a", B) is None
+    assert table.version("broker-b", A) is None
+
+
+# Topics somebody else speaks for
+
+
+def test_a_topic_may_be_added_for_brokers_that_are_known():
+    table = known("T")
+
+    table.add_topic("S", [QueueRoute("broker-a", 1, 1, 6)])
+    table.add_topic("S", [QueueRoute("broker-a", 2, 2, 6)])
+
+    assert queues(table, "S")["broker-a"].read_queue_nums == 2
+
+
+def test_adding_ends_at_the_first_broker_that_is_not_known():
+    table = known("T")
+
+    table.add_topic("S", [QueueRoute("broker-x", 1, 1, 6), QueueRoute("broker-a", 1, 1, 6)])
+
+    assert table.topics().topic_list == ["T"]
+
+
+def test_an_added_topic_counts_like_any_other():
+    table = RouteTable(topics_max=1)
+    table.register(registration(), offer("T"), HERE, 0.0)
+
+    with pytest.raises(LimitExceeded):
+        table.add_topic("S", [QueueRoute("broker-a", 1, 1, 6)])
+
+
+# Operators
+
+
+def two_clusters():
+    table = known("T", "U")
+    table.register(registration("broker-b", address=B, cluster="Other"), offer("U", "V"), HERE, 0.0)
+    return table
+
+
+def test_clusters_and_brokers_are_shown():
+    view = two_clusters().clusters()
+
+    assert view.cluster_addr_table == {"DefaultCluster": ["broker-a"], "Other": ["broker-b"]}
+    assert view.broker_addr_table["broker-b"].broker_addrs == {0: B}
+
+
+def test_topics_are_listed_at_all_and_by_cluster():
+    table = two_clusters()
+
+    assert table.topics().topic_list == ["T", "U", "V"]
+    assert table.topics_of_cluster("Other").topic_list == ["U", "V"]
+    assert table.topics_of_cluster("none").topic_list == []
+
+
+def test_system_topics_are_named_after_clusters_and_brokers():
+    found = two_clusters().system_topics()
+
+    assert found.topic_list == ["DefaultCluster", "broker-a", "Other", "broker-b"]
+    assert found.broker_addr == A
+
+
+def test_system_topics_name_no_master_where_there_is_none():
+    table = RouteTable()
+    assert table.system_topics().topic_list == []
+    table.register(registration(number=1), offer(), HERE, 0.0)
+
+    assert table.system_topics().broker_addr is None
+
+
+def test_topics_are_listed_by_the_flag_of_their_first_broker():
+    table = known("T", topic_sys_flag=1)
+    table.register(registration(), offer("U", counter=2, topic_sys_flag=2), HERE, 0.0)
+    table.register(registration("broker-b", address=B), offer("U", topic_sys_flag=1), HERE, 0.0)
+
+    assert table.topics_by_flag(lambda flag: bool(flag & 1)).topic_list == ["T"]
+
+
+def test_members_are_the_replicas_of_a_name():
+    table = known("T")
+    table.register(registration(number=1, address=B), offer(), HERE, 0.0)
+
+    assert table.members("DefaultCluster", "broker-a").broker_addrs == {0: A, 1: B}
+    assert table.members("C", "unknown").broker_addrs == {}
+
+
+def test_the_permission_to_write_is_taken_from_all_topics_of_one_broker():
+    table = two_clusters()
+
+    assert table.forbid_writing("broker-a") == 2
+    assert table.forbid_writing("none") == 0
+
+    assert queues(table, "T")["broker-a"].perm == 4
+    assert queues(table, "U")["broker-a"].perm == 4
+    assert queues(table, "U")["broker-b"].perm == 6
+
+
+def test_taking_the_permission_leaves_the_others():
+    """TBW102 must stay inheritable, or no topic could be made from it any more."""
+    table = known("TBW102", perm=7)
+
+    table.forbid_writing("broker-a")
+
+    assert queues(table, "TBW102")["broker-a"].perm == 5
+
+
+def test_giving_it_back_means_reading_and_writing_and_nothing_else():
+    """Upstream sets 6, whatever it was."""
+    table = known("TBW102", perm=7)
+
+    assert table.allow_writing("broker-a") == 1
+    assert queues(table, "TBW102")["broker-a"].perm == 6
+
+
+def test_a_topic_is_deleted_everywhere():
+    table = two_clusters()
+
+    table.delete_topic("U")
+    table.delete_topic("unknown")
+
+    assert table.topics().topic_list == ["T", "V"]
+
+
+def test_a_topic_is_deleted_at_one_cluster():
+    table = two_clusters()
+
+    table.delete_topic("U", "Other")
+    assert list(queues(table, "U")) == ["broker-a"]
+
+    table.delete_topic("U", "none")
+    table.delete_topic("unknown", "Other")
+    table.delete_topic("U", "DefaultCluster")
+    assert table.topics().topic_list == ["T", "V"]
+
+
+def test_a_deleted_topic_stays_deleted_until_its_broker_has_news():
+    table = known("T")
+    table.delete_topic("T")
+
+    table.register(registration(), offer("T"), HERE, 1.0)
+    assert table.topics().topic_list == []
+
+    table.register(registration(), offer("T", counter=2), HERE, 2.0)
+    assert table.topics().topic_list == ["T"]

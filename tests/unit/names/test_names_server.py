@@ -1,0 +1,205 @@
+"""The running server, in a world where waiting costs nothing, and once on real sockets."""
+
+import asyncio
+
+import pytest
+from names_peer import LoopClock, MemoryDisk, MemoryNetwork, in_world, offer, registration
+
+from broker.names.server import NameServer
+from txmq.errors import ConfigError, InternalError, TopicNotFound, UsageError
+from txmq.protocol.bodies import RegistrationBody, TopicRoute
+from txmq.protocol.codes import RequestCode as Code
+from txmq.remoting.pool import Pool
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
+
+PLACE = ("10.0.0.5", 9876)
+BODY = RegistrationBody(topic_config_serialize_wrapper=offer("T")).write()
+
+
+class World:
+    """One name server and the ways to it."""
+
+    def __init__(self, disk=None):
+        self.network = MemoryNetwork()
+        self.clock = LoopClock()
+        self.server = NameServer(self.network, self.clock, disk)
+        self._pools = []
+
+    async def __aenter__(self):
+        await self.server.__aenter__()
+        await self.server.open(*PLACE)
+        return self
+
+    async def __aexit__(self, *problem):
+        for pool in self._pools:
+            await pool.close()
+        await self.server.__aexit__(*problem)
+
+    async def peer(self):
+        """A connection of its own."""
+        self._pools.append(Pool(self.network, self.clock))
+        return await self._pools[-1].connection(f"{PLACE[0]}:{PLACE[1]}")
+
+
+async def ask(peer, code, header=None, **given):
+    return await peer.request(code, header, timeout_s=3.0, **given)
+
+
+async def route(peer):
+    return await ask(peer, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
+
+
+def test_a_broker_registers_and_a_client_finds_it():
+    async def main():
+        async with World() as world:
+            broker, client = await world.peer(), await world.peer()
+            await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+
+            found = TopicRoute.read((await route(client)).body)
+
+            assert found.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
+
+    in_world(main)
+
+
+def test_a_closed_connection_takes_its_broker_away_at_once():
+    async def main():
+        async with World() as world:
+            broker, client = await world.peer(), await world.peer()
+            await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+            before = world.clock.monotonic()
+
+            broker.close()
+            await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # meanwhile the end arrives
+            with pytest.raises(TopicNotFound):
+                await route(client)
+
+            assert world.clock.monotonic() == before
+
+    in_world(main)
+
+
+def test_a_silent_broker_is_gone_with_the_next_sweep_after_its_time():
+    """Its connection stays: 20 s of silence were agreed, and 120 s close a connection."""
+
+    async def main():
+        async with World() as world:
+            broker, client = await world.peer(), await world.peer()
+            who = registration(heartbeat_timeout_millis=20_000)
+            await ask(broker, Code.REGISTER_BROKER, who, body=BODY)
+
+            await asyncio.sleep(19.9)
+            await route(client)
+            await asyncio.sleep(5.2)
+            with pytest.raises(TopicNotFound):
+                await route(client)
+
+            assert broker.is_open
+
+    in_world(main)
+
+
+def test_a_broker_that_registers_every_30_seconds_stays():
+    async def main():
+        async with World() as world:
+            broker = await world.peer()
+            for _ in range(20):
+                await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+                await asyncio.sleep(30.0)
+
+            await route(broker)
+
+    in_world(main)
+
+
+def test_what_operators_note_is_there_after_a_restart():
+    disk = MemoryDisk()
+    entry = {"namespace": "N", "key": "k"}
+
+    async def before():
+        async with World(disk) as world:
+            peer = await world.peer()
+            await ask(peer, Code.PUT_KV_CONFIG, {**entry, "value": "v"})
+            await ask(peer, Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true")
+
+    async def after():
+        async with World(disk) as world:
+            peer = await world.peer()
+            assert (await ask(peer, Code.GET_KV_CONFIG, entry)).field_map() == {"value": "v"}
+            shown = await ask(peer, Code.GET_NAMESRV_CONFIG)
+            assert b"orderMessageEnable=true\n" in shown.body
+            assert b"listenPort=9876\n" in shown.body
+
+    in_world(before)
+    in_world(after)
+    assert sorted(disk.files) == ["config/kv.json", "config/names.properties"]
+
+
+def test_what_the_disk_refuses_is_refused_to_the_operator():
+    disk = MemoryDisk()
+    disk.broken = True
+
+    async def main():
+        async with World(disk) as world:
+            peer = await world.peer()
+            with pytest.raises(InternalError, match="No space left"):
+                await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "k", "value": "v"})
+
+    in_world(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("config/kv.json", b"{"),
+        ("config/names.properties", b"orderMessageEnable=perhaps"),
+        ("config/names.properties", b"\xff"),
+    ],
+)
+def test_a_damaged_file_stops_the_start(path, data):
+    disk = MemoryDisk()
+    disk.files[path] = data
+
+    async def main():
+        with pytest.raises(ConfigError):
+            async with World(disk):
+                pass
+
+    in_world(main)
+
+
+def test_the_door_is_shut_and_every_timer_gone_at_the_end():
+    async def main():
+        async with World() as world:
+            peer = await world.peer()
+        with pytest.raises(OSError, match="refused"):
+            await world.network.connect(asyncio.Protocol, *PLACE)
+        await asyncio.sleep(0)
+        assert not peer.is_open
+        # Whatever still ticks would tick for ever: nothing may be left to wait for.
+        assert not [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]
+
+    in_world(main)
+
+
+def test_it_is_entered_before_it_is_opened():
+    with pytest.raises(UsageError):
+        in_world(lambda: NameServer(MemoryNetwork(), LoopClock()).open(*PLACE))
+
+
+def test_it_serves_real_sockets():
+    async def main():
+        network, clock = SystemNetwork(), SystemClock()
+        async with NameServer(network, clock) as server:
+            await server.open("127.0.0.1", 0)
+            pool = Pool(network, clock)
+            peer = await pool.connection("{}:{}".format(*server.address))
+            await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
+
+            found = TopicRoute.read((await route(peer)).body)
+
+            assert found.queue_datas[0].broker_name == "broker-a"
+            await pool.close()
+
+    asyncio.run(main())

@@ -1,0 +1,240 @@
+"""The key-value texts, the options, and the body of a registration."""
+
+import json
+import zlib
+
+import pytest
+from names_peer import registration
+
+from broker.names import key_values as module
+from broker.names.key_values import KeyValues
+from broker.names.options import NameOptions, OptionTable
+from broker.names.registration import read_registration
+from txmq.errors import (
+    ConfigError,
+    InternalError,
+    LimitExceeded,
+    NoPermission,
+    RemoteProtocolError,
+    WriteFailed,
+)
+from txmq.protocol.bodies import DataVersion, RegistrationBody, TopicConfigs
+
+
+def failing(data):
+    raise WriteFailed("the disk is full")
+
+
+# Key-value texts
+
+
+def test_texts_are_kept_by_namespace_and_key():
+    values = KeyValues(lambda _: None)
+    values.put("A", "k", "1")
+    values.put("B", "k", "2")
+    values.put("A", "k", "3")
+
+    assert (values.get("A", "k"), values.get("B", "k"), values.get("C", "k")) == ("3", "2", None)
+    assert values.space("A") == {"k": "3"}
+    assert values.space("C") == {}
+
+
+def test_every_change_is_saved_whole_in_upstreams_shape():
+    saved = []
+    values = KeyValues(saved.append)
+    values.put("A", "k", "1")
+    values.delete("A", "unknown")
+    values.delete("A", "k")
+
+    assert [json.loads(each) for each in saved] == [
+        {"configTable": {"A": {"k": "1"}}},
+        {"configTable": {}},
+    ]
+
+
+def test_what_was_saved_is_there_at_the_next_start():
+    saved = []
+    KeyValues(saved.append).put("A", "k", "ü")
+
+    assert KeyValues(saved.append, saved[-1]).get("A", "k") == "ü"
+
+
+def test_a_change_that_cannot_be_saved_did_not_happen():
+    values = KeyValues(failing, b'{"configTable":{"A":{"k":"1"}}}')
+
+    with pytest.raises(WriteFailed):
+        values.put("A", "k", "2")
+    with pytest.raises(WriteFailed):
+        values.delete("A", "k")
+
+    assert values.get("A", "k") == "1"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"configTable":{"A":1}}'])
+def test_a_damaged_file_is_no_empty_file(data):
+    with pytest.raises(ConfigError):
+        KeyValues(failing, data)
+
+
+def test_there_is_room_for_so_many_texts(monkeypatch):
+    monkeypatch.setattr(module, "ROUTE_TOPICS_MAX", 2)
+    values = KeyValues(lambda _: None)
+    values.put("A", "k", "1")
+    values.put("B", "k", "1")
+    values.put("B", "k", "2")
+
+    with pytest.raises(LimitExceeded):
+        values.put("A", "l", "1")
+
+
+# Options
+
+
+def test_options_and_facts_are_shown_under_upstreams_names():
+    table = OptionTable(NameOptions(), failing)
+    table.facts["listenPort"] = 9876
+
+    assert table.text().decode().splitlines() == [
+        "orderMessageEnable=false",
+        "returnOrderTopicConfigToBroker=true",
+        "enableAllTopicList=true",
+        "listenPort=9876",
+    ]
+
+
+def test_an_option_is_changed_and_kept():
+    saved = []
+    table = OptionTable(NameOptions(), saved.append)
+    table.update(b"orderMessageEnable=TRUE\n")
+
+    assert table.current == NameOptions(order_message_enable=True)
+    assert OptionTable(NameOptions(), failing, saved[-1]).current == table.current
+
+
+@pytest.mark.parametrize("name", ["configStorePath", "kvConfigPath", "listenPort"])
+def test_some_names_cannot_be_changed_from_afar(name):
+    table = OptionTable(NameOptions(), failing)
+    table.facts["listenPort"] = 9876
+
+    with pytest.raises(NoPermission, match="black list"):
+        table.update(f"orderMessageEnable=true\n{name}=x".encode())
+
+    assert table.current == NameOptions()
+
+
+@pytest.mark.parametrize("text", [b"clusterTest=true", b"orderMessageEnable=maybe"])
+def test_what_cannot_be_done_is_not_silently_ignored(text):
+    with pytest.raises(InternalError):
+        OptionTable(NameOptions(), failing).update(b"enableAllTopicList=false\n" + text)
+
+
+def test_an_option_that_cannot_be_saved_stays():
+    table = OptionTable(NameOptions(), failing)
+
+    with pytest.raises(WriteFailed):
+        table.update(b"orderMessageEnable=true")
+
+    assert table.current == NameOptions()
+
+
+# The body of a registration
+
+
+def piece(text):
+    data = text.encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+NO_FILTER_SERVERS = piece("[]")
+
+
+def compressed(*topics, tail=NO_FILTER_SERVERS):
+    parts = [piece('{"counter":3,"timestamp":7}'), len(topics).to_bytes(4, "big")]
+    return zlib.compress(b"".join(parts) + b"".join(map(piece, topics)) + tail)
+
+
+def test_a_4_9_body_is_read():
+    body = (
+        b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,'
+        b'"timestamp":7},"topicConfigTable":{"T":{"order":false,"perm":6,"readQueueNums":8,'
+        b'"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":4}}}}'
+    )
+    found = read_registration(registration(), body)
+
+    assert found.data_version == DataVersion(timestamp=7, counter=3)
+    assert found.topic_config_table["T"].write_queue_nums == 4
+
+
+def test_a_5_x_body_is_read():
+    body = (
+        b'{"filterServerList":null,"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,'
+        b'"stateVersion":1,"timestamp":7},"mappingDataVersion":{"counter":0},'
+        b'"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":{},"topicConfigTable":{"T":'
+        b'{"attributes":{"+message.type":"NORMAL"},"perm":6,"readQueueNums":8,"topicName":"T",'
+        b'"writeQueueNums":8}}}}'
+    )
+    found = read_registration(registration(), body)
+
+    assert found.data_version.state_version == 1
+    assert list(found.topic_config_table) == ["T"]
+
+
+def test_no_body_means_no_topics():
+    assert read_registration(registration(), b"") == TopicConfigs()
+
+
+def test_a_compressed_body_is_read():
+    found = read_registration(
+        registration(compressed=True), compressed("T 8 4 6 SINGLE_TAG", "U 1 1 4 MULTI_TAG")
+    )
+
+    assert found.data_version == DataVersion(timestamp=7, counter=3)
+    topic = found.topic_config_table["T"]
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (8, 4, 6)
+    assert found.topic_config_table["U"].topic_filter_type == "MULTI_TAG"
+
+
+def test_a_sixth_part_and_mappings_are_passed_over():
+    """5.x writes a topic's attributes behind the five parts of 4.9, and more behind all topics."""
+    body = compressed(
+        'T 8 4 6 SINGLE_TAG {"a": "b c"}', tail=piece("[]") + b"\0\0\0\1" + piece("{}")
+    )
+    found = read_registration(registration(compressed=True), body)
+
+    assert found.topic_config_table["T"].topic_filter_type == "SINGLE_TAG"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no stream",
+        zlib.compress(b"\0\0"),
+        zlib.compress(piece("{}") + b"\x7f\xff\xff\xff"),
+        zlib.compress(piece("{}") + b"\xff\xff\xff\xff"),
+        zlib.compress(piece("{}") + b"\0\0\0\1\0\0\0\1\xff"),
+        zlib.compress(piece("[]")),
+        compressed("T 8 4"),
+        compressed("T 8 four 6 SINGLE_TAG"),
+        compressed("T 8 4 6 SINGLE_TAG")[:-12],
+        zlib.compress(bytes(20_000_000)),
+    ],
+)
+def test_a_compressed_body_that_is_none_is_refused(body):
+    with pytest.raises(RemoteProtocolError):
+        read_registration(registration(compressed=True), body)
+
+
+def test_a_checksum_is_compared_without_its_highest_bit():
+    body = next(
+        data
+        for number in range(100)
+        if zlib.crc32(data := RegistrationBody(filter_server_list=[str(number)]).write()) >> 31
+    )
+    read_registration(registration(body_crc32=zlib.crc32(body) & 0x7FFFFFFF), body)
+
+    with pytest.raises(InternalError, match="crc32 not match"):
+        read_registration(registration(body_crc32=1), body)
+
+
+def test_a_checksum_of_0_is_none():
+    assert read_registration(registration(body_crc32=0), b"{}") == TopicConfigs()

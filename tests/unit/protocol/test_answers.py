@@ -1,0 +1,71 @@
+"""The answers of txmq.protocol.answers are written by hand; they say what the slow way says."""
+
+import pytest
+
+from txmq.protocol.answers import pulled, sent
+from txmq.protocol.command import Command, answer, decode
+from txmq.protocol.frame import BINARY, JSON, FrameReader
+from txmq.protocol.headers import PullAnswer, SendAnswer
+
+OFFSET_ID = "0A00000100002A9F0000000000000400"
+LARGE = 2**63 - 1
+ODD_TEXTS = ["", "FOUND", 'a"b\\c\n\x01\x7f', "订单 \N{SNAKE}"]
+
+
+def received(data):
+    (part,) = FrameReader().feed(data)
+    return decode(part)
+
+
+def said(command):
+    return (
+        command.kind,
+        command.code,
+        command.opaque,
+        command.flag,
+        command.version,
+        command.client_language,
+        command.remark,
+        command.field_map(),
+        command.body,
+    )
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("transaction_id", ODD_TEXTS)
+@pytest.mark.parametrize(("opaque", "offset"), [(0, 0), (-1, LARGE), (2**31 - 1, 1)])
+def test_the_answer_to_a_send_is_what_the_slow_way_writes(kind, transaction_id, opaque, offset):
+    to = Command(code=310, opaque=opaque, kind=kind)
+
+    found = received(sent(to, OFFSET_ID, 3, offset, transaction_id))
+
+    slow = {
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+        "msgId": OFFSET_ID,
+        "queueId": "3",
+        "queueOffset": str(offset),
+        "transactionId": transaction_id,
+    }
+    assert said(found) == said(received(answer(to, 0, slow)))
+    assert found.read(SendAnswer).msg_id == OFFSET_ID
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("code", [0, 19, 20, 21])
+@pytest.mark.parametrize("remark", [text for text in ODD_TEXTS if text])
+@pytest.mark.parametrize("records", [[], [b"one"], [b"one", b"", b"two"]])
+def test_the_answer_to_a_pull_is_what_the_slow_way_writes(kind, code, remark, records):
+    to = Command(code=11, opaque=-7, kind=kind)
+
+    found = received(pulled(to, code, (5, 0, LARGE), remark, records))
+
+    slow = answer(to, code, PullAnswer(0, 5, 0, LARGE), body=b"".join(records), remark=remark)
+    assert said(found) == said(received(slow))
+    assert found.read(PullAnswer) == PullAnswer(0, 5, 0, LARGE)
+
+
+def test_a_batch_is_answered_with_all_its_ids():
+    found = received(sent(Command(code=320), f"{OFFSET_ID},{OFFSET_ID}", 0, 0, ""))
+
+    assert found.read(SendAnswer).msg_id == f"{OFFSET_ID},{OFFSET_ID}"

@@ -1,0 +1,139 @@
+"""Facts of txmq.protocol.frame: where one frame ends and the next begins."""
+
+import tracemalloc
+
+import pytest
+
+from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.limits import FRAME_BYTES_MAX
+from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader, frame
+
+FIRST = bytes.fromhex("0000000a 00000002") + b"{}" + b"body"
+SECOND = bytes.fromhex("00000007 01000003") + b"abc"
+
+
+def test_length_counts_what_follows_it_and_the_top_byte_tells_the_header_form():
+    assert frame(JSON, b"{}", b"body") == FIRST
+    assert frame(BINARY, b"abc") == SECOND
+
+
+def test_header_word_is_the_one_java_marks():
+    """RemotingCommandTest of RocketMQ: 261 as JSON is 00 00 01 05."""
+    assert frame(JSON, bytes(261))[4:8] == bytes([0, 0, 1, 5])
+
+
+def test_a_reader_gives_frames_out_in_order():
+    frames = FrameReader().feed(FIRST + SECOND)
+
+    assert frames == [Frame(JSON, b"{}", b"body"), Frame(BINARY, b"abc", b"")]
+
+
+def test_a_frame_that_comes_byte_by_byte_is_the_same_frame():
+    reader = FrameReader()
+
+    frames = [each for byte in FIRST + SECOND for each in reader.feed(bytes([byte]))]
+
+    assert frames == [Frame(JSON, b"{}", b"body"), Frame(BINARY, b"abc", b"")]
+    assert reader.held == 0
+
+
+def test_a_reader_holds_what_is_not_complete():
+    reader = FrameReader()
+
+    frames = reader.feed(FIRST + SECOND[:9])
+
+    assert frames == [Frame(JSON, b"{}", b"body")]
+    assert reader.held == 9
+    assert reader.feed(SECOND[9:]) == [Frame(BINARY, b"abc", b"")]
+    assert reader.held == 0
+
+
+def test_the_end_of_one_frame_and_the_start_of_the_next_may_come_together():
+    reader = FrameReader()
+    reader.feed(FIRST[:11])
+
+    frames = reader.feed(FIRST[11:] + SECOND[:3])
+
+    assert frames == [Frame(JSON, b"{}", b"body")]
+    assert reader.feed(SECOND[3:]) == [Frame(BINARY, b"abc", b"")]
+
+
+def test_nothing_fed_is_nothing_found():
+    reader = FrameReader()
+
+    assert reader.feed(b"") == []
+    assert reader.held == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3])
+def test_a_length_too_small_for_the_header_word_is_refused(length):
+    data = length.to_bytes(4, "big") + bytes(4)
+
+    with pytest.raises(RemoteProtocolError, match=f"claims {length} bytes"):
+        FrameReader().feed(data)
+
+
+def test_a_header_longer_than_its_frame_is_refused():
+    with pytest.raises(RemoteProtocolError, match="header of 3"):
+        FrameReader().feed(bytes.fromhex("00000006 00000003") + b"ab")
+
+
+@pytest.mark.parametrize("kind", [2, 0x16, 0x7F, 0x80, 0xFF])
+def test_an_unknown_header_form_is_refused(kind):
+    with pytest.raises(RemoteProtocolError, match=f"form {kind}"):
+        FrameReader().feed(bytes.fromhex("00000004") + bytes([kind, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("length", [FRAME_BYTES_MAX - 3, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+def test_a_frame_over_the_limit_is_refused_as_soon_as_it_says_so(length):
+    """A negative length is one of them: Java would read 80000000 and up so."""
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        FrameReader().feed(length.to_bytes(4, "big") + bytes(4))
+
+
+def test_the_limit_counts_the_length_prefix_itself():
+    reader = FrameReader(limit=16)
+
+    assert reader.feed(frame(JSON, b"{}", b"123456")) == [Frame(JSON, b"{}", b"123456")]
+    with pytest.raises(RemoteProtocolError):
+        reader.feed(frame(JSON, b"{}", b"1234567"))
+
+
+def test_the_largest_claim_allowed_costs_nothing_until_its_bytes_arrive():
+    reader = FrameReader()
+    claim = (FRAME_BYTES_MAX - 4).to_bytes(4, "big") + bytes(4)
+    tracemalloc.start()
+
+    frames = reader.feed(claim + b"x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert frames == []
+    assert reader.held == 9
+    assert peak < 10_000
+
+
+def test_a_large_frame_in_many_pieces_is_joined_once():
+    """Joining at every piece would copy gigabytes here."""
+    whole = frame(JSON, b"{}", bytes(8 * 1024 * 1024))
+    reader = FrameReader()
+
+    frames = [
+        each for at in range(0, len(whole), 1000) for each in reader.feed(whole[at : at + 1000])
+    ]
+
+    assert frames == [Frame(JSON, b"{}", bytes(8 * 1024 * 1024))]
+
+
+def test_the_largest_frame_can_be_written_and_read():
+    body = bytes(FRAME_BYTES_MAX - 8)
+
+    written = frame(JSON, b"", body)
+
+    assert len(written) == FRAME_BYTES_MAX
+    assert FrameReader().feed(written) == [Frame(JSON, b"", body)]
+
+
+def test_a_frame_no_peer_would_accept_is_not_written():
+    with pytest.raises(LocalProtocolError, match=str(FRAME_BYTES_MAX + 1)):
+        frame(JSON, b"", bytes(FRAME_BYTES_MAX - 7))

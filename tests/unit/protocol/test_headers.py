@@ -1,0 +1,149 @@
+"""Facts of txmq.protocol.headers: how wire names arise and how values become texts."""
+
+import msgspec
+import pytest
+
+from txmq.errors import RemoteProtocolError
+from txmq.protocol.command import decode
+from txmq.protocol.frame import JSON, Frame
+from txmq.protocol.headers import (
+    ClientGroups,
+    Header,
+    OffsetQuery,
+    PullMessage,
+    RouteQuery,
+    SendMessage,
+    SendMessageV2,
+    TopicSettings,
+    camel,
+    fields_of,
+)
+
+
+def read(shape, fields):
+    header = b'{"code":1,"extFields":' + msgspec.json.encode(fields) + b"}"
+    return decode(Frame(JSON, header, b"")).read(shape)
+
+
+SENT = SendMessage("g", "T", "TBW102", 4, -1, 0, 1_700_000_000_000, 0, batch=True, broker_name="b")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("topic", "topic"), ("queue_id", "queueId"), ("max_reconsume_times", "maxReconsumeTimes")],
+)
+def test_words_are_joined_by_capitals(ours, theirs):
+    assert camel(ours) == theirs
+
+
+def test_fields_travel_as_texts_and_those_not_given_do_not():
+    assert fields_of(SENT) == {
+        "producerGroup": "g",
+        "topic": "T",
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": "-1",
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000000",
+        "flag": "0",
+        "batch": "true",
+        "bname": "b",
+    }
+
+
+def test_the_second_spelling_of_a_send_has_a_letter_for_each_name():
+    letters = dict(zip(SendMessage.__struct_fields__, "abcdefghijklmn", strict=True))
+    sent = SendMessageV2(**{name: getattr(SENT, name) for name in letters})
+
+    assert dict(SendMessageV2.wire_names()) == letters
+    assert fields_of(sent) == {
+        letters[ours]: fields_of(SENT)[theirs]
+        for ours, theirs in SendMessage.wire_names()
+        if theirs in fields_of(SENT)
+    }
+    assert isinstance(sent, SendMessage)
+
+
+def test_both_spellings_of_a_send_are_read_into_the_same_attributes():
+    long = read(SendMessage, fields_of(SENT))
+    short = read(
+        SendMessageV2,
+        {"a": "g", "b": "T", "c": "TBW102", "d": "4", "e": "-1", "f": "0", "g": "1700000000000"}
+        | {"h": "0", "m": "true", "n": "b"},
+    )
+
+    assert long == SENT
+    assert msgspec.structs.asdict(short) == msgspec.structs.asdict(long)
+
+
+def test_letters_that_are_not_given_are_not_set():
+    """Clients before 4.9 leave out k, m and n."""
+    sent = read(SendMessageV2, dict.fromkeys("abc", "x") | dict.fromkeys("defgh", "1"))
+
+    assert (sent.unit_mode, sent.batch, sent.broker_name, sent.properties) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("written", "truth"),
+    [("true", True), ("false", False), ("1", True), ("0", False), ("TRUE", True), (True, True)]
+    + [(False, False), (1, True), (0, False)],
+)
+def test_a_truth_is_read_in_every_spelling_seen(written, truth):
+    """The C++ client writes "0" and "1", ali-ons true and false without quotes."""
+    assert read(RouteQuery, {"topic": "T", "acceptStandardJsonOnly": written}) == RouteQuery(
+        "T", truth
+    )
+
+
+@pytest.mark.parametrize("number", ["3", 3, 3.0])
+def test_a_number_is_read_with_and_without_quotes(number):
+    query = read(OffsetQuery, {"consumerGroup": "g", "topic": "T", "queueId": number})
+
+    assert query == OffsetQuery("g", "T", 3)
+
+
+def test_a_name_that_looks_like_a_number_stays_a_text():
+    assert read(RouteQuery, {"topic": "123"}).topic == "123"
+    assert read(RouteQuery, {"topic": 123}).topic == "123"
+    assert read(RouteQuery, {"topic": "null"}).topic == "null"
+
+
+@pytest.mark.parametrize("missing", ["consumerGroup", "topic", "queueId"])
+def test_a_missing_field_is_named(missing):
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "3"}
+    del fields[missing]
+
+    with pytest.raises(RemoteProtocolError, match=f"OffsetQuery: .*{missing}"):
+        read(OffsetQuery, fields)
+
+
+def test_numbers_have_the_width_of_java_s():
+    def pull(queue_id, offset):
+        fields = fields_of(PullMessage("g", "T", 0, 0, 32, 0, 0, 0, 0))
+        return read(PullMessage, fields | {"queueId": queue_id, "queueOffset": offset})
+
+    assert pull(str(2**31 - 1), str(-(2**63))).queue_offset == -(2**63)
+    for queue_id, offset in (("2147483648", "0"), ("0", "9223372036854775808")):
+        with pytest.raises(RemoteProtocolError):
+            pull(queue_id, offset)
+
+
+def test_a_flag_that_is_always_sent_is_written_as_false():
+    settings = TopicSettings("T", "TBW102", 8, 8, 6)
+
+    assert fields_of(settings)["order"] == "false"
+    assert fields_of(settings)["topicFilterType"] == "SINGLE_TAG"
+    assert "attributes" not in fields_of(settings)
+
+
+def test_a_client_that_leaves_is_named_by_the_odd_spelling():
+    assert fields_of(ClientGroups("c", consumer_group="g")) == {
+        "clientID": "c",
+        "consumerGroup": "g",
+    }
+
+
+def test_decoders_and_names_are_made_once():
+    assert RouteQuery.json_decoder() is RouteQuery.json_decoder()
+    assert RouteQuery.wire_names() is RouteQuery.wire_names()
+    assert RouteQuery.json_decoder() is not Header.json_decoder()

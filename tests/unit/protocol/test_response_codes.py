@@ -1,0 +1,76 @@
+"""Response codes against the protocol's table: a refusal has its own leaf, or tells its number."""
+
+import pytest
+
+from txmq.errors import BrokerRefused, Effect, UnknownRefusal, refusal
+
+NAMED = {
+    1: "InternalError",
+    2: "BrokerBusy",
+    3: "RequestNotSupported",
+    4: "TransactionFailed",
+    10: "FlushTimeout",
+    11: "ReplicaUnavailable",
+    12: "ReplicaTimeout",
+    13: "MessageIllegal",
+    14: "ServiceUnavailable",
+    15: "VersionNotSupported",
+    16: "NoPermission",
+    17: "TopicNotFound",
+    18: "TopicExists",
+    19: "PullNotFound",
+    20: "PullRetryImmediately",
+    21: "OffsetMoved",
+    22: "NotFound",
+    23: "SubscriptionInvalid",
+    24: "SubscriptionMissing",
+    25: "SubscriptionStale",
+    26: "GroupNotFound",
+    27: "FilterDataMissing",
+    28: "FilterDataStale",
+    29: "InvalidParameter",
+    206: "ConsumerOffline",
+    207: "ConsumeTimeout",
+    215: "FlowControlled",
+}
+UNNAMED = [200, 203, 205, 208, 209, 501, 604, 1500, 2000, 3001, -1000, -1]
+
+
+@pytest.mark.parametrize(("code", "name"), NAMED.items())
+def test_a_named_code_becomes_its_leaf(code, name):
+    problem = refusal(code, "why")
+
+    assert type(problem).__name__ == name
+    assert problem.code == code
+    assert problem.remark == "why"
+    assert str(problem) == "why"
+
+
+@pytest.mark.parametrize("code", UNNAMED)
+def test_any_other_code_is_kept_with_its_number(code):
+    problem = refusal(code, "why")
+
+    assert isinstance(problem, UnknownRefusal)
+    assert problem.response_code == code
+    assert str(problem) == f"code {code}: why"
+
+
+def test_a_refusal_without_a_remark_explains_itself():
+    assert str(refusal(17, "")) == (
+        "There is no such topic, and it may not be created by using it."
+    )
+
+
+def test_the_stored_but_not_yet_safe_answers_say_that_they_took_effect():
+    """A producer that sends again after one of these sends twice."""
+    applied = {code for code in NAMED if refusal(code, "").effect is Effect.APPLIED}
+
+    assert applied == {10, 11, 12}
+    assert not any(refusal(code, "").retryable for code in applied)
+
+
+def test_no_two_leaves_share_a_code():
+    codes = [leaf.code for leaf in BrokerRefused.__subclasses__() if leaf is not UnknownRefusal]
+
+    assert len(codes) == len(set(codes))
+    assert set(codes) == set(NAMED)

@@ -1,0 +1,509 @@
+"""The disk: like a directory while all goes well, and what a crash may and may not take."""
+
+import asyncio
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txmq.runtime.disk import LocalDisk
+from txmq.testing import (
+    Loss,
+    MemoryDisk,
+    PowerCut,
+    SeededEntropy,
+    StaleHandleError,
+    power_cuts,
+    simulate,
+)
+
+PAGE = 4096
+small = settings(max_examples=150, deadline=None)
+long = settings(max_examples=60, deadline=None)
+
+
+# --- while all goes well ---
+
+
+positions = st.integers(0, 3 * PAGE)
+steps = st.one_of(
+    st.tuples(st.just("write"), positions, st.binary(max_size=2 * PAGE)),
+    st.tuples(st.just("truncate"), positions),
+    st.tuples(st.just("read"), positions, st.integers(0, 2 * PAGE)),
+    st.tuples(st.just("sync")),
+)
+
+
+@long
+@given(st.lists(steps, max_size=12))
+def test_a_file_reads_and_writes_as_a_real_one(tmp_path_factory, steps):
+    real = LocalDisk(tmp_path_factory.mktemp("disk")).open("a/b", create=True)
+    ours = MemoryDisk().open("a/b", create=True)
+
+    for name, *arguments in steps:
+        assert getattr(ours, name)(*arguments) == getattr(real, name)(*arguments)
+        assert ours.size() == real.size()
+    assert ours.read(0, 10 * PAGE) == real.read(0, 10 * PAGE)
+    real.close()
+
+
+@pytest.fixture(params=["memory", "directory"])
+def disk(request, tmp_path):
+    return MemoryDisk() if request.param == "memory" else LocalDisk(tmp_path)
+
+
+def test_names_are_those_of_the_folder(disk):
+    for path in ("log/0", "log/1", "queue/a/0", "checkpoint"):
+        disk.open(path, create=True).close()
+    disk.replace("settings", b"one")
+    disk.remove("log/1")
+
+    assert disk.names("") == disk.names(".") == ["checkpoint", "log", "queue", "settings"]
+    assert disk.names("log") == disk.names("log/") == ["0"]
+    assert disk.names("queue") == ["a"]
+    assert disk.names("nowhere") == []
+    disk.remove("queue/a/0")
+    assert disk.names("queue/a") == []
+    assert disk.names("queue") == ["a"]
+
+
+def test_what_is_not_there_cannot_be_opened(disk):
+    disk.open("folder/file", create=True).close()
+
+    with pytest.raises(FileNotFoundError):
+        disk.open("nothing")
+    with pytest.raises(IsADirectoryError):
+        disk.open("folder")
+    disk.remove("nothing")
+
+
+def test_replace_puts_a_whole_file_in_place(disk):
+    disk.replace("a/b", b"a long first version")
+    disk.replace("a/b", b"short")
+
+    assert disk.open("a/b").read(0, 100) == b"short"
+    assert disk.names("a") == ["b"]
+
+
+def test_a_closed_file_is_of_no_use(disk):
+    file = disk.open("f", create=True)
+    file.close()
+    file.close()
+
+    for use in (lambda: file.read(0, 1), lambda: file.write(0, b"x"), file.size, file.sync):
+        with pytest.raises(OSError, match="Bad file"):
+            use()
+
+
+def test_only_one_holds_the_lock(disk):
+    lock = disk.lock()
+    with pytest.raises(BlockingIOError):
+        disk.lock()
+    assert disk.names("") == ["lock"]
+
+    lock.release()
+    lock.release()
+
+    disk.lock().release()
+
+
+# --- crashes ---
+
+
+@st.composite
+def histories(draw):
+    """Appends, overwrites, syncs and cuts, as a list of functions of a file."""
+    moves = []
+    for _ in range(draw(st.integers(1, 10))):
+        kind = draw(st.sampled_from(["append", "append", "overwrite", "sync", "truncate"]))
+        data = draw(st.binary(min_size=1, max_size=64)) * draw(st.sampled_from([1, 40, 200]))
+        where = draw(st.floats(0, 1))
+        moves.append((kind, data, where))
+    return moves
+
+
+def play(disk, moves):
+    """Do the moves; returns for every byte what was promised: its value, or None for any."""
+    file = disk.open("log", create=True)
+    promised = []
+    for kind, data, where in moves:
+        size = file.size()
+        if kind == "sync":
+            file.sync()
+            promised = list(file.read(0, size))
+        elif kind == "truncate":
+            cut = int(size * where)
+            file.truncate(cut)
+            promised[cut:] = [None] * len(promised[cut:])
+        else:
+            start = size if kind == "append" else int(size * where)
+            file.write(start, data)
+            end = min(start + len(data), len(promised))
+            promised[start:end] = [None] * max(0, end - start)
+    return promised
+
+
+@small
+@given(histories(), st.integers(0, 2**32), st.sampled_from(Loss))
+def test_what_was_synced_and_left_alone_survives(moves, seed, loss):
+    disk = MemoryDisk()
+    promised = play(disk, moves)
+    while promised and promised[-1] is None:
+        promised.pop()  # a cut that was not synced may hold or not
+
+    disk.crash(SeededEntropy(seed), loss)
+
+    found = disk.open("log").read(0, 1 << 20)
+    assert len(found) >= len(promised)
+    for position, byte in enumerate(promised):
+        assert byte is None or found[position] == byte, position
+
+
+@small
+@given(histories(), st.integers(0, 2**32))
+def test_a_crash_repeats_itself_and_is_final(moves, seed):
+    outcomes = []
+    for _ in range(2):
+        disk = MemoryDisk()
+        play(disk, moves)
+        disk.crash(SeededEntropy(seed))
+        outcomes.append(disk.open("log").read(0, 1 << 20))
+        disk.crash(SeededEntropy(seed + 1))
+        outcomes.append(disk.open("log").read(0, 1 << 20))
+
+    assert len(set(outcomes)) == 1
+
+
+@small
+@given(histories(), st.integers(0, 2**32))
+def test_a_clone_goes_its_own_way(moves, seed):
+    disk = MemoryDisk()
+    play(disk, moves)
+    before, durable = disk.open("log").read(0, 1 << 20), disk.durable("log")
+
+    twin = disk.clone()
+    twin.crash(SeededEntropy(seed), Loss.EVERYTHING)
+    twin.open("log").write(0, b"something else")
+
+    assert disk.open("log").read(0, 1 << 20) == before
+    assert disk.durable("log") == durable
+
+
+def test_losing_everything_and_nothing():
+    for loss, expected in ((Loss.EVERYTHING, b"synced"), (Loss.NOTHING, b"synced and written")):
+        disk = MemoryDisk()
+        file = disk.open("f", create=True)
+        file.write(0, b"synced")
+        file.sync()
+        file.write(6, b" and written")
+
+        disk.crash(loss=loss)
+
+        assert disk.open("f").read(0, 100) == expected
+
+
+def test_a_torn_tail_is_cut_at_every_byte_sooner_or_later():
+    record = bytes(range(1, 41))
+    found = set()
+    for seed in range(1000):
+        disk = MemoryDisk()
+        file = disk.open("f", create=True)
+        file.write(0, b"first")
+        file.write(5, record)
+        disk.crash(SeededEntropy(seed), Loss.TAIL)
+        found.add(disk.open("f").read(0, 100))
+
+    assert found == {b"first" + record[:cut] for cut in range(41)}
+
+
+def test_unsynced_pages_suffer_every_fate():
+    fates = set()
+    for seed in range(200):
+        disk = MemoryDisk()
+        file = disk.open("f", create=True)
+        file.write(0, b"\1" * 100)
+        file.sync()
+        file.write(100, b"\2" * (3 * PAGE))
+        disk.crash(SeededEntropy(seed), Loss.PAGES)
+        content = disk.open("f").read(0, 5 * PAGE)
+        assert content[:100] == b"\1" * 100
+        page = content[PAGE : 2 * PAGE]
+        fates.add(
+            "lost" if not page
+            else "kept" if page == b"\2" * PAGE
+            else "zeros" if not any(page)
+            else "torn or short" if set(page) <= {0, 2}
+            else "garbage"
+        )  # fmt: skip
+    assert fates == {"lost", "kept", "zeros", "torn or short", "garbage"}
+
+
+def test_names_are_durable_when_the_port_says_so():
+    disk = MemoryDisk()
+    disk.open("made", create=True)
+    disk.replace("put", b"whole")
+    disk.replace("put", b"whole again")
+    disk.open("gone", create=True)
+    disk.remove("gone")
+    disk.crash(loss=Loss.EVERYTHING)
+
+    assert disk.names("") == ["made", "put"]
+    assert disk.open("put").read(0, 100) == b"whole again"
+
+
+def test_replace_is_old_or_new_at_every_point_of_a_crash():
+    disk = MemoryDisk()
+    disk.replace("settings", b"old")
+    found = set()
+    for event, point in power_cuts(disk, lambda disk: disk.replace("settings", b"new!")):
+        for seed in range(20):
+            after = point.clone()
+            after.crash(SeededEntropy(seed))
+            content = after.open("settings").read(0, 100)
+            found.add(content)
+            assert content == b"new!" if event is None else content in (b"old", b"new!")
+            assert set(after.names("")) <= {"settings", "settings.new"}
+            after.replace("settings", b"once more")
+            assert after.open("settings").read(0, 100) == b"once more"
+    assert found == {b"old", b"new!"}
+
+
+def test_power_cuts_come_before_every_operation():
+    def work(disk):
+        file = disk.open("f", create=True)
+        file.write(0, b"one")
+        file.sync()
+        file.truncate(2)
+        disk.remove("f")
+
+    points = list(power_cuts(MemoryDisk(), work))
+
+    assert [event and (event.kind, event.path) for event, _ in points] == [
+        ("create", "f"),
+        ("sync folder", "f"),
+        ("write", "f"),
+        ("sync", "f"),
+        ("truncate", "f"),
+        ("remove", "f"),
+        ("sync folder", "f"),
+        None,
+    ]
+    assert points[3][1].durable("f") == b""
+    assert points[4][1].durable("f") == b"one"
+
+
+def test_a_hook_can_stop_the_writer():
+    disk = MemoryDisk()
+    file = disk.open("f", create=True)
+
+    def stop(event):
+        if event.kind == "write":
+            raise PowerCut
+
+    disk.on_write = stop
+    with pytest.raises(PowerCut):
+        file.write(0, b"never")
+    assert disk.open("f").size() == 0
+
+
+def test_old_handles_are_stale_after_a_crash():
+    disk = MemoryDisk()
+    file, lock = disk.open("f", create=True), disk.lock()
+    disk.crash()
+
+    for use in (lambda: file.write(0, b"x"), lambda: file.read(0, 1), file.sync, file.size):
+        with pytest.raises(StaleHandleError):
+            use()
+    file.close()
+    held = disk.lock()
+    lock.release()
+    with pytest.raises(BlockingIOError):
+        disk.lock()
+    held.release()
+
+
+def test_a_disk_that_was_succeeded_cannot_be_touched():
+    disk = MemoryDisk()
+    file = disk.open("f", create=True)
+    successor = disk.succeed()
+
+    uses = (
+        lambda: file.write(0, b"x"),
+        lambda: disk.open("f"),
+        lambda: disk.replace("f", b"x"),
+        lambda: disk.remove("f"),
+        lambda: disk.lock(),
+    )
+    for use in uses:
+        with pytest.raises(PowerCut):
+            use()
+    assert successor.open("f").size() == 0
+
+
+# --- failures ---
+
+
+def test_a_full_disk_takes_what_fits():
+    disk = MemoryDisk()
+    disk.capacity = 3 * PAGE
+    file = disk.open("f", create=True)
+    file.write(0, b"x" * 100)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        file.write(100, b"y" * (4 * PAGE))
+
+    assert caught.value.errno == errno.ENOSPC
+    assert file.read(0, 5 * PAGE) == b"x" * 100 + b"y" * (3 * PAGE - 100)
+    assert disk.space() == (3 * PAGE, 3 * PAGE)
+    file.write(0, b"overwriting needs no space")
+    with pytest.raises(OSError, match="No space left"):
+        disk.replace("g", b"z")
+    disk.capacity = 4 * PAGE
+    file.write(3 * PAGE, b"fits again")
+    disk.remove("f")
+    assert disk.space().used <= PAGE
+
+
+def test_a_preallocated_hole_takes_no_space():
+    disk = MemoryDisk()
+    disk.capacity = 2 * PAGE
+    file = disk.open("f", create=True)
+    file.truncate(1 << 30)
+
+    assert disk.space().used == 0
+    assert file.read((1 << 30) - 10, 100) == bytes(10)
+
+
+def test_a_failed_sync_loses_its_pages_for_good():
+    disk = MemoryDisk()
+    file = disk.open("f", create=True)
+    file.write(0, b"doomed" * PAGE)
+    disk.fail_next_sync()
+    with pytest.raises(OSError, match="Input/output"):
+        file.sync()
+
+    file.sync()  # claims to be fine
+    assert file.read(0, 6) == b"doomed"
+    disk.crash(loss=Loss.EVERYTHING)
+
+    assert not any(disk.open("f").read(0, 10 * PAGE))
+
+
+def test_writing_again_after_a_failed_sync_helps():
+    disk = MemoryDisk()
+    file = disk.open("f", create=True)
+    file.write(0, b"written twice")
+    disk.fail_next_sync(times=2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            file.sync()
+    file.write(0, b"written twice")
+    file.sync()
+    disk.crash(loss=Loss.EVERYTHING)
+
+    assert disk.open("f").read(0, 100) == b"written twice"
+
+
+def test_failing_writes_and_reads():
+    disk = MemoryDisk(SeededEntropy(5))
+    file = disk.open("f", create=True)
+    disk.fail_writes(times=1)
+    with pytest.raises(OSError, match="Input/output"):
+        file.write(0, b"x" * 1000)
+    assert set(file.read(0, 1000)) <= {ord("x")}
+
+    disk.fail_writes(error=errno.EROFS)
+    for use in (lambda: file.truncate(0), lambda: disk.open("g", create=True)):
+        with pytest.raises(OSError, match="Read-only"):
+            use()
+    disk.fail_reads(times=1)
+    with pytest.raises(OSError, match="Input/output"):
+        file.read(0, 1)
+    disk.repair()
+    file.write(0, b"fine")
+    assert file.read(0, 4) == b"fine"
+
+
+def test_a_flipped_bit_stays_flipped():
+    disk = MemoryDisk()
+    file = disk.open("f", create=True)
+    file.write(0, b"abc")
+    file.sync()
+
+    disk.flip_bit("f", 1, 0)
+
+    assert file.read(0, 3) == disk.durable("f") == b"acc"
+    disk.crash()
+    assert disk.open("f").read(0, 3) == b"acc"
+    with pytest.raises(FileNotFoundError):
+        disk.flip_bit("nothing", 0)
+
+
+# --- slow syncs ---
+
+
+def test_a_slow_sync_does_not_cover_what_is_written_meanwhile():
+    async def scenario(world):
+        disk = MemoryDisk()
+        disk.slow_sync(2.0)
+        file = disk.open("f", create=True)
+        file.write(0, b"before")
+        sync = asyncio.create_task(disk.sync_soon(file))
+        await asyncio.sleep(1)
+        file.write(6, b" while it ran")
+        assert disk.durable("f") == b""
+        await sync
+        assert world.now() == 2
+        assert disk.durable("f") == b"before"
+        await disk.sync_soon(file)
+        assert disk.durable("f") == b"before while it ran"
+
+    simulate(scenario, 1)
+
+
+def test_syncs_wait_for_each_other():
+    async def scenario(world):
+        disk = MemoryDisk()
+        disk.slow_sync(1.0)
+        file = disk.open("f", create=True)
+        await asyncio.gather(*(disk.sync_soon(file) for _ in range(5)))
+        assert world.now() == 5
+
+    simulate(scenario, 1)
+
+
+def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before():
+    async def scenario(world):
+        disk = MemoryDisk()
+        disk.slow_sync(1.0)
+        file = disk.open("f", create=True)
+        file.write(0, b"old")
+        slow = asyncio.create_task(disk.sync_soon(file))
+        await asyncio.sleep(0.5)
+        file.write(0, b"new")
+        file.sync()
+        await slow
+        assert disk.durable("f") == b"new"
+
+    simulate(scenario, 1)
+
+
+def test_a_slow_sync_can_fail_or_meet_a_crash():
+    async def scenario(world):
+        disk = MemoryDisk()
+        disk.slow_sync(1.0, 3.0)
+        file = disk.open("f", create=True)
+        file.write(0, b"x")
+        disk.fail_next_sync()
+        with pytest.raises(OSError, match="Input/output"):
+            await disk.sync_soon(file)
+        file.write(0, b"y")
+        sync = asyncio.create_task(disk.sync_soon(file))
+        await asyncio.sleep(0.5)
+        disk.crash(loss=Loss.EVERYTHING)
+        with pytest.raises(StaleHandleError):
+            await sync
+        assert not any(disk.durable("f"))
+
+    simulate(scenario, 1)

@@ -1,0 +1,228 @@
+"""The loop: virtual time, one order in every run, and clear words where a run cannot go on."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from txmq.testing import (
+    DeadlockError,
+    LivelockError,
+    NotRepeatableError,
+    RealWorldError,
+    VirtualTimeoutError,
+    World,
+    simulate,
+)
+from txmq.testing import loop as loop_module
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_time_passes_only_when_everything_waits():
+    async def scenario(world):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        sum(range(10_000))
+        assert loop.time() == began
+        await asyncio.sleep(86_400 * 365)
+        assert loop.time() == pytest.approx(began + 86_400 * 365)
+
+    started = time.monotonic()
+    simulate(scenario, 1, timeout=1e9)
+    assert time.monotonic() - started < 5
+
+
+def test_timers_fire_in_order_and_time_outs_work():
+    async def scenario(world):
+        seen = []
+
+        async def at(moment):
+            await asyncio.sleep(moment)
+            seen.append((moment, world.now()))
+
+        async with asyncio.TaskGroup() as group:
+            for moment in (3.5, 0.25, 2.0, 0.0, 1e-6):
+                group.create_task(at(moment))
+        assert [moment for moment, _ in seen] == [0.0, 1e-6, 0.25, 2.0, 3.5]
+        assert all(now == pytest.approx(moment, abs=1e-8) for moment, now in seen)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await asyncio.Event().wait()
+        assert world.now() == pytest.approx(13.5)
+
+    simulate(scenario, 1)
+
+
+async def cancelled_group(world):
+    """The trap: a task group cancels in set order, and sets of tasks follow addresses."""
+
+    async def worker(number):
+        try:
+            await asyncio.sleep(world.entropy.fraction() + 1000)
+        finally:
+            world.trace.record("cancelled", number)
+
+    with suppress(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            for number in range(40):
+                group.create_task(worker(number))
+            await asyncio.sleep(world.entropy.fraction())
+            raise KeyError
+    futures = {asyncio.get_running_loop().create_future(): number for number in range(40)}
+    for future in set(futures):
+        world.trace.record("future", futures[future])
+        future.set_result(None)
+    done, _ = await asyncio.wait(set(futures))
+    for future in done:
+        world.trace.record("done", futures[future])
+
+
+def test_a_seed_gives_one_trace_in_one_process():
+    digests = set()
+    for _ in range(8):
+        world = World(7)
+        world.run(cancelled_group(world))
+        digests.add(world.trace.digest())
+    assert len(digests) == 1
+
+
+def test_another_seed_gives_another_trace():
+    worlds = [World(seed) for seed in range(5)]
+    for world in worlds:
+        world.run(cancelled_group(world))
+    assert len({world.trace.digest() for world in worlds}) == 5
+
+
+def test_a_seed_gives_one_trace_in_every_process():
+    def digest(hash_seed):
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("trace_of_a_seed.py"))],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        return done.stdout
+
+    assert digest("0") == digest("1") == digest("4711") != ""
+
+
+def test_a_run_that_cannot_be_repeated_is_reported_with_the_first_difference():
+    calls = iter(range(100))
+
+    async def scenario(world):
+        world.trace.record("same")
+        world.trace.record("call", next(calls))
+
+    with pytest.raises(NotRepeatableError, match=r"seed 3: event 2: .*call 0.*call 1"):
+        simulate(scenario, 3, twice=True)
+
+
+def test_a_deadlock_names_what_every_task_awaits():
+    async def waits_for_godot(event):
+        await event.wait()
+
+    async def scenario(world):
+        event = asyncio.Event()
+        task = asyncio.create_task(waits_for_godot(event), name="estragon")
+        await asyncio.sleep(5)
+        await task
+
+    with pytest.raises(DeadlockError) as caught:
+        simulate(scenario, 1)
+
+    text = str(caught.value)
+    assert "nothing is scheduled at 5.0" in text
+    assert "estragon: " in text
+    assert "waits_for_godot" in text
+    assert "'await event.wait()' (test_simulated_loop.py:" in text
+    assert "'await task'" in text
+
+
+def test_a_run_that_is_too_long_names_what_every_task_awaits():
+    async def scenario(world):
+        while True:
+            await asyncio.sleep(7)
+
+    with pytest.raises(VirtualTimeoutError, match=r"(?s)out of time at 60.*asyncio.sleep\(7\)"):
+        simulate(scenario, 1, timeout=60)
+
+
+def test_time_that_stands_still_is_noticed(monkeypatch):
+    monkeypatch.setattr(loop_module, "TURNS_AT_ONE_MOMENT_MAX", 1000)
+
+    async def scenario(world):
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(LivelockError, match="time stands still"):
+        simulate(scenario, 1)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda: asyncio.get_running_loop().run_in_executor(None, print),
+        lambda: threading.Thread(target=print).start(),
+        lambda: time.sleep(0.001),
+        lambda: socket.create_connection(("127.0.0.1", 9)),
+        lambda: subprocess.run(["true"]),
+    ],
+)
+def test_the_real_world_is_closed(leave):
+    async def scenario(world):
+        with pytest.raises(RealWorldError):
+            leave()
+
+    simulate(scenario, 1)
+
+
+def test_the_real_world_is_open_again_afterwards():
+    async def scenario(world):
+        with pytest.raises(RealWorldError):
+            await asyncio.to_thread(print)
+
+    simulate(scenario, 1)
+
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+
+
+def test_tasks_are_named_by_their_number_in_the_world():
+    async def scenario(world):
+        async def nothing():
+            pass
+
+        task = asyncio.create_task(nothing())
+        await task
+        return task.get_name()
+
+    assert simulate(scenario, 1) == simulate(scenario, 1)
+
+
+def test_finalisers_of_cycles_run_at_the_same_moment(monkeypatch):
+    monkeypatch.setattr(loop_module, "TURNS_PER_COLLECTION", 100)
+
+    class Cycle:
+        def __init__(self, world, number):
+            self.world, self.number, self.me = world, number, self
+
+        def __del__(self):
+            self.world.trace.record("gone", self.number)
+
+    async def scenario(world):
+        for number in range(500):
+            Cycle(world, number)
+            await asyncio.sleep(0.001)
+
+    simulate(scenario, 1, twice=True)

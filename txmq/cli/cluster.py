@@ -1,0 +1,64 @@
+"""``txmq cluster``: the brokers there are."""
+
+import typer
+
+from txmq.cli.asking import NAMES_DEFAULT, AsJson, Names, ask
+from txmq.cli.output import as_json, table
+from txmq.client import Admin
+from txmq.client.routes import MASTER
+from txmq.errors import TxmqError
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Show clusters and their brokers.")
+
+
+@app.callback()
+def cluster() -> None:
+    """Show clusters and their brokers."""
+
+
+@app.command("list")
+def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+    """List brokers, with what those that answer say of themselves."""
+    rows = ask(names, _brokers)
+    if json:
+        as_json(rows)
+        return
+    table(
+        ["cluster", "broker", "replica", "address", "version", "in/s", "out/s"],
+        [list(row.values()) for row in rows],
+    )
+
+
+async def _brokers(admin: Admin) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for broker in await admin.cluster():
+        for replica, address in sorted(broker.addresses.items()):
+            stats: dict[str, str] = {}
+            if replica == MASTER:
+                try:
+                    stats = await admin.broker_stats(broker.name)
+                except TxmqError as problem:
+                    # One that is down is what this list is for; it must not hide the others.
+                    stats = {"brokerVersionDesc": f"does not answer: {problem}"}
+            rows.append(
+                {
+                    "cluster": broker.cluster,
+                    "broker": broker.name,
+                    "replica": replica,
+                    "address": address,
+                    "version": stats.get("brokerVersionDesc", ""),
+                    "in_per_s": _first(stats, "putTps"),
+                    "out_per_s": _first(stats, "getTransferedTps", "getTransferredTps"),
+                }
+            )
+    return rows
+
+
+def _first(stats: dict[str, str], *keys: str) -> str:
+    # Three averages in one text: over 10 seconds, 1 minute, 10 minutes.
+    for key in keys:
+        if stats.get(key):
+            return stats[key].split()[0]
+    return ""

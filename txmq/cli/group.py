@@ -1,0 +1,175 @@
+"""``txmq group``: consumer groups made, watched, moved and removed."""
+
+from typing import Annotated
+
+import typer
+
+from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, ask
+from txmq.cli.moments import moment_ms
+from txmq.cli.output import as_json, say, table
+from txmq.runtime.clock import SystemClock
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Make, watch, move and remove consumer groups.")
+
+Name = Annotated[str, typer.Argument(help="The group.")]
+
+
+@app.command()
+def create(  # noqa: PLR0913  one parameter for each option
+    name: Name,
+    *,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Deliveries of a message before it is a dead letter.")
+    ] = 16,
+    enabled: Annotated[bool, typer.Option(help="Whether it may consume.")] = True,
+    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Make a consumer group, or change it."""
+    ask(
+        names,
+        lambda admin: admin.create_group(
+            name, retries=retries, enabled=enabled, broker=broker, cluster=cluster
+        ),
+    )
+    if json:
+        as_json({"group": name, "retries": retries, "enabled": enabled})
+    else:
+        say(f"group {name} is there; {retries} retries")
+
+
+@app.command("list")
+def list_(*, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+    """List consumer groups."""
+    found = ask(names, lambda admin: admin.groups(cluster=cluster))
+    rows = [
+        {"group": name, "enabled": each.consume_enable, "retries": each.retry_max_times}
+        for name, each in found.items()
+    ]
+    if json:
+        as_json(rows)
+        return
+    table(
+        ["group", "may consume", "retries"],
+        [[row["group"], "yes" if row["enabled"] else "no", row["retries"]] for row in rows],
+    )
+
+
+@app.command()
+def delete(  # noqa: PLR0913  one parameter for each option
+    name: Name,
+    *,
+    keep_offsets: Annotated[
+        bool, typer.Option("--keep-offsets", help="Remember how far it had come.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Remove a consumer group."""
+    if not yes:
+        typer.confirm(f"remove group {name}?", abort=True, err=True)
+    ask(names, lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster))
+    if json:
+        as_json({"group": name, "deleted": True})
+    else:
+        say(f"group {name} is removed")
+
+
+@app.command()
+def progress(
+    name: Name,
+    *,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show how far a group has come in each queue."""
+    found = ask(names, lambda admin: admin.group_progress(name, topic, cluster=cluster))
+    lag = sum(each.lag for each in found)
+    if json:
+        as_json(
+            {
+                "group": name,
+                "lag": lag,
+                "queues": [
+                    {
+                        "queue": each.queue,
+                        "broker_offset": each.broker_offset,
+                        "group_offset": each.group_offset,
+                        "lag": each.lag,
+                        "consumed_ms": each.consumed_ms,
+                    }
+                    for each in found
+                ],
+            }
+        )
+        return
+    table(
+        ["topic", "broker", "queue", "stored to", "consumed to", "behind"],
+        [
+            [
+                each.queue.topic,
+                each.queue.broker,
+                each.queue.number,
+                each.broker_offset,
+                each.group_offset,
+                each.lag,
+            ]
+            for each in found
+        ],
+    )
+    say(f"{lag} messages behind")
+
+
+@app.command()
+def reset(  # noqa: PLR0913  one parameter for each option
+    name: Name,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    *,
+    to: Annotated[
+        str,
+        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
+    ],
+    only_back: Annotated[
+        bool, typer.Option("--only-back", help="Skip nothing that is not consumed yet.")
+    ] = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Take a group to the messages stored at a moment."""
+    try:
+        time_ms = moment_ms(to, SystemClock().wall_ms())
+    except ValueError as problem:
+        raise typer.BadParameter(f"{to!r}; write {problem}", param_hint="--to") from problem
+    moved = ask(names, lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back))
+    if json:
+        as_json([{"queue": queue, "offset": offset} for queue, offset in moved.items()])
+        return
+    table(
+        ["broker", "queue", "next message"],
+        [[queue.broker, queue.number, offset] for queue, offset in moved.items()],
+    )
+
+
+@app.command()
+def clients(
+    name: Name, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
+) -> None:
+    """Show the consumers of a group that are connected."""
+    found = ask(names, lambda admin: admin.group_connections(name, cluster=cluster))
+    if json:
+        as_json(found)
+        return
+    table(
+        ["client", "address", "language", "version"],
+        [[each.id, each.address, each.language, each.version] for each in found.clients],
+    )
+    for topic, expression in found.subscriptions.items():
+        say(f"subscribed to {topic}: {expression}")

@@ -1,0 +1,81 @@
+"""How the log of a running program is written: ``key=value`` for people, JSON lines for machines.
+
+Whatever a call passes as ``extra`` becomes fields of its line in either form.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+__all__ = ["Form", "JsonFormatter", "Level", "TextFormatter", "configure"]
+
+Form = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+
+_PLAIN: Final = re.compile(r"[^\s\"=\\]+")
+_OF_A_RECORD: Final = frozenset(
+    (*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName")
+)
+
+
+def configure(form: Form, level: Level) -> None:
+    """Write every log record of this process to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """``time LEVEL logger message key=value``, one record a line but for tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :meth:`logging.Formatter.format`."""
+        parts = [_time_of(record), f"{record.levelname:7}", record.name, _one_line(record)]
+        parts += [f"{name}={_quoted(value)}" for name, value in _fields_of(record).items()]
+        line = " ".join(parts)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :meth:`logging.Formatter.format`."""
+        line: dict[str, object] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in _fields_of(record).items():
+            line.setdefault(name, value)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _OF_A_RECORD}
+
+
+def _one_line(record: logging.LogRecord) -> str:
+    # A line break in somebody's text must not look like another record.
+    return record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()

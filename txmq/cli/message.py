@@ -1,0 +1,162 @@
+"""``txmq message``: messages sent, fetched and looked up."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from txmq.cli.asking import NAMES_DEFAULT, AsJson, Names, ask, queue_of
+from txmq.cli.output import as_json, message_fields, say, table
+from txmq.client import Admin
+from txmq.message import Message, Queue, ReceivedMessage
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Send, fetch and look up messages.")
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as broker:number.")]
+
+
+@app.command()
+def send(  # noqa: PLR0913  one parameter for each option
+    topic: Topic,
+    body: Annotated[str, typer.Argument(help="The body; - reads it from standard input.")],
+    *,
+    tag: Annotated[str, typer.Option(help="Its tag.")] = "",
+    key: Annotated[list[str] | None, typer.Option(help="A key; may be repeated.")] = None,
+    property_: Annotated[
+        list[str] | None,
+        typer.Option("--property", help="A property, as name=value; may be repeated."),
+    ] = None,
+    queue: OneQueue = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Send a message."""
+    message = Message(
+        topic=topic,
+        body=sys.stdin.buffer.read() if body == "-" else body.encode(),
+        tags=tag,
+        keys=tuple(key or ()),
+        properties=dict(_pair(each) for each in property_ or ()),
+    )
+    target = None if queue is None else queue_of(topic, queue)
+    receipt = ask(names, lambda admin: admin.send(message, target))
+    if json:
+        as_json(receipt)
+        return
+    where = f"{receipt.queue.broker}:{receipt.queue.number}"
+    say(f"stored at {where} offset {receipt.offset}, id {receipt.id}, at {receipt.offset_id}")
+
+
+@app.command()
+def pull(  # noqa: PLR0913  one parameter for each option
+    topic: Topic,
+    *,
+    queue: OneQueue = None,
+    offset: Annotated[
+        int | None, typer.Option(help="The first message wanted; the oldest if not given.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="The most messages of each queue.")] = 32,
+    tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
+    hold_ms: Annotated[int, typer.Option(help="How long to wait where there are none.")] = 0,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Fetch messages without consuming them: no group's offset moves."""
+
+    async def fetched(admin: Admin) -> list[ReceivedMessage]:
+        if queue is not None:
+            queues: tuple[Queue, ...] = (queue_of(topic, queue),)
+        else:
+            queues = (await admin.route(topic)).readable
+        found: list[ReceivedMessage] = []
+        for each in queues:
+            found += await _fetch(admin, each, offset, count, hold_ms, tags)
+        return found
+
+    _show(ask(names, fetched), json=json)
+
+
+@app.command()
+def view(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
+    *,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Look in this topic for the id its producer gave; else by its place."),
+    ] = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show one message."""
+    found = ask(
+        names,
+        lambda admin: admin.find(topic, message_id) if topic else admin.view(message_id),
+    )
+    fields = message_fields(found)
+    if json:
+        as_json(fields)
+        return
+    fields["queue"] = f"{found.queue.broker}:{found.queue.number}"
+    fields["keys"] = " ".join(found.keys)
+    for name, value in fields.items():
+        say(f"{name:12} {value}")
+
+
+@app.command()
+def query(  # noqa: PLR0913  one parameter for each option
+    topic: Topic,
+    key: Annotated[str, typer.Argument(help="The key.")],
+    *,
+    count: Annotated[int, typer.Option(min=1, help="The most messages of each broker.")] = 64,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Look messages up by key."""
+    _show(ask(names, lambda admin: admin.query(topic, key, count=count)), json=json)
+
+
+async def _fetch(
+    admin: Admin, queue: Queue, offset: int | None, count: int, hold_ms: int, tags: str
+) -> list[ReceivedMessage]:
+    # Pulls until enough came: brokers give a few at a time, and say where to go on.
+    at = await admin.min_offset(queue) if offset is None else offset
+    found: list[ReceivedMessage] = []
+    while len(found) < count:
+        wanted = count - len(found)
+        pulled = await admin.pull(queue, at, wanted, hold_ms=hold_ms, tags=tags)
+        found += pulled.messages
+        if pulled.next_offset >= pulled.max_offset or pulled.next_offset <= at:
+            break
+        at = pulled.next_offset
+    return found
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise typer.BadParameter(f"{text!r} is no property; write name=value")
+    return name, value
+
+
+def _show(found: list[ReceivedMessage], *, json: bool) -> None:
+    if json:
+        as_json([message_fields(each) for each in found])
+        return
+    table(
+        ["broker", "queue", "offset", "id", "tag", "keys", "body"],
+        [
+            [
+                each.queue.broker,
+                each.queue.number,
+                each.offset,
+                each.id,
+                each.tags,
+                " ".join(each.keys),
+                each.body.decode(errors="backslashreplace"),
+            ]
+            for each in found
+        ],
+    )

@@ -1,0 +1,48 @@
+"""Moments as people write them on a command line. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from txmq.config import parse_duration
+
+__all__ = ["EARLIEST", "LATEST", "moment_ms"]
+
+EARLIEST: Final = 0
+LATEST: Final = -1
+
+_NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
+_MILLISECONDS_DIGITS: Final = 12
+"""A bare number from here on is milliseconds since 1970; before, nobody means September 2001."""
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """Milliseconds since 1970 of a moment.
+
+    It may be ``earliest`` or ``latest``, a time such as ``2024-05-01T12:00`` (UTC unless it says
+    otherwise), milliseconds since 1970, or how long ago it was: ``2h``.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    text = text.strip()
+    if text in _NAMED:
+        return _NAMED[text]
+    if text.isdecimal() and len(text) >= _MILLISECONDS_DIGITS:
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        zoned = found if found.tzinfo else found.replace(tzinfo=UTC)
+        return int(zoned.timestamp() * 1000)
+    try:
+        if not text.isdecimal():
+            return now_ms - int(parse_duration(text) * 1000)
+    except ValueError:
+        pass
+    raise ValueError(
+        "a moment such as 2024-05-01T12:00, 2h (ago), earliest, latest, or milliseconds since 1970"
+    )

@@ -1,0 +1,58 @@
+"""``txmq names``: a name server alone, for clusters whose brokers share one."""
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+import uvloop
+
+import txmq
+from txmq.cli import logs
+from txmq.cli.serve import LogForm, LogLevel, cannot_start
+from txmq.errors import TxmqError
+from txmq.remoting.pool import split_address
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk
+from txmq.runtime.network import SystemNetwork
+
+__all__ = ["names"]
+
+
+def names(
+    *,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where brokers and clients reach it.")
+    ] = "127.0.0.1:9876",
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where it keeps what operators note; nowhere if absent."),
+    ] = None,
+    log_format: LogForm = "text",
+    log_level: LogLevel = "info",
+) -> None:
+    """Run a name server until it is told to stop."""
+    logs.configure(log_format, log_level)
+    kept = os.path.abspath(data) if data is not None else "nowhere: routes come from brokers"
+    typer.echo(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}", err=True)
+    try:
+        uvloop.run(_serve(listen, data))
+    except (TxmqError, OSError) as problem:
+        cannot_start(problem)
+
+
+async def _serve(listen: str, data: str | None) -> None:
+    from broker.names.server import NameServer  # noqa: PLC0415  see txmq.cli.serve
+
+    host, port = split_address(listen)
+    stopped = asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, stopped.set)
+    disk = None if data is None else LocalDisk(data)
+    async with NameServer(SystemNetwork(), SystemClock(), disk) as server:
+        await server.open(host, port)
+        sys.stdout.write("ready names {}:{}\n".format(*server.address))
+        sys.stdout.flush()
+        await stopped.wait()

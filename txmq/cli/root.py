@@ -1,0 +1,42 @@
+"""All commands joined into one."""
+
+from typing import Annotated
+
+import typer
+
+import txmq
+from txmq.cli import cluster, config, group, message, topic
+from txmq.cli.names import names
+from txmq.cli.output import say
+from txmq.cli.serve import serve
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+app.command()(names)
+app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
+app.add_typer(message.app, name="message")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(config.app, name="config")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"txmq {txmq.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which this is.")
+    ] = False,
+) -> None:
+    """A message broker that speaks Apache RocketMQ's protocol, and what one asks of a cluster."""

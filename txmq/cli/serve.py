@@ -1,0 +1,179 @@
+"""``txmq serve``: a broker, with its own name server unless it is told of others.
+
+Only this module and :mod:`txmq.cli.names` know that brokers can be built, and only when one is asked
+for: a client's installation carries no broker code into memory.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+import txmq
+from txmq.cli import logs
+from txmq.cli.asking import FAILED, WRONGLY_CALLED, fail
+from txmq.config import load
+from txmq.errors import ConfigError, StoreError, TxmqError
+
+if TYPE_CHECKING:
+    from broker.app import Broker
+    from broker.config import BrokerSettings
+
+__all__ = ["NOT_SETTINGS", "LogForm", "LogLevel", "cannot_start", "serve", "settings_shape"]
+
+CONFIG_VARIABLE: Final = "TXMQ_CONFIG"
+LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
+LOG_LEVEL_VARIABLE: Final = "TXMQ_LOG_LEVEL"
+
+NOT_SETTINGS: Final = (CONFIG_VARIABLE, LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE)
+"""Variables of the command line that are no settings of the broker."""
+
+LogForm = Annotated[
+    logs.Form,
+    typer.Option("--log-format", envvar=LOG_FORMAT_VARIABLE, help="How log lines are written."),
+]
+LogLevel = Annotated[
+    logs.Level,
+    typer.Option(
+        "--log-level",
+        envvar=LOG_LEVEL_VARIABLE,
+        case_sensitive=False,
+        help="The least important lines that are written.",
+    ),
+]
+
+_FLUSH_MEANS: Final = {
+    "sync": "a send is answered when it would survive a power cut",
+    "async": "a send is answered when it is written; a power cut may take what came last",
+}
+
+
+def serve(  # noqa: PLR0913  one parameter for each option
+    *,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The directory that holds everything.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where clients reach it.")
+    ] = None,
+    names_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where its own name server listens.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRS", help="Name servers elsewhere, in place of its own."),
+    ] = None,
+    flush: Annotated[
+        str | None, typer.Option(metavar="sync|async", help="When a send is answered.")
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(envvar=CONFIG_VARIABLE, metavar="FILE", help="A TOML file of settings."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="BROKER", help="This broker's name.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The cluster it belongs to.")
+    ] = None,
+    log_format: LogForm = "text",
+    log_level: LogLevel = "info",
+) -> None:
+    """Run a broker until it is told to stop; SIGTERM drains it.
+
+    Settings come from the file, then from TXMQ_* variables, then from --set, then from the other
+    options, each over the one before.
+    """
+    if names is not None and names_listen is not None:
+        fail("--names and --names-listen exclude each other: elsewhere or here", WRONGLY_CALLED)
+    named = {
+        "data": data,
+        "listen": listen,
+        "names_listen": names_listen,
+        "names": names,
+        "store.flush": flush,
+        "name": name,
+        "cluster": cluster,
+    }
+    given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    logs.configure(log_format, log_level)
+    try:
+        settings = load(
+            settings_shape(),
+            file=config,
+            environ=_variables(os.environ, own_names=names_listen is not None),
+            reserved=NOT_SETTINGS,
+            arguments=[*(set_ or ()), *given],
+        )
+        typer.echo(banner(settings), err=True)
+        code = _run(settings)
+    except (TxmqError, OSError) as problem:
+        cannot_start(problem)
+    raise typer.Exit(code)
+
+
+def settings_shape() -> "type[BrokerSettings]":
+    """What a broker can be told."""
+    from broker.config import BrokerSettings  # noqa: PLC0415  see the module's text
+
+    return BrokerSettings
+
+
+def banner(settings: "BrokerSettings") -> str:
+    """What an operator wants to read first: what this is, and where its data lies."""
+    listen = settings.listen
+    if settings.advertise:
+        listen += f", advertised as {settings.advertise}"
+    names = f"{settings.names} (elsewhere)" if settings.names else settings.names_listen
+    rows = {
+        "broker": f"{settings.name} in {settings.cluster}",
+        "listen": listen,
+        "names": names,
+        "data": str(Path(settings.data).absolute()),
+        "flush": f"{settings.store.flush}: {_FLUSH_MEANS[settings.store.flush]}",
+    }
+    lines = [f"txmq {txmq.__version__}"]
+    lines += [f"  {title:7} {text}" for title, text in rows.items()]
+    return "\n".join(lines)
+
+
+def cannot_start(problem: Exception) -> NoReturn:
+    """End the program with the one sentence that tells an operator what to change.
+
+    Raises:
+        typer.Exit: Always.
+    """
+    if isinstance(problem, ConfigError):
+        fail(str(problem), WRONGLY_CALLED)
+    if isinstance(problem, OSError) and problem.filename:
+        fail(f"cannot start: {problem.filename}: {problem.strerror}")
+    what = "" if isinstance(problem, StoreError) else "cannot start: "
+    fail(f"{what}{problem}", FAILED)
+
+
+def _variables(environ: Mapping[str, str], *, own_names: bool) -> dict[str, str]:
+    # TXMQ_NAMES says where the cluster is, to this command as to all others; but who asks for a name
+    # server of this broker's own does not mean the one that other commands talk to.
+    found = dict(environ)
+    if own_names:
+        found.pop("TXMQ_NAMES", None)
+    return found
+
+
+def _run(settings: "BrokerSettings") -> int:
+    from broker import app  # noqa: PLC0415  see the module's text
+
+    return app.run(settings, ready=_say_ready)
+
+
+def _say_ready(broker: "Broker") -> None:
+    settings = broker.settings
+    data = Path(settings.data).absolute()
+    sys.stdout.write(f"ready {settings.name} {broker.address} names {broker.names} data {data}\n")
+    # Whoever waits for this line may read it through a pipe.
+    sys.stdout.flush()

@@ -1,0 +1,38 @@
+"""The client's side: sessions, routes, and single requests to brokers and name servers.
+
+Reading order: :mod:`routes` (pure), :mod:`session`, :mod:`envelope` (pure), then :mod:`messages`,
+:mod:`topics`, :mod:`groups`, :mod:`offsets`, :mod:`lookups` and :mod:`cluster`, which
+:class:`~txmq.client.admin.Admin` joins.
+"""
+
+from __future__ import annotations
+
+from txmq.client.admin import Admin
+from txmq.client.routes import Route
+from txmq.client.session import Session
+from txmq.client.values import (
+    BatchReceipt,
+    Broker,
+    ConnectedClient,
+    GroupConnections,
+    PulledBatch,
+    PullOutcome,
+    QueueProgress,
+    QueueStatus,
+    SendReceipt,
+)
+
+__all__ = [
+    "Admin",
+    "BatchReceipt",
+    "Broker",
+    "ConnectedClient",
+    "GroupConnections",
+    "PullOutcome",
+    "PulledBatch",
+    "QueueProgress",
+    "QueueStatus",
+    "Route",
+    "SendReceipt",
+    "Session",
+]

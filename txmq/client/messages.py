@@ -1,0 +1,245 @@
+"""Messages sent and pulled, one request at a time.
+
+Nothing is tried twice here: a caller who must know whether a message is stored reads the error's
+``effect``. Producers that retry and consumers that share queues are built on top of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from txmq.client.envelope import Envelope, received, sealed
+from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
+from txmq.client.values import BatchReceipt, PulledBatch, PullOutcome, SendReceipt
+from txmq.errors import (
+    ConnectFailed,
+    InvalidParameter,
+    LimitExceeded,
+    LocalProtocolError,
+    NoPermission,
+    TopicNotFound,
+    TxmqError,
+    UsageError,
+    refusal,
+)
+from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
+from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import batch, properties
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import (
+    PullAnswer,
+    PullMessage,
+    SendAnswer,
+    SendMessageV2,
+)
+from txmq.protocol.record import unpack_all
+
+if TYPE_CHECKING:
+    from txmq.client.session import Session
+
+__all__ = ["ANY_TAG", "MessageCalls"]
+
+ANY_TAG: Final = "*"
+"""The expression that lets every message through."""
+
+PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
+
+HOLD_GRACE_S: Final = 10.0
+"""How much longer than a hold an answer may take: brokers end holds up to 5 s late."""
+
+_OUTCOMES: Final = {
+    0: PullOutcome.FOUND,
+    19: PullOutcome.EMPTY,
+    20: PullOutcome.NONE_MATCHED,
+    21: PullOutcome.MOVED,
+}
+_ROUTE_IS_WRONG: Final = (ConnectFailed, TopicNotFound, NoPermission, InvalidParameter)
+
+
+class MessageCalls:
+    """Sends and pulls over a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def send(
+        self, message: Message, queue: Queue | None = None, *, group: str = PRODUCER_GROUP
+    ) -> SendReceipt:
+        """Send a message, to the queue whose turn it is unless one is given.
+
+        Raises:
+            LocalProtocolError: The protocol cannot carry this message.
+            LimitExceeded: It is too large.
+            TransportError: No answer came; the leaf says whether it may be stored.
+            BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
+        """
+        envelope = sealed(message, self._session.ids.next())
+        queue, answer = await self._deliver(
+            RequestCode.SEND_MESSAGE_V2, message.topic, queue, group, envelope, message.flag
+        )
+        told = answer.read(SendAnswer)
+        stored = Queue(message.topic, queue.broker, told.queue_id)
+        return SendReceipt(stored, QueueOffset(told.queue_offset), told.msg_id, envelope.id)
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: Queue | None = None,
+        *,
+        group: str = PRODUCER_GROUP,
+    ) -> BatchReceipt:
+        """Send messages of one topic in one request; they are stored together, without a gap.
+
+        Raises:
+            LocalProtocolError: The protocol cannot carry these messages as one batch.
+            LimitExceeded: They are too large together.
+            TransportError: No answer came; the leaf says whether they may be stored.
+            BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
+        """
+        topic = _common_topic(messages)
+        ids = self._session.ids
+        # Bodies stay as they are: stock brokers and consumers know no compression inside a batch.
+        envelopes = [sealed(each, ids.next(), compress=False) for each in messages]
+        body = batch.pack(
+            batch.BatchItem(each.flag, envelope.body, envelope.properties)
+            for each, envelope in zip(messages, envelopes, strict=True)
+        )
+        if len(body) > MESSAGE_BODY_BYTES_MAX:
+            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(body))
+        whole = Envelope("", 0, body, "")
+        queue, answer = await self._deliver(
+            RequestCode.SEND_BATCH_MESSAGE, topic, queue, group, whole, 0
+        )
+        told = answer.read(SendAnswer)
+        return BatchReceipt(
+            Queue(topic, queue.broker, told.queue_id),
+            QueueOffset(told.queue_offset),
+            tuple(told.msg_id.split(",")),
+            tuple(envelope.id for envelope in envelopes),
+        )
+
+    async def _deliver(
+        self,
+        code: int,
+        topic: str,
+        queue: Queue | None,
+        group: str,
+        envelope: Envelope,
+        flag: int,
+    ) -> tuple[Queue, Command]:
+        if queue is None:
+            queue, address = await self._session.queue_to_write(topic)
+        elif queue.topic != topic:
+            raise UsageError(f"a message for {topic} cannot go to a queue of {queue.topic}")
+        else:
+            address = await self._session.address_of(queue)
+        header = SendMessageV2(
+            producer_group=group,
+            topic=topic,
+            default_topic=TEMPLATE,
+            default_topic_queue_nums=TEMPLATE_QUEUES_MAX,
+            queue_id=queue.number,
+            sys_flag=envelope.sys_flag,
+            born_timestamp=self._session.clock.wall_ms(),
+            flag=flag,
+            properties=envelope.properties,
+            reconsume_times=0,
+            unit_mode=False,
+            batch=code == RequestCode.SEND_BATCH_MESSAGE,
+            broker_name=queue.broker,
+        )
+        try:
+            return queue, await self._session.request(address, code, header, body=envelope.body)
+        except TxmqError as problem:
+            self._doubt_route(topic, problem)
+            raise
+
+    async def pull(
+        self,
+        queue: Queue,
+        offset: int,
+        count: int = PULL_MESSAGES_MAX,
+        group: str = CONSUMER_GROUP,
+        hold_ms: int = 0,
+        *,
+        tags: str = ANY_TAG,
+    ) -> PulledBatch:
+        """Fetch messages of a queue from an offset on.
+
+        Args:
+            queue: The queue.
+            offset: The first message wanted.
+            count: The most messages wanted; a broker may give fewer.
+            group: In whose name; nothing is committed for it.
+            hold_ms: How long the broker shall wait for messages where there are none.
+            tags: Which tags are wanted, separated by ``||``.
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refused for another reason than that it has no messages.
+            RemoteProtocolError: What came is not what a broker stores.
+        """
+        address = await self._session.address_of(queue, reading=True)
+        flags = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold_ms > 0 else 0)
+        header = PullMessage(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.number,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=int(flags),
+            commit_offset=0,
+            suspend_timeout_millis=hold_ms,
+            sub_version=0,
+            subscription=tags,
+            expression_type="TAG",
+        )
+        timeout_s = hold_ms / 1000 + HOLD_GRACE_S
+        try:
+            connection = await self._session.connection(address)
+            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
+            return _pulled(answer, queue.broker, tags)
+        except TxmqError as problem:
+            self._doubt_route(queue.topic, problem)
+            raise
+
+    def _doubt_route(self, topic: str, problem: TxmqError) -> None:
+        if isinstance(problem, _ROUTE_IS_WRONG):
+            self._session.forget(topic)
+
+
+def _common_topic(messages: Sequence[Message]) -> str:
+    topics = sorted({each.topic for each in messages})
+    if len(topics) != 1:
+        named = ", ".join(topics) or "none"
+        raise LocalProtocolError(f"a batch is of one topic and holds a message; topics: {named}")
+    if topics[0].startswith("%RETRY%") or any(
+        properties.DELAY in each.properties for each in messages
+    ):
+        raise LocalProtocolError("retried and delayed messages cannot travel in a batch")
+    return topics[0]
+
+
+def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
+    outcome = _OUTCOMES.get(answer.code)
+    if outcome is None:
+        raise refusal(answer.code, answer.remark or "")
+    bounds = answer.read(PullAnswer)
+    messages: list[ReceivedMessage] = []
+    if outcome is PullOutcome.FOUND:
+        messages = [received(each, broker) for each in unpack_all(answer.body)]
+        if tags != ANY_TAG:
+            # Brokers filter by hash; the text decides.
+            wanted = {each.strip() for each in tags.split("||")}
+            messages = [each for each in messages if each.tags in wanted]
+    return PulledBatch(
+        outcome,
+        tuple(messages),
+        QueueOffset(bounds.next_begin_offset),
+        QueueOffset(bounds.min_offset),
+        QueueOffset(bounds.max_offset),
+    )

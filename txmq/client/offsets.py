@@ -1,0 +1,149 @@
+"""Where queues begin and end, and how far groups have come in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from txmq.errors import ConsumerOffline, NotFound
+from txmq.message import Queue, QueueOffset
+from txmq.protocol.bodies import read_queue_map
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import (
+    Header,
+    OffsetAnswer,
+    OffsetByTime,
+    OffsetCommit,
+    OffsetQuery,
+    QueueHeader,
+    ResetOffset,
+)
+
+if TYPE_CHECKING:
+    from txmq.client.session import Session
+
+__all__ = ["TO_THE_END", "OffsetCalls"]
+
+TO_THE_END: Final = -1
+"""The time that stands for "behind the last message" when offsets are reset."""
+
+
+class OffsetCalls:
+    """Questions and orders about offsets, over a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def max_offset(self, queue: Queue) -> QueueOffset:
+        """The offset the next message of a queue will have.
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        header = QueueHeader(queue.topic, queue.number)
+        return await self._ask(queue, RequestCode.GET_MAX_OFFSET, header)
+
+    async def min_offset(self, queue: Queue) -> QueueOffset:
+        """The offset of the oldest message a queue still has.
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        header = QueueHeader(queue.topic, queue.number)
+        return await self._ask(queue, RequestCode.GET_MIN_OFFSET, header)
+
+    async def offset_by_time(self, queue: Queue, time_ms: int) -> QueueOffset:
+        """The offset of the message that was stored nearest to a time.
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        header = OffsetByTime(queue.topic, queue.number, time_ms)
+        return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def committed_offset(self, group: str, queue: Queue) -> QueueOffset | None:
+        """The next message a group wants of a queue; ``None`` where it never said.
+
+        On a queue that still has its first message, RocketMQ says 0 in place of "never".
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        header = OffsetQuery(group, queue.topic, queue.number)
+        try:
+            return await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        except NotFound:
+            return None
+
+    async def commit_offset(self, group: str, queue: Queue, offset: int) -> None:
+        """Say which message a group wants next of a queue.
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came; the leaf says whether it may have been noted.
+            BrokerRefused: The broker refuses.
+        """
+        address = await self._session.address_of(queue)
+        header = OffsetCommit(group, queue.topic, queue.number, offset)
+        await self._session.request(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    async def reset_offset(
+        self, group: str, topic: str, time_ms: int, *, force: bool = True
+    ) -> dict[Queue, QueueOffset]:
+        """Take a group to the messages stored at a time, and return where it stands now.
+
+        A group with consumers connected is moved by the broker, which tells them; a group without is
+        moved by writing its offsets.
+
+        Args:
+            group: The group.
+            topic: The topic.
+            time_ms: The time, or :data:`TO_THE_END`.
+            force: Whether it may move forward, past messages it has not consumed.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer; the brokers before it have done it.
+            BrokerRefused: A broker refuses; the brokers before it have done it.
+        """
+        route = await self._session.fresh_route(topic)
+        moved: dict[Queue, QueueOffset] = {}
+        header = ResetOffset(topic, group, time_ms, force)
+        for broker in route.brokers:
+            try:
+                answer = await self._session.request(
+                    route.master(broker), RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
+                )
+            except ConsumerOffline:
+                for queue in route.readable:
+                    if queue.broker == broker:
+                        moved[queue] = await self._move(group, queue, time_ms, force=force)
+                continue
+            table = read_queue_map(answer.body, "offsetTable", int)
+            for each, offset in table.items():
+                queue = Queue(each.topic, each.broker_name, each.queue_id)
+                moved[queue] = QueueOffset(offset)
+        return dict(sorted(moved.items()))
+
+    async def _move(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
+        if time_ms == TO_THE_END:
+            target = await self.max_offset(queue)
+        else:
+            target = await self.offset_by_time(queue, time_ms)
+        if not force:
+            now = await self.committed_offset(group, queue)
+            target = target if now is None else min(target, now)
+        await self.commit_offset(group, queue, target)
+        return target
+
+    async def _ask(self, queue: Queue, code: int, header: Header) -> QueueOffset:
+        address = await self._session.address_of(queue)
+        answer = await self._session.request(address, code, header)
+        return QueueOffset(answer.read(OffsetAnswer).offset)

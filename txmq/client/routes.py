@@ -1,0 +1,148 @@
+"""Where topics live: what a name server answers, turned into queues and addresses. Pure.
+
+A route is a value; the table keeps those that are young enough and takes turns among their queues.
+Neither asks anybody: whoever holds the table learns from it that there is nothing to go by, asks a
+name server, and puts the answer in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from txmq.errors import ConnectFailed, NoPermission, TopicNotFound
+from txmq.message import Queue
+from txmq.protocol.bodies import QueueRoute, TopicRoute
+from txmq.protocol.codes import Perm
+
+__all__ = ["MASTER", "TEMPLATE", "Route", "RouteTable", "route_of"]
+
+MASTER: Final = 0
+"""The replica number that takes writes."""
+
+TEMPLATE: Final = "TBW102"
+"""The topic whose brokers create unknown topics on their first message."""
+
+TEMPLATE_QUEUES_MAX: Final = 4
+"""Queues asked for a topic that comes into being by use, as stock clients ask."""
+
+FRESH_S: Final = 30.0
+"""How long a route is believed, as in stock clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The queues of one topic, and where their brokers listen."""
+
+    topic: str
+    writable: tuple[Queue, ...]
+    readable: tuple[Queue, ...]
+    addresses: Mapping[str, Mapping[int, str]]
+    """By broker and replica number."""
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The brokers that have queues of it, by name."""
+        return tuple(sorted({queue.broker for queue in self.readable + self.writable}))
+
+    def master(self, broker: str) -> str:
+        """Where a broker takes writes.
+
+        Raises:
+            TopicNotFound: The topic has nothing at this broker.
+            ConnectFailed: The broker has no master now.
+        """
+        found = self._replicas(broker).get(MASTER)
+        if found is None:
+            raise ConnectFailed(f"broker {broker} has no master now")
+        return found
+
+    def reader(self, broker: str) -> str:
+        """Where to read from: the master, or while there is none the first replica.
+
+        Raises:
+            TopicNotFound: The topic has nothing at this broker.
+        """
+        replicas = self._replicas(broker)
+        return replicas[min(replicas)]
+
+    def _replicas(self, broker: str) -> Mapping[int, str]:
+        replicas = self.addresses.get(broker)
+        if not replicas:
+            raise TopicNotFound(f"topic {self.topic} has nothing at broker {broker!r}")
+        return replicas
+
+
+def route_of(topic: str, body: TopicRoute, *, template: bool = False) -> Route:
+    """The route that a name server's answer describes.
+
+    Args:
+        topic: Which topic it is for.
+        body: The answer.
+        template: The answer is about :data:`TEMPLATE`, because the topic is not there yet.
+    """
+    addresses = {each.broker_name: dict(each.broker_addrs) for each in body.broker_datas}
+    known = [each for each in body.queue_datas if addresses.get(each.broker_name)]
+    known.sort(key=lambda each: each.broker_name)
+
+    def queues(each: QueueRoute, count: int) -> list[Queue]:
+        most = min(count, TEMPLATE_QUEUES_MAX) if template else count
+        return [Queue(topic, each.broker_name, number) for number in range(most)]
+
+    return Route(
+        topic=topic,
+        writable=tuple(
+            queue
+            for each in known
+            if each.perm & Perm.WRITE and MASTER in addresses[each.broker_name]
+            for queue in queues(each, each.write_queue_nums)
+        ),
+        readable=tuple(
+            queue
+            for each in known
+            if each.perm & Perm.READ
+            for queue in queues(each, each.read_queue_nums)
+        ),
+        addresses=addresses,
+    )
+
+
+class RouteTable:
+    """The routes that are known, and whose turn it is in each."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, tuple[Route, float]] = {}
+        self._turns: dict[str, int] = {}
+
+    def get(self, topic: str, now: float) -> Route | None:
+        """The topic's route, unless it is unknown or too old to be believed."""
+        found = self._routes.get(topic)
+        if found is None or now - found[1] > FRESH_S:
+            return None
+        return found[0]
+
+    def put(self, route: Route, now: float) -> None:
+        """Remember a route as it is now."""
+        self._routes[route.topic] = (route, now)
+
+    def forget(self, topic: str) -> None:
+        """Ask again before this topic is used again: something about its route was wrong."""
+        self._routes.pop(topic, None)
+
+    def next_queue(self, route: Route, first: int) -> Queue:
+        """The queue whose turn it is to be written to.
+
+        Args:
+            route: The topic's route.
+            first: Where to begin with a topic seen for the first time; chance, so that many
+                clients which start together do not all begin with the same queue.
+
+        Raises:
+            NoPermission: The topic is there and cannot be written to.
+        """
+        if not route.writable:
+            raise NoPermission(f"topic {route.topic} has no queue that can be written to")
+        turn = self._turns.get(route.topic, first)
+        self._turns[route.topic] = turn + 1
+        return route.writable[turn % len(route.writable)]

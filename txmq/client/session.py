@@ -1,0 +1,277 @@
+"""One client's way to a cluster: name servers to ask, routes remembered, connections shared.
+
+A session keeps to one name server until that fails, then moves to the next. It opens nothing before
+something is asked, runs no task of its own, and takes time, chance and streams only from its ports.
+Producers, consumers and :class:`txmq.client.admin.Admin` share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from txmq.client.identity import UniqueIds
+from txmq.client.routes import TEMPLATE, Route, RouteTable, route_of
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectFailed,
+    TopicNotFound,
+    TransportError,
+    UsageError,
+)
+from txmq.message import Queue
+from txmq.protocol.bodies import TopicRoute
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import Header, RouteQuery
+from txmq.remoting.connection import Connection, Service, no_service
+from txmq.remoting.pool import Pool, split_address
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.network import Network, SystemNetwork
+
+__all__ = ["Session"]
+
+ANSWER_S = 3.0
+"""How long an answer may take, as in stock clients."""
+
+Fields = Header | dict[str, str] | None
+
+
+class Session:
+    """A client's connections and what it knows of the cluster; ``async with`` opens and closes it.
+
+    Args:
+        names: The name servers, ``host:port`` separated by ``;``.
+        network: Where streams come from.
+        clock: Where the time comes from.
+        entropy: Where chance comes from.
+        service: Who answers what brokers ask of this client.
+        answer_s: How long an answer may take.
+
+    Raises:
+        ConfigError: ``names`` names no server, or one in a way that is no address.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+        *,
+        service: Service = no_service,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.names = tuple(each.strip() for each in names.split(";") if each.strip())
+        if not self.names:
+            raise ConfigError("no name server is given; write host:port, several separated by ';'")
+        for each in self.names:
+            split_address(each)
+        self.clock = clock or SystemClock()
+        self.entropy = entropy or SystemEntropy()
+        self.ids = UniqueIds(self.clock, self.entropy)
+        self._network = network or SystemNetwork()
+        self._service = service
+        self._answer_s = answer_s
+        self._table = RouteTable()
+        self._asking: dict[str, asyncio.Task[Route]] = {}
+        self._names_at = self.entropy.below(len(self.names))
+        self._pool: Pool | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._pool is not None:
+            raise UsageError("this session is open already")
+        self._pool = Pool(self._network, self.clock, self._service)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pool, self._pool = self._pool, None
+        for task in list(self._asking.values()):
+            task.cancel()
+        if pool is not None:
+            await pool.close()
+
+    # Connections
+
+    async def connection(self, address: str) -> Connection:
+        """An open connection to an address, shared with everybody who asks for the same.
+
+        Raises:
+            UsageError: The session is not open.
+            ConnectFailed: Nobody listens there.
+        """
+        if self._pool is None:
+            raise UsageError("this session is not open; use it with 'async with'")
+        return await self._pool.connection(address)
+
+    async def request(
+        self,
+        address: str,
+        code: int,
+        header: Fields = None,
+        *,
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Ask one address and return its answer where that is a success.
+
+        Raises:
+            UsageError: The session is not open.
+            TransportError: No answer came; the leaf says whether the request may have been served.
+            BrokerRefused: The answer is a refusal.
+        """
+        asked = await self.connection(address)
+        limit = self._answer_s if timeout_s is None else timeout_s
+        return await asked.request(code, header, body=body, timeout_s=limit)
+
+    # Name servers
+
+    async def ask_names(self, code: int, header: Fields = None) -> Command:
+        """Ask a name server, and the next where one does not answer.
+
+        Raises:
+            UsageError: The session is not open.
+            TransportError: None of them answers.
+            BrokerRefused: The one that answered refuses.
+        """
+        first = self._names_at
+        failed: TransportError | None = None
+        for step in range(len(self.names)):
+            at = (first + step) % len(self.names)
+            try:
+                answer = await self.request(self.names[at], code, header)
+            except TransportError as problem:
+                failed = problem
+                continue
+            except BrokerRefused:
+                self._names_at = at
+                raise
+            self._names_at = at
+            return answer
+        assert failed is not None, "a session has at least one name server"
+        if len(self.names) == 1:
+            raise failed
+        text = f"none of the name servers {';'.join(self.names)} answers; the last said: {failed}"
+        raise ConnectFailed(text) from failed
+
+    async def tell_names(self, code: int, header: Fields = None) -> None:
+        """Have every name server do something.
+
+        Raises:
+            UsageError: The session is not open.
+            TransportError: One of them does not answer; all others have been told.
+            BrokerRefused: One of them refuses; those before it have been told.
+        """
+        failed: TransportError | None = None
+        for address in self.names:
+            try:
+                await self.request(address, code, header)
+            except TransportError as problem:
+                failed = failed or problem
+        if failed is not None:
+            raise failed
+
+    # Routes
+
+    async def route(self, topic: str) -> Route:
+        """Where a topic lives.
+
+        Raises:
+            UsageError: The session is not open.
+            TopicNotFound: No broker has it.
+            TransportError: No name server answers.
+        """
+        found = self._table.get(topic, self.clock.monotonic())
+        if found is not None:
+            return found
+        asking = self._asking.get(topic)
+        if asking is None:
+            asking = asyncio.ensure_future(self._ask_route(topic))
+            self._asking[topic] = asking
+            asking.add_done_callback(lambda task: self._settle(topic, task))
+        # Shielded: many may wait for one answer, and one that gives up must not take it from all.
+        return await asyncio.shield(asking)
+
+    async def route_to_write(self, topic: str) -> Route:
+        """Where a topic lives, or would come to live by its first message.
+
+        Raises:
+            UsageError: The session is not open.
+            TopicNotFound: No broker has it, and none would create it.
+            TransportError: No name server answers.
+        """
+        try:
+            return await self.route(topic)
+        except TopicNotFound as problem:
+            if topic == TEMPLATE:
+                raise
+            try:
+                answer = await self._ask_about(TEMPLATE)
+            except TopicNotFound:
+                raise problem from None
+            # Not remembered: the true route is there as soon as the first message is.
+            return route_of(topic, answer, template=True)
+
+    async def fresh_route(self, topic: str) -> Route:
+        """Where a topic lives, asked now.
+
+        Raises:
+            UsageError: The session is not open.
+            TopicNotFound: No broker has it.
+            TransportError: No name server answers.
+        """
+        self.forget(topic)
+        return await self._ask_route(topic)
+
+    def forget(self, topic: str) -> None:
+        """Ask for this topic's route again before it is next used."""
+        self._table.forget(topic)
+
+    async def queue_to_write(self, topic: str) -> tuple[Queue, str]:
+        """The queue whose turn it is, and the address that takes messages for it.
+
+        Raises:
+            UsageError: The session is not open.
+            TopicNotFound: No broker has the topic, and none would create it.
+            NoPermission: It has no queue that can be written to.
+            TransportError: No name server answers.
+        """
+        route = await self.route_to_write(topic)
+        queue = self._table.next_queue(route, self.entropy.below(1 << 16))
+        return queue, route.master(queue.broker)
+
+    async def address_of(self, queue: Queue, *, reading: bool = False) -> str:
+        """Where the broker of a queue listens.
+
+        Raises:
+            UsageError: The session is not open.
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No name server answers, or the broker has no master now.
+        """
+        route = await self.route(queue.topic)
+        if queue.broker not in route.addresses:
+            route = await self.fresh_route(queue.topic)
+        return route.reader(queue.broker) if reading else route.master(queue.broker)
+
+    async def _ask_route(self, topic: str) -> Route:
+        route = route_of(topic, await self._ask_about(topic))
+        self._table.put(route, self.clock.monotonic())
+        return route
+
+    async def _ask_about(self, topic: str) -> TopicRoute:
+        query = RouteQuery(topic, accept_standard_json_only=True)
+        answer = await self.ask_names(RequestCode.GET_ROUTEINFO_BY_TOPIC, query)
+        return TopicRoute.read(answer.body)
+
+    def _settle(self, topic: str, task: asyncio.Task[Route]) -> None:
+        self._asking.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # Looked at, for the case that everybody has stopped waiting.

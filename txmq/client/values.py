@@ -1,0 +1,126 @@
+"""What a client is told: receipts, batches, and views of topics, groups and brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from txmq.message import Queue, QueueOffset, ReceivedMessage
+
+__all__ = [
+    "BatchReceipt",
+    "Broker",
+    "ConnectedClient",
+    "GroupConnections",
+    "PullOutcome",
+    "PulledBatch",
+    "QueueProgress",
+    "QueueStatus",
+    "SendReceipt",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SendReceipt:
+    """What a broker says of a message it has stored."""
+
+    queue: Queue
+    offset: QueueOffset
+    offset_id: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """What a broker says of messages it has stored together, in their order."""
+
+    queue: Queue
+    offset: QueueOffset
+    """Of the first; the others follow without a gap."""
+    offset_ids: tuple[str, ...]
+    ids: tuple[str, ...]
+
+
+class PullOutcome(Enum):
+    """How a pull ended."""
+
+    FOUND = "found"
+    EMPTY = "empty"
+    """Nothing has arrived behind the offset yet."""
+    NONE_MATCHED = "none matched"
+    """Messages were looked through and none was wanted; go on at the next offset."""
+    MOVED = "moved"
+    """The offset lies outside the queue; the next offset is the nearest inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulledBatch:
+    """What one pull brought."""
+
+    outcome: PullOutcome
+    messages: tuple[ReceivedMessage, ...]
+    next_offset: QueueOffset
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+
+    @property
+    def found(self) -> bool:
+        """Whether the broker had messages to give; those left out by their tag count."""
+        return self.outcome is PullOutcome.FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue as its broker sees it."""
+
+    queue: Queue
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """How far a group has come in one queue."""
+
+    queue: Queue
+    broker_offset: QueueOffset
+    group_offset: QueueOffset
+    consumed_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that are stored and not consumed."""
+        return max(0, self.broker_offset - self.group_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedClient:
+    """A client as brokers see it."""
+
+    id: str
+    address: str
+    language: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConnections:
+    """The clients of a consumer group that are connected, and what they subscribe to."""
+
+    clients: tuple[ConnectedClient, ...]
+    subscriptions: Mapping[str, str]
+    """The filter expression by topic."""
+    message_model: str
+    consume_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker as the name server knows it."""
+
+    name: str
+    cluster: str
+    addresses: Mapping[int, str]
+    """By replica number; 0 is the master."""

@@ -1,0 +1,390 @@
+"""Every error txmq raises on purpose, in one tree.
+
+    TxmqError
+    ├─ ConfigError                wrong or unknown setting (also ValueError)
+    ├─ UsageError                 called in the wrong state
+    ├─ LimitExceeded              which limit, its value, what was offered
+    ├─ ProtocolError              bytes break the protocol
+    │   ├─ LocalProtocolError     our fault
+    │   └─ RemoteProtocolError    the peer's fault
+    ├─ TransportError
+    │   ├─ ConnectFailed · ConnectionLost · RequestTimeout
+    ├─ BrokerRefused              a response code with its remark; one leaf per code
+    └─ StoreError
+        └─ CorruptRecord · DiskFull · WriteFailed · SyncFailed · DirectoryInUse
+
+Each leaf says two things that a caller of a messaging system needs: ``retryable``, does trying the
+same again make sense, and ``effect``, may the operation have taken effect all the same. A refusal is
+raised by the broker's own code and by a client that receives its code, so both sides share one word.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+__all__ = [
+    "BrokerBusy",
+    "BrokerRefused",
+    "ConfigError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "ConsumeTimeout",
+    "ConsumerOffline",
+    "CorruptRecord",
+    "DirectoryInUse",
+    "DiskFull",
+    "Effect",
+    "FilterDataMissing",
+    "FilterDataStale",
+    "FlowControlled",
+    "FlushTimeout",
+    "GroupNotFound",
+    "InternalError",
+    "InvalidParameter",
+    "LimitExceeded",
+    "LocalProtocolError",
+    "MessageIllegal",
+    "NoPermission",
+    "NotFound",
+    "OffsetMoved",
+    "ProtocolError",
+    "PullNotFound",
+    "PullRetryImmediately",
+    "RemoteProtocolError",
+    "ReplicaTimeout",
+    "ReplicaUnavailable",
+    "RequestNotSupported",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "StoreError",
+    "SubscriptionInvalid",
+    "SubscriptionMissing",
+    "SubscriptionStale",
+    "SyncFailed",
+    "TopicExists",
+    "TopicNotFound",
+    "TransactionFailed",
+    "TransportError",
+    "TxmqError",
+    "UnknownRefusal",
+    "UsageError",
+    "VersionNotSupported",
+    "WriteFailed",
+    "refusal",
+]
+
+
+class Effect(Enum):
+    """What is known of an operation that failed."""
+
+    NONE = "none"
+    MAYBE = "maybe"
+    APPLIED = "applied"
+
+
+class TxmqError(Exception):
+    """Any error txmq raises on purpose."""
+
+    retryable: ClassVar[bool] = False
+    effect: ClassVar[Effect] = Effect.NONE
+
+
+class ConfigError(TxmqError, ValueError):
+    """A setting is unknown or has a value that cannot work."""
+
+
+class UsageError(TxmqError):
+    """Something was called in the wrong state: not started, closed, or nested where it cannot be."""
+
+
+class LimitExceeded(TxmqError):
+    """Something offered is larger than a limit allows."""
+
+    def __init__(self, limit: str, value: int, offered: int) -> None:
+        super().__init__(f"{limit} is {value}, but {offered} was offered")
+        self.limit = limit
+        self.value = value
+        self.offered = offered
+
+
+class ProtocolError(TxmqError):
+    """Bytes that do not follow the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were asked to write something the protocol cannot carry."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer wrote something the protocol does not allow; its connection is closed."""
+
+
+class TransportError(TxmqError):
+    """The way to the peer failed."""
+
+
+class ConnectFailed(TransportError):
+    """No connection could be opened; nothing was sent."""
+
+    retryable = True
+
+
+class ConnectionLost(TransportError):
+    """The connection broke while an answer was awaited; the peer may have acted on the request."""
+
+    retryable = True
+    effect = Effect.MAYBE
+
+
+class RequestTimeout(TransportError):
+    """No answer came in time; the peer may have acted on the request, or may still do so."""
+
+    retryable = True
+    effect = Effect.MAYBE
+
+
+class BrokerRefused(TxmqError):
+    """The broker, or a name server, answered with a code other than success."""
+
+    code: ClassVar[int] = -1
+
+    def __init__(self, remark: str = "") -> None:
+        super().__init__(remark or (self.__doc__ or "").split("\n", 1)[0])
+        self.remark = remark
+
+
+class InternalError(BrokerRefused):
+    """The broker failed inside, or used this code because the protocol has no better one."""
+
+    code = 1
+    retryable = True
+    effect = Effect.MAYBE
+
+
+class BrokerBusy(BrokerRefused):
+    """The broker has more work than it takes on; nothing was stored."""
+
+    code = 2
+    retryable = True
+
+
+class RequestNotSupported(BrokerRefused):
+    """This request code is not served here."""
+
+    code = 3
+
+
+class TransactionFailed(BrokerRefused):
+    """The transaction request could not be carried out."""
+
+    code = 4
+
+
+class FlushTimeout(BrokerRefused):
+    """The message is stored, but was not on the disk in time."""
+
+    code = 10
+    effect = Effect.APPLIED
+
+
+class ReplicaUnavailable(BrokerRefused):
+    """The message is stored here, but no replica was there to take it."""
+
+    code = 11
+    effect = Effect.APPLIED
+
+
+class ReplicaTimeout(BrokerRefused):
+    """The message is stored here, but a replica did not confirm it in time."""
+
+    code = 12
+    effect = Effect.APPLIED
+
+
+class MessageIllegal(BrokerRefused):
+    """The message breaks a rule: too large, malformed, or of a kind that cannot be stored."""
+
+    code = 13
+
+
+class ServiceUnavailable(BrokerRefused):
+    """The broker takes no writes now: its disk is full, or it is shutting down."""
+
+    code = 14
+    retryable = True
+
+
+class VersionNotSupported(BrokerRefused):
+    """The peer's protocol version is not served."""
+
+    code = 15
+
+
+class NoPermission(BrokerRefused):
+    """The topic, the group or the broker does not permit this."""
+
+    code = 16
+
+
+class TopicNotFound(BrokerRefused):
+    """There is no such topic, and it may not be created by using it."""
+
+    code = 17
+
+
+class TopicExists(BrokerRefused):
+    """The topic is there already."""
+
+    code = 18
+
+
+class PullNotFound(BrokerRefused):
+    """No message has arrived behind this offset."""
+
+    code = 19
+    retryable = True
+
+
+class PullRetryImmediately(BrokerRefused):
+    """No message matched in the stretch that was scanned; go on at the next offset."""
+
+    code = 20
+    retryable = True
+
+
+class OffsetMoved(BrokerRefused):
+    """The offset lies outside the queue; go on at the offset that came with the answer."""
+
+    code = 21
+    retryable = True
+
+
+class NotFound(BrokerRefused):
+    """The query found nothing."""
+
+    code = 22
+
+
+class SubscriptionInvalid(BrokerRefused):
+    """The filter expression does not parse."""
+
+    code = 23
+
+
+class SubscriptionMissing(BrokerRefused):
+    """The group has not told the broker of this subscription (yet)."""
+
+    code = 24
+    retryable = True
+
+
+class SubscriptionStale(BrokerRefused):
+    """The broker knows an older version of this subscription."""
+
+    code = 25
+    retryable = True
+
+
+class GroupNotFound(BrokerRefused):
+    """There is no such consumer group, and it may not be created by using it."""
+
+    code = 26
+
+
+class FilterDataMissing(BrokerRefused):
+    """The broker holds no compiled filter for this subscription."""
+
+    code = 27
+    retryable = True
+
+
+class FilterDataStale(BrokerRefused):
+    """The compiled filter is older than the subscription."""
+
+    code = 28
+    retryable = True
+
+
+class InvalidParameter(BrokerRefused):
+    """A field of the request has a value that cannot be."""
+
+    code = 29
+
+
+class ConsumerOffline(BrokerRefused):
+    """No consumer of the group is connected."""
+
+    code = 206
+
+
+class ConsumeTimeout(BrokerRefused):
+    """The consumer did not answer in time."""
+
+    code = 207
+    effect = Effect.MAYBE
+
+
+class FlowControlled(BrokerRefused):
+    """The peer sends faster than it is allowed to."""
+
+    code = 215
+    retryable = True
+
+
+class UnknownRefusal(BrokerRefused):
+    """The answer carries a code this version of txmq has no name for."""
+
+    effect = Effect.MAYBE
+
+    def __init__(self, remark: str = "", *, response_code: int = -1) -> None:
+        super().__init__(f"code {response_code}: {remark}")
+        self.response_code = response_code
+
+
+_BY_CODE: dict[int, type[BrokerRefused]] = {
+    leaf.code: leaf for leaf in BrokerRefused.__subclasses__() if leaf.code >= 0
+}
+
+
+def refusal(code: int, remark: str) -> BrokerRefused:
+    """The error that stands for a response code."""
+    leaf = _BY_CODE.get(code)
+    if leaf is None:
+        return UnknownRefusal(remark, response_code=code)
+    return leaf(remark)
+
+
+class StoreError(TxmqError):
+    """The broker's log could not do what was asked."""
+
+
+class CorruptRecord(StoreError):
+    """Bytes of the log differ from those that were written, before the end that a crash may cut."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"the log is damaged at position {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+class DiskFull(StoreError):
+    """The disk has no room left; nothing of this write remains."""
+
+    retryable = True
+
+
+class WriteFailed(StoreError):
+    """The disk refused a write; nothing of it remains."""
+
+    retryable = True
+
+
+class SyncFailed(StoreError):
+    """The disk failed to make writes durable. The broker stops: what is on the disk is unknown."""
+
+    effect = Effect.MAYBE
+
+
+class DirectoryInUse(StoreError):
+    """Another broker has this data directory open."""

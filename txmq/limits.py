@@ -1,0 +1,59 @@
+"""Every bound txmq keeps, with the reason for its value. Reaching one is always a typed error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One frame with its length prefix; what RocketMQ's own decoder accepts on either side."""
+
+MESSAGE_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""One message body, RocketMQ's ``maxMessageSize``; configurable in the broker and the client."""
+
+PROPERTIES_BYTES_MAX: Final = 32_767
+"""One message's properties: their length is a signed 16-bit number in the stored record."""
+
+TOPIC_CHARS_MAX: Final = 127
+"""A topic's name: its length is one signed byte in the stored record every client can read."""
+
+GROUP_CHARS_MAX: Final = 255
+"""A group's name, as stock clients check it."""
+
+BATCH_MESSAGES_MAX: Final = 65_536
+"""Messages in one batch: the smallest take 23 bytes, so a 4 MiB body could claim 180,000."""
+
+JSON_DEPTH_MAX: Final = 64
+"""Nesting in a header or body; the deepest one RocketMQ has is 7."""
+
+HEADER_FIELDS_MAX: Final = 1_024
+"""Fields in one header; the largest known has 20."""
+
+KEYS_PER_MESSAGE_MAX: Final = 64
+"""Index keys of one message; more are stored but cannot be searched."""
+
+SPAN_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Records written to the log in one go: bounds what one torn write can take with it."""
+
+UNSYNCED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Records waiting for the disk before sends are answered "busy": bounds memory on a slow disk."""
+
+PULL_MESSAGES_MAX: Final = 32
+"""Messages in one answer to a pull, as a stock broker answers from memory."""
+
+PULL_BYTES_MAX: Final = 256 * 1024
+"""Bytes in one answer to a pull, though one message is always given whole."""
+
+PULL_SCAN_MAX: Final = 800
+"""Index entries one pull looks through before it answers "none matched, go on from here"."""
+
+HELD_PULLS_MAX: Final = 100_000
+"""Pulls held open for messages to arrive; one more is answered at once."""
+
+CONNECTION_BACKLOG_BYTES: Final = 4 * 1024 * 1024
+"""Answers a peer has not read yet before we stop reading its requests."""
+
+PUSH_BACKLOG_BYTES: Final = 16 * 1024 * 1024
+"""Answers a peer has not read yet before it is taken for dead and cut off."""
+
+ROUTE_TOPICS_MAX: Final = 100_000
+"""Topics a name server keeps; a broker that registers more is refused."""

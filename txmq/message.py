@@ -1,0 +1,54 @@
+"""Messages as an application sees them, and the kinds of numbers that must never be mixed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+__all__ = ["LogPosition", "Message", "Queue", "QueueOffset", "ReceivedMessage"]
+
+QueueOffset = NewType("QueueOffset", int)
+"""Which message of its queue: 0 for the first ever stored there."""
+
+LogPosition = NewType("LogPosition", int)
+"""Where a record starts in the broker's log, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Queue:
+    """One queue of a topic at one broker."""
+
+    topic: str
+    broker: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message to send."""
+
+    topic: str
+    body: bytes
+    tags: str = ""
+    keys: tuple[str, ...] = ()
+    properties: dict[str, str] = field(default_factory=dict)
+    flag: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedMessage(Message):
+    """A message as it came out of a queue."""
+
+    queue: Queue
+    offset: QueueOffset
+    position: LogPosition
+    id: str
+    offset_id: str
+    born_ms: int
+    stored_ms: int
+    attempts: int
+
+    @property
+    def key(self) -> str:
+        """The first of its keys, or its id where it has none."""
+        return self.keys[0] if self.keys else self.id

@@ -1,0 +1,69 @@
+"""The two answers that are written for every message, by hand: sent, and pulled.
+
+They say exactly what :func:`txmq.protocol.command.answer` would say; a test holds them to it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from txmq.protocol.command import Command, answer
+from txmq.protocol.frame import JSON
+from txmq.protocol.headers import PullAnswer
+
+__all__ = ["pulled", "sent"]
+
+_WORDS: Final = Struct(">II")
+_REGION: Final = "DefaultRegion"
+_text: Final = msgspec.json.encode
+
+_SENT: Final = (
+    b'{"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"%b",'
+    b'"queueId":"%d","queueOffset":"%d","transactionId":%b},"flag":1,"language":"JAVA",'
+    b'"opaque":%d,"serializeTypeCurrentRPC":"JSON","version":409}'
+)
+_PULLED: Final = (
+    b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
+    b'"suggestWhichBrokerId":"0"},"flag":1,"language":"JAVA","opaque":%d,"remark":%b,'
+    b'"serializeTypeCurrentRPC":"JSON","version":409}'
+)
+
+
+def sent(
+    to: Command, offset_ids: str, queue_id: int, queue_offset: int, transaction_id: str
+) -> bytes:
+    """The answer to a send. It always has fields: Java clients read them without looking."""
+    if to.kind == JSON:
+        header = _SENT % (
+            offset_ids.encode(),
+            queue_id,
+            queue_offset,
+            _text(transaction_id),
+            to.opaque,
+        )
+        return _WORDS.pack(4 + len(header), len(header)) + header
+    fields = {
+        "MSG_REGION": _REGION,
+        "TRACE_ON": "true",
+        "msgId": offset_ids,
+        "queueId": str(queue_id),
+        "queueOffset": str(queue_offset),
+        "transactionId": transaction_id,
+    }
+    return answer(to, 0, fields)
+
+
+def pulled(
+    to: Command, code: int, bounds: tuple[int, int, int], remark: str, records: list[bytes]
+) -> bytes:
+    """The answer to a pull, found or not; ``bounds`` are the next, the least and the last offset."""
+    next_offset, min_offset, max_offset = bounds
+    if to.kind == JSON:
+        header = _PULLED % (code, max_offset, min_offset, next_offset, to.opaque, _text(remark))
+        size = sum([len(each) for each in records])
+        return b"".join([_WORDS.pack(4 + len(header) + size, len(header)), header, *records])
+    fields = PullAnswer(0, next_offset, min_offset, max_offset)
+    return answer(to, code, fields, body=b"".join(records), remark=remark)

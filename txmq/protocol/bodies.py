@@ -1,0 +1,401 @@
+"""The JSON bodies of requests and answers, each declared once with its wire names.
+
+Reading tries strict JSON first and RocketMQ's own dialect second. Writing is strict and without white
+space; the maps whose keys are queues are written with objects as keys, which Java insists on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+import msgspec
+
+from txmq.errors import RemoteProtocolError
+from txmq.protocol import fastjson
+from txmq.protocol.headers import camel
+
+__all__ = [
+    "Body",
+    "BrokerMembers",
+    "BrokerRoute",
+    "ClusterView",
+    "ConnectedClient",
+    "ConsumeStats",
+    "ConsumeTimeSpan",
+    "ConsumeTimeSpans",
+    "ConsumerConnections",
+    "ConsumerIds",
+    "ConsumerOffsets",
+    "ConsumerRegistration",
+    "CorrectionOffsets",
+    "DataVersion",
+    "GroupConfig",
+    "GroupConfigs",
+    "Groups",
+    "Heartbeat",
+    "LockRequest",
+    "LockedQueues",
+    "MessageQueue",
+    "OffsetPair",
+    "ProducerConnections",
+    "ProducerRegistration",
+    "QueueRoute",
+    "QueueStats",
+    "RegistrationBody",
+    "Subscription",
+    "SubscriptionCheck",
+    "Table",
+    "TopicConfig",
+    "TopicConfigs",
+    "TopicNames",
+    "TopicRoute",
+    "queue_map",
+    "read_queue_map",
+]
+
+T = TypeVar("T")
+
+
+class Body(msgspec.Struct, rename=camel):
+    """A body written as one JSON object."""
+
+    _decoders: ClassVar[dict[type[Body], msgspec.json.Decoder[Any]]] = {}
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Read one.
+
+        Raises:
+            RemoteProtocolError: It is not this kind of body.
+        """
+        decoder = Body._decoders.get(cls)
+        if decoder is None:
+            decoder = Body._decoders[cls] = msgspec.json.Decoder(cls, strict=False)
+        try:
+            found: Self = decoder.decode(data)
+        except fastjson.NOT_STRICT:
+            pass
+        else:
+            return found
+        try:
+            return msgspec.convert(_without_nulls(fastjson.loads(data)), cls, strict=False)
+        except msgspec.ValidationError as problem:
+            raise RemoteProtocolError(f"{cls.__name__}: {problem}") from problem
+
+    def write(self) -> bytes:
+        """Write it."""
+        return msgspec.json.encode(self)
+
+
+def _without_nulls(value: fastjson.Value) -> fastjson.Value:
+    # Java omits what is null, but reads and sometimes writes it; to us both mean "not given".
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
+
+
+class MessageQueue(msgspec.Struct, rename=camel, frozen=True, order=True):
+    """One queue, as bodies and map keys name it."""
+
+    broker_name: str
+    queue_id: int
+    topic: str
+
+
+def queue_map(entries: Mapping[MessageQueue, object]) -> bytes:
+    """A map by queue, as text."""
+    return fastjson.object_keyed(entries.items())
+
+
+def read_queue_map(data: bytes, member: str, kind: type[T]) -> dict[MessageQueue, T]:
+    """The map by queue that is one member of a body.
+
+    Raises:
+        RemoteProtocolError: There is no such member or it is no map by queue.
+    """
+    whole = fastjson.loads(data)
+    inner = whole.get(member) if isinstance(whole, dict) else None
+    if not isinstance(inner, dict):
+        raise RemoteProtocolError(f"a body has no map {member}")
+    found: dict[MessageQueue, T] = {}
+    try:
+        for key, value in inner.items():
+            named = dict(key) if isinstance(key, tuple) else fastjson.loads(key.encode())
+            queue = msgspec.convert(named, MessageQueue, strict=False)
+            found[queue] = msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as problem:
+        raise RemoteProtocolError(f"{member}: {problem}") from problem
+    return found
+
+
+# Clients and their groups
+
+
+class Subscription(Body):
+    """What a consumer group wants of one topic."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = []
+    code_set: list[int] = []
+    sub_version: int = 0
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+class ProducerRegistration(Body):
+    """One producer group of a client."""
+
+    group_name: str
+
+
+class ConsumerRegistration(Body):
+    """One consumer group of a client, and what it subscribes to."""
+
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[Subscription] = []
+    unit_mode: bool = False
+
+
+class Heartbeat(Body, rename={"client_id": "clientID"}):
+    """34: a client says who it is and which groups it belongs to."""
+
+    client_id: str
+    producer_data_set: list[ProducerRegistration] = msgspec.field(
+        default_factory=list, name="producerDataSet"
+    )
+    consumer_data_set: list[ConsumerRegistration] = msgspec.field(
+        default_factory=list, name="consumerDataSet"
+    )
+
+
+class SubscriptionCheck(Body):
+    """46: would this filter work?"""
+
+    client_id: str
+    group: str
+    subscription_data: Subscription
+
+
+class ConsumerIds(Body):
+    """The answer to 38: who consumes for a group."""
+
+    consumer_id_list: list[str]
+
+
+class ConnectedClient(Body):
+    """One client as 203 and 204 show it."""
+
+    client_addr: str
+    client_id: str
+    language: str
+    version: int
+
+
+class ConsumerConnections(Body):
+    """The answer to 203."""
+
+    connection_set: list[ConnectedClient]
+    consume_from_where: str
+    consume_type: str
+    message_model: str
+    subscription_table: dict[str, Subscription]
+
+
+class ProducerConnections(Body):
+    """The answer to 204."""
+
+    connection_set: list[ConnectedClient]
+
+
+class Groups(Body):
+    """The answer to 300: which groups consume a topic."""
+
+    group_list: list[str]
+
+
+# Locks of orderly consumers
+
+
+class LockRequest(Body):
+    """41 and 42: queues that one consumer wants for itself, or gives back."""
+
+    client_id: str
+    consumer_group: str
+    mq_set: list[MessageQueue] = []
+
+
+class LockedQueues(Body, rename={"queues": "lockOKMQSet"}):
+    """The answer to 41: the queues it has now."""
+
+    queues: list[MessageQueue]
+
+
+# Topics, groups, routes
+
+
+class DataVersion(Body):
+    """Which state of a table this is."""
+
+    timestamp: int = 0
+    counter: int = 0
+    state_version: int = 0
+
+
+class TopicConfig(Body):
+    """A topic's settings at one broker."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+
+
+class TopicConfigs(Body):
+    """All topics of one broker."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    topic_config_table: dict[str, TopicConfig] = {}
+
+
+class RegistrationBody(Body):
+    """103: what a broker offers."""
+
+    topic_config_serialize_wrapper: TopicConfigs = msgspec.field(default_factory=TopicConfigs)
+    filter_server_list: list[str] = []
+
+
+class GroupConfig(Body):
+    """A consumer group's settings at one broker."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+
+class GroupConfigs(Body):
+    """The answer to 201: all groups of one broker."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    subscription_group_table: dict[str, GroupConfig] = {}
+
+
+class QueueRoute(Body):
+    """How many queues of a topic one broker has."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_sys_flag: int = 0
+
+
+class BrokerRoute(Body):
+    """Where the replicas of one broker listen; 0 is its master."""
+
+    broker_name: str
+    broker_addrs: dict[int, str]
+    cluster: str = ""
+
+
+class TopicRoute(Body):
+    """The answer to 105. The filter servers are always written: old clients take none for null."""
+
+    queue_datas: list[QueueRoute]
+    broker_datas: list[BrokerRoute]
+    filter_server_table: dict[str, list[str]] = {}
+    order_topic_conf: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ClusterView(Body):
+    """The answer to 106: all brokers, by name and by cluster."""
+
+    broker_addr_table: dict[str, BrokerRoute]
+    cluster_addr_table: dict[str, list[str]]
+
+
+class BrokerMembers(Body):
+    """The answer to 901: the replicas of one broker."""
+
+    broker_member_group: BrokerRoute
+
+
+class TopicNames(Body, omit_defaults=True):
+    """A list of topics."""
+
+    topic_list: list[str]
+    broker_addr: str | None = None
+
+
+class Table(Body):
+    """Texts by name: statistics, key-value configuration."""
+
+    table: dict[str, str]
+
+
+# Offsets and statistics
+
+
+class OffsetPair(Body):
+    """One queue of 208: where it ends and how far the group has come."""
+
+    broker_offset: int
+    consumer_offset: int
+    last_timestamp: int
+
+
+class QueueStats(Body):
+    """One queue of 202."""
+
+    min_offset: int
+    max_offset: int
+    last_update_timestamp: int
+
+
+class ConsumeStats(Body):
+    """208's numbers, without its map by queue."""
+
+    consume_tps: float
+
+
+class ConsumeTimeSpan(Body):
+    """One queue of 303."""
+
+    message_queue: MessageQueue
+    min_time_stamp: int
+    max_time_stamp: int
+    consume_time_stamp: int
+    delay_time: int
+
+
+class ConsumeTimeSpans(Body):
+    """The answer to 303."""
+
+    consume_time_span_set: list[ConsumeTimeSpan]
+
+
+class ConsumerOffsets(Body):
+    """43: every group's offsets, by ``topic@group`` and queue."""
+
+    offset_table: dict[str, dict[int, int]] = {}
+
+
+class CorrectionOffsets(Body):
+    """The answer to 308."""
+
+    correction_offsets: dict[int, int]

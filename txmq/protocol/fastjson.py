@@ -1,0 +1,192 @@
+"""The JSON dialect that RocketMQ's Java side reads and, in places, writes.
+
+It differs from JSON in what it tolerates: bare integer or word keys, an object used as a key, single
+quotes, trailing commas. Strict JSON is tried first everywhere (msgspec is much faster); this reader is
+the second try, and the writer serves the few bodies that Java accepts only with objects as keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from txmq.errors import RemoteProtocolError
+from txmq.limits import JSON_DEPTH_MAX
+
+__all__ = ["NOT_STRICT", "Key", "ObjectKey", "Value", "loads", "object_keyed"]
+
+ObjectKey: TypeAlias = tuple[tuple[str, "Value"], ...]
+"""An object that stood where a key stands: its members, sorted by name."""
+
+Key: TypeAlias = "str | ObjectKey"
+Value: TypeAlias = "None | bool | int | float | str | list[Value] | dict[Key, Value]"
+
+NOT_STRICT: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises at text that is not strict JSON of the wanted shape: broken UTF-8 and deep
+nesting are no errors of its own kind. Whoever catches these asks :func:`loads` for the verdict."""
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_WORD: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_PLAIN: Final = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "v": "\v"}
+_NAMES: Final[dict[str, Value]] = {"true": True, "false": False, "null": None}
+_DIGITS_MAX: Final = 40
+
+
+def loads(data: bytes) -> Value:
+    """Read one value; only white space may follow it.
+
+    Raises:
+        RemoteProtocolError: It is not even this dialect, or nests too deep.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as problem:
+        raise RemoteProtocolError(f"text is not UTF-8: {problem.reason}") from problem
+    reader = _Reader(text)
+    value = reader.value(0)
+    if reader.skip() != len(text):
+        raise reader.fault("more text after the value")
+    return value
+
+
+def object_keyed(pairs: Iterable[tuple[object, object]]) -> bytes:
+    """Write a map whose keys are objects, the one form Java takes for maps by queue."""
+    encode = msgspec.json.encode
+    return b"{" + b",".join(encode(key) + b":" + encode(value) for key, value in pairs) + b"}"
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def fault(self, what: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"JSON: {what} at character {self._at}")
+
+    def skip(self) -> int:
+        found = _SPACE.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+        return self._at
+
+    def _peek(self) -> str:
+        self.skip()
+        return self._text[self._at : self._at + 1]
+
+    def value(self, depth: int) -> Value:
+        if depth > JSON_DEPTH_MAX:
+            raise self.fault(f"nested deeper than {JSON_DEPTH_MAX}")
+        head = self._peek()
+        if head == "{":
+            return self._object(depth)
+        if head == "[":
+            return self._array(depth)
+        if head in _PLAIN:
+            return self._string(head)
+        return self._number_or_name()
+
+    def _object(self, depth: int) -> dict[Key, Value]:
+        self._at += 1
+        members: dict[Key, Value] = {}
+        while True:
+            head = self._peek()
+            if head == "}":
+                self._at += 1
+                return members
+            key = self._key(head, depth)
+            if self._peek() != ":":
+                raise self.fault("no colon after a key")
+            self._at += 1
+            members[key] = self.value(depth + 1)
+            self._comma("}")
+
+    def _key(self, head: str, depth: int) -> Key:
+        if head == "{":
+            if depth >= JSON_DEPTH_MAX:
+                raise self.fault(f"nested deeper than {JSON_DEPTH_MAX}")
+            members = self._object(depth + 1)
+            named: list[tuple[str, Value]] = []
+            for name, value in members.items():
+                if not isinstance(name, str) or isinstance(value, list | dict):
+                    raise self.fault("an object used as a key holds more than plain values")
+                named.append((name, value))
+            return tuple(sorted(named, key=lambda member: member[0]))
+        if head in _PLAIN:
+            return self._string(head)
+        found = _WORD.match(self._text, self._at) or _NUMBER.match(self._text, self._at)
+        if found is None:
+            raise self.fault("no key")
+        self._at = found.end()
+        return found.group()
+
+    def _array(self, depth: int) -> list[Value]:
+        self._at += 1
+        items: list[Value] = []
+        while self._peek() != "]":
+            items.append(self.value(depth + 1))
+            self._comma("]")
+        self._at += 1
+        return items
+
+    def _comma(self, closing: str) -> None:
+        head = self._peek()
+        if head == ",":
+            self._at += 1
+        elif head != closing:
+            raise self.fault(f"neither a comma nor {closing}")
+
+    def _string(self, quote: str) -> str:
+        self._at += 1
+        parts: list[str] = []
+        while True:
+            plain = _PLAIN[quote].match(self._text, self._at)
+            assert plain is not None
+            parts.append(plain.group())
+            self._at = plain.end()
+            head = self._text[self._at : self._at + 1]
+            self._at += 1
+            if head == quote:
+                return self._joined(parts)
+            if head == "":
+                raise self.fault("a string without an end")
+            parts.append(self._escape())
+
+    def _joined(self, parts: list[str]) -> str:
+        text = "".join(parts)
+        try:
+            # Escaped halves of one character meet here; a half alone is no character at all.
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as problem:
+            raise self.fault("half a character") from problem
+
+    def _escape(self) -> str:
+        head = self._text[self._at : self._at + 1]
+        self._at += 1
+        if head in ("u", "x"):
+            size = 4 if head == "u" else 2
+            digits = self._text[self._at : self._at + size]
+            if not re.fullmatch(r"[0-9a-fA-F]{%d}" % size, digits):
+                raise self.fault("a broken escape")
+            self._at += size
+            return chr(int(digits, 16))
+        if head == "":
+            raise self.fault("a string without an end")
+        return _ESCAPES.get(head, head)
+
+    def _number_or_name(self) -> Value:
+        found = _NUMBER.match(self._text, self._at)
+        if found is not None:
+            self._at = found.end()
+            if len(found.group()) > _DIGITS_MAX:
+                raise self.fault("a number too long")
+            return float(found.group()) if found[1] or found[2] else int(found.group())
+        word = _WORD.match(self._text, self._at)
+        if word is None or word.group() not in _NAMES:
+            raise self.fault("no value")
+        self._at = word.end()
+        return _NAMES[word.group()]

@@ -1,0 +1,101 @@
+"""Cut a byte stream into frames.
+
+A frame is four bytes of length, then a word whose top byte tells how the header is written and whose
+low 24 bits are the header's length, then header, then body. The reader keeps only bytes that really
+arrived: a length that claims more than the limit is refused before anything is kept for it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.limits import FRAME_BYTES_MAX
+
+__all__ = ["BINARY", "JSON", "Frame", "FrameReader", "frame"]
+
+JSON = 0
+"""The header is a JSON object."""
+
+BINARY = 1
+"""The header is in RocketMQ's own binary form."""
+
+_WORDS = Struct(">II")
+
+
+class Frame(NamedTuple):
+    """One frame: the header's form, the header, the body."""
+
+    kind: int
+    header: bytes
+    body: bytes
+
+
+class FrameReader:
+    """Collects what arrives and gives out whole frames."""
+
+    __slots__ = ("_chunks", "_held", "_limit", "_wanted")
+
+    def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._wanted = 8
+
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return self._held
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take what arrived and return the frames it completes, in order.
+
+        Raises:
+            RemoteProtocolError: The lengths contradict each other or the limit, or the header's form
+                is unknown. Frames before the fault in the same data are lost with the connection.
+        """
+        if self._held:
+            self._chunks.append(data)
+            self._held += len(data)
+            if self._held < self._wanted:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks = []
+            self._held = 0
+        frames: list[Frame] = []
+        at, end = 0, len(data)
+        while end - at >= 8:
+            length, word = _WORDS.unpack_from(data, at)
+            header_length = word & 0xFFFFFF
+            if length + 4 > self._limit or length < 4 + header_length or word > 0x1FFFFFF:
+                raise RemoteProtocolError(
+                    f"a frame claims {length} bytes with a header of {header_length} "
+                    f"in form {word >> 24}; the limit is {self._limit}"
+                )
+            stop = at + 4 + length
+            if stop > end:
+                self._wanted = stop - at
+                break
+            middle = at + 8 + header_length
+            frames.append(Frame(word >> 24, data[at + 8 : middle], data[middle:stop]))
+            at = stop
+        else:
+            self._wanted = 8
+        if at < end:
+            rest = data[at:]
+            self._chunks.append(rest)
+            self._held = len(rest)
+        return frames
+
+
+def frame(kind: int, header: bytes, body: bytes = b"") -> bytes:
+    """Write one frame.
+
+    Raises:
+        LocalProtocolError: It would exceed what any peer accepts.
+    """
+    length = 4 + len(header) + len(body)
+    if length + 4 > FRAME_BYTES_MAX or len(header) > 0xFFFFFF:
+        raise LocalProtocolError(f"a frame of {length + 4} bytes exceeds {FRAME_BYTES_MAX}")
+    return _WORDS.pack(length, kind << 24 | len(header)) + header + body

@@ -1,0 +1,74 @@
+"""The two ids of a message: where it lies, and who sent it as which."""
+
+from __future__ import annotations
+
+import ipaddress
+from struct import Struct
+
+from txmq.errors import RemoteProtocolError
+from txmq.message import LogPosition
+
+__all__ = ["host_bytes", "host_text", "offset_id", "split_offset_id", "unique_id"]
+
+_PORT = Struct(">i")
+_PORT_AND_POSITION = Struct(">iq")
+_UNIQUE = Struct(">4sHiiH")
+
+
+def host_bytes(host: str, port: int) -> bytes:
+    """An address as records hold it: 4 or 16 bytes, then the port in 4.
+
+    Raises:
+        ValueError: The host is a name; records hold numbers only.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.packed + _PORT.pack(port)
+
+
+def host_text(packed: bytes) -> str:
+    """``address:port`` of bytes that a record holds."""
+    address = ipaddress.ip_address(packed[:-4])
+    port = _PORT.unpack(packed[-4:])[0]
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def offset_id(store_host: bytes, position: int) -> str:
+    """The id by which a broker finds a record: its own address and the record's place."""
+    return (store_host + position.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+def split_offset_id(text: str) -> tuple[str, int, LogPosition]:
+    """Host, port and log position.
+
+    Raises:
+        RemoteProtocolError: It is no such id.
+    """
+    try:
+        data = bytes.fromhex(text)
+    except ValueError as problem:
+        raise RemoteProtocolError(f"{text!r} is no message id") from problem
+    if len(data) not in (16, 28):
+        raise RemoteProtocolError(f"{text!r} is no message id")
+    port, position = _PORT_AND_POSITION.unpack(data[-12:])
+    return str(ipaddress.ip_address(data[:-12])), port, LogPosition(position)
+
+
+def unique_id(address: bytes, process: int, seed: int, month_ms: int, count: int) -> str:
+    """The id a producer gives a message; tools read the time out of it.
+
+    Args:
+        address: Four bytes that tell this machine from others.
+        process: The process id.
+        seed: Any number that stays the same in one process.
+        month_ms: Milliseconds since this month began.
+        count: How many ids came before.
+    """
+    return (
+        _UNIQUE.pack(
+            address, process & 0xFFFF, seed & 0x7FFFFFFF, month_ms & 0x7FFFFFFF, count & 0xFFFF
+        )
+        .hex()
+        .upper()
+    )

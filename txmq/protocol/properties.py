@@ -1,0 +1,85 @@
+"""A message's properties: ``name 0x01 value 0x02`` repeated, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from txmq.errors import LocalProtocolError
+
+__all__ = ["find", "join", "parse", "render", "without"]
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+UNIQUE_KEY: Final = "UNIQ_KEY"
+CLUSTER: Final = "CLUSTER"
+DELAY: Final = "DELAY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE: Final = "REAL_QID"
+TRANSACTION: Final = "TRAN_MSG"
+PRODUCER_GROUP: Final = "PGROUP"
+ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+
+_NAME_END: Final = "\x01"
+_PAIR_END: Final = "\x02"
+
+
+def find(text: str, name: str) -> str | None:
+    """The value of one property, without reading the others; of several, the last, as in a map."""
+    mark = _PAIR_END + name + _NAME_END
+    end = len(text)
+    while (at := text.rfind(mark, 0, end)) >= 0:
+        if value := _value_at(text, at + len(mark)):
+            return value
+        end = at
+    if text.startswith(mark[1:]):
+        return _value_at(text, len(mark) - 1) or None
+    return None
+
+
+def _value_at(text: str, start: int) -> str:
+    end = text.find(_PAIR_END, start)
+    return text[start:] if end < 0 else text[start:end]
+
+
+def parse(text: str) -> dict[str, str]:
+    """All of them. Pairs without a name or a value count for nothing, as they do everywhere."""
+    found: dict[str, str] = {}
+    for pair in text.split(_PAIR_END):
+        name, mark, value = pair.partition(_NAME_END)
+        if mark and name and value:
+            found[name] = value
+    return found
+
+
+def render(values: Mapping[str, str]) -> str:
+    """Write them.
+
+    Raises:
+        LocalProtocolError: A name or value holds one of the two separators.
+    """
+    text = "".join([f"{name}\x01{value}\x02" for name, value in values.items() if name and value])
+    if text.count(_NAME_END) != text.count(_PAIR_END) or any(
+        _PAIR_END in name or _PAIR_END in value or _NAME_END in name or _NAME_END in value
+        for name, value in values.items()
+    ):
+        raise LocalProtocolError("a property holds a control character 1 or 2")
+    return text
+
+
+def without(text: str, name: str) -> str:
+    """The same text with one property taken out, as often as it occurs."""
+    mark = name + _NAME_END
+    if mark not in text:
+        return text
+    return _PAIR_END.join([pair for pair in text.split(_PAIR_END) if not pair.startswith(mark)])
+
+
+def join(text: str, more: str) -> str:
+    """Two texts in one; a client may have left out the first one's last separator."""
+    if text and not text.endswith(_PAIR_END):
+        return text + _PAIR_END + more
+    return text + more

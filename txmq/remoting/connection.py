@@ -1,0 +1,244 @@
+"""One end of a stream: reads requests and answers, writes requests and answers.
+
+The way of a request through here is plain calls on bytes: cut, decode, hand to the service, collect the
+answers of everything that arrived together, write them in one go. A service may also answer later, by
+:meth:`Connection.send` and :meth:`Connection.flush`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from txmq.errors import ConnectionLost, RemoteProtocolError, RequestTimeout, refusal
+from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
+from txmq.protocol import command as commands
+from txmq.protocol.codes import SUCCESS
+from txmq.protocol.command import Command
+from txmq.protocol.frame import FrameReader
+from txmq.protocol.headers import Header
+from txmq.protocol.message_id import host_bytes
+from txmq.remoting.exchange import Exchange
+from txmq.runtime.clock import Clock
+
+__all__ = ["Connection", "Service", "no_service"]
+
+log = logging.getLogger(__name__)
+
+
+class Service(Protocol):
+    """Whoever answers the requests that arrive."""
+
+    def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
+        """The answer as a frame, or nothing where it comes later or never."""
+        ...
+
+
+def no_service(connection: Connection, request: Command) -> bytes | None:
+    """Answer every request with "not supported"."""
+    if request.is_oneway:
+        return None
+    remark = f" request type {int(request.code)} not supported"
+    return commands.answer(request, 3, remark=remark)
+
+
+class Connection(asyncio.Protocol):
+    """An asyncio protocol that is one end of a remoting stream."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        service: Service = no_service,
+        on_lost: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._service = service
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+        self._out: list[bytes] = []
+        self._exchange: Exchange[asyncio.Future[Command]] = Exchange()
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self._unread = False
+        self.address = ""
+        self.born_host = b"\0" * 8
+        self.active_at = clock.monotonic()
+        self.partial_since: float | None = None
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take hold of the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=CONNECTION_BACKLOG_BYTES)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.address = f"{peer[0]}:{peer[1]}"
+            self.born_host = host_bytes(peer[0], peer[1])
+
+    def data_received(self, data: bytes) -> None:
+        """Serve everything that has arrived whole, and answer it in one write."""
+        self.active_at = self._clock.monotonic()
+        out = self._out
+        try:
+            for part in self._reader.feed(data):
+                command = commands.decode(part)
+                if command.flag & 1:
+                    self._complete(command)
+                else:
+                    answer = self._service(self, command)
+                    if answer is not None:
+                        out.append(answer)
+        except RemoteProtocolError as problem:
+            log.warning("closing %s: %s", self.address, problem)
+            self.flush()
+            self.close()
+            return
+        if not self._reader.held:
+            self.partial_since = None
+        elif self.partial_since is None:
+            self.partial_since = self.active_at
+        if out:
+            self.flush()
+
+    def eof_received(self) -> bool:
+        """The peer will write no more; close our side too."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail whoever still waits for an answer."""
+        self._transport = None
+        self._out.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._exchange.close():
+            if not waiter.done():
+                waiter.set_exception(ConnectionLost(f"{self.address} closed the connection"))
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        """The peer reads too slowly: take no more requests from it."""
+        self._unread = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._unread = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # What the rest of the house calls
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something written now has a chance to arrive."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, data: bytes) -> None:
+        """Collect a frame for the next :meth:`flush`."""
+        if self._transport is not None:
+            self._out.append(data)
+
+    def flush(self) -> None:
+        """Write everything collected, in one go."""
+        if not self._out or self._transport is None:
+            return
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self._transport.write(data)
+        if self._unread:
+            waiting = self._transport.get_write_buffer_size()
+            if waiting > PUSH_BACKLOG_BYTES:
+                log.warning("cutting off %s: it leaves %d bytes unread", self.address, waiting)
+                self._transport.abort()
+
+    def close(self) -> None:
+        """Close once everything written has gone out; harmless when repeated."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was not written yet is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def oneway(self, code: int, header: Header | None = None, *, body: bytes = b"") -> None:
+        """Send a request that nobody answers.
+
+        Raises:
+            ConnectionLost: The connection is closed; nothing was sent.
+        """
+        if not self.is_open:
+            raise ConnectionLost(f"{self.address} is closed")
+        self.send(commands.request(code, 0, header, body=body, oneway=True))
+        self.flush()
+
+    async def ask(
+        self,
+        code: int,
+        header: Header | dict[str, str] | None = None,
+        *,
+        body: bytes = b"",
+        timeout_s: float,
+    ) -> Command:
+        """Send a request and return its answer, whatever its code.
+
+        Raises:
+            ConnectionLost: The stream broke before the answer came.
+            RequestTimeout: No answer came in time.
+        """
+        if not self.is_open:
+            raise ConnectionLost(f"{self.address} is closed")
+        waiter: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
+        self.send(commands.request(code, opaque, header, body=body))
+        self.flush()
+        self._watch()
+        try:
+            return await waiter
+        finally:
+            self._exchange.take(opaque)
+
+    async def request(
+        self,
+        code: int,
+        header: Header | dict[str, str] | None = None,
+        *,
+        body: bytes = b"",
+        timeout_s: float,
+    ) -> Command:
+        """Send a request and return its answer where that is a success.
+
+        Raises:
+            ConnectionLost: The stream broke before the answer came.
+            RequestTimeout: No answer came in time.
+            BrokerRefused: The answer's code is not success; the leaf says which.
+        """
+        found = await self.ask(code, header, body=body, timeout_s=timeout_s)
+        if found.code != SUCCESS:
+            raise refusal(found.code, found.remark or "")
+        return found
+
+    # Answers and deadlines
+
+    def _complete(self, command: Command) -> None:
+        waiter = self._exchange.take(command.opaque)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(command)
+
+    def _watch(self) -> None:
+        deadline = self._exchange.next_deadline()
+        if self._timer is None and deadline is not None:
+            delay = max(0.0, deadline - self._clock.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for waiter in self._exchange.expired(self._clock.monotonic()):
+            if not waiter.done():
+                waiter.set_exception(RequestTimeout(f"{self.address} did not answer in time"))
+        self._watch()

@@ -1,0 +1,60 @@
+"""What was asked on one connection and is not answered yet: a pure table with deadlines."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, TypeVar
+
+__all__ = ["Exchange"]
+
+W = TypeVar("W")
+
+_OPAQUE_MAX = 2**31 - 1
+
+
+class Exchange(Generic[W]):
+    """Hands out correlation numbers and remembers who waits for which, and until when."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, W] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def open(self, waiter: W, deadline: float) -> int:
+        """Remember a waiter and return the number its request must carry."""
+        opaque = self._next
+        while opaque in self._waiting:
+            opaque = (opaque + 1) & _OPAQUE_MAX
+        self._next = (opaque + 1) & _OPAQUE_MAX
+        self._waiting[opaque] = waiter
+        heapq.heappush(self._deadlines, (deadline, opaque))
+        return opaque
+
+    def take(self, opaque: int) -> W | None:
+        """Whoever waits for this number, who then waits no more; ``None`` for a late answer."""
+        return self._waiting.pop(opaque, None)
+
+    def expired(self, now: float) -> list[W]:
+        """Everybody whose deadline has come, earliest first; they wait no more."""
+        late: list[W] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            waiter = self._waiting.pop(heapq.heappop(self._deadlines)[1], None)
+            if waiter is not None:
+                late.append(waiter)
+        return late
+
+    def next_deadline(self) -> float | None:
+        """When to look again, or ``None`` while nobody waits."""
+        while self._deadlines and self._deadlines[0][1] not in self._waiting:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def close(self) -> list[W]:
+        """Everybody who still waits, in the order they asked; nobody waits afterwards."""
+        waiters = list(self._waiting.values())
+        self._waiting.clear()
+        self._deadlines.clear()
+        return waiters

@@ -1,0 +1,112 @@
+"""The connections of a server: taken up, watched for silence, and let go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from txmq.remoting.connection import Connection, Service
+from txmq.runtime.clock import Clock
+from txmq.runtime.network import Listening, Network
+
+__all__ = ["Listener"]
+
+log = logging.getLogger(__name__)
+
+IDLE_S: Final = 120.0
+"""Silence after which a connection is closed, and the time one frame may take to arrive whole."""
+
+SWEEP_S: Final = 10.0
+
+
+class Listener:
+    """One open door and everybody who came through it."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        service: Service,
+        *,
+        connections_max: int,
+        on_lost: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._network = network
+        self._clock = clock
+        self._service = service
+        self._connections_max = connections_max
+        self._lost = on_lost
+        self._connections: dict[Connection, None] = {}
+        self._door: Listening | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that are open."""
+        assert self._door is not None, "not listening"
+        return self._door.address
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    async def open(self, host: str, port: int) -> None:
+        """Take connections at an address.
+
+        Raises:
+            OSError: The address is taken or not ours.
+        """
+        self._door = await self._network.listen(self._take, host, port)
+        self._schedule()
+
+    def close_door(self) -> None:
+        """Take no further connections."""
+        if self._door is not None:
+            self._door.close()
+
+    def close(self) -> None:
+        """Take no further connections and close those that are open."""
+        self.close_door()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._connections):
+            connection.flush()
+            connection.close()
+
+    def _take(self) -> asyncio.Protocol:
+        if len(self._connections) >= self._connections_max:
+            return _Refusal(self._connections_max)
+        connection = Connection(self._clock, self._service, self._drop)
+        self._connections[connection] = None
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        if self._lost is not None:
+            self._lost(connection)
+
+    def _schedule(self) -> None:
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        oldest = self._clock.monotonic() - IDLE_S
+        for connection in list(self._connections):
+            partial = connection.partial_since
+            if connection.active_at < oldest or (partial is not None and partial < oldest):
+                log.info("closing %s: silent for %d s", connection.address, int(IDLE_S))
+                connection.abort()
+        self._schedule()
+
+
+class _Refusal(asyncio.Protocol):
+    """Closes a connection that is one too many."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        log.warning("refusing a connection: %d are open, the limit", self._limit)
+        transport.close()

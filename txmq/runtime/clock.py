@@ -1,0 +1,32 @@
+"""Time: monotonic for durations, wall for stamps that leave the process."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment; never goes back. Every deadline is reckoned in it."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970, as written to disk and wire; may jump in either direction."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic(self) -> float:
+        """See :meth:`Clock.monotonic`."""
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        """See :meth:`Clock.wall_ms`."""
+        return time.time_ns() // 1_000_000

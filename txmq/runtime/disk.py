@@ -1,0 +1,236 @@
+"""The disk: files by relative path under one root, written at positions and synced on demand.
+
+Paths use ``/`` and are relative to the root, so no caller ever needs to know where it lies. What was
+written but not synced may be lost, in whole or in part, when the power goes: callers that promise
+durability call ``sync`` and believe nothing before it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+__all__ = ["Disk", "File", "LocalDisk", "Lock", "Space"]
+
+
+class Space(NamedTuple):
+    """How full the disk is, in bytes."""
+
+    used: int
+    total: int
+
+
+class File(Protocol):
+    """An open file. Every method raises ``OSError`` where the disk fails."""
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes from a position on; fewer than asked for where the file ends."""
+        ...
+
+    def write(self, position: int, data: bytes) -> None:
+        """Write all of it at a position, or raise; after a raise any part may be there."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written so far would survive a power cut."""
+        ...
+
+    def size(self) -> int:
+        """How long the file is."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to a length."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; harmless when repeated."""
+        ...
+
+
+class Lock(Protocol):
+    """A hold on the directory that no second process can have."""
+
+    def release(self) -> None:
+        """Let others in."""
+        ...
+
+
+class Disk(Protocol):
+    """A directory tree. Every method raises ``OSError`` where the disk fails."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open a file for reading and writing; ``create`` makes it and its folders durable.
+
+        Raises:
+            FileNotFoundError: It is not there and ``create`` is false.
+        """
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted; empty where there is no such folder."""
+        ...
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Put a small file in place whole and durable: after a crash it is the old one or the new."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file, durably; harmless when it is gone already."""
+        ...
+
+    def space(self) -> Space:
+        """How full the disk is."""
+        ...
+
+    def lock(self) -> Lock:
+        """Take the directory for this process.
+
+        Raises:
+            BlockingIOError: Another process holds it.
+        """
+        ...
+
+    async def sync_soon(self, file: File) -> None:
+        """Do ``file.sync()`` without holding up the event loop."""
+        ...
+
+
+class LocalDisk:
+    """A directory of this machine. One thread, started when first needed, waits for the syncs."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._syncer: ThreadPoolExecutor | None = None
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """See :meth:`Disk.open`."""
+        full = self.root / path
+        if not create:
+            return _LocalFile(os.open(full, os.O_RDWR | os.O_CLOEXEC))
+        self._make_folders(full.parent)
+        fresh = not full.exists()
+        descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        if fresh:
+            _sync_folder(full.parent)
+        return _LocalFile(descriptor)
+
+    def names(self, folder: str) -> list[str]:
+        """See :meth:`Disk.names`."""
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except FileNotFoundError:
+            return []
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See :meth:`Disk.replace`."""
+        full = self.root / path
+        self._make_folders(full.parent)
+        draft = full.with_name(full.name + ".new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            _write_all(descriptor, data, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft, full)
+        _sync_folder(full.parent)
+
+    def remove(self, path: str) -> None:
+        """See :meth:`Disk.remove`."""
+        full = self.root / path
+        full.unlink(missing_ok=True)
+        if full.parent.exists():
+            _sync_folder(full.parent)
+
+    def space(self) -> Space:
+        """See :meth:`Disk.space`."""
+        found = os.statvfs(self.root)
+        total = found.f_blocks * found.f_frsize
+        return Space(used=total - found.f_bavail * found.f_frsize, total=total)
+
+    def lock(self) -> Lock:
+        """See :meth:`Disk.lock`."""
+        self._make_folders(self.root)
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return _LocalLock(descriptor)
+
+    async def sync_soon(self, file: File) -> None:
+        """See :meth:`Disk.sync_soon`."""
+        if self._syncer is None:
+            self._syncer = ThreadPoolExecutor(1, thread_name_prefix="txmq-sync")
+        await asyncio.get_running_loop().run_in_executor(self._syncer, file.sync)
+
+    def _make_folders(self, folder: Path) -> None:
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for each in reversed(missing):
+            each.mkdir(exist_ok=True)
+            _sync_folder(each.parent)
+
+
+class _LocalFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, position: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, position)
+
+    def write(self, position: int, data: bytes) -> None:
+        _write_all(self._descriptor, data, position)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _LocalLock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_all(descriptor: int, data: bytes, position: int) -> None:
+    done = os.pwrite(descriptor, data, position)
+    while done < len(data):
+        # A short write is how a disk that fills up announces itself; the next one says why.
+        step = os.pwrite(descriptor, memoryview(data)[done:], position + done)
+        if step == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done += step
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

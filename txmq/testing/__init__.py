@@ -1,0 +1,84 @@
+"""Simulated time, network, disks and machines: tests that are fast, ruthless and repeatable.
+
+Give your program the ports of a simulated machine in place of the real ones, and let things happen
+to it. A seed decides everything that is left to chance, and the same seed gives the same run::
+
+    from txmq.testing import World, simulate
+
+    async def scenario(world: World) -> None:
+        server = world.machine("server")
+        client = world.machine("client")
+        server.run(serve(server.network, server.disk, server.clock))
+        asking = client.run(ask(client.network, "server", 9876))
+
+        world.network.partition("client", "server")
+        await asyncio.sleep(60)            # virtual: no time passes outside
+        world.network.heal()
+
+        server.crash()                     # power cut: unsynced bytes may be lost
+        server.restart()
+        server.run(serve(server.network, server.disk, server.clock))
+        assert await asking == "answer"
+
+    def test_the_client_survives_it_all():
+        for seed in range(100):
+            simulate(scenario, seed)
+
+Ask a machine for its ``network`` and ``disk`` again after a restart: the old ports died with it.
+"""
+
+from txmq.testing.clock import SimulatedClock
+from txmq.testing.device import DiskEvent
+from txmq.testing.disk import MemoryDisk, power_cuts
+from txmq.testing.entropy import SeededEntropy
+from txmq.testing.failures import (
+    DeadlockError,
+    LeakedTaskError,
+    LivelockError,
+    MachineCrashedError,
+    NotRepeatableError,
+    PowerCut,
+    RealWorldError,
+    SimulationError,
+    StaleHandleError,
+    UnhandledError,
+    VirtualTimeoutError,
+)
+from txmq.testing.loop import SimulatedLoop
+from txmq.testing.machine import Machine
+from txmq.testing.network import HostNetwork, SimulatedNetwork
+from txmq.testing.pages import Loss
+from txmq.testing.replay import simulate
+from txmq.testing.trace import Trace
+from txmq.testing.transport import SimulatedTransport
+from txmq.testing.wire import Conditions
+from txmq.testing.world import World
+
+__all__ = [
+    "Conditions",
+    "DeadlockError",
+    "DiskEvent",
+    "HostNetwork",
+    "LeakedTaskError",
+    "LivelockError",
+    "Loss",
+    "Machine",
+    "MachineCrashedError",
+    "MemoryDisk",
+    "NotRepeatableError",
+    "PowerCut",
+    "RealWorldError",
+    "SeededEntropy",
+    "SimulatedClock",
+    "SimulatedLoop",
+    "SimulatedNetwork",
+    "SimulatedTransport",
+    "SimulationError",
+    "StaleHandleError",
+    "Trace",
+    "UnhandledError",
+    "VirtualTimeoutError",
+    "World",
+    "power_cuts",
+    "simulate",
+]

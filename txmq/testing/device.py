@@ -1,0 +1,198 @@
+"""The inside of a :class:`MemoryDisk`: its files, its health, and who may still touch it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from txmq.testing.entropy import SeededEntropy
+from txmq.testing.failures import PowerCut, StaleHandleError
+from txmq.testing.faults import Faults
+from txmq.testing.pages import PAGE, Loss, Pages
+from txmq.testing.tree import Tree
+
+__all__ = ["Device", "DiskEvent", "MemoryFile", "MemoryLock"]
+
+
+class DiskEvent(NamedTuple):
+    """Something that is about to happen to a disk.
+
+    ``kind`` is ``create``, ``write``, ``truncate``, ``rename``, ``remove``, ``sync`` or
+    ``sync folder``; the last has the path whose name it makes durable.
+    """
+
+    number: int
+    kind: str
+    path: str
+    position: int
+    size: int
+
+
+class Device:
+    """One disk's state and the operations that change it, each announced before it happens."""
+
+    def __init__(self, entropy: SeededEntropy) -> None:
+        self.entropy = entropy
+        self.faults = Faults()
+        self.tree = Tree()
+        self.hook: Callable[[DiskEvent], None] | None = None
+        self.locked = False
+        self.unplugged = False
+        self.generation = 0
+        self.events = 0
+        self._last_write: tuple[str, int, int] | None = None
+
+    def clone(self) -> Device:
+        """An independent twin: nothing open, no lock, no hook."""
+        twin = Device(self.entropy.fork(f"clone-{self.events}"))
+        twin.faults = self.faults.copy()
+        twin.tree = self.tree.copy()
+        twin.events = self.events
+        twin._last_write = self._last_write
+        return twin
+
+    def check(self, generation: int | None = None) -> None:
+        """Raise where the machine is gone, or has crashed since a handle was taken."""
+        if self.unplugged:
+            raise PowerCut
+        if generation is not None and generation != self.generation:
+            raise StaleHandleError(errno.EBADF, "the disk crashed since this was opened")
+
+    def void_handles(self) -> None:
+        """Make all open files and the lock stale."""
+        self.generation += 1
+        self.locked = False
+
+    def crash(self, entropy: SeededEntropy, loss: Loss) -> None:
+        """Lose power."""
+        self.tree.crash(entropy, loss, self._last_write)
+        self._last_write = None
+        self.faults.repair()
+        self.void_handles()
+
+    def announce(self, kind: str, path: str, position: int = 0, size: int = 0) -> None:
+        """Tell the hook what is about to happen; afterwards the power may be off."""
+        self.check()
+        generation = self.generation
+        self.events += 1
+        if self.hook is not None:
+            self.hook(DiskEvent(self.events, kind, path, position, size))
+        self.check(generation)
+
+    def create(self, path: str) -> Pages:
+        """Make an empty file; its name is not durable yet."""
+        self.announce("create", path)
+        self.faults.check("write")
+        pages = Pages()
+        self.tree.put(path, pages)
+        return pages
+
+    def write(self, path: str, pages: Pages, position: int, data: bytes) -> None:
+        """Write to a file; where that fails, some of it may have been written."""
+        self.announce("write", path, position, len(data))
+        try:
+            self.faults.check("write")
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                pages.write(position, data[: self.entropy.below(len(data) + 1)])
+            raise
+        room = self._room(pages, position, len(data))
+        pages.write(position, data[:room])
+        self._last_write = (path, position, room)
+        if room < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def truncate(self, path: str, pages: Pages, size: int) -> None:
+        """Cut or extend a file."""
+        self.announce("truncate", path, size)
+        self.faults.check("write")
+        pages.truncate(size)
+
+    def sync(self, path: str, pages: Pages) -> None:
+        """Make a file's bytes durable."""
+        self.announce("sync", path)
+        staged = pages.stage()
+        try:
+            self.faults.check("sync")
+        except OSError:
+            pages.fail(staged)
+            raise
+        pages.settle(staged)
+
+    def sync_folder(self, path: str) -> None:
+        """Make durable that a name is there, or that it is not."""
+        self.announce("sync folder", path)
+        self.faults.check("sync")
+        self.tree.keep(path)
+
+    def _room(self, pages: Pages, position: int, size: int) -> int:
+        """How many of the bytes to be written fit on the disk."""
+        if self.faults.capacity is None:
+            return size
+        free = (self.faults.capacity - self.tree.allocated()) // PAGE
+        missing = pages.missing(position, size)
+        return size if len(missing) <= free else max(0, missing[max(free, 0)] * PAGE - position)
+
+
+class MemoryFile:
+    """An open file; see :class:`txmq.runtime.File`."""
+
+    def __init__(self, device: Device, path: str, pages: Pages) -> None:
+        self.path = path
+        self.pages = pages
+        self._device = device
+        self._generation = device.generation
+        self._closed = False
+
+    def check(self) -> None:
+        """Raise where the file cannot be used any more."""
+        self._device.check(self._generation)
+        if self._closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
+
+    def read(self, position: int, size: int) -> bytes:
+        """See :meth:`txmq.runtime.File.read`."""
+        self.check()
+        self._device.faults.check("read")
+        return self.pages.read(position, size)
+
+    def write(self, position: int, data: bytes) -> None:
+        """See :meth:`txmq.runtime.File.write`."""
+        self.check()
+        self._device.write(self.path, self.pages, position, data)
+
+    def sync(self) -> None:
+        """See :meth:`txmq.runtime.File.sync`."""
+        self.check()
+        self._device.sync(self.path, self.pages)
+
+    def size(self) -> int:
+        """See :meth:`txmq.runtime.File.size`."""
+        self.check()
+        return self.pages.size
+
+    def truncate(self, size: int) -> None:
+        """See :meth:`txmq.runtime.File.truncate`."""
+        self.check()
+        self._device.truncate(self.path, self.pages, size)
+
+    def close(self) -> None:
+        """See :meth:`txmq.runtime.File.close`."""
+        self._closed = True
+
+
+class MemoryLock:
+    """A hold on the disk; see :class:`txmq.runtime.Lock`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._generation = device.generation
+
+    def release(self) -> None:
+        """See :meth:`txmq.runtime.Lock.release`."""
+        # A lock that a crash has voided must not open the door that its successor holds shut.
+        if self._generation == self._device.generation:
+            self._device.locked = False
+            self._generation = -1

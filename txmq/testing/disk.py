@@ -1,0 +1,243 @@
+"""A disk in memory that fails the way disks fail.
+
+What is written and what is durable are kept apart, page by page. ``crash`` keeps everything that
+was synced and an arbitrary part of the rest. ``clone`` is cheap, so a test can look at every point
+at which the power might go; :func:`power_cuts` does exactly that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterator
+
+from txmq.runtime.disk import File, Lock, Space
+from txmq.testing.device import Device, DiskEvent, MemoryFile, MemoryLock
+from txmq.testing.entropy import SeededEntropy
+from txmq.testing.pages import Loss, Pages
+
+__all__ = ["MemoryDisk", "power_cuts"]
+
+_BOUNDLESS = 1 << 40
+
+
+class MemoryDisk:
+    """An :class:`txmq.runtime.Disk` without a machine under it.
+
+    Args:
+        entropy: Decides how much of a failing write is done, how long a sync takes and, where
+            :meth:`crash` is given none, what a crash leaves.
+    """
+
+    def __init__(self, entropy: SeededEntropy | None = None) -> None:
+        self._device = Device(entropy or SeededEntropy(0))
+        self._syncing_until = 0.0
+
+    # --- the port ---
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """See :meth:`txmq.runtime.Disk.open`."""
+        self._device.check()
+        if self._device.tree.is_folder(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        pages = self._device.tree.find(path)
+        if pages is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            pages = self._device.create(path)
+            self._device.sync_folder(path)
+        return MemoryFile(self._device, path, pages)
+
+    def names(self, folder: str) -> list[str]:
+        """See :meth:`txmq.runtime.Disk.names`."""
+        self._device.check()
+        return self._device.tree.names("" if folder == "." else folder.strip("/"))
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See :meth:`txmq.runtime.Disk.replace`; as on a LocalDisk, a crash may leave a draft."""
+        device, draft_path = self._device, f"{path}.new"
+        draft = device.create(draft_path)
+        device.write(draft_path, draft, 0, data)
+        device.sync(draft_path, draft)
+        device.announce("rename", path, 0, len(data))
+        device.tree.drop(draft_path)
+        device.tree.put(path, draft)
+        device.sync_folder(path)
+        device.tree.keep(draft_path)
+
+    def remove(self, path: str) -> None:
+        """See :meth:`txmq.runtime.Disk.remove`."""
+        self._device.announce("remove", path)
+        self._device.faults.check("write")
+        self._device.tree.drop(path)
+        self._device.sync_folder(path)
+
+    def space(self) -> Space:
+        """See :meth:`txmq.runtime.Disk.space`."""
+        self._device.check()
+        return Space(used=self._device.tree.allocated(), total=self.capacity or _BOUNDLESS)
+
+    def lock(self) -> Lock:
+        """See :meth:`txmq.runtime.Disk.lock`."""
+        self._device.check()
+        if self._device.locked:
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), "lock")
+        if self._device.tree.find("lock") is None:
+            self._device.create("lock")
+        self._device.locked = True
+        return MemoryLock(self._device)
+
+    async def sync_soon(self, file: File) -> None:
+        """See :meth:`txmq.runtime.Disk.sync_soon`.
+
+        Bytes written while it waits are not covered: the port promises no more than that.
+        """
+        assert isinstance(file, MemoryFile)
+        file.check()
+        self._device.announce("sync", file.path)
+        staged = file.pages.stage()
+        now = asyncio.get_running_loop().time()
+        # One sync at a time, as on a LocalDisk: a slow one holds up those behind it.
+        takes = self._device.faults.sync_s(self._device.entropy)
+        self._syncing_until = max(now, self._syncing_until) + takes
+        await asyncio.sleep(self._syncing_until - now)
+        file.check()
+        try:
+            self._device.faults.check("sync")
+        except OSError:
+            file.pages.fail(staged)
+            raise
+        file.pages.settle(staged)
+
+    # --- what can go wrong ---
+
+    @property
+    def on_write(self) -> Callable[[DiskEvent], None] | None:
+        """Called before every operation that changes the disk.
+
+        It may clone the disk, crash the machine, or raise ``PowerCut`` to stop the writer; in the
+        last two cases the operation does not happen.
+        """
+        return self._device.hook
+
+    @on_write.setter
+    def on_write(self, hook: Callable[[DiskEvent], None] | None) -> None:
+        self._device.hook = hook
+
+    @property
+    def capacity(self) -> int | None:
+        """How many bytes fit, in whole pages; nothing means no limit.
+
+        A write beyond it does what fits and raises ``ENOSPC``.
+        """
+        return self._device.faults.capacity
+
+    @capacity.setter
+    def capacity(self, size: int | None) -> None:
+        self._device.faults.capacity = size
+
+    def slow_sync(self, low_s: float, high_s: float | None = None) -> None:
+        """Let every ``sync_soon`` take this long from now on, or anything between the two."""
+        self._device.faults.sync_low_s = low_s
+        self._device.faults.sync_high_s = low_s if high_s is None else high_s
+
+    def fail_next_sync(self, times: int = 1, error: int = errno.EIO) -> None:
+        """Let the next syncs fail, of files or folders.
+
+        The unsynced pages then read as before but count as clean: a later sync succeeds without
+        them and a crash may take them. That is how Linux treats a failed fsync.
+        """
+        self._device.faults.fail("sync", times, error)
+
+    def fail_writes(self, times: int | None = None, error: int = errno.EIO) -> None:
+        """Let everything that changes files fail, so often or until :meth:`repair`.
+
+        With ``EROFS`` it is a disk that was remounted read-only: nothing of the write is done.
+        """
+        self._device.faults.fail("write", times, error)
+
+    def fail_reads(self, times: int | None = None, error: int = errno.EIO) -> None:
+        """Let reads fail, so often or until :meth:`repair`."""
+        self._device.faults.fail("read", times, error)
+
+    def repair(self) -> None:
+        """End all failures; capacity and speed stay as they are."""
+        self._device.faults.repair()
+
+    def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
+        """Turn over one bit of a file, on the platter as well.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        self._pages(path).flip(position, bit)
+
+    def crash(self, entropy: SeededEntropy | None = None, loss: Loss = Loss.ANY) -> None:
+        """Lose power and come back: all that was synced is there, of the rest an arbitrary part.
+
+        Files and locks taken before raise ``StaleHandleError`` from now on. Failures are over.
+
+        Args:
+            entropy: Decides what is lost; by default the disk's own.
+            loss: What may be lost at all.
+        """
+        entropy = entropy or self._device.entropy
+        if loss is Loss.ANY:
+            loss = (Loss.NOTHING, Loss.EVERYTHING, Loss.TAIL, Loss.PAGES)[entropy.below(4)]
+        self._device.crash(entropy, loss)
+        self._syncing_until = 0.0
+
+    # --- for those who look at it, or run machines on it ---
+
+    @property
+    def events(self) -> int:
+        """How many operations have changed the disk so far."""
+        return self._device.events
+
+    def durable(self, path: str) -> bytes:
+        """What there would be of a file if everything unsynced were lost.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        return self._pages(path).durable()
+
+    def clone(self) -> MemoryDisk:
+        """An independent disk in the same state, with no file open, no lock and no hook."""
+        twin = MemoryDisk()
+        twin._device = self._device.clone()
+        return twin
+
+    def succeed(self) -> MemoryDisk:
+        """Hand over to a twin, hook included; everything done to this object raises ``PowerCut``.
+
+        So whatever a dead program still holds cannot reach the disk of the program after it.
+        """
+        twin = self.clone()
+        twin.on_write = self.on_write
+        self._device.unplugged = True
+        return twin
+
+    def _pages(self, path: str) -> Pages:
+        pages = self._device.tree.find(path)
+        if pages is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return pages
+
+
+def power_cuts(
+    disk: MemoryDisk, work: Callable[[MemoryDisk], object]
+) -> Iterator[tuple[DiskEvent | None, MemoryDisk]]:
+    """Every point of some work at which the power may go.
+
+    The work is done once, on a clone. For each operation on the disk there is a pair: what was
+    about to happen, and the disk as it was just before. The last pair has no event: the work is
+    done. None of the disks is crashed yet; call ``crash`` on each, once or with several seeds.
+    """
+    points: list[tuple[DiskEvent | None, MemoryDisk]] = []
+    worked = disk.clone()
+    worked.on_write = lambda event: points.append((event, worked.clone()))
+    work(worked)
+    points.append((None, worked))
+    yield from points

@@ -1,0 +1,283 @@
+"""A deterministic asyncio event loop on virtual time.
+
+The loop is asyncio's own ``SelectorEventLoop`` over a selector that waits by moving a counter. So
+plain asyncio code runs in it unchanged, thousands of times faster than the clock, and the same way
+every time:
+
+- tasks and futures hash by their number in this loop. ``TaskGroup`` and ``asyncio.wait`` walk sets,
+  and by default the order would follow memory addresses;
+- cyclic garbage is collected at fixed turns, so finalisers run at the same moment in every run;
+- threads, sockets and blocking sleeps are refused (see ``guard``).
+
+Invariant: what belongs to a program (see ``program``) runs only while that program lives. Killing a
+program is therefore like ``kill -9``: no ``finally`` block, no callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import selectors
+import warnings
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+from weakref import WeakValueDictionary
+
+from txmq.testing.failures import (
+    DeadlockError,
+    LivelockError,
+    RealWorldError,
+    VirtualTimeoutError,
+)
+from txmq.testing.guard import real_world_closed
+from txmq.testing.program import PROGRAM, Step
+from txmq.testing.stacks import waits
+from txmq.testing.trace import Trace
+
+__all__ = ["SimulatedFuture", "SimulatedLoop", "SimulatedTask"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+TURNS_AT_ONE_MOMENT_MAX = 1_000_000
+"""More turns without any time passing are a livelock; a busy simulation needs some thousands."""
+
+TURNS_PER_COLLECTION = 50_000
+"""How often cyclic garbage is collected: it bounds memory and must cost nothing."""
+
+CLOSE_ATTEMPTS_MAX = 100
+"""How often a dead coroutine that awaits in its ``finally`` is closed again before it is let be."""
+
+
+class SimulatedTask(asyncio.Task[T]):
+    """A task that hashes by its number, so that sets of tasks have one order in every run."""
+
+    def __init__(self, coro: Coroutine[Any, Any, T], loop: SimulatedLoop, **options: Any) -> None:
+        self.number = loop.next_number()
+        context: Context | None = options.get("context")
+        self.program = PROGRAM.get() if context is None else context.get(PROGRAM)
+        options.setdefault("name", f"task-{self.number}")
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedFuture(asyncio.Future[T]):
+    """A future that hashes by its number."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self.number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _VirtualSelector(selectors.SelectSelector):
+    """Waits by calling a function; no descriptor ever becomes ready."""
+
+    wait: Callable[[float | None], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.wait(timeout)
+        return []
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only when every task waits."""
+
+    def __init__(self, *, keep_trace: bool = False) -> None:
+        self._now = 0.0
+        self._deadline = math.inf
+        self._numbers = 0
+        self._turns = 0
+        self._turns_here = 0
+        selector = _VirtualSelector()
+        super().__init__(selector)
+        self._set_time(0.0)
+        selector.wait = self._pass_time
+        self._tasks: WeakValueDictionary[int, SimulatedTask[Any]] = WeakValueDictionary()
+        self.trace = Trace(self.time, keep=keep_trace)
+        self.set_debug(False)
+        self.set_task_factory(self._make_task)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def next_number(self) -> int:
+        """The number of the next task or future."""
+        self._numbers += 1
+        return self._numbers
+
+    def run_main(self, main: asyncio.Task[Any], *, within: float = math.inf) -> None:
+        """Run until a task is done, or until something calls ``stop``.
+
+        Args:
+            main: The task to wait for.
+            within: How many virtual seconds it may take.
+
+        Raises:
+            DeadlockError: Everything waits and nothing is scheduled.
+            LivelockError: Tasks run on and on while no time passes.
+            VirtualTimeoutError: The time is up.
+        """
+        self._deadline = self._now + within
+        main.add_done_callback(lambda _: self.stop())
+        with _collection_on_schedule(), real_world_closed():
+            self.run_forever()
+            self._settle()
+            gc.collect()
+
+    def tasks(self) -> list[SimulatedTask[Any]]:
+        """All tasks that still exist, oldest first, the finished ones included."""
+        return sorted(self._tasks.values(), key=lambda task: task.number)
+
+    def pending(self) -> list[SimulatedTask[Any]]:
+        """The tasks that are not done, oldest first."""
+        return [task for task in self.tasks() if not task.done()]
+
+    def create_future(self) -> SimulatedFuture[Any]:
+        """See :meth:`asyncio.loop.create_future`."""
+        return SimulatedFuture(self)
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """See :meth:`asyncio.loop.call_soon`; the callback dies with its program."""
+        program = PROGRAM.get() if context is None else context.get(PROGRAM)
+        if program is None:
+            return super().call_soon(callback, *args, context=context)
+        step = Step(program, context, callback, args)
+        step.handle = super().call_soon(step, context=step.context)
+        return step.handle
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """See :meth:`asyncio.loop.call_at`; the callback dies with its program."""
+        program = PROGRAM.get() if context is None else context.get(PROGRAM)
+        if program is None:
+            return super().call_at(when, callback, *args, context=context)
+        step = Step(program, context, callback, args)
+        step.handle = timer = super().call_at(when, step, context=step.context)
+        return timer
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """See :meth:`asyncio.loop.call_soon_threadsafe`; there is only one thread here."""
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(
+        self,
+        executor: Any,  # noqa: ARG002  asyncio's signature
+        func: Callable[[Unpack[Ts]], T],
+        *args: *Ts,  # noqa: ARG002
+    ) -> asyncio.Future[T]:
+        """Refuse: a thread would bring real time and real order into the run.
+
+        Raises:
+            RealWorldError: Always.
+        """
+        raise RealWorldError(f"simulated code used a thread for {func!r}")
+
+    def close(self) -> None:
+        """Close the loop and every coroutine that was left; their programs must be dead by now.
+
+        Closing a coroutine runs its ``finally`` blocks, but with nothing to act on: the loop is
+        closed and so are the ports. What they raise is dropped.
+        """
+        if self.is_closed():
+            return
+        left = self.pending()
+        super().close()
+        with warnings.catch_warnings():
+            # A finally block that builds a coroutine and finds no loop to run it leaves a warning.
+            warnings.simplefilter("ignore")
+            for task in left:
+                _discard(task)
+
+    def _make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        **options: Any,
+    ) -> SimulatedTask[T]:
+        assert loop is self
+        assert asyncio.iscoroutine(coro)
+        task: SimulatedTask[T] = SimulatedTask(coro, self, **options)
+        self._tasks[task.number] = task
+        self.trace.record("task", task.number, getattr(coro, "__qualname__", "?"))
+        return task
+
+    def _pass_time(self, timeout: float | None) -> None:
+        self._turns += 1
+        if self._turns % TURNS_PER_COLLECTION == 0:
+            gc.collect()
+        if timeout is None:
+            raise DeadlockError(f"nothing is scheduled at {self._now:.6f} s{self._waits()}")
+        if timeout <= 0:
+            self._turns_here += 1
+            if self._turns_here > TURNS_AT_ONE_MOMENT_MAX:
+                raise LivelockError(f"time stands still at {self._now:.6f} s{self._waits()}")
+            return
+        if self._now + timeout > self._deadline:
+            raise VirtualTimeoutError(f"out of time at {self._deadline:.6f} s{self._waits()}")
+        self._turns_here = 0
+        self._set_time(self._now + timeout)
+        self.trace.stir(self._now)
+
+    def _set_time(self, now: float) -> None:
+        self._now = now
+        # asyncio fires timers that are due within its clock's resolution. Here that is the least
+        # step a float can make: no timer is early, and none is missed however late it gets.
+        self._clock_resolution = math.ulp(now)
+
+    def _waits(self) -> str:
+        return "".join(f"\n  {line}" for line in waits(self.pending()))
+
+    def _settle(self) -> None:
+        """Let what was cancelled at the very end finish; no time passes."""
+        for _ in range(10):
+            self.call_soon(self.stop)
+            self.run_forever()
+
+
+@contextmanager
+def _collection_on_schedule() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    # What existed before is none of the run's business, and leaving it out makes collecting cheap.
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def _discard(task: asyncio.Task[Any]) -> None:
+    # asyncio itself sets this where a pending task is dropped on purpose.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+    coroutine: Any = task.get_coro()
+    for _ in range(CLOSE_ATTEMPTS_MAX):
+        if coroutine.cr_frame is None:
+            return
+        with suppress(BaseException):
+            coroutine.close()

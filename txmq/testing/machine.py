@@ -1,0 +1,190 @@
+"""A machine: four ports, the programs that run on them, and the power switch.
+
+A crash stops every program of the machine where it stands: no ``finally`` block runs, no callback,
+no timer. Its ports are replaced by new ones, and the old are dead, so that nothing a dead program
+still holds can touch the disk or the network again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from txmq.testing.clock import SimulatedClock
+from txmq.testing.disk import MemoryDisk
+from txmq.testing.entropy import SeededEntropy
+from txmq.testing.failures import MachineCrashedError, PowerCut
+from txmq.testing.loop import SimulatedLoop
+from txmq.testing.network import HostNetwork, SimulatedNetwork
+from txmq.testing.pages import Loss
+from txmq.testing.program import PROGRAM, Program
+
+__all__ = ["Machine"]
+
+T = TypeVar("T")
+
+
+class Machine:
+    """A machine of a :class:`World`, which makes it.
+
+    Attributes:
+        clock: The :class:`txmq.runtime.Clock` port; its wall clock can be jumped.
+        network: The :class:`txmq.runtime.Network` port of the present life.
+        disk: The :class:`txmq.runtime.Disk` port of the present life, and its faults.
+        entropy: The :class:`txmq.runtime.Entropy` port.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: HostNetwork,
+        whole: SimulatedNetwork,
+        entropy: SeededEntropy,
+    ) -> None:
+        self.name = name
+        self.address = network.address
+        self.network = network
+        self._whole = whole
+        self._loop: SimulatedLoop = whole.ways.loop
+        self.clock = SimulatedClock(self._loop)
+        self.entropy = entropy
+        self.disk = MemoryDisk(entropy.fork("disk"))
+        self._programs: dict[Program, asyncio.Future[None]] = {}
+        self._watchers: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._lives = 1
+        self._paused = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has power."""
+        return self.network.alive
+
+    def run(self, main: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Start a program: a task that, with all that it starts, dies when the machine does.
+
+        Returns:
+            A task outside the machine. It ends as the program ends, or with
+            ``MachineCrashedError``; cancelling that task cancels the program and waits for its end.
+
+        Raises:
+            MachineCrashedError: The machine is down.
+        """
+        if not self.is_up:
+            main.close()
+            raise MachineCrashedError(f"{self.name} is down")
+        program = Program(f"{self.name}/{name or getattr(main, '__name__', 'main')}")
+        if self._paused:
+            program.pause()
+        inside = copy_context()
+        inside.run(PROGRAM.set, program)
+        killed = self._programs[program] = self._loop.create_future()
+        task = self._loop.create_task(main, name=program.name, context=inside)
+        watcher = self._loop.create_task(
+            self._supervise(program, task, killed), name=f"[{program.name}]", context=Context()
+        )
+        self._watchers.add(watcher)
+        return watcher
+
+    def crash(self, loss: Loss = Loss.ANY) -> None:
+        """Cut the power: programs stop where they stand, peers hear nothing, unsynced bytes go.
+
+        Args:
+            loss: What may be lost of the bytes that were not synced.
+
+        Raises:
+            PowerCut: A program of this very machine called it, and ends here.
+        """
+        if self.is_up:
+            self.halt()
+            self.disk.crash(self.entropy.fork(f"crash-{self._lives}"), loss)
+        self._stop_caller()
+
+    def kill(self) -> None:
+        """Kill its programs as ``kill -9`` does; the system lives on.
+
+        Written bytes are all kept, locks are released, connections end or are reset. The machine
+        is up again at once: new programs can be started.
+
+        Raises:
+            PowerCut: A program of this very machine called it, and ends here.
+        """
+        if self.is_up:
+            self.halt(silently=False)
+            self._boot()
+        self._stop_caller()
+
+    def restart(self) -> None:
+        """Bring a crashed machine back, with nothing running; crash it first if it is up."""
+        if self.is_up:
+            self.crash()
+        self._boot()
+
+    def halt(self, *, silently: bool = True) -> None:
+        """Stop every program where it stands and leave the machine down; the disk loses nothing.
+
+        Args:
+            silently: Whether peers hear nothing; see :meth:`SimulatedNetwork.crash`.
+        """
+        programs, self._programs = self._programs, {}
+        self._paused = False
+        for program in programs:
+            program.kill()
+        self._whole.crash(self.address, silently=silently)
+        self.disk = self.disk.succeed()
+        for killed in programs.values():
+            if not killed.done():
+                killed.set_result(None)
+
+    def pause(self) -> None:
+        """Let its programs stand still, as a stopped process or a blocked event loop does.
+
+        The system lives on: bytes that arrive are kept until its buffers are full.
+        """
+        self._loop.trace.record("pause", self.name)
+        self._paused = True
+        for program in self._programs:
+            program.pause()
+
+    def resume(self) -> None:
+        """Let its programs go on, with everything that has come due in the meantime."""
+        self._loop.trace.record("resume", self.name)
+        self._paused = False
+        for program in self._programs:
+            program.resume()
+
+    def watches(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a task is one that :meth:`run` returned."""
+        return task in self._watchers
+
+    def _boot(self) -> None:
+        self._lives += 1
+        self.network = self._whole.host(self.address)
+        self._loop.trace.record("boot", self.name)
+
+    def _stop_caller(self) -> None:
+        caller = PROGRAM.get()
+        if caller is not None and not caller.alive:
+            raise PowerCut
+
+    async def _supervise(
+        self, program: Program, task: asyncio.Task[T], killed: asyncio.Future[None]
+    ) -> T:
+        try:
+            await asyncio.wait((task, killed), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task, killed), return_when=asyncio.FIRST_COMPLETED)
+            raise
+        finally:
+            program.finished = True
+            self._programs.pop(program, None)
+        if task.done():
+            return task.result()
+        me = asyncio.current_task()
+        assert me is not None
+        # A crash is wanted: that nobody looks at what it ended is no fault.
+        me.add_done_callback(asyncio.Task.exception)
+        raise MachineCrashedError(f"{self.name} went down under {program.name}")

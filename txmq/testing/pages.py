@@ -1,0 +1,236 @@
+"""One file's bytes twice over: as the system shows them, and as the platter has them.
+
+The unit is a page of 4096 bytes, as in an operating system's page cache. Pages are immutable
+``bytes`` and a missing page is zeros, so a copy of a file is a copy of two dicts, and "unchanged
+since" is an identity test. Nothing in here does I/O or raises; faults are the disk's business.
+
+Invariant: a page that is neither dirty nor doomed is the same object in both versions.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from txmq.testing.entropy import SeededEntropy
+
+__all__ = ["PAGE", "Loss", "Pages", "Staged"]
+
+PAGE = 4096
+_ZEROS = bytes(PAGE)
+
+
+class Loss(Enum):
+    """What a crash takes of the bytes that were written and not synced."""
+
+    ANY = "any"
+    """One of the others, by chance."""
+    NOTHING = "nothing"
+    """Nothing: the system had written everything back in time."""
+    EVERYTHING = "everything"
+    """All of it."""
+    TAIL = "tail"
+    """The last write from some byte of it on."""
+    PAGES = "pages"
+    """Each page for itself is kept, lost, torn, zeroed or garbage; the length is any in between."""
+
+
+class Staged(NamedTuple):
+    """What a sync that has begun will have made durable when it ends."""
+
+    number: int
+    pages: dict[int, bytes | None]
+    size: int
+
+
+class Pages:
+    """The contents of one file, now and durable."""
+
+    __slots__ = ("_dirty", "_doomed", "_now", "_safe", "_settled", "_staged", "safe_size", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.safe_size = 0
+        self._now: dict[int, bytes] = {}
+        self._safe: dict[int, bytes] = {}
+        self._dirty: set[int] = set()
+        self._doomed: set[int] = set()
+        self._staged = 0
+        self._settled = 0
+
+    def copy(self) -> Pages:
+        """An independent twin."""
+        twin = Pages()
+        twin.size, twin.safe_size = self.size, self.safe_size
+        twin._now, twin._safe = self._now.copy(), self._safe.copy()
+        twin._dirty, twin._doomed = self._dirty.copy(), self._doomed.copy()
+        twin._staged, twin._settled = self._staged, self._settled
+        return twin
+
+    def allocated(self) -> int:
+        """How many pages the file occupies; holes occupy none."""
+        return len(self._now)
+
+    def missing(self, position: int, size: int) -> list[int]:
+        """The pages that a write there would have to allocate."""
+        return [page for page in _touched(position, size) if page not in self._now]
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes as the system shows them."""
+        size = max(0, min(size, self.size - position))
+        first = position // PAGE
+        whole = b"".join(self._now.get(page, _ZEROS) for page in _touched(position, size))
+        start = position - first * PAGE
+        return whole[start : start + size]
+
+    def durable(self) -> bytes:
+        """The whole file as it would be if all unsynced bytes were lost."""
+        pages = -(-self.safe_size // PAGE)
+        whole = b"".join(self._safe.get(page, _ZEROS) for page in range(pages))
+        return whole[: self.safe_size]
+
+    def write(self, position: int, data: bytes) -> None:
+        """Put bytes in place, not durable yet."""
+        done = 0
+        for page in _touched(position, len(data)):
+            start = position + done - page * PAGE
+            piece = data[done : done + PAGE - start]
+            old = self._now.get(page, _ZEROS)
+            self._set(page, old[:start] + piece + old[start + len(piece) :])
+            done += len(piece)
+        if data:
+            self.size = max(self.size, position + len(data))
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros, not durable yet."""
+        if size < self.size:
+            whole, rest = divmod(size, PAGE)
+            for page in sorted(self._now):
+                if page > whole or (page == whole and rest == 0):
+                    self._set(page, None)
+            if rest and whole in self._now:
+                self._set(whole, self._now[whole][:rest].ljust(PAGE, b"\0"))
+        self.size = size
+
+    def flip(self, position: int, bit: int) -> None:
+        """Turn over one bit, on the platter as well."""
+        page, offset = divmod(position, PAGE)
+        same = self._now.get(page) is self._safe.get(page)
+        for version in (self._now, self._safe):
+            old = bytearray(version.get(page, _ZEROS))
+            old[offset] ^= 1 << bit
+            version[page] = bytes(old)
+        if same:
+            self._safe[page] = self._now[page]
+
+    def stage(self) -> Staged:
+        """Begin a sync of everything written so far."""
+        self._staged += 1
+        return Staged(self._staged, {page: self._now.get(page) for page in self._dirty}, self.size)
+
+    def settle(self, staged: Staged) -> None:
+        """End a sync well. Bytes written since it began are as undurable as before."""
+        if staged.number < self._settled:
+            return  # a later sync was faster, and it had taken everything this one did
+        self._settled = staged.number
+        self.safe_size = staged.size
+        for page, content in staged.pages.items():
+            _put(self._safe, page, content)
+            if self._now.get(page) is content:
+                self._dirty.discard(page)
+                self._doomed.discard(page)
+
+    def fail(self, staged: Staged) -> None:
+        """End a sync badly, as Linux does: the pages count as clean, yet were never written.
+
+        They read as before and the next sync does not touch them; a crash may take them.
+        """
+        doomed = self._dirty & staged.pages.keys()
+        self._doomed |= doomed
+        self._dirty -= doomed
+
+    def crash(self, entropy: SeededEntropy, loss: Loss, last: tuple[int, int] | None) -> None:
+        """Lose power: what remains becomes what is shown and what is durable.
+
+        Args:
+            entropy: Decides what is lost.
+            loss: What may be lost; ``Loss.ANY`` is the caller's to resolve.
+            last: Position and size of the last write, where it went to this file.
+        """
+        assert loss is not Loss.ANY
+        unsafe = sorted(self._dirty | self._doomed)
+        if loss is Loss.EVERYTHING:
+            self._now, self.size = self._safe.copy(), self.safe_size
+        elif loss is Loss.TAIL and last is not None:
+            self._tear(unsafe, entropy, last)
+        elif loss is Loss.PAGES:
+            for page in unsafe:
+                _put(self._now, page, self._fate(page, entropy))
+            self._cut(entropy)
+        self._safe, self.safe_size = self._now.copy(), self.size
+        self._dirty.clear()
+        self._doomed.clear()
+
+    def _set(self, page: int, content: bytes | None) -> None:
+        _put(self._now, page, content)
+        self._dirty.add(page)
+        self._doomed.discard(page)
+
+    def _tear(self, unsafe: list[int], entropy: SeededEntropy, last: tuple[int, int]) -> None:
+        position, size = last
+        cut, end = position + entropy.below(size + 1), position + size
+        for page in unsafe:
+            start, stop = max(cut - page * PAGE, 0), min(end - page * PAGE, PAGE)
+            if start < stop:
+                new, old = self._now.get(page, _ZEROS), self._safe.get(page, _ZEROS)
+                self._now[page] = new[:start] + old[start:stop] + new[stop:]
+        if self.size == end and end > self.safe_size:
+            self.truncate(max(self.safe_size, cut))
+
+    def _fate(self, page: int, entropy: SeededEntropy) -> bytes | None:
+        old, new = self._safe.get(page, _ZEROS), self._now.get(page, _ZEROS)
+        match entropy.below(5):
+            case 0:
+                return self._safe.get(page)
+            case 1:
+                return self._now.get(page)
+            case 2:
+                cut = entropy.below(PAGE + 1)
+                return new[:cut] + old[cut:]
+            case 3:
+                return self._filled(page, _ZEROS)
+            case _:
+                return self._filled(page, entropy.token(PAGE))
+
+    def _filled(self, page: int, filling: bytes) -> bytes:
+        """The page with a filling wherever nothing was ever promised to be durable."""
+        old, new = self._safe.get(page, _ZEROS), self._now.get(page, _ZEROS)
+        promised = max(0, min(self.safe_size - page * PAGE, PAGE))
+        if old[:promised] == new[:promised]:
+            return old[:promised] + filling[promised:]
+        kept = (
+            was if was == now else other
+            for was, now, other in zip(
+                old[:promised], new[:promised], filling[:promised], strict=True
+            )
+        )
+        return bytes(kept) + filling[promised:]
+
+    def _cut(self, entropy: SeededEntropy) -> None:
+        low, high = sorted((self.safe_size, self.size))
+        size = (self.safe_size, self.size, low + entropy.below(high - low + 1))[entropy.below(3)]
+        self.truncate(size)
+        # Pages beyond the end that the file does not reach any more, or not yet, show nothing.
+        self.size = high
+        self.truncate(size)
+
+
+def _touched(position: int, size: int) -> range:
+    return range(position // PAGE, -(-(position + size) // PAGE)) if size > 0 else range(0)
+
+
+def _put(version: dict[int, bytes], page: int, content: bytes | None) -> None:
+    if content is None:
+        version.pop(page, None)
+    else:
+        version[page] = content

@@ -1,0 +1,97 @@
+"""Which program the running code belongs to, and what that means for everything it starts.
+
+The program is a context variable, so tasks, callbacks and timers inherit it. The simulated loop
+wraps each of them in a :class:`Step`, which runs only while the program lives and is not paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVarTuple, Unpack
+
+from txmq.testing.failures import PowerCut
+
+__all__ = ["PROGRAM", "Program", "Step"]
+
+Ts = TypeVarTuple("Ts")
+
+
+class Program:
+    """Tasks and callbacks that live and die together, as one operating system process does."""
+
+    __slots__ = ("_held", "alive", "finished", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.finished = False
+        self._held: list[Step] | None = None
+
+    def kill(self) -> None:
+        """Never let anything of it run again."""
+        self.alive = False
+        self._held = None
+
+    def pause(self) -> None:
+        """Hold back everything of it that comes due."""
+        if self._held is None:
+            self._held = []
+
+    def resume(self) -> None:
+        """Go on, first with what was held back, in the order in which it came due."""
+        held, self._held = self._held or [], None
+        for step in held:
+            step.again()
+
+    def holds(self, step: Step) -> bool:
+        """Whether the program stands still; then it takes the step later."""
+        if self._held is None:
+            return False
+        self._held.append(step)
+        return True
+
+
+class Step:
+    """A callback of a program, and the handle by which it can still be cancelled."""
+
+    __slots__ = ("_args", "_callback", "_program", "context", "handle")
+
+    handle: asyncio.Handle
+
+    def __init__(
+        self,
+        program: Program,
+        context: Context | None,
+        callback: Callable[[Unpack[Ts]], object],
+        args: tuple[*Ts],
+    ) -> None:
+        self._program = program
+        self.context = copy_context() if context is None else context
+        self._callback: Callable[..., object] = callback
+        self._args: tuple[Any, ...] = args
+
+    def __repr__(self) -> str:
+        name = getattr(self._callback, "__qualname__", type(self._callback).__name__)
+        return f"<{name} of {self._program.name}>"
+
+    def __call__(self) -> None:
+        """Take the step, unless the program is dead, paused or has cancelled it."""
+        program = self._program
+        if not program.alive or self.handle.cancelled() or program.holds(self):
+            return
+        try:
+            self._callback(*self._args)
+        except (Exception, PowerCut):
+            # The callback may have brought its own machine down; what it raises then is no news.
+            if program.alive:
+                raise
+
+    def again(self) -> None:
+        """Take the step in the next turn, in the context in which it was to be taken."""
+        asyncio.get_running_loop().call_soon(self, context=self.context)
+
+
+PROGRAM: ContextVar[Program | None] = ContextVar("txmq_testing_program", default=None)
+"""The program to which the running code belongs."""

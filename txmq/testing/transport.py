@@ -1,0 +1,352 @@
+"""One end of a simulated connection: an asyncio transport over two wires.
+
+The receiving side acknowledges bytes when its protocol has taken them. Bytes that are sent and not
+acknowledged are bounded by the window; the rest waits in the sender's buffer, whose high-water mark
+pauses the writer. So a reader that pauses is felt by the writer, as it is with TCP.
+
+Packets arrive in no program's context (the kernel's, so to speak); every call to the protocol is
+made in the context of the program that owns it, and therefore dies with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from contextvars import Context
+from enum import Enum
+
+from txmq.testing.wire import Mark, Packet, Ways, Wire
+
+__all__ = ["Address", "SimulatedTransport"]
+
+Address = tuple[str, int]
+
+_READ_MAX = 256 * 1024
+"""What one ``data_received`` is given at most; asyncio's own value."""
+_HIGH_WATER = 64 * 1024
+"""asyncio's own value."""
+
+
+class _State(Enum):
+    OPEN = "open"
+    CLOSING = "closing"  # closed by the program; bytes still wait for the window
+    GONE = "gone"
+
+
+class _Outbox:
+    """The sending half of one end."""
+
+    __slots__ = (
+        "_ended",
+        "_ways",
+        "ending",
+        "high",
+        "low",
+        "paused",
+        "travelling",
+        "waiting",
+        "wire",
+    )
+
+    def __init__(self, ways: Ways, wire: Wire) -> None:
+        self.wire = wire
+        self.waiting = bytearray()
+        self.travelling = 0
+        self.ending = False
+        self.paused = False
+        self.high, self.low = _HIGH_WATER, _HIGH_WATER // 4
+        self._ways = ways
+        self._ended = False
+
+    def push(self) -> None:
+        """Send what the window allows, cut into pieces at arbitrary bytes."""
+        window = self._ways.conditions.window
+        while self.waiting and self.travelling < window:
+            size = min(self._piece(), len(self.waiting), window - self.travelling)
+            piece = bytes(self.waiting[:size])
+            del self.waiting[:size]
+            self.travelling += size
+            self.wire.send(piece)
+        if self.ending and not self.waiting and not self._ended:
+            self._ended = True
+            self.wire.send(Mark.END)
+
+    def _piece(self) -> int:
+        limit = (64, 1460, 16384, 65536)[self._ways.entropy.below(4)]
+        return 1 + self._ways.entropy.below(limit)
+
+
+class _Inbox:
+    """The receiving half of one end."""
+
+    __slots__ = ("end_told", "ended", "paused", "received", "scheduled")
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.ended = False
+        self.end_told = False
+        self.paused = False
+        self.scheduled = False
+
+
+class SimulatedTransport(asyncio.Transport):
+    """See :class:`asyncio.Transport`. Networks make these."""
+
+    def __init__(
+        self, ways: Ways, wire: Wire, ends: tuple[Address, Address], context: Context
+    ) -> None:
+        super().__init__({"sockname": ends[0], "peername": ends[1]})
+        self.on_gone: Callable[[], None] = _nothing
+        self._ways = ways
+        self._context = context
+        self._outbox = _Outbox(ways, wire)
+        self._inbox = _Inbox()
+        self._state = _State.OPEN
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    # --- what protocols call ---
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See :meth:`asyncio.WriteTransport.write`.
+
+        Raises:
+            TypeError: It is not bytes.
+            RuntimeError: After ``write_eof``.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data must be bytes, not {type(data).__name__}")
+        if self._outbox.ending:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self._state is not _State.OPEN:
+            return
+        self._outbox.waiting += data
+        self._push()
+        self._pause_if_full()
+
+    def write_eof(self) -> None:
+        """See :meth:`asyncio.WriteTransport.write_eof`."""
+        if self._state is _State.OPEN:
+            self._outbox.ending = True
+            self._push()
+
+    def can_write_eof(self) -> bool:
+        """See :meth:`asyncio.WriteTransport.can_write_eof`."""
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        """See :meth:`asyncio.WriteTransport.get_write_buffer_size`."""
+        return len(self._outbox.waiting)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """See :meth:`asyncio.WriteTransport.get_write_buffer_limits`."""
+        return self._outbox.low, self._outbox.high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """See :meth:`asyncio.WriteTransport.set_write_buffer_limits`.
+
+        Raises:
+            ValueError: The limits are not in order.
+        """
+        if high is None:
+            high = _HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._outbox.high, self._outbox.low = high, low
+        self._pause_if_full()
+
+    def pause_reading(self) -> None:
+        """See :meth:`asyncio.ReadTransport.pause_reading`."""
+        self._inbox.paused = True
+
+    def resume_reading(self) -> None:
+        """See :meth:`asyncio.ReadTransport.resume_reading`."""
+        self._inbox.paused = False
+        self._schedule()
+
+    def is_reading(self) -> bool:
+        """See :meth:`asyncio.ReadTransport.is_reading`."""
+        return self._state is _State.OPEN and not self._inbox.paused
+
+    def is_closing(self) -> bool:
+        """See :meth:`asyncio.BaseTransport.is_closing`."""
+        return self._state is not _State.OPEN
+
+    def close(self) -> None:
+        """See :meth:`asyncio.BaseTransport.close`."""
+        if self._state is _State.OPEN:
+            self._state = _State.CLOSING
+            self._finish_if_empty()
+
+    def abort(self) -> None:
+        """See :meth:`asyncio.WriteTransport.abort`."""
+        if self._state is not _State.GONE:
+            self._outbox.wire.send(Mark.RESET)
+            self._end(None)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """See :meth:`asyncio.BaseTransport.set_protocol`."""
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """See :meth:`asyncio.BaseTransport.get_protocol`."""
+        assert self._protocol is not None
+        return self._protocol
+
+    # --- what the network calls ---
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        """Give the connection to the program that opened or accepted it."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+        self._schedule()
+
+    def arrived(self, packet: Packet) -> None:
+        """Take a packet off the wire."""
+        if self._state is _State.GONE:
+            if isinstance(packet, bytes):
+                self._outbox.wire.send(Mark.RESET)
+        elif isinstance(packet, bytes):
+            self._inbox.received += packet
+            self._schedule()
+        elif isinstance(packet, int):
+            self._outbox.travelling -= packet
+            if self._outbox.waiting or self._outbox.paused:
+                self._ways.loop.call_soon(self._progress, context=self._context)
+        elif packet is Mark.END:
+            self._inbox.ended = True
+            self._schedule()
+        else:
+            self.lose(errno.ECONNRESET)
+
+    def lose(self, error: int) -> None:
+        """End the connection with an error, on this side only."""
+        if self._state is not _State.GONE:
+            # OSError picks the subclass by the number: ConnectionResetError, TimeoutError, ...
+            self._end(OSError(error, os.strerror(error)))
+
+    def drop_packets(self) -> None:
+        """Lose what is on the wire from here."""
+        self._outbox.wire.cut()
+
+    def vanish(self, last: Mark | None) -> None:
+        """Be gone without a word to the program, which is dead; the peer may hear a last packet."""
+        if self._state is not _State.GONE:
+            self._leave()
+            if last is not None:
+                self._outbox.wire.send(last)
+
+    def is_gone(self) -> bool:
+        """Whether nothing more will happen at this end."""
+        return self._state is _State.GONE
+
+    def way_closed(self) -> None:
+        """Start to lose patience if bytes are under way and the way is closed."""
+        if self._giving_up is None and self._outbox.travelling and not self._outbox.wire.is_open():
+            self._giving_up = self._ways.loop.call_later(
+                self._ways.conditions.give_up_s, self._give_up, context=self._ways.context
+            )
+
+    def way_opened(self) -> None:
+        """Send again what was held."""
+        if self._outbox.wire.is_open() and self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        self._outbox.wire.resume()
+
+    # --- inside ---
+
+    def _push(self) -> None:
+        self._outbox.push()
+        self.way_closed()
+
+    def _pause_if_full(self) -> None:
+        if len(self._outbox.waiting) > self._outbox.high and not self._outbox.paused:
+            self._outbox.paused = True
+            self.get_protocol().pause_writing()
+
+    def _progress(self) -> None:
+        if self._state is _State.GONE:
+            return
+        self._push()
+        if self._outbox.paused and len(self._outbox.waiting) <= self._outbox.low:
+            self._outbox.paused = False
+            self.get_protocol().resume_writing()
+        self._finish_if_empty()
+
+    def _finish_if_empty(self) -> None:
+        if self._state is not _State.CLOSING or self._outbox.waiting:
+            return
+        if self._inbox.received:
+            # Closing with bytes unread is a reset, as Linux does it.
+            self._outbox.wire.send(Mark.RESET)
+        else:
+            self._outbox.ending = True
+            self._outbox.push()
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._protocol is not None:
+            lost = self._protocol.connection_lost
+            self._ways.loop.call_soon(lost, error, context=self._context)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._state = _State.GONE
+        self._outbox.waiting.clear()
+        self._inbox.received.clear()
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self.on_gone()
+
+    def _give_up(self) -> None:
+        self._giving_up = None
+        if self._outbox.travelling:
+            self.lose(errno.ETIMEDOUT)
+
+    def _schedule(self) -> None:
+        inbox = self._inbox
+        idle = inbox.paused or inbox.scheduled or not (inbox.received or inbox.ended)
+        if idle or self._state is not _State.OPEN or self._protocol is None:
+            return
+        inbox.scheduled = True
+        self._ways.loop.call_soon(self._deliver, context=self._context)
+
+    def _deliver(self) -> None:
+        inbox = self._inbox
+        inbox.scheduled = False
+        if self._state is not _State.OPEN or inbox.paused:
+            return
+        if inbox.received:
+            data = bytes(inbox.received[:_READ_MAX])
+            del inbox.received[:_READ_MAX]
+            self._outbox.wire.send(len(data))
+            _feed(self.get_protocol(), data)
+            self._schedule()
+        elif inbox.ended and not inbox.end_told:
+            inbox.end_told = True
+            protocol = self.get_protocol()
+            assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
+            if not protocol.eof_received():
+                self.close()
+
+
+def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        while data:
+            buffer = memoryview(protocol.get_buffer(len(data)))
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            protocol.buffer_updated(size)
+            data = data[size:]
+    else:
+        assert isinstance(protocol, asyncio.Protocol)
+        protocol.data_received(data)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,145 @@
+"""Ways between hosts, and one direction of one connection on such a way.
+
+A wire keeps what it is given in order and hands it over later. While its way is closed it holds
+everything, as TCP does by sending again; when the way opens, what was held arrives a little later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from enum import Enum
+
+from txmq.testing.entropy import SeededEntropy
+from txmq.testing.loop import SimulatedLoop
+
+__all__ = ["Conditions", "Mark", "Packet", "Ways", "Wire"]
+
+
+class Mark(Enum):
+    """Packets that say something about the connection."""
+
+    END = "end"
+    """No more bytes will come."""
+    RESET = "reset"
+    """The connection is no more."""
+
+
+Packet = bytes | int | Mark
+"""Bytes, or how many bytes of the other direction were taken by the reader, or a mark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How good the network is.
+
+    Attributes:
+        latency_s: The least time a packet travels.
+        jitter_s: The most it travels longer.
+        spike_chance: How likely a packet is late because it was lost and sent again.
+        spike_s: How late it then is.
+        window: Bytes of one direction that travel or wait unread before the sender has to wait.
+        connect_timeout_s: How long a connect tries a host that does not answer.
+        give_up_s: How long bytes are sent again without an answer before the connection is lost.
+    """
+
+    latency_s: float = 0.0002
+    jitter_s: float = 0.0008
+    spike_chance: float = 0.005
+    spike_s: float = 0.2
+    window: int = 65536
+    connect_timeout_s: float = 30.0
+    give_up_s: float = 120.0
+
+
+class Ways:
+    """Which host can reach which, and how long that takes."""
+
+    def __init__(self, loop: SimulatedLoop, entropy: SeededEntropy, conditions: Conditions) -> None:
+        self.loop = loop
+        self.entropy = entropy
+        self.conditions = conditions
+        # What happens between machines belongs to no program, so that no crash stops it.
+        self.context = Context()
+        self.closed: dict[tuple[str, str], None] = {}
+        self.down: dict[str, None] = {}
+        self.extra_s: dict[tuple[str, str], float] = {}
+
+    def open(self, source: str, target: str) -> bool:
+        """Whether a packet sent now would arrive."""
+        return (source, target) not in self.closed and target not in self.down
+
+    def both_open(self, a: str, b: str) -> bool:
+        """Whether packets arrive, and the answers to them."""
+        return self.open(a, b) and self.open(b, a)
+
+    def delay(self, source: str, target: str) -> float:
+        """How long one packet travels."""
+        given = self.conditions
+        delay = given.latency_s + given.jitter_s * self.entropy.fraction()
+        if self.entropy.chance(given.spike_chance):
+            delay += given.spike_s
+        return delay + self.extra_s.get((source, target), 0.0)
+
+
+class Wire:
+    """One direction of a connection."""
+
+    __slots__ = ("_last", "_queue", "_timer", "_ways", "arrive", "source", "target")
+
+    arrive: Callable[[Packet], None]
+    """What is done with a packet at the far end; set before the first is sent."""
+
+    def __init__(self, ways: Ways, source: str, target: str) -> None:
+        self.source = source
+        self.target = target
+        self._ways = ways
+        self._queue: deque[tuple[float, Packet]] = deque()
+        self._timer: object | None = None
+        self._last = 0.0
+
+    def is_open(self) -> bool:
+        """Whether packets arrive, and the answers to them."""
+        return self._ways.both_open(self.source, self.target)
+
+    def send(self, packet: Packet) -> None:
+        """Give a packet to the wire."""
+        due = self._ways.loop.time() + self._ways.delay(self.source, self.target)
+        self._last = max(self._last, due)
+        self._queue.append((self._last, packet))
+        self._arm()
+
+    def cut(self) -> None:
+        """Lose everything that is on the wire."""
+        self._queue.clear()
+
+    def resume(self) -> None:
+        """Go on after the way was closed: what was held is sent again."""
+        held_up = self._queue and self._timer is None
+        if not held_up or not self._ways.open(self.source, self.target):
+            return
+        now = self._ways.loop.time()
+        held = max(0.0, now - self._queue[0][0])
+        # The longer the way was closed, the longer TCP waits between its attempts.
+        again = now + self._ways.delay(self.source, self.target)
+        again += self._ways.entropy.fraction() * min(held, 5.0)
+        self._queue = deque((max(due, again), packet) for due, packet in self._queue)
+        self._last = self._queue[-1][0]
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is None and self._queue:
+            loop = self._ways.loop
+            due = max(self._queue[0][0], loop.time())
+            self._timer = loop.call_at(due, self._fire, context=self._ways.context)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._ways.loop.time()
+        if not self._ways.open(self.source, self.target):
+            return
+        while self._queue and self._queue[0][0] <= now:
+            self.arrive(self._queue.popleft()[1])
+        self._arm()

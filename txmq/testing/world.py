@@ -1,0 +1,172 @@
+"""A world: one seed, one loop, one network, some machines, and one run.
+
+The run fails when the main task fails, when anything else fails and nobody looks at it, when tasks
+outlive the program that started them, when everything waits for nothing, and when the virtual time
+is up. Whatever it fails with carries a note: the line that repeats the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from txmq.testing.entropy import SeededEntropy
+from txmq.testing.failures import LeakedTaskError, UnhandledError
+from txmq.testing.loop import SimulatedLoop, SimulatedTask
+from txmq.testing.machine import Machine
+from txmq.testing.network import SimulatedNetwork
+from txmq.testing.stacks import waits
+from txmq.testing.trace import Trace
+from txmq.testing.wire import Conditions
+
+__all__ = ["World"]
+
+T = TypeVar("T")
+
+
+class World:
+    """Everything a simulation consists of. It runs once.
+
+    Args:
+        seed: Decides everything that is left to chance.
+        scenario: What is simulated, for the line that repeats a failed run.
+        conditions: How good the network is.
+        keep_trace: Whether the trace keeps its events, for looking at them.
+
+    Attributes:
+        seed: As given.
+        loop: The event loop, whose time is the world's.
+        network: All hosts; partition, cut and slow them here.
+        entropy: Chance for the scenario's own decisions.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        scenario: str = "",
+        conditions: Conditions | None = None,
+        keep_trace: bool = False,
+    ) -> None:
+        self.seed = seed
+        self.loop = SimulatedLoop(keep_trace=keep_trace)
+        self.loop.set_exception_handler(self._on_error)
+        self._root = SeededEntropy(seed)
+        self.entropy = self._root.fork("scenario")
+        self.network = SimulatedNetwork(self.loop, self._root.fork("network"), conditions)
+        self._scenario = scenario
+        self._machines: dict[str, Machine] = {}
+        self._errors: list[tuple[str, BaseException | None]] = []
+        self._over = False
+
+    @property
+    def trace(self) -> Trace:
+        """What has happened so far."""
+        return self.loop.trace
+
+    def now(self) -> float:
+        """Virtual seconds since the world began."""
+        return self.loop.time()
+
+    def machine(self, name: str, address: str | None = None) -> Machine:
+        """The machine of this name; made when first asked for.
+
+        Args:
+            name: Also works as a host name on the network.
+            address: Where it is on the network; by default the next free one.
+        """
+        if name not in self._machines:
+            address = address or f"10.0.0.{len(self._machines) + 1}"
+            port = self.network.host(address, name)
+            entropy = self._root.fork(f"machine {name}")
+            self._machines[name] = Machine(name, port, self.network, entropy)
+        return self._machines[name]
+
+    def run(self, main: Coroutine[Any, Any, T], *, timeout: float = 3600.0) -> T:
+        """Run a scenario to its end and close the world.
+
+        Programs that still run when the scenario returns are killed; that is no failure.
+
+        Args:
+            main: The scenario; it belongs to no machine.
+            timeout: How many virtual seconds it may take.
+
+        Raises:
+            SimulationError: One of its kinds, see ``txmq.testing.failures``.
+            BaseException: Whatever the scenario itself raises.
+        """
+        assert not self._over, "a world runs once"
+        task = self.loop.create_task(main, name="main")
+        try:
+            self.loop.run_main(task, within=timeout)
+            self._judge(task)
+            return task.result()
+        except BaseException as error:
+            self._collect(task)
+            for where, cause in self._errors:
+                if cause is not error:
+                    error.add_note(f"also failed: {where}: {cause!r}")
+            error.add_note(self.reproduction())
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Kill what runs and close the loop; harmless when repeated."""
+        self._over = True
+        for machine in self._machines.values():
+            machine.halt()
+        self.loop.close()
+
+    def reproduction(self) -> str:
+        """The line that says how to repeat this run."""
+        scenario = f" scenario={self._scenario}" if self._scenario else ""
+        moment = f"{self.now():.6f} virtual seconds"
+        return f"repeat with: seed={self.seed}{scenario} (after {moment}, {self.trace.digest()})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _judge(self, main: asyncio.Task[Any]) -> None:
+        if main.done() and not main.cancelled() and main.exception() is not None:
+            return
+        self._collect(main)
+        if self._errors:
+            where, error = self._errors[0]
+            raise UnhandledError(f"{where}: {error!r}") from error
+        leaked = [task for task in self.loop.pending() if self._is_leak(task)]
+        if leaked:
+            raise LeakedTaskError("tasks left behind:\n  " + "\n  ".join(waits(leaked)))
+
+    def _collect(self, main: asyncio.Task[Any]) -> None:
+        """Note down the failures of tasks at which nobody has looked."""
+        for task in self.loop.tasks():
+            if task is not main and _unseen(task):
+                self._errors.append((task.get_name(), task.exception()))
+
+    def _is_leak(self, task: SimulatedTask[Any]) -> bool:
+        if task.program is None:
+            return not any(machine.watches(task) for machine in self._machines.values())
+        return task.program.alive and task.program.finished
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        culprit = context.get("task") or context.get("future")
+        program = getattr(culprit, "program", None)
+        if self._over or (program is not None and not program.alive):
+            return
+        error = context.get("exception")
+        where = culprit.get_name() if isinstance(culprit, asyncio.Task) else context["message"]
+        self._errors.append((where, error))
+        # Nothing after this would tell more than the error itself.
+        loop.stop()
+
+
+def _unseen(task: SimulatedTask[Any]) -> bool:
+    """Whether a task failed and nobody has looked at how."""
+    return bool(getattr(task, "_log_traceback", False)) and (
+        task.program is None or task.program.alive
+    )

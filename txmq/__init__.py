@@ -1,7 +1,7 @@
-"""Distributed transactions on half messages, over a broker that speaks RocketMQ's remoting protocol.
+"""Distributed transactions on half messages, over a broker that speaks RocketMQ's protocol.
 
-This module holds the names everybody needs: messages, queues and the root of the errors. A client is
-in :mod:`txmq.client`, every error in :mod:`txmq.errors`.
+This module holds the names everybody needs: messages, queues and the root of the errors. A client
+is in :mod:`txmq.client`, every error in :mod:`txmq.errors`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ def prepared(prepare):
     """A missing tool is a failure, never a skip: silence would look like compatibility."""
     try:
         return prepare()
-    except Unprepared as reason:
-        pytest.fail(str(reason), pytrace=False)
+    except Unprepared as error:
+        reason = str(error)
+    return pytest.fail(reason, pytrace=False)  # outside `except`: one line, no chain of errors
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command that the program's arguments name; typer exits by itself unless it is absent."""
+    """Run the command that the program's arguments name; typer exits by itself."""
     try:
         from txmq.cli.root import app  # noqa: PLC0415  a library's user has no use for typer
     except ModuleNotFoundError as problem:

@@ -59,7 +59,8 @@ def ask(names: str, question: Callable[[Admin], Awaitable[T]]) -> T:
     except _CALLERS_FAULT as problem:
         fail(str(problem), WRONGLY_CALLED)
     except TxmqError as problem:
-        fail(f"{problem}{_IN_DOUBT[problem.effect]}")
+        # Brokers begin some remarks with a blank.
+        fail(f"{str(problem).strip()}{_IN_DOUBT[problem.effect]}")
 
 
 def fail(text: str, code: int = FAILED) -> NoReturn:

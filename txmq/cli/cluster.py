@@ -41,7 +41,7 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
                     stats = await admin.broker_stats(broker.name)
                 except TxmqError as problem:
                     # One that is down is what this list is for; it must not hide the others.
-                    stats = {"brokerVersionDesc": f"does not answer: {problem}"}
+                    stats = {"brokerVersionDesc": f"tells nothing: {str(problem).strip()}"}
             rows.append(
                 {
                     "cluster": broker.cluster,

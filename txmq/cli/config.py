@@ -1,4 +1,4 @@
-"""``txmq config``: what can be set. The reference page of the documentation is printed from here."""
+"""``txmq config``: what can be set; prints the reference page of the documentation."""
 
 import typer
 
@@ -16,9 +16,15 @@ _HEAD = """\
 <!-- Printed by `txmq config reference`; change the settings' own descriptions, not this page. -->
 
 Every setting of `txmq serve`.
-A value comes from the first of these that gives one: an option of the command (`--data`, `--listen`,
-`--names-listen`, `--names`, `--flush`, `--name`, `--cluster`), `--set key=value`, the variable in the
-table, the TOML file that `--config` or `TXMQ_CONFIG` names, the default.
+A value comes from the first of these that gives one:
+
+1. an option of the command: `--data`, `--listen`, \
+   `--names-listen`, `--names`, `--flush`, `--name`, `--cluster`
+2. `--set key=value`
+3. the variable in the table
+4. the TOML file that `--config` or `TXMQ_CONFIG` names
+5. the default
+
 In the file a group is a table: `[store]`, then `flush = "async"`.
 
 Durations are written `"500ms"`, `"20s"`, `"3h"`, `"2d"`; a plain number is seconds.

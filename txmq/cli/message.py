@@ -1,13 +1,15 @@
 """``txmq message``: messages sent, fetched and looked up."""
 
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from txmq.cli.asking import NAMES_DEFAULT, AsJson, Names, ask, queue_of
 from txmq.cli.output import as_json, message_fields, say, table
-from txmq.client import Admin
+from txmq.client import Admin, PulledBatch
 from txmq.message import Message, Queue, ReceivedMessage
 
 __all__ = ["app"]
@@ -15,6 +17,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, help="Send, fetch and look up messages.")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
+Pull = Callable[[Queue, int, int], Awaitable[PulledBatch]]
 OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as broker:number.")]
 
 
@@ -71,9 +74,10 @@ def pull(  # noqa: PLR0913  one parameter for each option
             queues: tuple[Queue, ...] = (queue_of(topic, queue),)
         else:
             queues = (await admin.route(topic)).readable
+        pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags)
         found: list[ReceivedMessage] = []
         for each in queues:
-            found += await _fetch(admin, each, offset, count, hold_ms, tags)
+            found += await _fetch(admin, each, offset, count, pulls)
         return found
 
     _show(ask(names, fetched), json=json)
@@ -106,7 +110,7 @@ def view(
 
 
 @app.command()
-def query(  # noqa: PLR0913  one parameter for each option
+def query(
     topic: Topic,
     key: Annotated[str, typer.Argument(help="The key.")],
     *,
@@ -119,14 +123,13 @@ def query(  # noqa: PLR0913  one parameter for each option
 
 
 async def _fetch(
-    admin: Admin, queue: Queue, offset: int | None, count: int, hold_ms: int, tags: str
+    admin: Admin, queue: Queue, offset: int | None, count: int, pull: Pull
 ) -> list[ReceivedMessage]:
     # Pulls until enough came: brokers give a few at a time, and say where to go on.
     at = await admin.min_offset(queue) if offset is None else offset
     found: list[ReceivedMessage] = []
     while len(found) < count:
-        wanted = count - len(found)
-        pulled = await admin.pull(queue, at, wanted, hold_ms=hold_ms, tags=tags)
+        pulled = await pull(queue, at, count - len(found))
         found += pulled.messages
         if pulled.next_offset >= pulled.max_offset or pulled.next_offset <= at:
             break

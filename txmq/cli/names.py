@@ -1,13 +1,12 @@
 """``txmq names``: a name server alone, for clusters whose brokers share one."""
 
 import asyncio
-import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
 
 import txmq
 from txmq.cli import logs
@@ -34,8 +33,10 @@ def names(
     log_level: LogLevel = "info",
 ) -> None:
     """Run a name server until it is told to stop."""
+    import uvloop  # noqa: PLC0415  where there is none, commands of a client still work
+
     logs.configure(log_format, log_level)
-    kept = os.path.abspath(data) if data is not None else "nowhere: routes come from brokers"
+    kept = Path(data).absolute() if data is not None else "nowhere: routes come from brokers"
     typer.echo(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}", err=True)
     try:
         uvloop.run(_serve(listen, data))

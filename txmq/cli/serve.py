@@ -1,12 +1,11 @@
 """``txmq serve``: a broker, with its own name server unless it is told of others.
 
-Only this module and :mod:`txmq.cli.names` know that brokers can be built, and only when one is asked
-for: a client's installation carries no broker code into memory.
+Only this module and :mod:`txmq.cli.names` know that brokers can be built, and only when one is
+asked for: commands of a client load no broker.
 """
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
@@ -16,7 +15,7 @@ import txmq
 from txmq.cli import logs
 from txmq.cli.asking import FAILED, WRONGLY_CALLED, fail
 from txmq.config import load
-from txmq.errors import ConfigError, StoreError, TxmqError
+from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
     from broker.app import Broker
@@ -86,8 +85,7 @@ def serve(  # noqa: PLR0913  one parameter for each option
 ) -> None:
     """Run a broker until it is told to stop; SIGTERM drains it.
 
-    Settings come from the file, then from TXMQ_* variables, then from --set, then from the other
-    options, each over the one before.
+    Settings come from the file, TXMQ_* variables, --set and the other options, each over the last.
     """
     if names is not None and names_listen is not None:
         fail("--names and --names-listen exclude each other: elsewhere or here", WRONGLY_CALLED)
@@ -101,12 +99,15 @@ def serve(  # noqa: PLR0913  one parameter for each option
         "cluster": cluster,
     }
     given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    if names_listen is not None:
+        # Who asks for a name server here does not mean the one other commands find in TXMQ_NAMES.
+        given.append("names=")
     logs.configure(log_format, log_level)
     try:
         settings = load(
             settings_shape(),
             file=config,
-            environ=_variables(os.environ, own_names=names_listen is not None),
+            environ=os.environ,
             reserved=NOT_SETTINGS,
             arguments=[*(set_ or ()), *given],
         )
@@ -150,19 +151,10 @@ def cannot_start(problem: Exception) -> NoReturn:
     """
     if isinstance(problem, ConfigError):
         fail(str(problem), WRONGLY_CALLED)
-    if isinstance(problem, OSError) and problem.filename:
-        fail(f"cannot start: {problem.filename}: {problem.strerror}")
-    what = "" if isinstance(problem, StoreError) else "cannot start: "
-    fail(f"{what}{problem}", FAILED)
-
-
-def _variables(environ: Mapping[str, str], *, own_names: bool) -> dict[str, str]:
-    # TXMQ_NAMES says where the cluster is, to this command as to all others; but who asks for a name
-    # server of this broker's own does not mean the one that other commands talk to.
-    found = dict(environ)
-    if own_names:
-        found.pop("TXMQ_NAMES", None)
-    return found
+    what = str(problem)
+    if isinstance(problem, OSError) and problem.strerror:
+        what = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    fail(f"cannot start: {what}", FAILED)
 
 
 def _run(settings: "BrokerSettings") -> int:

@@ -1,7 +1,7 @@
 """Everything one can ask of a cluster in single requests, under one name.
 
-The calls are grouped in modules by what they are about; this class only joins them. It keeps nothing
-and tries nothing twice.
+The calls are grouped in modules by what they are about; this class only joins them. It keeps
+nothing and tries nothing twice.
 """
 
 from __future__ import annotations

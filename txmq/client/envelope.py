@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.errors import LimitExceeded, LocalProtocolError
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import compression, properties
-from txmq.protocol.record import Record
+
+if TYPE_CHECKING:
+    from txmq.protocol.record import Record
 
 __all__ = ["Envelope", "check_name", "received", "sealed"]
 
@@ -25,7 +27,9 @@ _OWN_FIELDS: Final = (properties.TAGS, properties.KEYS, properties.UNIQUE_KEY)
 class Envelope:
     """What a send carries of a message."""
 
+    topic: str
     id: str
+    flag: int
     sys_flag: int
     body: bytes
     properties: str
@@ -70,7 +74,7 @@ def sealed(message: Message, fresh_id: str, *, compress: bool = True) -> Envelop
     sys_flag, body = 0, message.body
     if compress and len(body) >= COMPRESS_FROM_BYTES:
         sys_flag, body = compression.compress(body)
-    return Envelope(own_id, sys_flag, body, text)
+    return Envelope(message.topic, own_id, message.flag, sys_flag, body, text)
 
 
 def _properties(message: Message) -> dict[str, str]:

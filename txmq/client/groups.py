@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.client import values
 from txmq.client.cluster import ClusterCalls
@@ -12,7 +11,6 @@ from txmq.client.values import GroupConnections, QueueProgress
 from txmq.errors import ConsumerOffline, InternalError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue, QueueOffset
-from txmq.protocol import bodies
 from txmq.protocol.bodies import (
     ConsumerConnections,
     GroupConfig,
@@ -23,6 +21,11 @@ from txmq.protocol.bodies import (
 )
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from txmq.protocol import bodies
 
 __all__ = ["GroupCalls"]
 
@@ -38,7 +41,6 @@ class GroupCalls(ClusterCalls):
         *,
         retries: int = RETRIES,
         enabled: bool = True,
-        broadcast: bool = True,
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
@@ -48,23 +50,17 @@ class GroupCalls(ClusterCalls):
             name: The group.
             retries: How often a message is given again before it goes to the dead letters.
             enabled: Whether it may consume.
-            broadcast: Whether every one of its consumers may have every message.
             broker: The broker to make it at; all of the cluster where none is named.
             cluster: The cluster, where there are several.
 
         Raises:
             LocalProtocolError: It is no name for a group.
-            ConfigError: The broker or cluster is unknown, or several clusters leave the choice open.
+            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
             TransportError: No answer came; the group may have been made at some brokers.
             BrokerRefused: A broker refuses; the group may have been made at others.
         """
         check_name("group", name, GROUP_CHARS_MAX)
-        body = GroupConfig(
-            name,
-            consume_enable=enabled,
-            consume_broadcast_enable=broadcast,
-            retry_max_times=retries,
-        ).write()
+        body = GroupConfig(name, consume_enable=enabled, retry_max_times=retries).write()
         for address in (await self._masters(broker=broker, cluster=cluster)).values():
             await self._session.request(
                 address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body

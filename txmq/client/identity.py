@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from txmq.protocol.message_id import unique_id
-from txmq.runtime.clock import Clock
-from txmq.runtime.entropy import Entropy
+
+if TYPE_CHECKING:
+    from txmq.runtime.clock import Clock
+    from txmq.runtime.entropy import Entropy
 
 __all__ = ["UniqueIds"]
 
@@ -14,10 +17,10 @@ __all__ = ["UniqueIds"]
 class UniqueIds:
     """Ids no other client gives out.
 
-    RocketMQ puts address, process and class loader into an id to tell clients apart. Those are drawn
-    by lot here: containers share addresses and process ids, and 80 bits of chance do not collide. The
-    time stays where tools look for it, but is reckoned in UTC; tools that reckon in local time look
-    13 hours back from it, which covers the difference.
+    RocketMQ puts address, process and class loader into an id to tell clients apart. Those are
+    drawn by lot here: containers share addresses and process ids, and 79 bits of chance do not
+    collide. The time stays where tools look for it, but is reckoned in UTC; tools that reckon in
+    local time look 13 hours back from it, which covers the difference.
     """
 
     def __init__(self, clock: Clock, entropy: Entropy) -> None:

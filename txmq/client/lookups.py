@@ -1,17 +1,19 @@
-"""Stored messages looked up: by their place in a log, by key, by the id their producer gave them."""
+"""Stored messages looked up: by their place in a log, by key, by the id a producer gave them."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.client.cluster import ClusterCalls
 from txmq.client.envelope import received
 from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
-from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import MessagePosition, MessageQuery, fields_of
 from txmq.protocol.message_id import split_offset_id
 from txmq.protocol.record import unpack, unpack_all
+
+if TYPE_CHECKING:
+    from txmq.message import ReceivedMessage
 
 __all__ = ["LookupCalls"]
 

@@ -6,7 +6,6 @@ Nothing is tried twice here: a caller who must know whether a message is stored 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from txmq.client.envelope import Envelope, received, sealed
@@ -27,7 +26,6 @@ from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import batch, properties
 from txmq.protocol.codes import PullFlag, RequestCode
-from txmq.protocol.command import Command
 from txmq.protocol.headers import (
     PullAnswer,
     PullMessage,
@@ -37,7 +35,10 @@ from txmq.protocol.headers import (
 from txmq.protocol.record import unpack_all
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from txmq.client.session import Session
+    from txmq.protocol.command import Command
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
@@ -77,9 +78,7 @@ class MessageCalls:
             BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
         """
         envelope = sealed(message, self._session.ids.next())
-        queue, answer = await self._deliver(
-            RequestCode.SEND_MESSAGE_V2, message.topic, queue, group, envelope, message.flag
-        )
+        queue, answer = await self._deliver(RequestCode.SEND_MESSAGE_V2, queue, group, envelope)
         told = answer.read(SendAnswer)
         stored = Queue(message.topic, queue.broker, told.queue_id)
         return SendReceipt(stored, QueueOffset(told.queue_offset), told.msg_id, envelope.id)
@@ -104,15 +103,12 @@ class MessageCalls:
         # Bodies stay as they are: stock brokers and consumers know no compression inside a batch.
         envelopes = [sealed(each, ids.next(), compress=False) for each in messages]
         body = batch.pack(
-            batch.BatchItem(each.flag, envelope.body, envelope.properties)
-            for each, envelope in zip(messages, envelopes, strict=True)
+            batch.BatchItem(each.flag, each.body, each.properties) for each in envelopes
         )
         if len(body) > MESSAGE_BODY_BYTES_MAX:
             raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(body))
-        whole = Envelope("", 0, body, "")
-        queue, answer = await self._deliver(
-            RequestCode.SEND_BATCH_MESSAGE, topic, queue, group, whole, 0
-        )
+        whole = Envelope(topic, "", 0, 0, body, "")
+        queue, answer = await self._deliver(RequestCode.SEND_BATCH_MESSAGE, queue, group, whole)
         told = answer.read(SendAnswer)
         return BatchReceipt(
             Queue(topic, queue.broker, told.queue_id),
@@ -122,14 +118,9 @@ class MessageCalls:
         )
 
     async def _deliver(
-        self,
-        code: int,
-        topic: str,
-        queue: Queue | None,
-        group: str,
-        envelope: Envelope,
-        flag: int,
+        self, code: int, queue: Queue | None, group: str, envelope: Envelope
     ) -> tuple[Queue, Command]:
+        topic = envelope.topic
         if queue is None:
             queue, address = await self._session.queue_to_write(topic)
         elif queue.topic != topic:
@@ -144,7 +135,7 @@ class MessageCalls:
             queue_id=queue.number,
             sys_flag=envelope.sys_flag,
             born_timestamp=self._session.clock.wall_ms(),
-            flag=flag,
+            flag=envelope.flag,
             properties=envelope.properties,
             reconsume_times=0,
             unit_mode=False,
@@ -157,7 +148,7 @@ class MessageCalls:
             self._doubt_route(topic, problem)
             raise
 
-    async def pull(
+    async def pull(  # noqa: PLR0913  a pull is a question with this many parts
         self,
         queue: Queue,
         offset: int,

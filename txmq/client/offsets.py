@@ -99,8 +99,8 @@ class OffsetCalls:
     ) -> dict[Queue, QueueOffset]:
         """Take a group to the messages stored at a time, and return where it stands now.
 
-        A group with consumers connected is moved by the broker, which tells them; a group without is
-        moved by writing its offsets.
+        A group with consumers connected is moved by the broker, which tells them; a group without
+        is moved by writing its offsets.
 
         Args:
             group: The group.

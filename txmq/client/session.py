@@ -8,8 +8,8 @@ Producers, consumers and :class:`txmq.client.admin.Admin` share one.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
 
 from txmq.client.identity import UniqueIds
 from txmq.client.routes import TEMPLATE, Route, RouteTable, route_of
@@ -21,16 +21,21 @@ from txmq.errors import (
     TransportError,
     UsageError,
 )
-from txmq.message import Queue
 from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
 from txmq.remoting.connection import Connection, Service, no_service
 from txmq.remoting.pool import Pool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from txmq.message import Queue
+    from txmq.protocol.command import Command
 
 __all__ = ["Session"]
 
@@ -55,7 +60,7 @@ class Session:
         ConfigError: ``names`` names no server, or one in a way that is no address.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the three ports, and what most callers leave alone
         self,
         names: str,
         network: Network | None = None,
@@ -110,7 +115,8 @@ class Session:
         """
         if self._pool is None:
             raise UsageError("this session is not open; use it with 'async with'")
-        return await self._pool.connection(address)
+        with self._closing_told():
+            return await self._pool.connection(address)
 
     async def request(
         self,
@@ -131,6 +137,17 @@ class Session:
         asked = await self.connection(address)
         limit = self._answer_s if timeout_s is None else timeout_s
         return await asked.request(code, header, body=body, timeout_s=limit)
+
+    @contextmanager
+    def _closing_told(self) -> Iterator[None]:
+        # Closing cancels what callers share; to them that must not look like their own end.
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._pool is None and task is not None and not task.cancelling():
+                raise UsageError("this session was closed meanwhile") from None
+            raise
 
     # Name servers
 
@@ -198,7 +215,8 @@ class Session:
             self._asking[topic] = asking
             asking.add_done_callback(lambda task: self._settle(topic, task))
         # Shielded: many may wait for one answer, and one that gives up must not take it from all.
-        return await asyncio.shield(asking)
+        with self._closing_told():
+            return await asyncio.shield(asking)
 
     async def route_to_write(self, topic: str) -> Route:
         """Where a topic lives, or would come to live by its first message.

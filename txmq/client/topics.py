@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.client.cluster import ClusterCalls
 from txmq.client.envelope import check_name
@@ -15,6 +14,9 @@ from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import Groups, QueueStats, TopicNames, read_queue_map
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.headers import TopicHeader, TopicSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["TopicCalls"]
 
@@ -30,7 +32,7 @@ LOOK_AGAIN_S: Final = (0.01, 0.5)
 class TopicCalls(ClusterCalls):
     """Orders and questions about topics, over a session."""
 
-    async def create_topic(
+    async def create_topic(  # noqa: PLR0913  what a topic is, and where
         self,
         name: str,
         queues: int = 8,
@@ -52,7 +54,7 @@ class TopicCalls(ClusterCalls):
 
         Raises:
             LocalProtocolError: It is no name for a topic.
-            ConfigError: The broker or cluster is unknown, or several clusters leave the choice open.
+            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
             TransportError: No answer came; the topic may have been made at some brokers.
             BrokerRefused: A broker refuses; the topic may have been made at others.
         """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from txmq.message import Queue, QueueOffset, ReceivedMessage
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from txmq.message import Queue, QueueOffset, ReceivedMessage
 
 __all__ = [
     "BatchReceipt",

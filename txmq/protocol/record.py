@@ -43,7 +43,8 @@ _BEFORE_HOSTS: Final = Struct(">IIIIiqqiq")
 _AFTER_HOSTS: Final = Struct(">iqI")
 _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">H")
-_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+# Plain numbers: the complement of an enum's flag would forget the bits the enum has no name for.
+_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 

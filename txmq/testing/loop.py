@@ -100,6 +100,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._set_time(0.0)
         selector.wait = self._pass_time
+        self._frozen: list[SimulatedTask[Any]] = []
         self._tasks: WeakValueDictionary[int, SimulatedTask[Any]] = WeakValueDictionary()
         self.trace = Trace(self.time, keep=keep_trace)
         self.set_debug(False)
@@ -140,6 +141,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def pending(self) -> list[SimulatedTask[Any]]:
         """The tasks that are not done, oldest first."""
         return [task for task in self.tasks() if not task.done()]
+
+    def freeze(self) -> None:
+        """Keep the tasks of dead programs as they are until the loop is closed.
+
+        If one of them became garbage, Python would close its coroutine, and a dead program's
+        ``finally`` blocks would run in the middle of the simulation.
+        """
+        for task in self.pending():
+            if task.program is not None and not task.program.alive:
+                self._frozen.append(task)
 
     def create_future(self) -> SimulatedFuture[Any]:
         """See :meth:`asyncio.loop.create_future`."""
@@ -205,12 +216,17 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         if self.is_closed():
             return
         left = self.pending()
+        self._frozen.clear()
         super().close()
         with warnings.catch_warnings():
-            # A finally block that builds a coroutine and finds no loop to run it leaves a warning.
+            # A finally block that builds a coroutine and cannot run it leaves a warning.
             warnings.simplefilter("ignore")
-            for task in left:
-                _discard(task)
+            asyncio._set_running_loop(self)  # noqa: SLF001  or asyncio might make them a new loop
+            try:
+                for task in left:
+                    _discard(task)
+            finally:
+                asyncio._set_running_loop(None)  # noqa: SLF001
 
     def _make_task(
         self,
@@ -249,7 +265,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = math.ulp(now)
 
     def _waits(self) -> str:
-        return "".join(f"\n  {line}" for line in waits(self.pending()))
+        alive = [task for task in self.pending() if task.program is None or task.program.alive]
+        return "".join(f"\n  {line}" for line in waits(alive))
 
     def _settle(self) -> None:
         """Let what was cancelled at the very end finish; no time passes."""

@@ -132,6 +132,7 @@ class Machine:
         self._paused = False
         for program in programs:
             program.kill()
+        self._loop.freeze()
         self._whole.crash(self.address, silently=silently)
         self.disk = self.disk.succeed()
         for killed in programs.values():
@@ -181,7 +182,7 @@ class Machine:
         finally:
             program.finished = True
             self._programs.pop(program, None)
-        if task.done():
+        if not killed.done():
             return task.result()
         me = asyncio.current_task()
         assert me is not None

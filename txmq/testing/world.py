@@ -137,7 +137,7 @@ class World:
         self._collect(main)
         if self._errors:
             where, error = self._errors[0]
-            raise UnhandledError(f"{where}: {error!r}") from error
+            raise UnhandledError(f"{where}: {error!r}" if error else where) from error
         leaked = [task for task in self.loop.pending() if self._is_leak(task)]
         if leaked:
             raise LeakedTaskError("tasks left behind:\n  " + "\n  ".join(waits(leaked)))
@@ -146,7 +146,8 @@ class World:
         """Note down the failures of tasks at which nobody has looked."""
         for task in self.loop.tasks():
             if task is not main and _unseen(task):
-                self._errors.append((task.get_name(), task.exception()))
+                where = f"{task.get_name()}: nobody looked at its exception"
+                self._errors.append((where, task.exception()))
 
     def _is_leak(self, task: SimulatedTask[Any]) -> bool:
         if task.program is None:
@@ -158,9 +159,8 @@ class World:
         program = getattr(culprit, "program", None)
         if self._over or (program is not None and not program.alive):
             return
-        error = context.get("exception")
-        where = culprit.get_name() if isinstance(culprit, asyncio.Task) else context["message"]
-        self._errors.append((where, error))
+        name = f"{culprit.get_name()}: " if isinstance(culprit, asyncio.Task) else ""
+        self._errors.append((f"{name}{context['message']}", context.get("exception")))
         # Nothing after this would tell more than the error itself.
         loop.stop()
 

@@ -236,9 +236,10 @@ class FakeBroker:
 class FakeCluster:
     """Brokers ``broker-a``, ``broker-b``, ... and ``name_servers`` name servers that agree."""
 
-    def __init__(self, network, clock, brokers=1, name_servers=1):
+    def __init__(self, network, clock, host="127.0.0.1", brokers=1, name_servers=1):
         self.network = network
         self.clock = clock
+        self.host = host
         self.asked = []
         self.replies = {}
         self.hidden = Counter()
@@ -261,7 +262,7 @@ class FakeCluster:
 
     async def _open(self, service, kept):
         listener = Listener(self.network, self.clock, service, connections_max=100)
-        await listener.open("127.0.0.1", 0)
+        await listener.open(self.host, 0)
         kept.append(listener)
         return "{}:{}".format(*listener.address)
 

@@ -1,0 +1,53 @@
+# Everything a developer or CI calls. Each target sets up what it needs in .venv first.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+SOAK   ?= 1
+
+.PHONY: demo test soak check lint format bench docs pins clean
+
+demo: $(READY)  ## start a broker, send, consume, show
+	$(RUN) -m examples.rocketmq_tour.demo
+
+test: lint  ## every test, with modest counts
+	$(RUN) -m pytest tests
+
+soak: $(READY)  ## the same tests with high counts, for an hour or more
+	TXMQ_SOAK=1 $(RUN) -m pytest --timeout 7200 tests
+
+check: lint  ## what every commit passes: format, lint, types, import directions, fast tests
+	$(RUN) -m pytest -q -m "not slow" tests/unit tests/property tests/tidy
+
+lint: $(READY)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
+
+format: $(READY)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(READY)  ## the benchmarks, JSON on stdout
+	@$(RUN) -m tests.benchmarks
+
+docs: $(READY)  ## write the generated reference pages again
+	$(RUN) -m txmq config reference > docs/reference/configuration.md
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(READY)
+
+pins:  ## choose the pinned versions again
+	$(PYTHON) -m venv .cache/pins
+	.cache/pins/bin/pip install --quiet pip-tools
+	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
+	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe --extra dev \
+	  --build-deps-for editable -o constraints.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

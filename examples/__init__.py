@@ -1,0 +1,1 @@
+"""Programs that show txmq at work."""

@@ -1,0 +1,34 @@
+"""How much the generated tests try: little by default, much when TXMQ_SOAK is set.
+
+``TXMQ_SOAK=1`` tries 5,000 examples a test, a larger number that many; no test is timed then.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+_SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
+_FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
+_SHARED_MACHINE = [HealthCheck.too_slow]
+
+settings.register_profile(
+    "brief", max_examples=40, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
+)
+settings.register_profile(
+    "soak",
+    max_examples=5_000 if _SOAK == 1 else max(_SOAK, 1),
+    deadline=None,
+    database=_FOUND,
+    print_blob=True,
+    suppress_health_check=_SHARED_MACHINE,
+)
+settings.load_profile("soak" if _SOAK else "brief")
+
+
+def pytest_collection_modifyitems(items):
+    if _SOAK:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0))

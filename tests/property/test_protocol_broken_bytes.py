@@ -1,0 +1,288 @@
+"""Whatever arrives: every reader gives a value or says who broke the protocol, and nothing else.
+
+No reader may set aside what a length claims; the last tests here watch the memory.
+"""
+
+import tracemalloc
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol_strategies import (
+    ANY_BODY,
+    ANY_HEADER,
+    BATCH_ITEMS,
+    BODY_SHAPES,
+    FIELD_MAPS,
+    HEADER_SHAPES,
+    INT32,
+    JSON_VALUES,
+    PER_SHAPE,
+    TEXT,
+    broken,
+    records,
+    struct,
+)
+
+from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.protocol import batch, fastjson, header_binary, java_properties, properties, record
+from txmq.protocol.bodies import MessageQueue, QueueStats, queue_map, read_queue_map
+from txmq.protocol.command import decode, request
+from txmq.protocol.compression import compress, decompress
+from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader
+from txmq.protocol.message_id import split_offset_id
+
+
+def read_stream(data):
+    for part in FrameReader().feed(data):
+        read_command(part)
+
+
+def read_command(part):
+    """All that anybody may ask of a command."""
+    command = decode(part)
+    assert (command.kind, command.body) == (part.kind, part.body)
+    assert -(2**31) <= command.opaque < 2**31
+    assert command.client_language
+    assert command.is_answer in (True, False)
+    for shape in HEADER_SHAPES[::7]:
+        try:
+            command.read(shape)
+        except RemoteProtocolError:
+            continue
+    assert all(isinstance(each, str) for pair in command.field_map().items() for each in pair)
+
+
+def read_records(data):
+    for each in record.unpack_all(data):
+        assert each.offset_id
+        assert isinstance(each.property_map(), dict)
+        try:
+            each.plain_body()
+        except RemoteProtocolError:
+            continue
+
+
+def read_json_header(data):
+    read_command(Frame(JSON, data, b""))
+
+
+def read_binary_header(data):
+    read_command(Frame(BINARY, data, b""))
+
+
+def frames_of(kind):
+    return st.builds(
+        lambda code, opaque, header, body: request(code, opaque, header, body=body, kind=kind),
+        st.integers(0, 400),
+        INT32,
+        ANY_HEADER | FIELD_MAPS,
+        st.binary(max_size=20),
+    )
+
+
+def header_of(data):
+    (part,) = FrameReader().feed(data)
+    return part.header
+
+
+QUEUE_MAPS = st.dictionaries(struct(MessageQueue), struct(QueueStats), max_size=3).map(
+    lambda entries: b'{"offsetTable":' + queue_map(entries) + b"}"
+)
+
+READERS = {
+    "stream-json": (read_stream, st.lists(frames_of(JSON), max_size=3).map(b"".join)),
+    "stream-binary": (read_stream, st.lists(frames_of(BINARY), max_size=3).map(b"".join)),
+    "json-header": (read_json_header, frames_of(JSON).map(header_of)),
+    "binary-header": (read_binary_header, frames_of(BINARY).map(header_of)),
+    "records": (read_records, st.lists(records().map(record.pack), max_size=2).map(b"".join)),
+    "batch": (batch.unpack, st.lists(BATCH_ITEMS, min_size=1, max_size=3).map(batch.pack)),
+    "json": (fastjson.loads, JSON_VALUES.map(msgspec.json.encode)),
+    "queue-map": (lambda data: read_queue_map(data, "offsetTable", QueueStats), QUEUE_MAPS),
+    "queue-map-as-json": (fastjson.loads, QUEUE_MAPS),
+    "settings": (
+        java_properties.loads,
+        st.dictionaries(TEXT, TEXT, max_size=3).map(java_properties.dumps),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+def test_a_broken_thing_is_read_or_refused(name, data):
+    read, intact = READERS[name]
+
+    with suppress(RemoteProtocolError):
+        read(data.draw(broken(intact)))
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.binary(max_size=200))
+def test_noise_is_read_or_refused(name, data):
+    read, _ = READERS[name]
+
+    with suppress(RemoteProtocolError):
+        read(data)
+
+
+@pytest.mark.parametrize("shape", BODY_SHAPES, ids=lambda shape: shape.__name__)
+@given(data=st.data())
+@PER_SHAPE
+def test_a_broken_body_is_read_or_refused(shape, data):
+    """Its own text broken, and another body's text."""
+    text = data.draw(broken((struct(shape) | ANY_BODY).map(lambda body: body.write())))
+
+    with suppress(RemoteProtocolError):
+        assert type(shape.read(text)) is shape
+
+
+@pytest.mark.parametrize("shape", HEADER_SHAPES, ids=lambda shape: shape.__name__)
+@given(
+    st.dictionaries(st.integers(0, 20), JSON_VALUES, max_size=8),
+    st.sampled_from([b"", b",", b" "]),
+)
+@PER_SHAPE
+def test_fields_of_any_kind_are_read_or_refused(shape, values, trailer):
+    """Under the right names, so that each value meets its type; the comma takes the slow way."""
+    names = [theirs for _, theirs in shape.wire_names()] or ["x"]
+    fields = {names[number % len(names)]: value for number, value in values.items()}
+    text = msgspec.json.encode({"code": 1, "extFields": fields})
+
+    with suppress(RemoteProtocolError):
+        decode(Frame(JSON, text[:-1] + trailer + b"}", b"")).read(shape)
+
+
+NUMBER_TEXTS = st.sampled_from(
+    ["", "-", "+1", " 1", "1 ", "1.0", "1.5", "1e5", "1e400", "0x10", "nan", "inf", "-inf", "null"]
+    + ["true", "٣", "1_000", "9" * 19, "9" * 40, "9" * 5000, "-" + "9" * 5000, "0" * 5000]
+)
+
+
+@pytest.mark.parametrize("shape", HEADER_SHAPES, ids=lambda shape: shape.__name__)
+@given(text=NUMBER_TEXTS, kind=st.sampled_from([JSON, BINARY]))
+@PER_SHAPE
+def test_odd_numbers_are_read_or_refused(shape, text, kind):
+    fields = dict.fromkeys((theirs for _, theirs in shape.wire_names()), text)
+    (part,) = FrameReader().feed(request(1, 1, fields, kind=kind))
+
+    with suppress(RemoteProtocolError):
+        decode(part).read(shape)
+
+
+@given(
+    st.sampled_from(["zlib", "lz4", "zstd"]),
+    st.integers(0, 0x7FF),
+    st.binary(max_size=300),
+    st.data(),
+)
+def test_a_broken_compressed_body_is_opened_or_refused(algorithm, other_flags, body, data):
+    bits, smaller = compress(body, algorithm)
+    smaller = data.draw(broken(st.just(smaller)))
+
+    for flags in (bits, other_flags):
+        try:
+            opened = decompress(flags, smaller, limit=100_000)
+        except RemoteProtocolError:
+            continue
+        assert len(opened) <= max(100_000, len(smaller))
+
+
+@given(st.text(max_size=60) | st.text("0123456789abcdefABCDEF \t", max_size=60))
+def test_a_broken_message_id_is_read_or_refused(text):
+    with suppress(RemoteProtocolError):
+        host, port, position = split_offset_id(text)
+        assert isinstance(host, str)
+        assert -(2**31) <= port < 2**31
+        assert -(2**63) <= position < 2**63
+
+
+@given(st.text())
+def test_properties_have_no_broken_form(text):
+    found = properties.parse(text)
+
+    assert all(name and value for name, value in found.items())
+
+
+@given(st.binary(max_size=200), st.integers(8, 100))
+def test_a_reader_never_holds_more_than_its_limit(data, limit):
+    reader = FrameReader(limit)
+
+    try:
+        for byte in data:
+            reader.feed(bytes([byte]))
+            assert reader.held < limit
+    except RemoteProtocolError:
+        pass
+
+
+@given(st.binary(max_size=60), FIELD_MAPS)
+def test_writers_write_or_say_it_is_our_fault(noise, fields):
+    """Half characters come out of file names and settings of broken machines."""
+    half = noise.decode("utf-8", "surrogateescape")
+
+    for kind in (JSON, BINARY):
+        with suppress(LocalProtocolError):
+            read_stream(request(1, 1, fields | {"half": half}, kind=kind))
+    with suppress(LocalProtocolError):
+        batch.unpack(batch.pack([batch.BatchItem(0, b"", half)]))
+
+
+# Claims
+
+BIG = (2**31 - 1).to_bytes(4, "big")
+
+
+def claims(data):
+    """The same bytes with an enormous number at every place."""
+    return [data[:at] + BIG + data[at + 4 :] for at in range(len(data))]
+
+
+def _a_record():
+    return record.pack(
+        record.Record(0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"body", "T", "a\x01b\x02")
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "intact"),
+    [
+        pytest.param(read_records, _a_record(), id="record"),
+        pytest.param(
+            batch.unpack, batch.pack([batch.BatchItem(0, b"body", "a\x01b\x02")]), id="batch"
+        ),
+        pytest.param(read_stream, request(105, 1, {"topic": "T"}, body=b"x"), id="json-frame"),
+        pytest.param(
+            read_stream,
+            request(105, 1, {"topic": "T"}, body=b"x", kind=BINARY),
+            id="binary-frame",
+        ),
+        pytest.param(
+            read_binary_header,
+            header_binary.pack(header_binary.BinaryHeader(1, 0, 0, 0, 0, "r", {"a": "b"})),
+            id="binary-header",
+        ),
+        pytest.param(
+            lambda data: decompress(0x201, data, 10_000), compress(b"x", "zstd")[1], id="zstd"
+        ),
+        pytest.param(
+            lambda data: decompress(0x101, data, 10_000), compress(b"x", "lz4")[1], id="lz4"
+        ),
+        pytest.param(
+            lambda data: decompress(0x1, data, 10_000), compress(b"x", "zlib")[1], id="zlib"
+        ),
+    ],
+)
+def test_a_claimed_length_costs_nothing(read, intact):
+    tracemalloc.start()
+    try:
+        for data in claims(intact):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            with suppress(RemoteProtocolError):
+                read(data)
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < 200_000, data
+    finally:
+        tracemalloc.stop()

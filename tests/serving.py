@@ -1,0 +1,186 @@
+"""Owns one `txmq serve` as a real process on loopback ports, and what tests ask it directly.
+
+The questions (offsets, routes, stored records) are asked by a few bytes of remoting written here,
+apart from txmq: a mistake in txmq's own codec cannot hide itself.
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+START_SECONDS = 30
+STOP_SECONDS = 20
+
+# Request codes (protocol.md 2).
+PULL_MESSAGE = 11
+QUERY_CONSUMER_OFFSET = 14
+GET_MAX_OFFSET = 30
+GET_ROUTE = 105
+QUERY_NOT_FOUND = 22
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment():
+    """The product's variables must not leak in from the developer's shell."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TXMQ_")}
+    paths = [path for path in (clean.get("PYTHONPATH"), str(CHECKOUT)) if path]
+    return {**clean, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def ask(address, code, **fields):
+    """Send one request with a JSON header; return (code, fields, body) of the answer."""
+    header = {"code": code, "flag": 0, "language": "OTHER", "opaque": 1, "version": 409}
+    text = json.dumps({**header, "extFields": {k: str(v) for k, v in fields.items()}}).encode()
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(struct.pack(">ii", 4 + len(text), len(text)) + text)
+        with connection.makefile("rb") as stream:
+            length, word = struct.unpack(">ii", stream.read(8))
+            size = word & 0xFFFFFF
+            answer = json.loads(stream.read(size))
+            body = stream.read(length - 4 - size)
+    return answer["code"], answer.get("extFields") or {}, body
+
+
+class Record(NamedTuple):
+    """What the tests look at in a stored message (protocol.md 3.1, IPv4 hosts)."""
+
+    offset: int
+    flag: int
+    body_size: int
+    tags: str | None
+
+
+def split_records(body):
+    while body:
+        total = struct.unpack_from(">i", body)[0]
+        yield read_record(body[:total])
+        body = body[total:]
+
+
+def read_record(record):
+    offset, _, flag = struct.unpack_from(">qqi", record, 20)
+    size = struct.unpack_from(">i", record, 84)[0]
+    topic_at = 88 + size
+    pairs = record[topic_at + 1 + record[topic_at] + 2 :].decode().split("\x02")
+    properties = dict(pair.split("\x01", 1) for pair in pairs if pair)
+    return Record(offset, flag, size, properties.get("TAGS") or None)
+
+
+class BrokerProcess:
+    """A broker that can be stopped, killed and started again on the same ports and data."""
+
+    def __init__(self, folder, flush="async"):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.flush = flush
+        self.address = f"127.0.0.1:{free_port()}"
+        self.names = f"127.0.0.1:{free_port()}"
+        self.log = self.folder / "broker.log"
+        self.process = None
+
+    def command(self):
+        where = ["--data", str(self.folder / "data"), "--flush", self.flush]
+        listen = ["--listen", self.address, "--names-listen", self.names]
+        return [sys.executable, "-m", "txmq", "serve", *where, *listen]
+
+    def start(self):
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment(),
+                cwd=self.folder,
+            )
+        ready = threading.Event()
+        threading.Thread(target=self._read, args=(self.process, ready), daemon=True).start()
+        if not ready.wait(START_SECONDS) or self.process.poll() is not None:
+            code = self.process.poll()
+            self.kill()
+            raise AssertionError(f"the broker did not become ready (exit {code}):\n{self.tail()}")
+
+    def _read(self, process, ready):
+        """Read until the end, so that a talkative broker never blocks on a full pipe."""
+        with process.stdout, self.log.open("ab") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                if line.startswith(b"ready"):
+                    ready.set()
+        ready.set()  # it ended: whoever waits looks at the exit code
+
+    def stop(self):
+        """SIGTERM: drains and exits 0."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(STOP_SECONDS)
+        assert code == 0, f"SIGTERM ended the broker with {code}:\n{self.tail()}"
+
+    def kill(self):
+        """kill -9: nothing is drained."""
+        self.process.kill()
+        self.process.wait(STOP_SECONDS)
+
+    def close(self):
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def tail(self, size=4000):
+        return self.log.read_bytes()[-size:].decode(errors="replace") if self.log.exists() else ""
+
+    def create_topic(self, name, queues):
+        """By the command line, as a user does."""
+        command = [sys.executable, "-m", "txmq", "topic", "create", name]
+        done = subprocess.run(
+            [*command, "--queues", str(queues), "--names", self.names],
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            env=environment(),
+            cwd=self.folder,
+            check=False,
+        )
+        assert done.returncode == 0, f"txmq topic create failed:\n{done.stdout}{done.stderr}"
+
+    def knows(self, topic):
+        return ask(self.names, GET_ROUTE, topic=topic)[0] == 0
+
+    def max_offset(self, topic, queue):
+        code, fields, _ = ask(self.address, GET_MAX_OFFSET, topic=topic, queueId=queue)
+        assert code == 0, f"max offset of {topic}/{queue} was answered with {code}"
+        return int(fields["offset"])
+
+    def committed(self, group, topic, queue):
+        wanted = {"consumerGroup": group, "topic": topic, "queueId": queue}
+        code, fields, _ = ask(self.address, QUERY_CONSUMER_OFFSET, **wanted)
+        assert code in (0, QUERY_NOT_FOUND), f"offset of {wanted} was answered with {code}"
+        return int(fields["offset"]) if code == 0 else 0
+
+    def all_committed(self, group, topic, queues):
+        return all(
+            self.committed(group, topic, queue) == self.max_offset(topic, queue)
+            for queue in range(queues)
+        )
+
+    def records(self, topic, queue, offset=0, expression="*"):
+        """What one pull delivers that does not wait, as the broker selects and stores it."""
+        fields = {"consumerGroup": "interop-look", "topic": topic, "queueId": queue}
+        fields |= {"queueOffset": offset, "maxMsgNums": 32, "commitOffset": 0, "subVersion": 0}
+        fields |= {"sysFlag": 4, "subscription": expression, "suspendTimeoutMillis": 0}
+        code, _, body = ask(self.address, PULL_MESSAGE, **fields)
+        assert code == 0, f"pull of {topic}/{queue}@{offset} was answered with {code}"
+        return list(split_records(body))

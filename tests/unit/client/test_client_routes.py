@@ -1,0 +1,108 @@
+import pytest
+
+from txmq.client.routes import FRESH_S, RouteTable, route_of
+from txmq.errors import ConnectFailed, NoPermission, TopicNotFound
+from txmq.message import Queue
+from txmq.protocol.bodies import BrokerRoute, QueueRoute, TopicRoute
+
+
+def body(*queues, **addresses):
+    return TopicRoute(
+        queue_datas=[QueueRoute(*each) for each in queues],
+        broker_datas=[BrokerRoute(name, each) for name, each in addresses.items()],
+    )
+
+
+def test_queues_come_by_broker_and_number_whatever_the_order_of_the_answer():
+    route = route_of("T", body(("b", 1, 1, 6), ("a", 2, 2, 6), a={0: "a:1"}, b={0: "b:1"}))
+
+    assert route.writable == (Queue("T", "a", 0), Queue("T", "a", 1), Queue("T", "b", 0))
+    assert route.readable == route.writable
+    assert route.brokers == ("a", "b")
+
+
+def test_reading_and_writing_have_counts_of_their_own():
+    route = route_of("T", body(("a", 3, 1, 6), a={0: "a:1"}))
+
+    assert [each.number for each in route.readable] == [0, 1, 2]
+    assert [each.number for each in route.writable] == [0]
+
+
+@pytest.mark.parametrize(
+    ("perm", "readable", "writable"), [(6, 1, 1), (4, 1, 0), (2, 0, 1), (0, 0, 0), (7, 1, 1)]
+)
+def test_the_permission_decides_which_queues_there_are(perm, readable, writable):
+    route = route_of("T", body(("a", 1, 1, perm), a={0: "a:1"}))
+
+    assert (len(route.readable), len(route.writable)) == (readable, writable)
+
+
+def test_a_broker_without_a_master_is_read_and_not_written_to():
+    route = route_of("T", body(("a", 1, 1, 6), a={1: "a:9", 2: "a:10"}))
+
+    assert route.writable == ()
+    assert route.readable == (Queue("T", "a", 0),)
+    assert route.reader("a") == "a:9"
+    with pytest.raises(ConnectFailed, match="broker a has no master now"):
+        route.master("a")
+
+
+def test_reading_prefers_the_master():
+    assert route_of("T", body(("a", 1, 1, 6), a={1: "a:9", 0: "a:1"})).reader("a") == "a:1"
+
+
+def test_queues_of_brokers_nobody_knows_the_address_of_count_for_nothing():
+    route = route_of("T", body(("a", 1, 1, 6), ("b", 1, 1, 6), a={0: "a:1"}, b={}))
+
+    assert route.brokers == ("a",)
+    with pytest.raises(TopicNotFound, match="topic T has nothing at broker 'b'"):
+        route.reader("b")
+
+
+def test_a_topic_to_come_has_no_more_queues_than_clients_ask_for():
+    route = route_of("T", body(("a", 8, 8, 7), ("b", 2, 2, 7), a={0: "a:1"}, b={0: "b:1"}), template=True)
+
+    assert [each.broker for each in route.writable] == ["a"] * 4 + ["b"] * 2
+    assert {each.topic for each in route.writable} == {"T"}
+
+
+def test_a_route_is_believed_for_a_while():
+    table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
+
+    table.put(route, 100.0)
+
+    assert table.get("T", 100.0 + FRESH_S) is route
+    assert table.get("T", 100.0 + FRESH_S + 0.1) is None
+    assert table.get("other", 100.0) is None
+
+
+def test_a_forgotten_route_is_asked_for_again():
+    table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
+    table.put(route, 0.0)
+
+    table.forget("T")
+    table.forget("never known")
+
+    assert table.get("T", 0.0) is None
+
+
+def test_queues_are_taken_in_turn_from_where_chance_says():
+    table, route = RouteTable(), route_of("T", body(("a", 3, 3, 6), a={0: "a:1"}))
+
+    taken = [table.next_queue(route, first=5).number for _ in range(5)]
+
+    assert taken == [2, 0, 1, 2, 0]
+
+
+def test_each_topic_has_turns_of_its_own():
+    table = RouteTable()
+    routes = [route_of(name, body(("a", 4, 4, 6), a={0: "a:1"})) for name in ("T", "U")]
+
+    taken = [table.next_queue(route, first=0).number for route in routes * 2]
+
+    assert taken == [0, 0, 1, 1]
+
+
+def test_a_topic_that_takes_nothing_says_so():
+    with pytest.raises(NoPermission, match="topic T has no queue that can be written to"):
+        RouteTable().next_queue(route_of("T", body(("a", 1, 1, 4), a={0: "a:1"})), 0)

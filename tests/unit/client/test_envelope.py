@@ -1,0 +1,147 @@
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.client.envelope import COMPRESS_FROM_BYTES, check_name, received, sealed
+from txmq.errors import LimitExceeded, LocalProtocolError
+from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
+from txmq.message import Message, Queue
+from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.message_id import host_bytes
+from txmq.protocol.record import Record
+
+HOST = host_bytes("10.0.0.1", 10911)
+
+
+def message(**changes):
+    return Message(**{"topic": "T", "body": b"hello", **changes})
+
+
+def stored(envelope, queue=3, offset=7, position=1000):
+    return Record(
+        queue, envelope.flag, offset, position, envelope.sys_flag, 11, HOST, 12, HOST, 2, 0,
+        envelope.body, envelope.topic, envelope.properties,
+    )  # fmt: skip
+
+
+texts = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=20)
+keys = st.text(st.characters(categories=["L", "N", "P"], codec="utf-8"), min_size=1, max_size=10)
+names = texts.filter(lambda each: each not in {"KEYS", "TAGS", "UNIQ_KEY"})
+
+
+@given(
+    st.builds(
+        Message,
+        topic=st.just("T"),
+        body=st.binary(min_size=1, max_size=3 * COMPRESS_FROM_BYTES),
+        tags=st.one_of(st.just(""), texts),
+        keys=st.lists(keys, max_size=3).map(tuple),
+        properties=st.dictionaries(names, texts, max_size=4),
+        flag=st.integers(-(2**31), 2**31 - 1),
+    )
+)
+def test_what_was_sealed_is_received(sent):
+    got = received(stored(sealed(sent, "ID")), "b")
+
+    assert (got.topic, got.body, got.tags, got.keys) == (sent.topic, sent.body, sent.tags, sent.keys)
+    assert (got.properties, got.flag, got.id) == (sent.properties, sent.flag, "ID")
+
+
+def test_a_received_message_says_where_it_was():
+    got = received(stored(sealed(message(), "ID")), "b")
+
+    assert got.queue == Queue("T", "b", 3)
+    assert (got.offset, got.position, got.attempts) == (7, 1000, 2)
+    assert (got.born_ms, got.stored_ms) == (11, 12)
+    assert got.offset_id == "0A00000100002A9F00000000000003E8"
+
+
+def test_without_a_unique_key_the_place_is_the_id():
+    record = stored(sealed(message(), "ID"))
+    record.properties = ""
+
+    got = received(record, "b")
+
+    assert got.id == got.offset_id == record.offset_id
+
+
+def test_properties_stand_as_stock_clients_read_them():
+    text = sealed(message(tags="A", keys=("k1", "k2"), properties={"p": "q"}), "ID").properties
+
+    assert text == "p\x01q\x02TAGS\x01A\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01ID\x02"
+
+
+def test_a_message_sent_again_keeps_its_id():
+    again = message(properties={properties.UNIQUE_KEY: "FIRST"})
+
+    envelope = sealed(again, "SECOND")
+
+    assert envelope.id == "FIRST"
+    assert properties.find(envelope.properties, properties.UNIQUE_KEY) == "FIRST"
+
+
+def test_large_bodies_travel_compressed_in_the_form_every_client_reads():
+    body = b"x" * COMPRESS_FROM_BYTES
+
+    envelope = sealed(message(body=body), "ID")
+
+    assert envelope.sys_flag == SysFlag.COMPRESSED
+    assert zlib.decompress(envelope.body) == body
+
+
+@pytest.mark.parametrize(
+    ("body", "compress"), [(b"x" * (COMPRESS_FROM_BYTES - 1), True), (b"x" * 9999, False)]
+)
+def test_small_bodies_and_batches_travel_as_they_are(body, compress):
+    envelope = sealed(message(body=body), "ID", compress=compress)
+
+    assert (envelope.sys_flag, envelope.body) == (0, body)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"body": b""},
+        {"topic": ""},
+        {"topic": "with space"},
+        {"topic": "ümlaut"},
+        {"keys": ("two words",)},
+        {"keys": ("",)},
+        {"keys": ("ok", " ")},
+        {"properties": {"TAGS": "A"}},
+        {"properties": {"KEYS": "A"}},
+        {"properties": {"empty": ""}},
+        {"properties": {"": "nameless"}},
+        {"properties": {"UNIQ_KEY": ""}},
+        {"properties": {"p": "a\x01b"}},
+        {"tags": "a\x02b"},
+    ],
+)
+def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
+    with pytest.raises(LocalProtocolError):
+        sealed(message(**wrong), "ID")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "limit"),
+    [
+        ({"body": b"x" * (MESSAGE_BODY_BYTES_MAX + 1)}, MESSAGE_BODY_BYTES_MAX),
+        ({"topic": "t" * (TOPIC_CHARS_MAX + 1)}, TOPIC_CHARS_MAX),
+        ({"properties": {"p": "x" * PROPERTIES_BYTES_MAX}}, PROPERTIES_BYTES_MAX),
+        ({"properties": {"p": "ü" * (PROPERTIES_BYTES_MAX // 2)}}, PROPERTIES_BYTES_MAX),
+    ],
+)
+def test_what_is_too_large_says_by_how_much(wrong, limit):
+    with pytest.raises(LimitExceeded) as caught:
+        sealed(message(**wrong), "ID")
+
+    assert caught.value.value == limit
+    assert caught.value.offered > limit
+
+
+@pytest.mark.parametrize("name", ["T", "%RETRY%group", "a-b_c|d", "9" * TOPIC_CHARS_MAX])
+def test_names_stock_brokers_take_are_taken(name):
+    check_name("topic", name)

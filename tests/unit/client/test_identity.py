@@ -1,0 +1,56 @@
+from datetime import UTC, datetime
+
+from txmq.client.identity import UniqueIds
+from txmq.testing import SeededEntropy
+
+
+class Wall:
+    def __init__(self, *moment):
+        self.at = datetime(*moment, tzinfo=UTC)
+
+    def monotonic(self):
+        raise AssertionError("ids are of the wall clock")
+
+    def wall_ms(self):
+        return round(self.at.timestamp() * 1000)
+
+
+def fields(text):
+    data = bytes.fromhex(text)
+    cuts = [(0, 4), (4, 6), (6, 10), (10, 14), (14, 16)]
+    return [int.from_bytes(data[start:end], "big") for start, end in cuts]
+
+
+def test_an_id_has_the_length_and_case_of_stock_ones():
+    found = UniqueIds(Wall(2024, 5, 1), SeededEntropy(1)).next()
+
+    assert len(found) == 32
+    assert found == found.upper()
+
+
+def test_tools_read_the_time_since_the_month_began():
+    found = UniqueIds(Wall(2024, 5, 3, 4, 5, 6, 789_000), SeededEntropy(1)).next()
+
+    assert fields(found)[3] == ((2 * 24 + 4) * 3600 + 5 * 60 + 6) * 1000 + 789
+
+
+def test_the_first_moment_of_a_month_is_zero():
+    assert fields(UniqueIds(Wall(2024, 2, 1), SeededEntropy(1)).next())[3] == 0
+
+
+def test_ids_of_one_moment_differ():
+    ids = UniqueIds(Wall(2024, 5, 1), SeededEntropy(1))
+
+    found = [ids.next() for _ in range(70_000)]
+
+    assert len(set(found[: 1 << 16])) == 1 << 16
+    assert [fields(each)[4] for each in found[:3]] == [0, 1, 2]
+
+
+def test_clients_differ_by_lot_and_repeat_with_the_seed():
+    first, second, again = (
+        UniqueIds(Wall(2024, 5, 1), SeededEntropy(seed)).next() for seed in (1, 2, 1)
+    )
+
+    assert first[:20] != second[:20]
+    assert first == again

@@ -338,12 +338,10 @@ def _from_file(path: Path, kinds: Mapping[str, Any]) -> dict[str, _Given]:
     for prefix, table in waiting:
         for name, value in table.items():
             key = prefix + name
-            if isinstance(value, dict) and key not in kinds:
+            is_group = any(each.startswith(key + ".") for each in kinds)
+            if isinstance(value, dict) and (is_group or (value and key not in kinds)):
                 waiting.append((key + ".", value))
-                if value:
-                    continue
-                if any(each.startswith(key + ".") for each in kinds):
-                    continue  # A group that is named and left at its defaults.
+                continue
             given[key] = _Given(value, f"in {path}")
     return given
 

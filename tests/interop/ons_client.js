@@ -102,7 +102,7 @@ function report(message) {
   const body = message.body || Buffer.alloc(0);
   emit('message', {
     topic: message.topic,
-    msg_id: message.properties.UNIQ_KEY || message.msgId,
+    msg_id: message.msgId,
     keys: message.keys || '',
     tags: message.tags || '',
     body_size: body.length,

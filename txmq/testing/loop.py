@@ -59,11 +59,16 @@ class SimulatedTask(asyncio.Task[T]):
         self.number = loop.next_number()
         context: Context | None = options.get("context")
         self.program = PROGRAM.get() if context is None else context.get(PROGRAM)
-        options.setdefault("name", f"task-{self.number}")
+        # asyncio's own names count on from run to run within a process.
+        options["name"] = options.get("name") or f"task-{self.number}"
+        self._label = options["name"]
         super().__init__(coro, loop=loop, **options)
 
     def __hash__(self) -> int:
         return self.number
+
+    def __str__(self) -> str:
+        return str(self._label)
 
 
 class SimulatedFuture(asyncio.Future[T]):

@@ -118,10 +118,10 @@ class SimulatedTransport(asyncio.Transport):
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, not {type(data).__name__}")
-        if self._outbox.ending:
-            raise RuntimeError("Cannot call write() after write_eof()")
         if self._state is not _State.OPEN:
             return
+        if self._outbox.ending:
+            raise RuntimeError("Cannot call write() after write_eof()")
         self._outbox.waiting += data
         self._push()
         self._pause_if_full()

@@ -159,7 +159,8 @@ class World:
         program = getattr(culprit, "program", None)
         if self._over or (program is not None and not program.alive):
             return
-        name = f"{culprit.get_name()}: " if isinstance(culprit, asyncio.Task) else ""
+        # A task that is being collected may have lost its name already, depending on the Python.
+        name = f"{culprit}: " if isinstance(culprit, SimulatedTask) else ""
         self._errors.append((f"{name}{context['message']}", context.get("exception")))
         # Nothing after this would tell more than the error itself.
         loop.stop()

@@ -60,7 +60,9 @@ def test_queues_of_brokers_nobody_knows_the_address_of_count_for_nothing():
 
 
 def test_a_topic_to_come_has_no_more_queues_than_clients_ask_for():
-    route = route_of("T", body(("a", 8, 8, 7), ("b", 2, 2, 7), a={0: "a:1"}, b={0: "b:1"}), template=True)
+    route = route_of(
+        "T", body(("a", 8, 8, 7), ("b", 2, 2, 7), a={0: "a:1"}, b={0: "b:1"}), template=True
+    )
 
     assert [each.broker for each in route.writable] == ["a"] * 4 + ["b"] * 2
     assert {each.topic for each in route.writable} == {"T"}

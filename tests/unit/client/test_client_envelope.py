@@ -27,7 +27,9 @@ def stored(envelope, queue=3, offset=7, position=1000):
     )  # fmt: skip
 
 
-texts = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=20)
+texts = st.text(
+    st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=20
+)
 keys = st.text(st.characters(categories=["L", "N", "P"], codec="utf-8"), min_size=1, max_size=10)
 names = texts.filter(lambda each: each not in {"KEYS", "TAGS", "UNIQ_KEY"})
 
@@ -46,7 +48,12 @@ names = texts.filter(lambda each: each not in {"KEYS", "TAGS", "UNIQ_KEY"})
 def test_what_was_sealed_is_received(sent):
     got = received(stored(sealed(sent, "ID")), "b")
 
-    assert (got.topic, got.body, got.tags, got.keys) == (sent.topic, sent.body, sent.tags, sent.keys)
+    assert (got.topic, got.body, got.tags, got.keys) == (
+        sent.topic,
+        sent.body,
+        sent.tags,
+        sent.keys,
+    )
     assert (got.properties, got.flag, got.id) == (sent.properties, sent.flag, "ID")
 
 

@@ -4,7 +4,7 @@ import pytest
 from client_stage import STEADY, staged
 from fake_cluster import FakeCluster
 
-from txmq.client import Session
+from txmq.client import Admin, Session
 from txmq.client.routes import FRESH_S
 from txmq.errors import (
     ConfigError,
@@ -271,9 +271,7 @@ async def test_what_all_must_know_is_told_to_all_even_past_one_that_is_gone(stag
 async def test_connections_are_shared(stage):
     stage.cluster.add_topic("T")
 
-    await asyncio.gather(
-        *(stage.admin.send(Message(topic="T", body=b"x")) for _ in range(40))
-    )
+    await asyncio.gather(*(stage.admin.send(Message(topic="T", body=b"x")) for _ in range(40)))
 
     assert [each.connections for each in stage.cluster.listeners] == [1, 1]
 
@@ -316,28 +314,20 @@ async def test_a_connection_that_breaks_under_a_request_leaves_the_effect_open(s
 
 
 @staged()
-async def test_requests_of_brokers_go_to_the_service(stage):
-    heard = []
-    opened = []
-
-    def service(connection, request):
-        heard.append(request.code)
-
-    def reply(request):
-        return None
-
-    stage.cluster.replies[RequestCode.HEART_BEAT] = reply
+async def test_what_brokers_ask_goes_to_the_service(stage):
+    heard, came = [], []
     serve = stage.cluster.serve
 
     def remembering(connection, request):
-        opened.append(connection)
+        came.append(connection)
         return serve(connection, request)
 
     stage.cluster.name_listeners[0]._service = remembering
     network = stage.world.machine("client").network
-    async with Session(stage.cluster.names, network, service=service) as session:
+    listening = lambda _, request: heard.append(request.code)  # noqa: E731
+    async with Session(stage.cluster.names, network, service=listening) as session:
         await session.ask_names(RequestCode.GET_BROKER_CLUSTER_INFO)
-        opened[0].oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+        came[0].oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
         await asyncio.sleep(1)
 
     assert heard == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
@@ -353,8 +343,6 @@ def test_one_seed_gives_one_trace():
                     FakeCluster(server.network, server.clock, server.address, 2, 2) as cluster,
                     Session(cluster.names, client.network, client.clock, client.entropy) as session,
                 ):
-                    from txmq.client import Admin
-
                     admin = Admin(session)
                     await admin.create_topic("T", 4)
                     messages = [Message(topic="T", body=b"%d" % n) for n in range(20)]

@@ -1,0 +1,114 @@
+"""The bytes the benchmarks send, written before the clock starts.
+
+They are written here and not by txmq's own codec, so that a faster or slower codec changes the broker's
+figures and not the driver's.
+"""
+
+import json
+import struct
+import time
+
+WORDS = struct.Struct(">II")
+TOPIC = "BenchTopic"
+GROUP = "bench"
+QUEUES = 4
+
+SEND_MESSAGE_V2 = 310
+PULL_MESSAGE = 11
+HEART_BEAT = 34
+GET_MAX_OFFSET = 30
+SUBSCRIPTION_GIVEN = 4
+PULLED_AT_ONCE = 32
+
+
+def frame(code, opaque, fields, body=b""):
+    """One request as a Java client writes it."""
+    header = {
+        "code": code,
+        "extFields": fields,
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": 409,
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return WORDS.pack(4 + len(text) + len(body), len(text)) + text + body
+
+
+def sends(count, body_bytes):
+    """Messages for all queues in turn, with the properties every stock client adds and a key."""
+    body = b"x" * body_bytes
+    born = str(int(time.time() * 1000))
+    frames = []
+    for number in range(count):
+        properties = (
+            f"KEYS\x01order-{number}\x02UNIQ_KEY\x017F00000100002A9F{number:016X}\x02"
+            "WAIT\x01true\x02TAGS\x01TagA\x02"
+        )
+        fields = {
+            "a": GROUP,
+            "b": TOPIC,
+            "c": "TBW102",
+            "d": str(QUEUES),
+            "e": str(number % QUEUES),
+            "f": "0",
+            "g": born,
+            "h": "0",
+            "i": properties,
+            "j": "0",
+            "k": "false",
+            "m": "false",
+        }
+        frames.append(frame(SEND_MESSAGE_V2, number, fields, body))
+    return frames
+
+
+def pull(queue, offset):
+    """A pull that brings its own subscription and does not wait."""
+    fields = {
+        "consumerGroup": GROUP,
+        "topic": TOPIC,
+        "queueId": str(queue),
+        "queueOffset": str(offset),
+        "maxMsgNums": str(PULLED_AT_ONCE),
+        "sysFlag": str(SUBSCRIPTION_GIVEN),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+        "expressionType": "TAG",
+    }
+    return frame(PULL_MESSAGE, queue, fields)
+
+
+def max_offset(queue):
+    """The question how many messages a queue has had."""
+    return frame(GET_MAX_OFFSET, queue, {"topic": TOPIC, "queueId": str(queue)})
+
+
+def heartbeat(number):
+    """What an idle consumer says every 30 seconds."""
+    subscription = {
+        "classFilterMode": False,
+        "codeSet": [],
+        "expressionType": "TAG",
+        "subString": "*",
+        "subVersion": 1,
+        "tagsSet": [],
+        "topic": TOPIC,
+    }
+    consumer = {
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "consumeType": "CONSUME_PASSIVELY",
+        "groupName": f"{GROUP}-{number}",
+        "messageModel": "CLUSTERING",
+        "subscriptionDataSet": [subscription],
+        "unitMode": False,
+    }
+    beat = {
+        "clientID": f"127.0.0.1@{number}",
+        "consumerDataSet": [consumer],
+        "producerDataSet": [{"groupName": f"{GROUP}-{number}"}],
+    }
+    return frame(HEART_BEAT, number, {}, json.dumps(beat).encode())

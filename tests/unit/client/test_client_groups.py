@@ -1,0 +1,116 @@
+import pytest
+from client_stage import staged
+
+from txmq.errors import ConsumerOffline, LimitExceeded, LocalProtocolError
+from txmq.message import Message
+from txmq.protocol import command
+from txmq.protocol.bodies import (
+    ConnectedClient,
+    ConsumerConnections,
+    ProducerConnections,
+    Subscription,
+)
+from txmq.protocol.codes import RequestCode
+
+DELETE = "DELETE_SUBSCRIPTIONGROUP"
+
+
+@staged(brokers=2)
+async def test_a_group_is_made_at_every_broker_and_listed_once(stage):
+    await stage.admin.create_group("g", retries=3, enabled=False)
+    await stage.admin.create_group("b", broker="broker-b")
+
+    found = await stage.admin.groups()
+
+    assert list(found) == ["b", "g"]
+    assert (found["g"].retry_max_times, found["g"].consume_enable) == (3, False)
+    assert set(stage.cluster.brokers[0].groups) == {"g"}
+
+
+@staged()
+async def test_a_group_needs_a_name(stage):
+    with pytest.raises(LocalProtocolError):
+        await stage.admin.create_group("a b")
+    with pytest.raises(LimitExceeded):
+        await stage.admin.create_group("g" * 256)
+
+
+@pytest.mark.parametrize("offsets", [True, False])
+def test_a_deleted_group_takes_its_offsets_with_it_unless_told_otherwise(offsets):
+    @staged(brokers=2)
+    async def scenario(stage):
+        await stage.admin.create_group("g")
+
+        await stage.admin.delete_group("g", offsets=offsets)
+
+        assert await stage.admin.groups() == {}
+        (fields, _) = [each[2] for each in stage.cluster.asked if each[1].name == DELETE]
+        text = str(offsets).lower()
+        assert fields == {"groupName": "g", "removeOffset": text, "cleanOffset": text}
+
+    scenario()
+
+
+@staged(brokers=2)
+async def test_a_groups_progress_is_that_of_all_queues(stage):
+    a, b = stage.cluster.add_topic("T", queues=1)
+    (u, *_) = stage.cluster.add_topic("U", queues=1)
+    for _ in range(3):
+        await stage.admin.send(Message(topic="T", body=b"x"), b)
+    for queue, offset in ((a, 0), (b, 1), (u, 4)):
+        await stage.admin.commit_offset("g", queue, offset)
+
+    found = await stage.admin.group_progress("g")
+
+    assert [(each.queue, each.broker_offset, each.group_offset, each.lag) for each in found] == [
+        (a, 0, 0, 0),
+        (b, 3, 1, 2),
+        (u, 0, 4, 0),
+    ]
+    assert [each.queue for each in await stage.admin.group_progress("g", "U")] == [u]
+    assert await stage.admin.group_progress("h") == []
+
+
+@staged(brokers=2)
+async def test_a_client_connected_to_every_broker_is_one_client(stage):
+    for n, broker in enumerate(stage.cluster.brokers):
+        clients = [
+            ConnectedClient("10.0.0.2:5", "c1", "JAVA", 409),
+            ConnectedClient(f"10.0.0.3:{n}", f"only-{broker.name}", "GO", 317),
+        ]
+        broker.consumers["g"] = ConsumerConnections(
+            clients, "X", "CONSUME_PASSIVELY", "CLUSTERING", {"T": Subscription("T", "A || B")}
+        )
+
+    found = await stage.admin.group_connections("g")
+
+    assert [each.id for each in found.clients] == ["c1", "only-broker-a", "only-broker-b"]
+    assert found.clients[0].language == "JAVA"
+    assert found.subscriptions == {"T": "A || B"}
+    assert (found.message_model, found.consume_type) == ("CLUSTERING", "CONSUME_PASSIVELY")
+
+
+@staged(brokers=2)
+async def test_a_group_that_is_connected_to_one_broker_is_connected(stage):
+    stage.cluster.brokers[1].consumers["g"] = ConsumerConnections([], "", "", "CLUSTERING", {})
+
+    assert (await stage.admin.group_connections("g")).message_model == "CLUSTERING"
+
+
+@staged()
+async def test_a_group_without_consumers_is_told(stage):
+    with pytest.raises(ConsumerOffline, match="group g"):
+        await stage.admin.group_connections("g")
+
+
+@staged(brokers=2)
+async def test_producers_are_listed_and_their_absence_is_no_error(stage):
+    """RocketMQ answers "system error" where no producer is connected."""
+    assert await stage.admin.producer_connections("p") == ()
+
+    both = ProducerConnections([ConnectedClient("10.0.0.2:5", "c1", "JAVA", 409)])
+    stage.cluster.replies[RequestCode.GET_PRODUCER_CONNECTION_LIST] = lambda request: (
+        command.answer(request, body=both.write())
+    )
+
+    assert [each.id for each in await stage.admin.producer_connections("p")] == ["c1"]

@@ -1,0 +1,124 @@
+import pytest
+from client_stage import staged
+
+from txmq.errors import InternalError, LocalProtocolError, NotFound, TopicNotFound
+from txmq.message import Message
+from txmq.protocol.message_id import host_bytes, offset_id
+
+
+def message(*keys, body=b"x", **more):
+    return Message(topic="T", body=body, keys=keys, **more)
+
+
+@staged(brokers=2)
+async def test_a_message_is_viewed_where_it_lies(stage):
+    queues = stage.cluster.add_topic("T")
+    for queue in queues:
+        receipt = await stage.admin.send(message(body=str(queue).encode()), queue)
+
+        got = await stage.admin.view(receipt.offset_id)
+
+        assert (got.queue, got.id, got.body) == (queue, receipt.id, str(queue).encode())
+
+
+@staged()
+async def test_a_broker_the_name_server_does_not_know_has_no_name(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    receipt = await stage.admin.send(message(), queue)
+    stage.cluster.brokers.clear()
+
+    assert (await stage.admin.view(receipt.offset_id)).queue.broker == ""
+
+
+@pytest.mark.parametrize("text", ["", "xyz", "00", "0" * 33])
+def test_what_is_no_place_is_not_asked_for(text):
+    @staged()
+    async def scenario(stage):
+        with pytest.raises(LocalProtocolError):
+            await stage.admin.view(text)
+        assert stage.cluster.asked == []
+
+    scenario()
+
+
+@staged()
+async def test_a_place_without_a_message_is_refused(stage):
+    host, port = stage.cluster.brokers[0].address.rsplit(":", 1)
+
+    with pytest.raises(InternalError):
+        await stage.admin.view(offset_id(host_bytes(host, int(port)), 12345))
+
+
+@staged(brokers=2)
+async def test_a_key_finds_messages_of_all_brokers_oldest_first(stage):
+    a, b = stage.cluster.add_topic("T", queues=1)
+    clock = stage.world.machine("server").clock
+    sent = []
+    for queue in (b, a, b):
+        sent.append((await stage.admin.send(message("k1", "k2"), queue)).id)
+        clock.jump(1)
+    await stage.admin.send(message("k3"), a)
+
+    found = await stage.admin.query("T", "k2")
+
+    assert [each.id for each in found] == sent
+    assert {each.queue.broker for each in found} == {"broker-a", "broker-b"}
+
+
+@staged()
+async def test_another_key_with_the_same_hash_is_not_what_was_asked_for(stage):
+    stage.cluster.add_topic("T")
+    await stage.admin.send(message("kin"))
+
+    assert await stage.admin.query("T", "kith") == []
+
+
+@staged(brokers=2)
+async def test_a_key_nobody_has_finds_nothing(stage):
+    stage.cluster.add_topic("T")
+
+    assert await stage.admin.query("T", "k") == []
+
+
+@staged()
+async def test_a_query_hands_on_its_bounds(stage):
+    stage.cluster.add_topic("T")
+
+    await stage.admin.query("T", "k", count=3, begin_ms=5, end_ms=6)
+
+    fields = stage.cluster.asked[-1][2]
+    assert fields == {
+        "topic": "T", "key": "k", "maxNum": "3", "beginTimestamp": "5", "endTimestamp": "6"
+    }  # fmt: skip
+
+
+@staged(brokers=2)
+async def test_the_id_a_producer_gave_finds_its_message(stage):
+    queues = stage.cluster.add_topic("T")
+    receipts = [await stage.admin.send(message(), queue) for queue in queues]
+
+    found = [await stage.admin.find("T", each.id) for each in receipts]
+
+    assert [each.queue for each in found] == queues
+
+
+@staged(brokers=2)
+async def test_of_a_message_sent_twice_the_first_is_found(stage):
+    a, b = stage.cluster.add_topic("T", queues=1)
+    again = message(properties={"UNIQ_KEY": "SAME"})
+    await stage.admin.send(again, b)
+    stage.world.machine("server").clock.jump(5)
+    await stage.admin.send(again, a)
+
+    assert (await stage.admin.find("T", "SAME")).queue == b
+
+
+@staged()
+async def test_an_id_nobody_gave_is_not_found(stage):
+    stage.cluster.add_topic("T")
+    receipt = await stage.admin.send(message())
+
+    with pytest.raises(NotFound):
+        await stage.admin.find("T", receipt.id[:-1] + "x")
+    with pytest.raises(TopicNotFound):
+        await stage.admin.find("U", receipt.id)

@@ -1,0 +1,354 @@
+import asyncio
+
+import pytest
+from client_stage import staged
+
+from txmq.client import PullOutcome
+from txmq.client.messages import HOLD_GRACE_S
+from txmq.errors import (
+    BrokerBusy,
+    ConnectFailed,
+    Effect,
+    FlushTimeout,
+    LimitExceeded,
+    LocalProtocolError,
+    NoPermission,
+    RemoteProtocolError,
+    RequestTimeout,
+    TopicNotFound,
+    UsageError,
+)
+from txmq.message import Message, Queue
+from txmq.protocol import command
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.headers import PullAnswer
+
+ROUTE = "GET_ROUTEINFO_BY_TOPIC"
+SEND = RequestCode.SEND_MESSAGE_V2
+PULL = RequestCode.PULL_MESSAGE
+
+
+def message(body=b"hello", **more):
+    return Message(topic="T", body=body, **more)
+
+
+def refuse(code):
+    return lambda request: command.answer(request, code, remark="because")
+
+
+@staged()
+async def test_what_is_sent_can_be_pulled(stage):
+    stage.cluster.add_topic("T")
+    sent = message(tags="A", keys=("k1", "k2"), properties={"p": "q"}, flag=5)
+
+    receipt = await stage.admin.send(sent)
+    batch = await stage.admin.pull(receipt.queue, receipt.offset)
+
+    (got,) = batch.messages
+    assert (got.body, got.tags, got.keys) == (b"hello", "A", ("k1", "k2"))
+    assert (got.properties, got.flag) == ({"p": "q"}, 5)
+    assert (got.queue, got.offset) == (receipt.queue, receipt.offset)
+    assert (got.id, got.offset_id) == (receipt.id, receipt.offset_id)
+    assert (batch.outcome, batch.found, batch.next_offset) == (PullOutcome.FOUND, True, 1)
+
+
+@staged()
+async def test_a_send_says_what_stock_producers_say(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+
+    receipt = await stage.admin.send(message(), queue)
+
+    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == SEND]
+    born = int(fields.pop("g"))
+    assert abs(born - stage.world.machine("client").clock.wall_ms()) < 1000
+    assert fields == {
+        "a": "CLIENT_INNER_PRODUCER", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0",
+        "h": "0", "i": f"UNIQ_KEY\x01{receipt.id}\x02", "j": "0", "k": "false", "m": "false",
+        "n": "broker-a",
+    }  # fmt: skip
+
+
+@staged(brokers=2)
+async def test_queues_are_written_to_in_turn(stage):
+    queues = stage.cluster.add_topic("T", queues=2)
+
+    receipts = [await stage.admin.send(message()) for _ in range(8)]
+
+    assert sorted(each.queue for each in receipts[:4]) == queues
+    assert [each.queue for each in receipts[4:]] == [each.queue for each in receipts[:4]]
+
+
+@staged(brokers=2)
+async def test_a_chosen_queue_is_kept_to(stage):
+    queue = stage.cluster.add_topic("T")[3]
+
+    receipts = [await stage.admin.send(message(), queue) for _ in range(3)]
+
+    assert [(each.queue, each.offset) for each in receipts] == [(queue, n) for n in range(3)]
+
+
+@staged()
+async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
+    with pytest.raises(UsageError):
+        await stage.admin.send(message(), Queue("U", "broker-a", 0))
+
+
+@staged()
+async def test_the_broker_has_the_last_word_on_the_queue(stage):
+    """A topic that is created by its first message may have fewer queues than were asked for."""
+    stage.cluster.add_topic("T")
+    answer = {"msgId": "00", "queueId": "0", "queueOffset": "9"}
+    stage.cluster.replies[SEND] = lambda request: command.answer(request, 0, answer)
+
+    receipt = await stage.admin.send(message(), Queue("T", "broker-a", 1))
+
+    assert receipt.queue == Queue("T", "broker-a", 0)
+
+
+@staged()
+async def test_a_first_message_makes_its_topic_where_the_template_allows(stage):
+    stage.cluster.add_topic("TBW102", queues=8, perm=7)
+
+    receipt = await stage.admin.send(message())
+
+    assert receipt.queue.topic == "T"
+    assert (await stage.admin.pull(receipt.queue, 0)).messages[0].id == receipt.id
+
+
+@staged()
+async def test_without_a_template_an_unknown_topic_is_refused(stage):
+    with pytest.raises(TopicNotFound):
+        await stage.admin.send(message())
+
+
+@staged()
+async def test_a_topic_that_is_only_read_takes_nothing(stage):
+    stage.cluster.add_topic("T", perm=4)
+
+    with pytest.raises(NoPermission):
+        await stage.admin.send(message())
+
+
+@pytest.mark.parametrize(
+    ("code", "leaf", "effect"), [(2, BrokerBusy, Effect.NONE), (10, FlushTimeout, Effect.APPLIED)]
+)
+def test_a_refusal_says_whether_the_message_is_stored(code, leaf, effect):
+    @staged()
+    async def scenario(stage):
+        stage.cluster.add_topic("T")
+        stage.cluster.replies[SEND] = refuse(code)
+        with pytest.raises(leaf, match="because") as caught:
+            await stage.admin.send(message())
+        assert caught.value.effect is effect
+
+    scenario()
+
+
+@staged()
+async def test_nothing_is_sent_twice(stage):
+    stage.cluster.add_topic("T")
+    stage.cluster.replies[SEND] = lambda request: None
+
+    with pytest.raises(RequestTimeout):
+        await stage.admin.send(message())
+
+    assert len(stage.cluster.codes("SEND_MESSAGE_V2")) == 1
+
+
+@staged()
+async def test_after_a_sign_that_the_route_is_wrong_it_is_asked_for_again(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    await stage.admin.send(message(), queue)
+    stage.cluster.replies[SEND] = refuse(17)
+    with pytest.raises(TopicNotFound):
+        await stage.admin.send(message(), queue)
+    del stage.cluster.replies[SEND]
+
+    await stage.admin.send(message(), queue)
+
+    assert len(stage.cluster.codes(ROUTE)) == 2
+
+
+@staged()
+async def test_after_a_broker_is_gone_its_route_is_asked_for_again(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    await stage.session.route("T")
+    stage.cluster.listeners[0].close()
+
+    for _ in range(2):
+        with pytest.raises(ConnectFailed) as caught:
+            await stage.admin.send(message(), queue)
+        assert caught.value.effect is Effect.NONE
+
+    assert len(stage.cluster.codes(ROUTE)) == 2
+
+
+# Batches
+
+
+@staged()
+async def test_a_batch_is_stored_together(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    await stage.admin.send(message(), queue)
+    large = b"x" * 9000
+
+    receipt = await stage.admin.send_batch([message(b"1"), message(large, tags="B")], queue)
+
+    batch = await stage.admin.pull(queue, receipt.offset)
+    assert (receipt.queue, receipt.offset) == (queue, 1)
+    assert [each.body for each in batch.messages] == [b"1", large]
+    assert tuple(each.id for each in batch.messages) == receipt.ids
+    assert tuple(each.offset_id for each in batch.messages) == receipt.offset_ids
+    assert batch.messages[1].tags == "B"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [message(), Message(topic="U", body=b"x")],
+        [Message(topic="%RETRY%g", body=b"x")],
+        [message(), message(properties={"DELAY": "3"})],
+    ],
+)
+def test_some_messages_cannot_travel_together(messages):
+    @staged()
+    async def scenario(stage):
+        with pytest.raises(LocalProtocolError):
+            await stage.admin.send_batch(messages)
+        assert stage.cluster.asked == []
+
+    scenario()
+
+
+@staged()
+async def test_a_batch_has_the_size_of_a_message_at_most(stage):
+    with pytest.raises(LimitExceeded):
+        await stage.admin.send_batch([message(b"x" * (1 << 20))] * 4)
+
+
+# Pulls
+
+
+@staged()
+async def test_a_pull_brings_no_more_than_was_asked_for(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    for n in range(5):
+        await stage.admin.send(message(b"%d" % n), queue)
+
+    batch = await stage.admin.pull(queue, 1, 3)
+
+    assert [each.body for each in batch.messages] == [b"1", b"2", b"3"]
+    assert (batch.next_offset, batch.min_offset, batch.max_offset) == (4, 0, 5)
+
+
+@staged()
+async def test_an_empty_pull_says_where_to_go_on(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+
+    empty = await stage.admin.pull(queue, 0)
+    moved = await stage.admin.pull(queue, 50)
+
+    assert (empty.outcome, empty.found, empty.messages) == (PullOutcome.EMPTY, False, ())
+    assert (moved.outcome, moved.next_offset) == (PullOutcome.MOVED, 0)
+
+
+@staged()
+async def test_a_pull_where_no_message_matched_goes_on_behind_them(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    bounds = PullAnswer(0, 7, 0, 9)
+    stage.cluster.replies[PULL] = lambda request: command.answer(request, 20, bounds)
+
+    batch = await stage.admin.pull(queue, 3)
+
+    assert (batch.outcome, batch.next_offset) == (PullOutcome.NONE_MATCHED, 7)
+
+
+@staged()
+async def test_tags_are_compared_by_text_where_the_broker_compared_hashes(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    for tag in ("Aa", "BB", "C"):  # The first two have one hash in Java.
+        await stage.admin.send(message(tags=tag), queue)
+
+    batch = await stage.admin.pull(queue, 0, tags="Aa || C")
+
+    assert [each.tags for each in batch.messages] == ["Aa", "C"]
+    assert batch.next_offset == 3
+
+
+@staged()
+async def test_a_pull_needs_no_heartbeat_and_commits_nothing(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+
+    await stage.admin.pull(queue, 4, 5, "g", 1500, tags="A")
+
+    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == PULL]
+    assert int(fields.pop("sysFlag")) == PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
+    assert fields == {
+        "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "4",
+        "maxMsgNums": "5", "commitOffset": "0", "suspendTimeoutMillis": "1500",
+        "subVersion": "0", "subscription": "A", "expressionType": "TAG",
+    }  # fmt: skip
+
+
+@staged()
+async def test_a_pull_without_a_hold_does_not_ask_for_one(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+
+    await stage.admin.pull(queue, 0)
+
+    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == PULL]
+    assert int(fields["sysFlag"]) == PullFlag.SUBSCRIPTION
+
+
+@staged()
+async def test_a_held_pull_is_waited_for_past_its_end(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    stage.cluster.replies[PULL] = lambda request: None
+    before = stage.world.now()
+
+    with pytest.raises(RequestTimeout):
+        await stage.admin.pull(queue, 0, hold_ms=20_000)
+
+    assert stage.world.now() - before == pytest.approx(20 + HOLD_GRACE_S, abs=0.1)
+
+
+@staged()
+async def test_a_held_pull_does_not_hold_up_others(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    stage.cluster.replies[PULL] = lambda request: None
+    held = asyncio.create_task(stage.admin.pull(queue, 0, hold_ms=20_000))
+    await asyncio.sleep(1)
+
+    receipt = await stage.admin.send(message(), queue)
+
+    assert receipt.offset == 0
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+
+
+@staged()
+async def test_a_refused_pull_is_an_error(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    stage.cluster.replies[PULL] = refuse(16)
+
+    with pytest.raises(NoPermission, match="because"):
+        await stage.admin.pull(queue, 0)
+
+
+@staged()
+async def test_what_is_no_record_is_the_brokers_fault(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    bounds = PullAnswer(0, 1, 0, 1)
+    stage.cluster.replies[PULL] = lambda request: command.answer(request, 0, bounds, body=b"junk")
+
+    with pytest.raises(RemoteProtocolError):
+        await stage.admin.pull(queue, 0)
+
+
+@staged()
+async def test_a_pull_of_an_unknown_queue_is_refused(stage):
+    stage.cluster.add_topic("T")
+
+    with pytest.raises(TopicNotFound):
+        await stage.admin.pull(Queue("T", "broker-z", 0), 0)

@@ -1,0 +1,102 @@
+import pytest
+from client_stage import staged
+
+from txmq.client.offsets import TO_THE_END
+from txmq.errors import TopicNotFound
+from txmq.message import Message, Queue
+from txmq.protocol.bodies import ConsumerConnections
+
+
+async def fill(stage, queue, count):
+    """Messages one second apart; returns when the first was stored."""
+    clock = stage.world.machine("server").clock
+    first = None
+    for _ in range(count):
+        clock.jump(1)
+        receipt = await stage.admin.send(Message(topic=queue.topic, body=b"x"), queue)
+        stored = (await stage.admin.pull(queue, receipt.offset, 1)).messages[0].stored_ms
+        first = first or stored
+    return first
+
+
+@staged()
+async def test_a_queue_begins_and_ends(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    assert await stage.admin.max_offset(queue) == 0
+
+    await fill(stage, queue, 3)
+
+    assert (await stage.admin.min_offset(queue), await stage.admin.max_offset(queue)) == (0, 3)
+
+
+@staged()
+async def test_a_time_has_an_offset(stage):
+    (queue, *_) = stage.cluster.add_topic("T")
+    first_ms = await fill(stage, queue, 3)
+
+    assert await stage.admin.offset_by_time(queue, first_ms) == 0
+    assert await stage.admin.offset_by_time(queue, first_ms + 1500) == 2
+
+
+@staged()
+async def test_a_group_that_never_said_has_no_offset(stage):
+    (queue, other) = stage.cluster.add_topic("T")
+    assert await stage.admin.committed_offset("g", queue) is None
+
+    await stage.admin.commit_offset("g", queue, 5)
+
+    assert await stage.admin.committed_offset("g", queue) == 5
+    assert await stage.admin.committed_offset("g", other) is None
+    assert await stage.admin.committed_offset("h", queue) is None
+
+
+@staged()
+async def test_offsets_of_unknown_queues_are_refused(stage):
+    with pytest.raises(TopicNotFound):
+        await stage.admin.max_offset(Queue("T", "broker-a", 0))
+
+
+@staged()
+async def test_a_group_without_consumers_is_moved_by_writing_its_offsets(stage):
+    (queue, other) = stage.cluster.add_topic("T")
+    first_ms = await fill(stage, queue, 3)
+    await stage.admin.commit_offset("g", queue, 3)
+
+    moved = await stage.admin.reset_offset("g", "T", first_ms + 500)
+
+    assert moved == {queue: 1, other: 0}
+    assert await stage.admin.committed_offset("g", queue) == 1
+
+
+@staged()
+async def test_a_group_can_be_taken_to_the_end(stage):
+    (queue, other) = stage.cluster.add_topic("T")
+    await fill(stage, queue, 3)
+
+    assert await stage.admin.reset_offset("g", "T", TO_THE_END) == {queue: 3, other: 0}
+
+
+@staged()
+async def test_unless_forced_a_group_skips_nothing(stage):
+    (queue, other) = stage.cluster.add_topic("T")
+    await fill(stage, queue, 3)
+    await stage.admin.commit_offset("g", queue, 1)
+
+    moved = await stage.admin.reset_offset("g", "T", TO_THE_END, force=False)
+
+    assert moved == {queue: 1, other: 0}
+
+
+@staged(brokers=2)
+async def test_brokers_move_the_consumers_that_are_connected_to_them(stage):
+    queues = stage.cluster.add_topic("T", queues=1)
+    for queue in queues:
+        await fill(stage, queue, 2)
+    connections = ConsumerConnections([], "", "", "", {})
+    stage.cluster.brokers[0].consumers["g"] = connections
+
+    moved = await stage.admin.reset_offset("g", "T", TO_THE_END)
+
+    assert moved == {queues[0]: 0, queues[1]: 2}
+    assert stage.cluster.brokers[0].offsets == {}
+    assert stage.cluster.codes("UPDATE_CONSUMER_OFFSET") == [("broker-b", "UPDATE_CONSUMER_OFFSET")]

@@ -1,0 +1,225 @@
+import pytest
+from client_stage import staged
+from fake_cluster import FakeBroker
+
+from txmq.client import Broker
+from txmq.client.topics import SHOWN_S
+from txmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    LimitExceeded,
+    LocalProtocolError,
+    NoPermission,
+    RequestTimeout,
+    TopicNotFound,
+)
+from txmq.message import Message, Queue
+from txmq.protocol import command
+from txmq.protocol.codes import Perm, RequestCode
+
+CREATE = "UPDATE_AND_CREATE_TOPIC"
+
+
+@staged(brokers=2)
+async def test_a_topic_is_made_at_every_broker_and_can_be_used_at_once(stage):
+    for broker in stage.cluster.brokers:
+        broker.shown_after = 3
+
+    route = await stage.admin.create_topic("T", 3)
+
+    assert len(route.writable) == 6
+    assert stage.cluster.codes(CREATE) == [("broker-a", CREATE), ("broker-b", CREATE)]
+    await stage.admin.send(Message(topic="T", body=b"x"))
+
+
+@staged(brokers=2)
+async def test_a_topic_can_be_made_at_one_broker(stage):
+    route = await stage.admin.create_topic("T", 2, "broker-b", order=True, perm=Perm.READ)
+
+    assert route.brokers == ("broker-b",)
+    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1].name == CREATE]
+    assert fields == {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2",
+        "perm": "4", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "true",
+    }  # fmt: skip
+
+
+@staged()
+async def test_a_change_is_awaited_too(stage):
+    await stage.admin.create_topic("T", 2)
+
+    assert len((await stage.admin.create_topic("T", 5)).writable) == 5
+
+
+@staged()
+async def test_a_topic_that_is_never_shown_is_told_after_a_while(stage):
+    stage.cluster.brokers[0].shown_after = 10_000
+    before = stage.world.now()
+
+    with pytest.raises(RequestTimeout, match="no name server shows it") as caught:
+        await stage.admin.create_topic("T")
+
+    assert SHOWN_S - 1 < stage.world.now() - before < SHOWN_S + 1
+    assert caught.value.effect.value == "maybe"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("a b", LocalProtocolError), ("t" * 128, LimitExceeded)]
+)
+def test_a_name_that_cannot_be_is_not_asked_for(name, problem):
+    @staged()
+    async def scenario(stage):
+        with pytest.raises(problem):
+            await stage.admin.create_topic(name)
+        assert stage.cluster.asked == []
+
+    scenario()
+
+
+@staged(brokers=2)
+async def test_unknown_brokers_and_clusters_are_told_with_those_there_are(stage):
+    with pytest.raises(ConfigError, match="broker 'nobody' is unknown.*broker-a of c1, broker-b"):
+        await stage.admin.create_topic("T", broker="nobody")
+    with pytest.raises(ConfigError, match="cluster 'c9' is unknown"):
+        await stage.admin.create_topic("T", cluster="c9")
+
+
+@staged(brokers=2)
+async def test_several_clusters_must_be_told_apart(stage):
+    stage.cluster.brokers[1].cluster_name = "c2"
+
+    with pytest.raises(ConfigError, match="several clusters, name one: c1, c2"):
+        await stage.admin.create_topic("T")
+
+    assert (await stage.admin.create_topic("T", cluster="c2")).brokers == ("broker-b",)
+
+
+@staged()
+async def test_a_cluster_without_brokers_is_no_place_for_a_topic(stage):
+    stage.cluster.brokers.clear()
+
+    with pytest.raises(ConnectFailed, match="knows no broker yet"):
+        await stage.admin.create_topic("T")
+
+
+@staged()
+async def test_a_cluster_without_masters_is_no_place_for_a_topic(stage):
+    body = (
+        b'{"brokerAddrTable":{"a":{"brokerAddrs":{1:"a:1"},"brokerName":"a","cluster":"c"}},'
+        b'"clusterAddrTable":{"c":["a"]}}'
+    )
+    stage.cluster.replies[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda request: command.answer(
+        request, body=body
+    )
+
+    with pytest.raises(ConnectFailed, match="no master is up among a"):
+        await stage.admin.create_topic("T")
+
+
+@staged()
+async def test_a_broker_that_refuses_is_heard(stage):
+    stage.cluster.replies[RequestCode.UPDATE_AND_CREATE_TOPIC] = lambda request: command.answer(
+        request, 16, remark="not here"
+    )
+
+    with pytest.raises(NoPermission, match="not here"):
+        await stage.admin.create_topic("T")
+
+
+@staged(brokers=2, name_servers=2)
+async def test_a_deleted_topic_is_gone_everywhere(stage):
+    await stage.admin.create_topic("T")
+
+    await stage.admin.delete_topic("T")
+
+    assert await stage.admin.topics() == []
+    assert stage.cluster.codes("DELETE_TOPIC_IN_BROKER", "DELETE_TOPIC_IN_NAMESRV") == [
+        ("broker-a", "DELETE_TOPIC_IN_BROKER"),
+        ("broker-b", "DELETE_TOPIC_IN_BROKER"),
+        ("names", "DELETE_TOPIC_IN_NAMESRV"),
+        ("names", "DELETE_TOPIC_IN_NAMESRV"),
+    ]
+    with pytest.raises(TopicNotFound):
+        await stage.admin.send(Message(topic="T", body=b"x"))
+    with pytest.raises(TopicNotFound):
+        await stage.admin.delete_topic("T")
+
+
+@staged()
+async def test_topics_are_listed_by_name(stage):
+    for name in ("b", "a", "TBW102"):
+        stage.cluster.add_topic(name)
+
+    assert await stage.admin.topics() == ["TBW102", "a", "b"]
+
+
+@staged(brokers=2)
+async def test_a_topics_status_tells_what_is_in_its_queues(stage):
+    queues = stage.cluster.add_topic("T", queues=1)
+    await stage.admin.send(Message(topic="T", body=b"x"), queues[1])
+
+    found = await stage.admin.topic_status("T")
+
+    assert [(each.queue, each.min_offset, each.max_offset) for each in found] == [
+        (queues[0], 0, 0),
+        (queues[1], 0, 1),
+    ]
+    assert found[0].updated_ms == 5
+
+
+@staged(brokers=2)
+async def test_the_groups_of_a_topic_are_those_of_all_brokers(stage):
+    a, b = stage.cluster.add_topic("T", queues=1)
+    await stage.admin.commit_offset("g2", a, 1)
+    await stage.admin.commit_offset("g1", b, 1)
+    await stage.admin.commit_offset("g2", b, 1)
+
+    assert await stage.admin.topic_groups("T") == ["g1", "g2"]
+
+
+# The cluster
+
+
+@staged(brokers=2)
+async def test_brokers_are_listed_by_cluster_and_name(stage):
+    stage.cluster.brokers[0].cluster_name = "z"
+
+    found = await stage.admin.cluster()
+
+    b, a = stage.cluster.brokers[1], stage.cluster.brokers[0]
+    assert found == [
+        Broker("broker-b", "c1", {0: b.address}),
+        Broker("broker-a", "z", {0: a.address}),
+    ]
+
+
+@staged()
+async def test_a_brokers_own_words_are_handed_on(stage):
+    assert await stage.admin.broker_stats("broker-a") == {"brokerVersionDesc": "broker-a"}
+    with pytest.raises(ConfigError):
+        await stage.admin.broker_stats("nobody")
+
+
+@staged()
+async def test_bodies_in_the_java_dialect_are_read(stage):
+    """A stock name server writes the ids of replicas without quotes."""
+    body = (
+        b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.1:1",1:"10.0.0.1:2"},"brokerName":"a",'
+        b'"cluster":"c"}],"filterServerTable":{},"queueDatas":[{"brokerName":"a","perm":6,'
+        b'"readQueueNums":1,"topicSynFlag":0,"writeQueueNums":1}]}'
+    )
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: command.answer(
+        request, body=body
+    )
+
+    route = await stage.admin.route("T")
+
+    assert route.writable == (Queue("T", "a", 0),)
+    assert route.addresses["a"] == {0: "10.0.0.1:1", 1: "10.0.0.1:2"}
+
+
+def test_the_fake_answers_only_what_there_is_to_ask():
+    """A typo in a handler's name would leave a question unanswered."""
+    names = [each for each in vars(FakeBroker) if each.startswith("on_")]
+
+    assert all(each.removeprefix("on_").upper() in RequestCode.__members__ for each in names)

@@ -1,0 +1,341 @@
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.config import BrokerSettings
+from txmq.config import (
+    Duration,
+    Size,
+    describe,
+    load,
+    parse_duration,
+    parse_size,
+    show,
+    variable,
+)
+from txmq.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """Settings of a part."""
+
+    mode: Literal["fast", "safe"] = "safe"
+    """How it works."""
+
+    pause: Duration = Duration(0.5)
+    """How long it waits, with a
+    second line."""
+
+    room: Size = Size(1024)
+
+    def __post_init__(self):
+        if self.room < 10:
+            raise ConfigError("inner.room must be at least 10")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """Settings."""
+
+    name: str = "n"
+    """Its name."""
+
+    count: int = 3
+    share: float = 0.25
+    on: bool = False
+    hosts: tuple[str, ...] = ()
+    """Other hosts."""
+    inner: Inner = field(default_factory=lambda: Inner(room=2048))
+
+
+def toml(tmp_path, text):
+    path = tmp_path / "txmq.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Sources
+
+
+def test_without_sources_the_defaults_stand():
+    assert load(Outer) == Outer()
+    assert load(BrokerSettings) == BrokerSettings()
+
+
+def test_a_file_gives_values_in_types_of_its_own(tmp_path):
+    path = toml(
+        tmp_path,
+        'name = "m"\ncount = 4\nshare = 1\non = true\nhosts = ["a", "b"]\n'
+        '[inner]\nmode = "fast"\npause = "2s"\nroom = "1KiB"\n',
+    )
+
+    assert load(Outer, file=path) == Outer(
+        name="m",
+        count=4,
+        share=1.0,
+        on=True,
+        hosts=("a", "b"),
+        inner=Inner(mode="fast", pause=Duration(2.0), room=Size(1024)),
+    )
+
+
+def test_a_file_may_give_numbers_for_durations_and_sizes(tmp_path):
+    path = toml(tmp_path, "inner = {pause = 1.5, room = 99}\nshare = 0.0000001\n")
+
+    found = load(Outer, file=path)
+
+    assert (found.inner.pause, found.inner.room, found.share) == (1.5, 99, 1e-7)
+
+
+def test_variables_give_texts():
+    environ = {
+        "TXMQ_NAME": "m",
+        "TXMQ_COUNT": "-4",
+        "TXMQ_ON": "Yes",
+        "TXMQ_HOSTS": "a, b,",
+        "TXMQ_INNER__MODE": "fast",
+        "PATH": "/bin",
+        "TXMQ": "no setting",
+    }
+
+    found = load(Outer, environ=environ)
+
+    assert (found.name, found.count, found.on) == ("m", -4, True)
+    assert (found.hosts, found.inner.mode) == (("a", "b"), "fast")
+
+
+def test_each_source_stands_over_the_one_before(tmp_path):
+    path = toml(tmp_path, "count = 1\nname = 'file'\n[inner]\nroom = 100\n")
+    environ = {"TXMQ_COUNT": "2", "TXMQ_INNER__ROOM": "200"}
+
+    found = load(Outer, file=path, environ=environ, arguments=["count=3", "count=4"])
+
+    assert (found.name, found.count, found.inner.room) == ("file", 4, 200)
+
+
+def test_changing_one_setting_of_a_group_keeps_the_groups_own_defaults():
+    assert load(Outer, arguments=["inner.mode=fast"]).inner == Inner(mode="fast", room=Size(2048))
+
+
+def test_a_value_may_hold_the_sign_that_ends_the_key():
+    assert load(Outer, arguments=["name=a=b"]).name == "a=b"
+
+
+def test_a_value_may_be_empty_where_it_is_text():
+    assert load(Outer, arguments=["name="]).name == ""
+
+
+def test_variables_for_tests_and_reserved_ones_are_no_settings():
+    environ = {"TXMQ_TEST_REDIS_URL": "x", "TXMQ_CONFIG": "y"}
+
+    assert load(Outer, environ=environ, reserved=["TXMQ_CONFIG"]) == Outer()
+
+
+def test_the_environment_is_not_read_unasked(monkeypatch):
+    monkeypatch.setitem(os.environ, "TXMQ_NAME", "leaked")
+
+    assert load(Outer).name == "n"
+
+
+def test_an_empty_group_in_a_file_is_no_mistake(tmp_path):
+    assert load(Outer, file=toml(tmp_path, "[inner]\n")) == Outer()
+
+
+# Mistakes
+
+
+FLSH, FLUSH, QUICK = "store.flsh=async", "flush=async", "store.flush=quick"
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (FLSH, f"unknown setting store.flsh; did you mean store.flush? (in argument {FLSH})"),
+        (FLUSH, f"unknown setting flush; did you mean store.flush? (in argument {FLUSH})"),
+        ("stor.flush=async", "did you mean store.flush?"),
+        ("nmae=x", "did you mean name?"),
+        ("zzzzzz=1", "unknown setting zzzzzz (in argument zzzzzz=1)"),
+        ("store=1", "store is a group of settings; set one of them, such as store.c"),
+        ("name", "'name' sets nothing; write key=value"),
+        (QUICK, f'cannot be \'quick\' (in argument {QUICK}); it takes "sync" or "async"'),
+        ("hold_max=soon", "it takes a duration such as 20s"),
+        ("hold_max=-5s", "it takes a duration"),
+        ("store.segment_size=1XB", "it takes a size such as 64KiB"),
+        ("connections_max=many", "it takes a whole number"),
+        ("connections_max=1.5", "it takes a whole number"),
+        ("retention.delete_above=half", "it takes a number"),
+        ("retention.delete_above=nan", "it takes a number"),
+        ("topics.auto_create=perhaps", "it takes true or false"),
+        ("store.segment_size=1KiB", "store.segment_size must be at least"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(argument, text):
+    with pytest.raises(ConfigError) as caught:
+        load(BrokerSettings, arguments=[argument])
+
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_mistake_in_a_variable_names_the_variable():
+    with pytest.raises(ConfigError, match=r"in variable TXMQ_STORE__FLSH\)"):
+        load(BrokerSettings, environ={"TXMQ_STORE__FLSH": "async"})
+
+
+def test_a_mistake_in_a_file_names_the_file(tmp_path):
+    path = toml(tmp_path, "[store]\nflsh = 'async'\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load(BrokerSettings, file=path)
+
+    assert str(caught.value) == (
+        f"unknown setting store.flsh; did you mean store.flush? (in {path})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name = 5", "name cannot be 5"),
+        ("count = true", "count cannot be True"),
+        ("count = 1.5", "it takes a whole number"),
+        ("on = 1", "it takes true or false"),
+        ("hosts = 5", "it takes a list"),
+        ("hosts = [1]", "it takes a text in quotes"),
+        ("share = inf", "it takes a number"),
+        ("name = {a = 1}", "name cannot be {'a': 1}"),
+        ("inner = 5", "inner is a group of settings"),
+        ("[other]\nx = 1", "unknown setting other.x"),
+        ("[other]", "unknown setting other"),
+        ("[inner]\npause = -1", "it takes a duration"),
+        ("[inner]\nroom = true", "it takes a size"),
+        ("[inner]\npause = 2024-01-01", "it takes a duration"),
+        ("name = ", "is no TOML file"),
+    ],
+)
+def test_a_file_of_the_wrong_types_is_refused(tmp_path, text, told):
+    with pytest.raises(ConfigError) as caught:
+        load(Outer, file=toml(tmp_path, text))
+
+    assert told in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read settings from .*nowhere.toml: No such file"):
+        load(Outer, file=tmp_path / "nowhere.toml")
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path):
+    path = tmp_path / "t.toml"
+    path.write_bytes(b"name = '\xff'")
+
+    with pytest.raises(ConfigError, match="is no TOML file"):
+        load(Outer, file=path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Required:
+    group: Group
+
+
+def test_a_setting_without_a_default_must_be_given():
+    with pytest.raises(ConfigError, match="group.token has no default.*TXMQ_GROUP__TOKEN"):
+        load(Required)
+    assert load(Required, arguments=["group.token=t"]) == Required(group=Group(token="t"))
+    assert [each.default for each in describe(Required)] == [""]
+
+
+# Units
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("20s", 20), ("500ms", 0.5), ("3h", 10800), ("2d", 172800), ("5m", 300), ("7", 7),
+        ("1.5", 1.5), ("1h30m", 5400), ("1h 30m", 5400), (" 2 s ", 2), ("1.5H", 5400), ("0", 0),
+    ],
+)  # fmt: skip
+def test_durations(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "s", "-1s", "1x", "1h30", "30 1h", "1,5s", "1e3", "nan", "1s!", "1.s"]
+)
+def test_no_durations(text):
+    with pytest.raises(ValueError, match="a duration such as"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64KiB", 65536), ("1GiB", 1 << 30), ("4MB", 4_000_000), ("1000", 1000), ("10B", 10),
+        ("1.5KiB", 1536), ("2tib", 1 << 41), (" 8 kb ", 8000), ("9007199254740993", 2**53 + 1),
+    ],
+)  # fmt: skip
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "1K", "0.3B", "1.0001KiB", "-1", "KiB", "1 Gi B", "1e3"])
+def test_no_sizes(text):
+    with pytest.raises(ValueError, match="a size such as"):
+        parse_size(text)
+
+
+@given(st.integers(0, 2**60))
+def test_a_shown_size_reads_back(size):
+    assert parse_size(show(Size, size).strip('"')) == size
+
+
+@given(st.integers(0, 10**12).map(lambda ms: ms / 1000))
+def test_a_shown_duration_reads_back(seconds):
+    assert parse_duration(show(Duration, seconds).strip('"')) == pytest.approx(seconds)
+
+
+# The reference
+
+
+def test_every_setting_is_described_by_the_text_under_it():
+    found = {each.key: each for each in describe(Outer)}
+
+    assert list(found) == [
+        "name", "count", "share", "on", "hosts", "inner.mode", "inner.pause", "inner.room"
+    ]  # fmt: skip
+    assert found["name"] == ("name", "text", '"n"', "Its name.")
+    assert found["count"] == ("count", "whole number", "3", "")
+    assert found["on"] == ("on", "true or false", "false", "")
+    assert found["hosts"] == ("hosts", "list of text", "[]", "Other hosts.")
+    assert found["inner.mode"] == ("inner.mode", '"fast" or "safe"', '"safe"', "How it works.")
+    assert found["inner.pause"].default == '"500ms"'
+    assert found["inner.pause"].text == "How long it waits, with a\nsecond line."
+    assert found["inner.room"].default == '"2KiB"'  # The group's own default, not its class's.
+
+
+def test_all_settings_of_the_broker_are_described():
+    undescribed = [each.key for each in describe(BrokerSettings) if not each.text]
+
+    assert undescribed == []
+
+
+def test_described_defaults_are_the_defaults(tmp_path):
+    lines = [f"{each.key} = {each.default}" for each in describe(BrokerSettings)]
+
+    assert load(BrokerSettings, file=toml(tmp_path, "\n".join(lines))) == BrokerSettings()
+
+
+def test_described_variables_set_what_they_say():
+    environ = {variable(each.key): each.default.strip('"') for each in describe(BrokerSettings)}
+
+    assert load(BrokerSettings, environ=environ) == BrokerSettings()

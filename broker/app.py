@@ -7,11 +7,12 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from broker.config import BrokerSettings
+from broker.config import BrokerSettings, RetentionSettings
 from broker.core.admission import Admission
 from broker.core.clients import Clients
 from broker.core.groups import Groups
@@ -21,10 +22,15 @@ from broker.core.statistics import SAMPLE_S, Statistics
 from broker.core.topics import Topics, system_topics
 from broker.flusher import Flusher
 from broker.handlers.clients import ClientHandlers
+from broker.handlers.groups import GroupHandlers
 from broker.handlers.offsets import OffsetHandlers
+from broker.handlers.progress import ProgressHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.query import QueryHandlers
+from broker.handlers.relay import RelayHandlers
 from broker.handlers.send import SendHandlers
+from broker.handlers.settings import SettingHandlers
+from broker.handlers.statistics import StatisticsHandlers
 from broker.handlers.topics import TopicHandlers
 from broker.identity import Identity
 from broker.keeper import Keeper
@@ -34,7 +40,7 @@ from broker.store.message_store import MessageStore, Recovery, Span
 from broker.store.retention import decide
 from txmq.errors import StoreError
 from txmq.protocol.command import Command
-from txmq.remoting.connection import Connection, no_service
+from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import Pool, split_address
@@ -92,6 +98,7 @@ class Broker:
         self._floors: dict[str, dict[int, int]] = {}
         self._pool = Pool(self.network, self.clock)
         self._names: NameServer | None = None
+        self._dispatch = Dispatcher({})
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,14 +131,22 @@ class Broker:
         self._listener = Listener(
             self.network,
             self.clock,
-            self._serve,
+            self._dispatch,
             connections_max=self.settings.connections_max,
             on_lost=self._lost,
         )
         await self._listener.open(*split_address(self.settings.listen))
-        self._identity = Identity.of(self.settings, *self._listener.address, self.entropy)
+        self._identity = Identity.of(
+            self.settings, *self._listener.address, self.entropy, self.clock
+        )
         self._flusher = Flusher(
-            self.store, self.disk, self.clock, self.settings.store, self._published, self._failed
+            self.store,
+            self.disk,
+            self.clock,
+            self.admission,
+            self.settings.store,
+            self._published,
+            self._failed,
         )
         self._registrar = Registrar(self._identity, self.topics, self._pool, names)
         self._build_handlers()
@@ -161,7 +176,10 @@ class Broker:
             self.settings.hold_max,
         )
         self._client_handlers = ClientHandlers(
-            self.clients, self.groups, self.topics, self.clock, self._topics_changed
+            self.clients, self.groups, self.topics, self.locks, self.clock, self._topics_changed
+        )
+        self._relays = RelayHandlers(
+            self._identity, self.topics, self.clients, self.offsets, self.store, self.clock
         )
         families: list[HandlerFamily] = [
             SendHandlers(
@@ -170,7 +188,6 @@ class Broker:
                 self.groups,
                 self.store,
                 self._flusher,
-                self.admission,
                 self.clock,
                 self.entropy,
                 self._topics_changed,
@@ -182,11 +199,39 @@ class Broker:
             TopicHandlers(
                 self.topics, self.offsets, self.clock, self._topics_changed, self._forget_topic
             ),
+            GroupHandlers(
+                self.groups, self.offsets, self.statistics, self.clock, self._save_tables
+            ),
+            ProgressHandlers(
+                self._identity,
+                self.topics,
+                self.groups,
+                self.clients,
+                self.offsets,
+                self.store,
+                self.statistics,
+                self.clock,
+            ),
+            StatisticsHandlers(
+                self._identity,
+                self.topics,
+                self.offsets,
+                self.store,
+                self.statistics,
+                self.disk,
+                self.clock,
+                self.started_ms,
+                self._retain_now,
+            ),
+            SettingHandlers(
+                self._identity, self.names, self.settings, self.clock, self._settings_changed
+            ),
+            self._relays,
         ]
         table: dict[int, Handler] = {}
         for family in families:
             table |= family.table()
-        self._dispatch = Dispatcher(table)
+        self._dispatch.serve(table)
 
     # Stopping
 
@@ -207,6 +252,7 @@ class Broker:
         if self._registrar is not None:
             await self._registrar.stop()
         self._pulls.release()
+        await self._relays.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
@@ -233,9 +279,6 @@ class Broker:
 
     # What the parts tell each other
 
-    def _serve(self, connection: Connection, request: Command, /) -> bytes | None:
-        return self._dispatch(connection, request)
-
     def _published(self, span: Span) -> None:
         self._pulls.arrived(span)
 
@@ -254,6 +297,21 @@ class Broker:
     def _forget_topic(self, name: str) -> None:
         self._floors[name] = self.store.forget_topic(name)
         self._keeper.save_floors(self._floors)
+        self.statistics.forget_topic(name)
+
+    def _settings_changed(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self.topics.defaults = settings.topics
+        self.groups.defaults = settings.topics
+        missing = [
+            config
+            for config in system_topics(settings.name, settings.cluster, settings.topics)
+            if self.topics.find(config.topic_name) is None
+        ]
+        for config in missing:
+            self.topics.put(config, self.clock.wall_ms())
+        if missing:
+            self._topics_changed()
 
     # Housekeeping
 
@@ -268,32 +326,33 @@ class Broker:
                 self._sample(now)
             try:
                 self._save_tables()
-                self._retain()
+                self._retain(self.settings.retention)
             except OSError as problem:
                 log.warning("housekeeping could not write: %s", problem)
             await asyncio.sleep(SAVE_S)
 
     def _sample(self, now: float) -> None:
-        puts = 0
-        for topic in self.topics:
-            self.statistics.meter("TOPIC_PUT_NUMS", topic.name).total = topic.put_count
-            self.statistics.meter("TOPIC_PUT_SIZE", topic.name).total = topic.put_bytes
-            puts += topic.put_count
-        self.statistics.meter("BROKER_PUT_NUMS", "").total = puts
-        self.statistics.sample(now)
+        self.statistics.count_puts(self.topics)
+        self.statistics.sample(now, self._local_time().toordinal())
 
     def _save_tables(self) -> None:
         self._keeper.save_groups(self.groups)
         self._keeper.save_offsets(self.offsets)
 
-    def _retain(self) -> None:
+    def _local_time(self) -> datetime:
+        # An operator's own hours and days.
+        return datetime.fromtimestamp(self.clock.wall_ms() / 1000)  # noqa: DTZ006
+
+    def _retain_now(self) -> None:
+        hour = self._local_time().hour
+        self._retain(replace(self.settings.retention, delete_at=str(hour)))
+
+    def _retain(self, settings: RetentionSettings) -> None:
         space = self.disk.space()
         used = space.used / space.total if space.total else 0.0
-        now_ms = self.clock.wall_ms()
-        hour = datetime.fromtimestamp(now_ms / 1000).hour  # noqa: DTZ006 - an operator's local hour
-        verdict = decide(
-            self.settings.retention, self.store.completed_files(), now_ms, hour, used
-        )
+        hour = self._local_time().hour
+        files = self.store.completed_files()
+        verdict = decide(settings, files, self.clock.wall_ms(), hour, used)
         if verdict.delete:
             self._floors = self.store.floors_after(verdict.delete)
             self._keeper.save_floors(self._floors)
@@ -301,7 +360,7 @@ class Broker:
                 self.store.drop_first_file()
             log.info("deleted %d old files of the log", verdict.delete)
         if verdict.refuse_sends:
-            mark = self.settings.retention.refuse_above
+            mark = settings.refuse_above
             if self.admission.refuse("disk", f"the disk is more than {mark:.0%} full"):
                 log.error("refusing sends: the disk is %.1f%% full", used * 100)
         elif self.admission.lift("disk"):

@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from broker.config import StoreSettings
+from broker.core.admission import Admission
+from broker.store.checkpoint import Stretch
 from broker.store.message_store import MessageStore, Span
 from txmq.errors import BrokerBusy, ServiceUnavailable, StoreError, SyncFailed
 from txmq.limits import SPAN_BYTES_MAX, UNSYNCED_BYTES_MAX
@@ -30,20 +32,19 @@ log = logging.getLogger(__name__)
 STUCK_S: Final = 1.0
 """A sync that takes longer means that the disk is behind; sends are refused until it has caught up."""
 
+CHECKPOINT_RETRY_S: Final = 5.0
+"""How long after indexes could not be saved: each attempt lays out all of them anew."""
 
-class Ticket(NamedTuple):
-    """An answer that waits for a span."""
 
-    connection: Connection
-    request: Command
-    answer: bytes
+Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
+"""Whom to answer once a span is safe: the requests and their answers, by connection."""
 
 
 class Waiting(NamedTuple):
     """A span that is written and not yet durable."""
 
     span: Span
-    tickets: list[Ticket]
+    tickets: Tickets
     since: float
 
 
@@ -55,6 +56,7 @@ class Flusher:
         store: MessageStore,
         disk: Disk,
         clock: Clock,
+        admission: Admission,
         settings: StoreSettings,
         on_published: Callable[[Span], None],
         on_fatal: Callable[[StoreError], None],
@@ -62,17 +64,22 @@ class Flusher:
         self._store = store
         self._disk = disk
         self._clock = clock
+        self._admission = admission
         self._is_sync = settings.flush == "sync"
         self._interval = settings.flush_interval
         self._on_published = on_published
         self._on_fatal = on_fatal
-        self._tickets: list[Ticket] = []
+        self._tickets: Tickets = {}
         self._waiting: deque[Waiting] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._turn_planned = False
+        self._turn_ms = 0
+        self._turn_end = 0
         self._checkpoint: asyncio.Task[None] | None = None
+        self._checkpoint_after = 0.0
+        self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._failed = False
 
@@ -80,6 +87,7 @@ class Flusher:
         """Begin syncing."""
         run = self._sync_spans() if self._is_sync else self._sync_now_and_then()
         self._task = asyncio.create_task(run, name="flusher")
+        self._task.add_done_callback(self._ended)
 
     async def drain(self) -> None:
         """Return when everything staged has been written, synced and answered, and a checkpoint made."""
@@ -102,13 +110,22 @@ class Flusher:
 
     # What handlers call
 
-    def refuse_if_behind(self) -> None:
-        """Say no to a send while the disk cannot keep up.
+    def turn_ms(self) -> int:
+        """The time stamp of everything staged in this turn, which begins with the first who asks.
 
         Raises:
             BrokerBusy: Too much waits for the disk, or waits too long.
-            ServiceUnavailable: The disk has failed; the broker is stopping.
+            ServiceUnavailable: Writes are refused now.
         """
+        if not self._turn_ms:
+            self._admission.check()
+            self._refuse_if_behind()
+            self._turn_ms = max(self._clock.wall_ms(), self._store.last_ms)
+            self._turn_end = self._store.log.next_position + SPAN_BYTES_MAX
+            self._plan_turn()
+        return self._turn_ms
+
+    def _refuse_if_behind(self) -> None:
         if self._failed:
             raise ServiceUnavailable("the disk failed; the broker is stopping")
         waiting = self._waiting
@@ -122,14 +139,15 @@ class Flusher:
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Give this answer once what is staged now is safe."""
-        self._tickets.append(Ticket(connection, request, answer))
-        if not self._turn_planned:
-            self.plan_turn()
-        elif self._store.log.staged_bytes > SPAN_BYTES_MAX:
+        tickets = self._tickets.get(connection)
+        if tickets is None:
+            tickets = self._tickets[connection] = ([], [])
+        tickets[0].append(request)
+        tickets[1].append(answer)
+        if self._store.log.next_position > self._turn_end:
             self._end_turn()
 
-    def plan_turn(self) -> None:
-        """Write what is staged when this turn of the loop ends."""
+    def _plan_turn(self) -> None:
         if not self._turn_planned:
             self._turn_planned = True
             self._idle.clear()
@@ -139,10 +157,11 @@ class Flusher:
 
     def _end_turn(self) -> None:
         self._turn_planned = False
+        self._turn_ms = 0
         if self._failed or not self._store.has_staged:
             self._settle()
             return
-        tickets, self._tickets = self._tickets, []
+        tickets, self._tickets = self._tickets, {}
         try:
             span = self._store.write()
         except StoreError as problem:
@@ -161,24 +180,24 @@ class Flusher:
         if not self._waiting and not self._turn_planned:
             self._idle.set()
 
-    def _refuse(self, tickets: list[Ticket], remark: str) -> None:
-        touched: dict[Connection, None] = {}
-        for connection, request, _ in tickets:
-            connection.send(commands.answer(request, ServiceUnavailable.code, remark=remark))
-            touched[connection] = None
-        for connection in touched:
+    def _refuse(self, tickets: Tickets, remark: str) -> None:
+        for connection, (requests, _) in tickets.items():
+            for request in requests:
+                refusal = commands.answer(request, ServiceUnavailable.code, remark=remark)
+                connection.send(refusal)
             connection.flush()
 
-    def _release(self, span: Span, tickets: list[Ticket]) -> None:
+    def _release(self, span: Span, tickets: Tickets) -> None:
         self._store.publish(span)
-        touched: dict[Connection, None] = {}
-        for connection, _, answer in tickets:
-            connection.send(answer)
-            touched[connection] = None
-        for connection in touched:
+        for connection, (_, given) in tickets.items():
+            connection.send(*given)
             connection.flush()
         self._on_published(span)
-        if self._checkpoint is None and self._store.checkpoint_due():
+        if (
+            self._checkpoint is None
+            and self._store.checkpoint_due()
+            and self._clock.monotonic() >= self._checkpoint_after
+        ):
             self._checkpoint = asyncio.create_task(self._save_indexes(), name="checkpoint")
 
     # Syncs
@@ -212,6 +231,10 @@ class Flusher:
         except OSError as problem:
             self._fail(SyncFailed(f"the disk could not make the log durable: {problem}"))
             return False
+        if self._failed:
+            # Somebody else's sync met the failure. A file tells of it once: that this one passed
+            # means nothing.
+            return False
         store_log.synced(files, end)
         return True
 
@@ -223,24 +246,39 @@ class Flusher:
             self._checkpoint = None
 
     async def _make_checkpoint(self) -> bool:
+        async with self._saving:
+            stretch = self._store.next_stretch()
+            if stretch is None:
+                return False
+            if self._store.log.durable < stretch.end and not await self._sync_log():
+                return False
+            return await self._save_index(stretch)
+
+    async def _save_index(self, stretch: Stretch) -> bool:
         try:
-            pending = self._store.begin_checkpoint()
+            pending = self._store.begin_checkpoint(stretch)
         except OSError as problem:
             # Indexes can be made again; only the next restart will take longer.
             log.warning("the indexes could not be saved: %s", problem)
-            return False
-        if pending is None:
+            self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
             return False
         try:
-            for file in (*pending.log_files, pending.file.file):
-                await self._disk.sync_soon(file)
+            await self._disk.sync_soon(pending.file.file)
         except OSError as problem:
             self._fail(SyncFailed(f"the disk could not keep the indexes: {problem}"))
             return False
         self._store.confirm_checkpoint(pending)
         return True
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Without it nobody would be answered any more, and nobody would know why.
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            log.error("the flusher broke down", exc_info=problem)
+            self._fail(SyncFailed(f"the flusher broke down: {problem!r}"))
+
     def _fail(self, problem: SyncFailed) -> None:
+        if self._failed:
+            return
         self._failed = True
         self._idle.set()
         log.critical("%s", problem)

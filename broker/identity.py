@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from broker.config import BrokerSettings
 from txmq.protocol.message_id import host_bytes, unique_id
 from txmq.remoting.pool import split_address
+from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 
 __all__ = ["Identity"]
@@ -24,10 +25,13 @@ class Identity:
     store_host: bytes
     message_size_max: int
     seed: int
+    clock: Clock
     _ids_given: int = field(default=0)
 
     @classmethod
-    def of(cls, settings: BrokerSettings, host: str, port: int, entropy: Entropy) -> Identity:
+    def of(
+        cls, settings: BrokerSettings, host: str, port: int, entropy: Entropy, clock: Clock
+    ) -> Identity:
         """The identity of a broker that listens at an address.
 
         Raises:
@@ -50,10 +54,17 @@ class Identity:
             packed,
             settings.topics.message_size_max,
             entropy.below(2**31),
+            clock,
         )
 
-    def unique_id(self, now_ms: int) -> str:
+    def unique_id(self) -> str:
         """An id for a message whose producer gave it none."""
         self._ids_given += 1
         address = self.store_host[:4]
-        return unique_id(address, self._ids_given >> 16, self.seed, now_ms % _MONTH_MS, self._ids_given)
+        return unique_id(
+            address,
+            self._ids_given >> 16,
+            self.seed,
+            self.clock.wall_ms() % _MONTH_MS,
+            self._ids_given,
+        )

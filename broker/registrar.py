@@ -55,9 +55,7 @@ class Registrar:
         for name in self._names:
             with contextlib.suppress(TxmqError):
                 connection = await self._pool.connection(name)
-                await connection.request(
-                    RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S
-                )
+                await connection.request(RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S)
 
     async def _keep_registering(self) -> None:
         while True:

@@ -6,6 +6,7 @@ apart from txmq: a mistake in txmq's own codec cannot hide itself.
 
 import json
 import os
+import queue
 import signal
 import socket
 import struct
@@ -19,7 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 START_SECONDS = 30
 STOP_SECONDS = 20
 
-# Request codes (protocol.md 2).
+# Request codes, and one answer.
 PULL_MESSAGE = 11
 QUERY_CONSUMER_OFFSET = 14
 GET_MAX_OFFSET = 30
@@ -56,7 +57,7 @@ def ask(address, code, **fields):
 
 
 class Record(NamedTuple):
-    """What the tests look at in a stored message (protocol.md 3.1, IPv4 hosts)."""
+    """What the tests look at in a stored message (hosts as IPv4)."""
 
     offset: int
     flag: int
@@ -107,22 +108,25 @@ class BrokerProcess:
                 env=environment(),
                 cwd=self.folder,
             )
-        ready = threading.Event()
-        threading.Thread(target=self._read, args=(self.process, ready), daemon=True).start()
-        if not ready.wait(START_SECONDS) or self.process.poll() is not None:
-            code = self.process.poll()
+        said = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(self.process, said), daemon=True).start()
+        try:
+            ready = said.get(timeout=START_SECONDS)
+        except queue.Empty:
+            ready = False
+        if not ready:
             self.kill()
-            raise AssertionError(f"the broker did not become ready (exit {code}):\n{self.tail()}")
+            raise AssertionError(f"the broker did not become ready:\n{self.tail()}")
 
-    def _read(self, process, ready):
+    def _read(self, process, said):
         """Read until the end, so that a talkative broker never blocks on a full pipe."""
         with process.stdout, self.log.open("ab") as log:
             for line in process.stdout:
                 log.write(line)
                 log.flush()
                 if line.startswith(b"ready"):
-                    ready.set()
-        ready.set()  # it ended: whoever waits looks at the exit code
+                    said.put(True)
+        said.put(False)  # it ended; after `ready` nobody listens any more
 
     def stop(self):
         """SIGTERM: drains and exits 0."""
@@ -159,28 +163,28 @@ class BrokerProcess:
     def knows(self, topic):
         return ask(self.names, GET_ROUTE, topic=topic)[0] == 0
 
-    def max_offset(self, topic, queue):
-        code, fields, _ = ask(self.address, GET_MAX_OFFSET, topic=topic, queueId=queue)
-        assert code == 0, f"max offset of {topic}/{queue} was answered with {code}"
+    def max_offset(self, topic, queue_id):
+        code, fields, _ = ask(self.address, GET_MAX_OFFSET, topic=topic, queueId=queue_id)
+        assert code == 0, f"max offset of {topic}/{queue_id} was answered with {code}"
         return int(fields["offset"])
 
-    def committed(self, group, topic, queue):
-        wanted = {"consumerGroup": group, "topic": topic, "queueId": queue}
+    def committed(self, group, topic, queue_id):
+        wanted = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
         code, fields, _ = ask(self.address, QUERY_CONSUMER_OFFSET, **wanted)
         assert code in (0, QUERY_NOT_FOUND), f"offset of {wanted} was answered with {code}"
         return int(fields["offset"]) if code == 0 else 0
 
     def all_committed(self, group, topic, queues):
         return all(
-            self.committed(group, topic, queue) == self.max_offset(topic, queue)
-            for queue in range(queues)
+            self.committed(group, topic, queue_id) == self.max_offset(topic, queue_id)
+            for queue_id in range(queues)
         )
 
-    def records(self, topic, queue, offset=0, expression="*"):
+    def records(self, topic, queue_id, offset=0, expression="*"):
         """What one pull delivers that does not wait, as the broker selects and stores it."""
-        fields = {"consumerGroup": "interop-look", "topic": topic, "queueId": queue}
+        fields = {"consumerGroup": "interop-look", "topic": topic, "queueId": queue_id}
         fields |= {"queueOffset": offset, "maxMsgNums": 32, "commitOffset": 0, "subVersion": 0}
         fields |= {"sysFlag": 4, "subscription": expression, "suspendTimeoutMillis": 0}
         code, _, body = ask(self.address, PULL_MESSAGE, **fields)
-        assert code == 0, f"pull of {topic}/{queue}@{offset} was answered with {code}"
+        assert code == 0, f"pull of {topic}/{queue_id}@{offset} was answered with {code}"
         return list(split_records(body))

@@ -16,6 +16,7 @@ import math
 import re
 import textwrap
 import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -36,8 +37,6 @@ from typing import (
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     from _typeshed import DataclassInstance
 
 __all__ = [

@@ -46,8 +46,15 @@ PULL_BYTES_MAX: Final = 256 * 1024
 PULL_SCAN_MAX: Final = 800
 """Index entries one pull looks through before it answers "none matched, go on from here"."""
 
+YOUNG_LOG_BYTES: Final = 4 * 1024**3
+"""A new group starts at a queue's first message while no more than this was stored since; a stock
+broker draws the line where that message leaves 40 % of its memory."""
+
 HELD_PULLS_MAX: Final = 100_000
 """Pulls held open for messages to arrive; one more is answered at once."""
+
+RELAYED_MAX: Final = 10_000
+"""Requests passed on to clients that wait for their answer; one more is answered "busy"."""
 
 CONNECTION_BACKLOG_BYTES: Final = 4 * 1024 * 1024
 """Answers a peer has not read yet before we stop reading its requests."""

@@ -65,6 +65,26 @@ class Clients(Generic[C]):
         """All producers by group."""
         return {group: list(members.values()) for group, members in self._producers.items()}
 
+    def consumer(self, group: str, client_id: str | None) -> Member[C] | None:
+        """The member of a group that has this client id, or any member where none is named."""
+        found = self._consumers.get(group)
+        if found is None:
+            return None
+        for member in found.members.values():
+            if client_id is None or member.client_id == client_id:
+                return member
+        return None
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What a connected group wants of a topic."""
+        found = self._consumers.get(group)
+        return None if found is None else found.subscriptions.get(topic)
+
+    def ignores(self, group: str, topic: str) -> bool:
+        """Whether a connected group subscribes to topics, and this is none of them."""
+        found = self._consumers.get(group)
+        return found is not None and bool(found.subscriptions) and topic not in found.subscriptions
+
     def find_client(self, client_id: str) -> C | None:
         """Some connection of a producer's, by its client id."""
         for members in self._producers.values():
@@ -91,9 +111,9 @@ class Clients(Generic[C]):
         group = self._consumers.get(said.group_name)
         if group is None:
             group = self._consumers[said.group_name] = ConsumerGroup(said.group_name)
-        group.consume_type = said.consume_type
-        group.message_model = said.message_model
-        group.consume_from_where = said.consume_from_where
+        group.consume_type = str(said.consume_type)
+        group.message_model = str(said.message_model)
+        group.consume_from_where = str(said.consume_from_where)
         is_new = member.connection not in group.members
         group.members[member.connection] = member
         wanted = {each.topic: each for each in said.subscription_data_set}
@@ -134,7 +154,9 @@ class Clients(Generic[C]):
         """The connections whose heartbeats have stopped."""
         quiet: dict[C, None] = {}
         for group in self._consumers.values():
-            quiet |= {each.connection: None for each in group.members.values() if _silent(each, now)}
+            quiet |= {
+                each.connection: None for each in group.members.values() if _silent(each, now)
+            }
         for members in self._producers.values():
             quiet |= {each.connection: None for each in members.values() if _silent(each, now)}
         return list(quiet)

@@ -76,7 +76,7 @@ def fetch(
         CorruptRecord: A record is not what its queue and its checksum say.
     """
     low, high = queue.min_offset, queue.max_offset
-    if high == 0 or low == high:
+    if high in (0, low):
         if offset == high:
             return Fetched(Outcome.AT_END if high else Outcome.EMPTY, offset, [])
         return Fetched(Outcome.PAST_END if offset > high else Outcome.TOO_SMALL, high, [])

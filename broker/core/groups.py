@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.config import TopicDefaults
+from broker.core.topics import QUEUES_MAX
 from txmq.errors import GroupNotFound, InternalError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
@@ -28,7 +29,7 @@ class Groups:
     """All consumer groups of this broker."""
 
     def __init__(self, defaults: TopicDefaults) -> None:
-        self._defaults = defaults
+        self.defaults = defaults
         self._groups: dict[str, GroupConfig] = {}
         self.version = DataVersion()
         self.unsaved = False
@@ -60,18 +61,28 @@ class Groups:
         found = self._groups.get(name)
         if found is not None:
             return found
-        if not self._defaults.auto_create_groups and not name.startswith(SYSTEM_PREFIX):
+        if not self.defaults.auto_create_groups and not name.startswith(SYSTEM_PREFIX):
             raise GroupNotFound(f"subscription group [{name}] does not exist, apply first please!")
         return self.put(GroupConfig(name), now_ms)
+
+    def check(self, config: GroupConfig) -> None:
+        """Refuse settings that no group can have.
+
+        Raises:
+            InternalError: The name is empty or too long, or there are too many retry queues.
+        """
+        if not config.group_name or len(config.group_name) > GROUP_CHARS_MAX:
+            raise InternalError(f"a group name has from 1 to {GROUP_CHARS_MAX} characters")
+        if config.retry_queue_nums > QUEUES_MAX:
+            raise InternalError(f"a group has at most {QUEUES_MAX} retry queues")
 
     def put(self, config: GroupConfig, now_ms: int) -> GroupConfig:
         """Make a group or change it.
 
         Raises:
-            InternalError: Its name is empty or too long.
+            InternalError: It has settings that no group can have.
         """
-        if not config.group_name or len(config.group_name) > GROUP_CHARS_MAX:
-            raise InternalError(f"a group name has from 1 to {GROUP_CHARS_MAX} characters")
+        self.check(config)
         self._groups[config.group_name] = config
         self._changed(now_ms)
         return config

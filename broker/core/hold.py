@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from txmq.limits import HELD_PULLS_MAX
 
 __all__ = ["Holds"]
 
 P = TypeVar("P")
+
+_STALE_MAX: Final = 1024
 
 
 class Holds(Generic[P]):
@@ -38,6 +40,10 @@ class Holds(Generic[P]):
         self._held[number] = (key, pull)
         self._by_queue.setdefault(key, {})[number] = None
         heapq.heappush(self._deadlines, (deadline, number))
+        if len(self._deadlines) > 2 * len(self._held) + _STALE_MAX:
+            # Pulls that were woken early leave their deadlines behind.
+            self._deadlines = [each for each in self._deadlines if each[1] in self._held]
+            heapq.heapify(self._deadlines)
 
     def wake(self, topic: str, queue: int) -> list[P]:
         """Let go of the pulls of a queue, oldest first."""

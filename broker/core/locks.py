@@ -49,6 +49,10 @@ class Locks:
         if not table:
             self._locks.pop(group, None)
 
+    def release(self, group: str, client_id: str) -> None:
+        """Give back everything a client has in a group, because it says goodbye."""
+        self.unlock(group, client_id, list(self._locks.get(group, {})))
+
     def expire(self, now: float) -> None:
         """Forget what nobody has renewed."""
         for group in list(self._locks):

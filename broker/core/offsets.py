@@ -40,6 +40,10 @@ class Offsets:
         queues[queue] = offset
         self.unsaved = True
 
+    def topics(self) -> list[str]:
+        """The topics that any group has offsets in."""
+        return list(dict.fromkeys(topic for _, topic in self._offsets))
+
     def topics_of(self, group: str) -> list[str]:
         """The topics a group has offsets in."""
         return [topic for name, topic in self._offsets if name == group]

@@ -14,6 +14,7 @@ from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.limits import TOPIC_CHARS_MAX
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
+from txmq.protocol.record import topic_field
 
 __all__ = ["DLQ", "RETRY", "TEMPLATE", "Topic", "Topics", "check_name"]
 
@@ -57,12 +58,12 @@ def check_name(name: str) -> None:
 class Topic:
     """A topic with what the hot path needs of it at hand."""
 
-    __slots__ = ("config", "key_seed", "name", "name_bytes", "put_bytes", "put_count", "queues")
+    __slots__ = ("config", "key_seed", "name", "name_field", "put_bytes", "put_count", "queues")
 
     def __init__(self, config: TopicConfig, queues: list[ConsumeQueue]) -> None:
         self.config = config
         self.name = config.topic_name
-        self.name_bytes = self.name.encode()
+        self.name_field = topic_field(self.name)
         self.key_seed = topic_seed(self.name)
         self.queues = queues
         self.put_count = 0
@@ -84,9 +85,13 @@ class Topics:
 
     def __init__(self, store: MessageStore, defaults: TopicDefaults) -> None:
         self._store = store
-        self._defaults = defaults
+        self.defaults = defaults
         self._topics: dict[str, Topic] = {}
+        self.sendable: dict[str, Topic] = {}
+        """The topics that clients may send to now, for whoever must not look twice."""
         self._system: set[str] = set()
+        self.puts_forgotten = 0
+        self.bytes_forgotten = 0
         self.version = DataVersion()
 
     def __iter__(self) -> Iterator[Topic]:
@@ -146,20 +151,29 @@ class Topics:
         name = config.topic_name
         count = max(config.read_queue_nums, config.write_queue_nums)
         queues = [self._store.queue(name, number) for number in range(count)]
-        known = self._topics.get(name)
-        if known is not None:
-            known.config, known.queues = config, queues
-            return known
-        made = self._topics[name] = Topic(config, queues)
-        return made
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = Topic(config, queues)
+        else:
+            topic.config, topic.queues = config, queues
+        if topic.is_writeable and name not in CLOSED_TO_CLIENTS:
+            self.sendable[name] = topic
+        else:
+            self.sendable.pop(name, None)
+        return topic
 
     def _changed(self, now_ms: int) -> None:
         self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
 
     def remove(self, name: str, now_ms: int) -> bool:
         """Forget a topic; whether it was there."""
-        if self._topics.pop(name, None) is None:
+        topic = self._topics.pop(name, None)
+        if topic is None:
             return False
+        self.sendable.pop(name, None)
+        # The broker's own totals must not fall when a topic goes.
+        self.puts_forgotten += topic.put_count
+        self.bytes_forgotten += topic.put_bytes
         self._changed(now_ms)
         return True
 
@@ -176,7 +190,7 @@ class Topics:
         template = self._topics.get(template_name)
         if template is None or not template.config.perm & Perm.INHERIT:
             raise TopicNotFound(f"topic[{name}] not exist, apply first please!")
-        if template_name == TEMPLATE and not self._defaults.auto_create:
+        if template_name == TEMPLATE and not self.defaults.auto_create:
             raise TopicNotFound(f"topic[{name}] not exist, and topics are not made by sending")
         count = max(1, min(queues_wanted, template.config.write_queue_nums))
         perm = template.config.perm & ~int(Perm.INHERIT)
@@ -194,10 +208,10 @@ class Topics:
         Raises:
             NoPermission: Only the broker writes to it, or it is closed for writing.
         """
-        found = self._topics.get(name)
-        if name in CLOSED_TO_CLIENTS:
+        found = self.sendable.get(name)
+        if found is None and name in CLOSED_TO_CLIENTS:
             raise NoPermission(f"the topic {name} is the broker's own")
-        if found is not None and not found.config.perm & 2:
+        if found is None and name in self._topics:
             raise NoPermission(f"the topic {name} does not permit sending")
         return found
 

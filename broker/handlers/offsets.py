@@ -8,6 +8,7 @@ from broker.core.topics import Topics
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NotFound
+from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
@@ -64,21 +65,26 @@ class OffsetHandlers:
         found = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if found is None:
             queue = self._store.find_queue(header.topic, header.queue_id)
-            is_young = queue is None or queue.min_offset <= 0
-            if header.set_zero_if_not_found is False or not is_young:
+            if header.set_zero_if_not_found is False or not self._is_young(queue):
                 raise NotFound("not found, maybe this group consumes for the first time")
             found = 0
         return answer(request, 0, OffsetAnswer(found))
+
+    def _is_young(self, queue: ConsumeQueue | None) -> bool:
+        if queue is None or queue.max_offset == 0:
+            return True
+        first = queue.read(0, 1) if queue.min_offset == 0 else []
+        return bool(first) and self._store.log.end - first[0].position <= YOUNG_LOG_BYTES
 
     def commit(self, connection: Connection, request: Command) -> bytes:
         """15: a group says how far it has come."""
         del connection
         header = request.read(OffsetCommit)
-        if header.commit_offset < 0:
-            raise InternalError(f"no offset is {header.commit_offset}")
-        self._offsets.put(
-            header.consumer_group, header.topic, header.queue_id, header.commit_offset
-        )
+        # The Node client says -1 where it has consumed nothing yet: that is no offset, and no fault.
+        if header.commit_offset >= 0:
+            self._offsets.put(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
         return answer(request)
 
     def by_time(self, connection: Connection, request: Command) -> bytes:
@@ -166,7 +172,7 @@ def offset_by_time(
         return _last_equal(store, queue, low, end, when_ms) if kind == "upper" else low
     if kind == "upper":
         return max(low - 1, first)
-    if low == first or end == first:
+    if first in (low, end):
         return first
     before = store.stored_ms(queue, low - 1)
     if at_or_after is None or before is None:
@@ -174,9 +180,7 @@ def offset_by_time(
     return low - 1 if when_ms - before <= at_or_after - when_ms else low
 
 
-def _last_equal(
-    store: MessageStore, queue: ConsumeQueue, low: int, high: int, when_ms: int
-) -> int:
+def _last_equal(store: MessageStore, queue: ConsumeQueue, low: int, high: int, when_ms: int) -> int:
     while low + 1 < high:
         middle = (low + high) // 2
         stored = store.stored_ms(queue, middle)

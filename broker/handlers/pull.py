@@ -22,7 +22,6 @@ from txmq.errors import (
     PullNotFound,
     PullRetryImmediately,
     StoreError,
-    SubscriptionInvalid,
     SubscriptionMissing,
     SubscriptionStale,
 )
@@ -36,9 +35,12 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 
-__all__ = ["PullHandlers"]
+__all__ = ["NO_SQL", "PullHandlers"]
 
 log = logging.getLogger(__name__)
+
+NO_SQL: Final = "The broker does not support consumer to filter message by SQL92"
+"""RocketMQ's own words while ``enablePropertyFilter`` is off."""
 
 _CODES: Final = {
     Outcome.FOUND: SUCCESS,
@@ -86,10 +88,15 @@ class PullHandlers:
         self._offsets = offsets
         self._store = store
         self._statistics = statistics
+        self._given = statistics.meter("BROKER_GET_NUMS", "")
+        self._found = statistics.meter("PULLS_FOUND", "")
+        self._missed = statistics.meter("PULLS_MISSED", "")
         self._clock = clock
         self._hold_max = hold_max
         self._holds: Holds[HeldPull] = Holds()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._timer_at = 0.0
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""
@@ -106,17 +113,16 @@ class PullHandlers:
         topic = self._permitted(header)
         queue = topic.queues[header.queue_id]
         wanted = self._wanted(header)
-        if header.sys_flag & _COMMIT:
+        if header.sys_flag & _COMMIT and header.commit_offset >= 0:
             self._offsets.put(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
         deadline = 0.0
-        if header.sys_flag & _SUSPEND and header.suspend_timeout_millis > 0:
+        may_hold = header.sys_flag & _SUSPEND and not request.is_oneway
+        if may_hold and header.suspend_timeout_millis > 0:
             wait = min(header.suspend_timeout_millis / 1000, self._hold_max)
             deadline = self._clock.monotonic() + wait
-        pull = HeldPull(
-            connection, request, header, queue, header.queue_offset, wanted, deadline
-        )
+        pull = HeldPull(connection, request, header, queue, header.queue_offset, wanted, deadline)
         return self._serve(pull, may_hold=deadline > 0.0)
 
     def _permitted(self, header: PullMessage) -> Topic:
@@ -136,10 +142,12 @@ class PullHandlers:
     def _wanted(self, header: PullMessage) -> TagFilter | None:
         if header.sys_flag & _SUBSCRIPTION:
             kind = header.expression_type or "TAG"
-            if kind != "TAG":
-                raise SubscriptionInvalid(f"filters of type {kind} are not served yet")
-            return tag_filter(Subscription(header.topic, header.subscription or "*"))
-        return tag_filter(self._subscription(header))
+            wanted = Subscription(header.topic, header.subscription or "*", expression_type=kind)
+        else:
+            wanted = self._subscription(header)
+        if wanted.expression_type not in ("", "TAG"):
+            raise InternalError(NO_SQL)
+        return tag_filter(wanted)
 
     def _subscription(self, header: PullMessage) -> Subscription:
         group = self._clients.consumer_group(header.consumer_group)
@@ -166,11 +174,12 @@ class PullHandlers:
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
-        if may_hold and not self._holds.is_full:
+        if may_hold and not self._holds.is_full and not self._is_closing:
             if found.outcome in _WAITING and found.next_offset == pull.offset:
                 self._hold(pull)
                 return None
-            if is_woken and found.outcome is Outcome.NO_MATCH:
+            at_end = found.next_offset >= pull.queue.max_offset
+            if is_woken and found.outcome is Outcome.NO_MATCH and at_end:
                 # What arrived is for others: go on waiting behind it.
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
@@ -181,21 +190,29 @@ class PullHandlers:
         code = _CODES[found.outcome]
         if found.records:
             key = f"{queue.topic}@{pull.header.consumer_group}"
+            size = sum([len(each) for each in found.records])
             self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
-            self._statistics.meter("BROKER_GET_NUMS", "").total += len(found.records)
+            self._statistics.meter("GROUP_GET_SIZE", key).total += size
+            self._given.total += len(found.records)
+            self._found.total += 1
+        else:
+            self._missed.total += 1
         bounds = (found.next_offset, queue.min_offset, queue.max_offset)
         return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
 
     def _hold(self, pull: HeldPull) -> None:
         self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
-        if self._timer is None:
+        if self._timer is None or pull.deadline < self._timer_at:
             self._watch()
 
     def _watch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         deadline = self._holds.next_deadline()
         if deadline is None:
             self._timer = None
             return
+        self._timer_at = deadline
         delay = max(0.0, deadline - self._clock.monotonic())
         self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
 
@@ -227,7 +244,11 @@ class PullHandlers:
             connection.flush()
 
     def release(self) -> None:
-        """Answer everything that is held, because the broker stops."""
+        """Answer everything that is held and hold nothing more, because the broker stops.
+
+        Some clients wait half a minute for the answer of a pull whose connection is gone.
+        """
+        self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
         for pull in self._holds.release_all():

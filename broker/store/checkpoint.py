@@ -6,7 +6,7 @@ a scan of the log, nothing else.
 
     chunk   head · queues · entries · keys
     head    size, magic, checksum of head and queues, checksum of entries and keys,
-            from, to, first and last time, number of queues, number of keys
+            from, to, not before, not after, number of queues, number of keys
     queue   length of topic, topic, queue number, first offset, count
 """
 
@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
+from broker.store.sealed import Sealed
 from broker.store.segment import name_of
 from txmq.runtime.disk import Disk, File
 
-__all__ = ["Chunk", "IndexFile", "Stretch", "draft", "path_of"]
+__all__ = ["Chunk", "IndexFile", "Stretch", "draft", "indexed_segments", "path_of"]
 
 FOLDER: Final = "index"
 SUFFIX: Final = ".idx"
@@ -36,7 +38,7 @@ _HEAD_READ: Final = 4096
 
 
 class Stretch(NamedTuple):
-    """A part of the log and the times of its first and last message."""
+    """A part of the log, and two times between which its messages were stored."""
 
     start: int
     end: int
@@ -69,6 +71,13 @@ class Chunk(NamedTuple):
 def path_of(segment: int) -> str:
     """The index file of the segment that starts at a position."""
     return f"{FOLDER}/{name_of(segment)}{SUFFIX}"
+
+
+def indexed_segments(disk: Disk) -> list[int]:
+    """Where the segments begin that have an index file, whether they are still there or not."""
+    stems = [name.removesuffix(SUFFIX) for name in disk.names(FOLDER) if name.endswith(SUFFIX)]
+    starts = [int(stem) for stem in stems if stem.isdecimal()]
+    return [start for start in starts if name_of(start) in stems]
 
 
 def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> tuple[bytes, Chunk]:
@@ -107,12 +116,13 @@ class IndexFile:
         self.segment = segment
         self.file: File = disk.open(path_of(segment), create=True)
         self.size = 0
+        self._bodies: dict[int, Sealed] = {}
 
     def load(self, end: int) -> list[Chunk]:
         """The whole chunks up to the log's end, in order; what follows them is cut off.
 
-        Only the last chunk can have been torn by a crash, so only its body is checked here; entries of
-        the others are compared with the records they name whenever they are used.
+        Only the last chunk can have been torn by a crash, so only its body is checked here; the others'
+        are when they are first read.
         """
         chunks: list[Chunk] = []
         reached = self.segment
@@ -122,7 +132,7 @@ class IndexFile:
             chunks.append(chunk)
             reached = chunk.stretch.end
             self.size += chunk.size
-        while chunks and not self._is_whole(chunks[-1]):
+        while chunks and not self._body(chunks[-1]).is_whole():
             self.size = chunks.pop().at
         if self.file.size() != self.size:
             self.file.truncate(self.size)
@@ -164,27 +174,43 @@ class IndexFile:
             here += 2 + length + _QUEUE.size
         return queues, here, data
 
-    def _is_whole(self, chunk: Chunk) -> bool:
-        body = self.file.read(chunk.entries_at, chunk.at + chunk.size - chunk.entries_at)
-        return zlib.crc32(body) == chunk.checksum
+    def _body(self, chunk: Chunk) -> Sealed:
+        found = self._bodies.get(chunk.at)
+        if found is None:
+            at, size = chunk.entries_at, chunk.at + chunk.size - chunk.entries_at
+            found = self._bodies[chunk.at] = Sealed(
+                self.file, path_of(self.segment), chunk.stretch.start, at, size, chunk.checksum
+            )
+        return found
 
     def append(self, data: bytes, chunk: Chunk) -> Chunk:
-        """Write a draft behind the last chunk and return it as placed; it still has to be synced."""
+        """Write a draft behind the last chunk and return it as placed; it still has to be synced.
+
+        Raises:
+            OSError: The disk refused; the file ends where it did.
+        """
         at = self.size
-        self.file.write(at, data)
+        try:
+            self.file.write(at, data)
+        except OSError:
+            # A full disk has better use for the room.
+            with suppress(OSError):
+                self.file.truncate(at)
+            raise
         self.size += len(data)
         return chunk._replace(at=at, entries_at=at + chunk.entries_at, keys_at=at + chunk.keys_at)
 
     def blocks(self, chunk: Chunk) -> list[tuple[QueueRun, Block]]:
         """The chunk's queues with the places of their entries."""
         found: list[tuple[QueueRun, Block]] = []
-        at = chunk.entries_at
+        at, body = chunk.entries_at, self._body(chunk)
         for run in chunk.queues:
-            found.append((run, Block(run.first, run.entries, self.segment, self.file, at)))
+            found.append((run, Block(run.first, run.entries, self.segment, body, at)))
             at += run.entries * ENTRY.size
         return found
 
     def key_run(self, chunk: Chunk) -> KeyRun:
         """The place of the chunk's keys."""
         start, _, first_ms, last_ms = chunk.stretch
-        return KeyRun(start, first_ms, last_ms, self.segment, self.file, chunk.keys_at, chunk.keys)
+        body = self._body(chunk)
+        return KeyRun(start, first_ms, last_ms, self.segment, body, chunk.keys_at, chunk.keys)

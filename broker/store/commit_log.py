@@ -46,14 +46,14 @@ class CommitLog:
         payload = b"".join(self._staged)
         records, self._records = self._records, 0
         self._staged.clear()
-        start = self._segments.end
+        start, tail = self._segments.end, self._segments.tail
         try:
-            data = head(start, self.durable, payload, records) + payload
-            completed = self._segments.append(data)
+            self._segments.append(head(start, self.durable, payload, records) + payload)
         finally:
             self.next_position = self._segments.end + HEAD_BYTES
-        if completed is not None:
-            self.unsynced.append(completed)
+            # Also where the write failed: the new file stays, and the one before it is complete.
+            if tail is not None and tail is not self._segments.tail and self.durable < start:
+                self.unsynced.append(tail)
         return self._segments.end
 
     def files_to_sync(self) -> list[File]:
@@ -63,5 +63,7 @@ class CommitLog:
 
     def synced(self, files: list[File], end: int) -> None:
         """Note that these files were synced when the log ended at ``end``."""
-        self.unsynced = [file for file in self.unsynced if file not in files]
+        # The last of them was being written: if it is complete by now, it has grown since.
+        completed = files[:-1]
+        self.unsynced = [file for file in self.unsynced if file not in completed]
         self.durable = max(self.durable, end)

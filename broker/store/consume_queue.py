@@ -11,7 +11,7 @@ from bisect import bisect_right
 from struct import Struct
 from typing import Final, NamedTuple
 
-from txmq.runtime.disk import File
+from broker.store.sealed import Sealed
 
 __all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
 
@@ -32,14 +32,23 @@ class Block(NamedTuple):
     first: int
     entries: int
     segment: int
-    file: File
+    file: Sealed
     at: int
 
 
 class ConsumeQueue:
     """The entries of one queue, oldest to newest."""
 
-    __slots__ = ("_blocks", "_firsts", "_tail", "_tail_first", "floor", "next_offset", "number", "topic")
+    __slots__ = (
+        "_blocks",
+        "_firsts",
+        "_tail",
+        "_tail_first",
+        "floor",
+        "next_offset",
+        "number",
+        "topic",
+    )
 
     def __init__(self, topic: str, number: int, floor: int = 0) -> None:
         self.topic = topic
@@ -135,11 +144,9 @@ class ConsumeQueue:
         return max(self._tail_first, self.floor)
 
     def raise_floor(self, offset: int) -> None:
-        """Forget everything before an offset, and never assign a smaller one."""
+        """Forget everything before an offset that was published, and never assign a smaller one."""
+        assert offset <= self.max_offset, "what is on its way may still be taken back"
         self.floor = max(self.floor, offset)
-        self.next_offset = max(self.next_offset, self.floor)
-        if not self._tail and self._tail_first < self.floor:
-            self._tail_first = self.floor
 
     def read(self, offset: int, count: int) -> list[Entry]:
         """Up to ``count`` entries from an offset on; at least one where the offset is visible."""

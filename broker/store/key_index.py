@@ -12,14 +12,15 @@ from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from broker.store.sealed import Sealed
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
-from txmq.runtime.disk import File
 
 __all__ = ["ENTRY_BYTES", "KeyIndex", "KeyRun", "key_hash", "keys_in", "topic_seed"]
 
 ENTRY_BYTES: Final = 8
 _LOW: Final = 0xFFFFFFFF
+_REACH: Final = 1 << 32
 
 
 def topic_seed(topic: str) -> int:
@@ -39,7 +40,7 @@ class KeyRun(NamedTuple):
     first_ms: int
     last_ms: int
     segment: int
-    file: File
+    file: Sealed
     at: int
     entries: int
 
@@ -57,9 +58,18 @@ class KeyIndex:
         self._base = base
         self._growing = array("Q")
 
-    def add(self, hashed: int, position: int) -> None:
-        """Note a key."""
-        self._growing.append(hashed << 32 | position - self._base)
+    @property
+    def reach(self) -> int:
+        """Where the positions end that fit into the growing run; keys behind cannot be searched.
+
+        It matters only where indexes could not be saved for all of this way.
+        """
+        return self._base + _REACH
+
+    def extend(self, found: list[tuple[int, int]]) -> None:
+        """Note the keys of many records, as pairs of hash and position."""
+        base = self._base
+        self._growing.extend([hashed << 32 | position - base for hashed, position in found])
 
     def sorted_before(self, position: int) -> bytes:
         """The growing run's entries before a position of the log, as an index file holds them."""
@@ -87,9 +97,7 @@ class KeyIndex:
 
     def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Where records with this hash lie, newest first, from runs that touch a range of time."""
-        growing = [
-            self._base + (entry & _LOW) for entry in self._growing if entry >> 32 == hashed
-        ]
+        growing = [self._base + (entry & _LOW) for entry in self._growing if entry >> 32 == hashed]
         yield from reversed(growing)
         for run in reversed(self._runs):
             if run.first_ms <= end_ms and run.last_ms >= begin_ms:

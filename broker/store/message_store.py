@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from broker.config import StoreSettings
-from broker.store.checkpoint import Chunk, IndexFile, QueueRun, Stretch, draft, path_of
+from broker.store.checkpoint import Chunk, IndexFile, Stretch, draft, indexed_segments, path_of
 from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import Block, ConsumeQueue
-from broker.store.key_index import KeyIndex, KeyRun, key_hash, keys_in, topic_seed
-from broker.store.recovery import Scan, scan
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.key_index import KeyIndex, key_hash, keys_in, topic_seed
+from broker.store.recovery import scan
 from broker.store.retention import Age
 from broker.store.segment import Extent, Segments
 from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
+from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
-from txmq.runtime.disk import Disk, File, Lock
+from txmq.runtime.disk import Disk, Lock
 
-__all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]
+__all__ = ["Checkpoint", "MessageStore", "Postmark", "Recovery", "Span", "Staged"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _IN_NO_QUEUE: Final = (int(SysFlag.PREPARED), int(SysFlag.ROLLED_BACK))
 _SIZE_MAGIC: Final = Struct(">II")
+_new: Final = tuple.__new__  # A NamedTuple without a call of its own; it is made once a message.
 _POSITION: Final = Struct(">q")
 
 
@@ -37,6 +39,10 @@ class Staged(NamedTuple):
     size: int
     tags_code: int
     key_hashes: tuple[int, ...]
+
+
+Postmark: TypeAlias = tuple[int, int, bytes, int, bytes, int]
+"""System flag, time and host of birth, time and host of storing, attempts: alike for a whole request."""
 
 
 class Span(NamedTuple):
@@ -60,8 +66,6 @@ class Checkpoint(NamedTuple):
 
     file: IndexFile
     chunk: Chunk
-    log_files: list[File]
-    log_end: int
 
 
 class MessageStore:
@@ -114,10 +118,12 @@ class MessageStore:
     def _recover(self) -> Recovery:
         scanned = found = cut = 0
         extents = self._segments.extents()
+        self._drop_stray_indexes(extents)
         for extent in extents:
             self._load_index(extent)
             start = self._checkpointed
-            result = self._scan(extent, start)
+            result = scan(self._segments, extent, start, self._restore)
+            self._last_ms[extent.start] = self.last_ms
             scanned += result.end - start
             found += result.records
             if result.is_torn:
@@ -127,34 +133,43 @@ class MessageStore:
                     if later.start > extent.start:
                         self._disk.remove(path_of(later.start))
                 break
+            if result.end > start:
+                # A killed broker may have left it to the system's cache; now everybody can read it.
+                self._segments.sync(extent)
             if extent is not extents[-1] and self._checkpointed < extent.end:
-                pending = self._write_chunk(self._indexes[extent.start], extent.end)
+                pending = self._write_chunk(self._stretch_to(extent.end, extent))
                 pending.file.file.sync()
-                self._chunk_saved(pending)
+                self.confirm_checkpoint(pending)
         return Recovery(scanned, found, cut)
+
+    def _drop_stray_indexes(self, extents: list[Extent]) -> None:
+        kept = {extent.start for extent in extents}
+        for segment in indexed_segments(self._disk):
+            if segment in kept:
+                continue
+            if not extents or segment < extents[-1].start:
+                raise CorruptRecord(
+                    segment,
+                    f"a file of the log is missing there; put it back, or delete {path_of(segment)} "
+                    "as well to go on without its messages",
+                )
+            # The log ends before: a crash or a restore from a backup took what this speaks of.
+            self._disk.remove(path_of(segment))
 
     def _load_index(self, extent: Extent) -> None:
         index = self._indexes[extent.start] = IndexFile(self._disk, extent.start)
-        for chunk in index.load(extent.end):
+        for chunk in index.load(self._segments.reach(extent)):
             for run, block in index.blocks(chunk):
                 self.queue(run.topic, run.number).add_block(block)
             self._keys.add_run(index.key_run(chunk))
             self.last_ms = max(self.last_ms, chunk.stretch.last_ms)
             self._checkpointed = chunk.stretch.end
         self._checkpointed = max(self._checkpointed, extent.start)
-        self._last_ms[extent.start] = self.last_ms
         self._first_ms = self.last_ms
         self._keys.begin(self._checkpointed)
 
-    def _scan(self, extent: Extent, start: int) -> Scan:
-        result = scan(self._segments, extent, start, self._restore)
-        self._last_ms[extent.start] = self.last_ms
-        return result
-
     def _restore(self, record: Record, size: int) -> None:
         self.last_ms = max(self.last_ms, record.stored_ms)
-        if self._first_ms == 0:
-            self._first_ms = record.stored_ms
         if record.sys_flag & _TYPE_BITS in _IN_NO_QUEUE:
             # Half messages and decisions are indexed by their own table, once there is one.
             return
@@ -168,8 +183,9 @@ class MessageStore:
                 f"behind {queue.max_offset}",
             )
         seed = topic_seed(record.topic)
-        for key in keys_in(record.properties):
-            self._keys.add(key_hash(seed, key), record.position)
+        found = [(key_hash(seed, key), record.position) for key in keys_in(record.properties)]
+        if record.position < self._keys.reach:
+            self._keys.extend(found)
 
     def close(self) -> None:
         """Let go of the directory; what is staged is lost, what is written stays."""
@@ -205,13 +221,8 @@ class MessageStore:
     def append(
         self,
         queue: ConsumeQueue,
+        postmark: Postmark,
         flag: int,
-        sys_flag: int,
-        born_ms: int,
-        born_host: bytes,
-        stored_ms: int,
-        store_host: bytes,
-        attempts: int,
         body: bytes,
         tail: bytes,
         tags_code: int,
@@ -222,20 +233,19 @@ class MessageStore:
         ``tail`` is the topic and the properties as :func:`txmq.protocol.record.tail_of` writes them.
         Positional, and short of a record object: this runs once for every message.
         """
+        sys_flag, born_ms, born_host, stored_ms, store_host, attempts = postmark
         log = self.log
         position = log.next_position
         offset = queue.next_offset
+        head, size = records.head_of(
+            queue.number, flag, offset, position, sys_flag, born_ms, born_host,
+            stored_ms, store_host, attempts, 0, body, len(tail),
+        )  # fmt: skip
+        # Only now: what cannot be packed must not leave a gap behind.
         queue.next_offset = offset + 1
         self.last_ms = stored_ms
-        size = records.size_of(sys_flag, body, tail)
-        log.stage(
-            records.parts(
-                size, queue.number, flag, offset, position, sys_flag, born_ms, born_host,
-                stored_ms, store_host, attempts, 0, body, tail,
-            ),
-            size,
-        )  # fmt: skip
-        self._staged.append(Staged(queue, position, size, tags_code, key_hashes))
+        log.stage((head, body, tail), size)
+        self._staged.append(_new(Staged, (queue, position, size, tags_code, key_hashes)))
         return offset, position
 
     @property
@@ -261,15 +271,16 @@ class MessageStore:
 
     def publish(self, span: Span) -> None:
         """Make a span's messages visible to readers."""
-        keys = self._keys
-        for queue, position, size, tags_code, key_hashes in span.staged:
+        for queue, position, size, tags_code, _ in span.staged:
             queue.publish(position, size, tags_code)
-            for hashed in key_hashes:
-                keys.add(hashed, position)
+        if span.end <= self._keys.reach:
+            self._keys.extend([(hashed, each[1]) for each in span.staged for hashed in each[4]])
         self._published = span.end
-        if self._first_ms == 0:
-            self._first_ms = span.last_ms
-        self._last_ms[self._segments.tail_start] = span.last_ms
+        segment = self._segments.tail_start
+        if span.end <= segment:
+            # While it waited for the disk, the log went on in another file.
+            segment = self._segments.extent_at(span.end - 1).start
+        self._last_ms[segment] = span.last_ms
 
     # Reading
 
@@ -278,7 +289,10 @@ class MessageStore:
         return self._segments.read(position, size)
 
     def record_bytes(self, position: int) -> bytes | None:
-        """The record that lies at a position, or ``None`` where none does.
+        """The record that lies at a position, or ``None`` where none does or its queue lost it.
+
+        Positions come from strangers, and bodies may hold what looks like a record; only what the
+        queue it names has there is one.
 
         Raises:
             CorruptRecord: Its body differs from its checksum.
@@ -289,14 +303,23 @@ class MessageStore:
         if len(head) < records.SMALLEST:
             return None
         size, magic = _SIZE_MAGIC.unpack_from(head)
-        if magic != records.MAGIC or _POSITION.unpack_from(head, records.POSITION_AT)[0] != position:
+        if (
+            magic != records.MAGIC
+            or _POSITION.unpack_from(head, records.POSITION_AT)[0] != position
+        ):
+            return None
+        if size > FRAME_BYTES_MAX:
             return None
         data = self._segments.read(position, size)
         try:
-            records.unpack(data)
+            record, _ = records.unpack(data)
         except RemoteProtocolError as problem:
             raise CorruptRecord(position, str(problem)) from problem
-        return data
+        queue = self.find_queue(record.topic, record.queue_id)
+        if queue is None or record.queue_offset < queue.min_offset:
+            return None
+        entries = queue.read(record.queue_offset, 1)
+        return data if entries and entries[0].position == position else None
 
     def stored_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
         """When a queue's message was stored."""
@@ -319,24 +342,36 @@ class MessageStore:
             self._segments.tail_start > self._checkpointed
         )
 
-    def begin_checkpoint(self) -> Checkpoint | None:
-        """Write a chunk for what was published; it counts once it is synced and confirmed.
+    def next_stretch(self) -> Stretch | None:
+        """The stretch that the next chunk will cover, or ``None`` where there is nothing to save.
 
-        The chunk ends where a segment does, so there may be more to save afterwards.
-
-        Raises:
-            OSError: The index file cannot be written.
+        It ends where a segment does, so there may be more to save afterwards. It must be durable
+        before the chunk is begun: an index that outlives its log hides that something is missing.
         """
         if self._published <= self._checkpointed:
             return None
         extent = self._segments.extent_at(self._checkpointed)
-        index = self._indexes.get(extent.start)
-        if index is None:
-            index = self._indexes[extent.start] = IndexFile(self._disk, extent.start)
-        return self._write_chunk(index, min(extent.end, self._published))
+        return self._stretch_to(min(extent.end, self._published), extent)
 
-    def _write_chunk(self, index: IndexFile, end: int) -> Checkpoint:
-        stretch = Stretch(self._checkpointed, end, self._first_ms, self.last_ms)
+    def _stretch_to(self, end: int, extent: Extent) -> Stretch:
+        last_ms = self._last_ms.get(extent.start, self.last_ms)
+        return Stretch(self._checkpointed, end, self._first_ms, last_ms)
+
+    def begin_checkpoint(self, stretch: Stretch) -> Checkpoint:
+        """Write the chunk of a durable stretch; it counts once it is synced and confirmed.
+
+        Raises:
+            OSError: The index file cannot be written.
+        """
+        assert stretch.end <= self.log.durable, "an index never outlives its log"
+        return self._write_chunk(stretch)
+
+    def _write_chunk(self, stretch: Stretch) -> Checkpoint:
+        assert stretch.start == self._checkpointed, "one checkpoint at a time"
+        segment = self._segments.extent_at(stretch.start).start
+        index = self._indexes.get(segment)
+        if index is None:
+            index = self._indexes[segment] = IndexFile(self._disk, segment)
         dirty = [
             queue
             for numbers in self._queues.values()
@@ -344,22 +379,16 @@ class MessageStore:
             if queue.tail_count
         ]
         data, chunk = draft(stretch, dirty, self._keys)
-        placed = index.append(data, chunk)
-        return Checkpoint(index, placed, self.log.files_to_sync(), self.log.end)
-
-    def _chunk_saved(self, done: Checkpoint) -> None:
-        found: list[tuple[QueueRun, Block]] = done.file.blocks(done.chunk)
-        for run, block in found:
-            self.queue(run.topic, run.number).saved(block)
-        key_run: KeyRun = done.file.key_run(done.chunk)
-        self._keys.saved(key_run, done.chunk.stretch.end)
-        self._checkpointed = done.chunk.stretch.end
-        self._first_ms = done.chunk.stretch.last_ms
+        return Checkpoint(index, index.append(data, chunk))
 
     def confirm_checkpoint(self, done: Checkpoint) -> None:
-        """Note that a chunk, and the log files it speaks of, were synced."""
-        self.log.synced(done.log_files, done.log_end)
-        self._chunk_saved(done)
+        """Note that a chunk was synced."""
+        stretch = done.chunk.stretch
+        for run, block in done.file.blocks(done.chunk):
+            self.queue(run.topic, run.number).saved(block)
+        self._keys.saved(done.file.key_run(done.chunk), stretch.end)
+        self._checkpointed = stretch.end
+        self._first_ms = stretch.last_ms
 
     # Retention
 
@@ -382,12 +411,12 @@ class MessageStore:
         The caller has saved :meth:`floors_after` first, so that no offset is ever given twice.
         """
         oldest = self._segments.start
+        self._disk.remove(path_of(oldest))
+        start = self._segments.drop_first()
         self._last_ms.pop(oldest, None)
         index = self._indexes.pop(oldest, None)
         if index is not None:
             index.file.close()
-        self._disk.remove(path_of(oldest))
-        start = self._segments.drop_first()
         self._keys.drop_before_segment(start)
         for queue in self._all_queues():
             queue.drop_before_segment(start)
@@ -405,7 +434,9 @@ class MessageStore:
         """Hide a topic's messages for good; returns the floors that keep them hidden after a restart."""
         floors: dict[int, int] = {}
         for queue in self.queues_of(topic):
-            queue.raise_floor(queue.next_offset)
+            # What is on its way counts as sent afterwards: were it taken back, its offsets would be
+            # given again, and a floor above them would hide those who get them.
+            queue.raise_floor(queue.max_offset)
             floors[queue.number] = queue.floor
         return floors
 

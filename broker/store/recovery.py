@@ -86,6 +86,7 @@ def _records(payload: bytes, span_at: int) -> Iterator[tuple[Record, int]]:
 
 def _refuse_damage(segments: Segments, bad: int) -> None:
     """Look behind a bad span for one that declares it durable."""
+    goes_on_at = segments.goes_on_at(bad)
     for extent in segments.extents():
         at = max(bad + 1, extent.start)
         while at < extent.end:
@@ -95,10 +96,13 @@ def _refuse_damage(segments: Segments, bad: int) -> None:
                 # The magic number stands behind the head's first word.
                 head = read_head(window, here - 4, at + here - 4) if here >= 4 else None
                 if head is not None and head.durable > bad:
-                    raise CorruptRecord(
-                        bad,
+                    reason = (
                         f"a later write, at {head.position}, found it whole on the disk; restore "
-                        "the file from a backup, or cut the log there by hand to lose what follows",
+                        "the file from a backup, or cut the log there by hand to lose what follows"
+                        if goes_on_at is None
+                        else f"the log goes on at {goes_on_at}: a file between is missing or was "
+                        "cut; put it back, or restore the directory from a backup"
                     )
+                    raise CorruptRecord(bad, reason)
                 here = window.find(_MAGIC_BYTES, here + 1)
             at += _WINDOW

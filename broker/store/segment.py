@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
@@ -35,28 +36,34 @@ class Segments:
         self._size = size
         self._starts: list[int] = []
         self._files: list[File] = []
+        self._is_tidy = True
+        self._leftover: str | None = None
         self.end = 0
 
     def open(self) -> None:
-        """Open what is there.
+        """Open what is there; other names than ours are let be.
 
-        Raises:
-            CorruptRecord: A file is missing between two others, or is not named as ours are.
+        A crash may have taken the end of a file and left the next one, so a file that ends before the
+        next begins is no damage yet: what is missing is for recovery to judge (:meth:`goes_on_at`).
         """
         for name in self._disk.names(FOLDER):
             digits = name.removesuffix(SUFFIX)
-            if not name.endswith(SUFFIX) or not digits.isdecimal():
+            if not digits.isdecimal() or name != f"{name_of(int(digits))}{SUFFIX}":
                 continue
-            start = int(digits)
-            if self._starts and start != self.end:
-                raise CorruptRecord(
-                    self.end,
-                    f"the log goes on at {start}: a file between is missing or was cut; "
-                    "put it back, or restore the directory from a backup",
-                )
+            start, path = int(digits), f"{FOLDER}/{name}"
+            file = self._disk.open(path)
+            size = file.size()
+            if self._starts and start < self.end:
+                # A write failed at `start`. It went elsewhere: into the new file, or where that is
+                # empty, after all into the old one.
+                if size == 0:
+                    file.close()
+                    self._disk.remove(path)
+                    continue
+                self._files[-1].truncate(start - self._starts[-1])
             self._starts.append(start)
-            self._files.append(self._disk.open(f"{FOLDER}/{name}"))
-            self.end = start + self._files[-1].size()
+            self._files.append(file)
+            self.end = start + size
 
     @property
     def start(self) -> int:
@@ -81,58 +88,86 @@ class Segments:
         ends = [*self._starts[1:], self.end]
         return [Extent(start, end) for start, end in zip(self._starts, ends, strict=True)]
 
+    def reach(self, extent: Extent) -> int:
+        """How far an extent's file really goes; short of its end only after a crash or damage."""
+        file = self._files[self._starts.index(extent.start)]
+        return min(extent.end, extent.start + file.size())
+
+    def goes_on_at(self, position: int) -> int | None:
+        """Where the next file begins, if the one that should hold a position ends before it."""
+        extent = self.extent_at(position)
+        is_missing = self.reach(extent) <= position < extent.end
+        return extent.end if is_missing else None
+
+    def sync(self, extent: Extent) -> None:
+        """Make a file durable."""
+        self._files[self._starts.index(extent.start)].sync()
+
     @property
     def tail(self) -> File | None:
         """The file that is being written."""
         return self._files[-1] if self._files else None
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of one file from a position on; fewer where the file ends, none where it is gone."""
+        """Bytes of one file from a position on; fewer where the file ends, none where it is gone.
+
+        Raises:
+            CorruptRecord: The disk cannot read them.
+        """
         at = bisect_right(self._starts, position) - 1
         if at < 0:
             return b""
-        return self._files[at].read(position - self._starts[at], size)
+        try:
+            return self._files[at].read(position - self._starts[at], size)
+        except OSError as problem:
+            raise CorruptRecord(position, f"the disk cannot read it: {problem}") from problem
 
-    def append(self, data: bytes) -> File | None:
+    def append(self, data: bytes) -> None:
         """Write at the end, in a new file where the current one is full.
-
-        Returns:
-            The file that was completed by this, which still has to be synced, if any.
 
         Raises:
             DiskFull: There is no room. The log ends where it did.
             WriteFailed: The disk refused. The log ends where it did.
         """
-        completed: File | None = None
         try:
-            if not self._files or self.end - self._starts[-1] + len(data) > self._size:
-                completed = self.tail
-                fresh = self._disk.open(f"{FOLDER}/{name_of(self.end)}{SUFFIX}", create=True)
-                self._starts.append(self.end)
-                self._files.append(fresh)
-            self._files[-1].write(self.end - self._starts[-1], data)
+            if not self._is_tidy:
+                self._tidy()
+            inside = self.end - self._starts[-1] if self._starts else 0
+            if not self._starts or (inside and inside + len(data) > self._size):
+                self._begin_file()
+                inside = 0
+            self._files[-1].write(inside, data)
         except OSError as problem:
-            self._cut_back()
+            self._is_tidy = False
+            with suppress(OSError):
+                self._tidy()
             if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(f"the disk is full: {problem}") from problem
             raise WriteFailed(f"the disk refused a write: {problem}") from problem
         self.end += len(data)
-        return completed
 
-    def _cut_back(self) -> None:
-        # What was half written is not part of the log: it lies behind the end, where the next write
-        # goes and where recovery finds no whole span. Cutting it only keeps the file tidy.
+    def _begin_file(self) -> None:
+        path = f"{FOLDER}/{name_of(self.end)}{SUFFIX}"
+        self._leftover = path
+        fresh = self._disk.open(path, create=True)
+        self._leftover = None
+        self._starts.append(self.end)
+        self._files.append(fresh)
+
+    def _tidy(self) -> None:
+        # Nothing is written before this has succeeded. Bytes behind the end would lie across the next
+        # file's name, and a file that could not be begun has a name that may not be durable.
+        if self._leftover is not None:
+            self._disk.remove(self._leftover)
+            self._leftover = None
         if self._files:
-            try:
-                self._files[-1].truncate(self.end - self._starts[-1])
-            except OSError:
-                return
+            self._files[-1].truncate(self.end - self._starts[-1])
+        self._is_tidy = True
 
-    def cut(self, position: int) -> bytes:
-        """End the log at a position and return what was behind it in that file."""
+    def cut(self, position: int) -> None:
+        """End the log at a position."""
         at = bisect_right(self._starts, position) - 1
         inside = position - self._starts[at]
-        removed = self._files[at].read(inside, self._files[at].size() - inside)
         for extra in range(len(self._files) - 1, at, -1):
             self._files[extra].close()
             self._disk.remove(f"{FOLDER}/{name_of(self._starts[extra])}{SUFFIX}")
@@ -140,13 +175,13 @@ class Segments:
         self._files[at].truncate(inside)
         self._files[at].sync()
         self.end = position
-        return removed
 
     def drop_first(self) -> int:
         """Delete the oldest file and return the position at which the log begins now."""
         assert len(self._files) > 1, "the file being written is never deleted"
+        self._disk.remove(f"{FOLDER}/{name_of(self._starts[0])}{SUFFIX}")
         self._files.pop(0).close()
-        self._disk.remove(f"{FOLDER}/{name_of(self._starts.pop(0))}{SUFFIX}")
+        del self._starts[0]
         return self.start
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """The client that drives a server: one blocking socket, frames written beforehand, answers counted.
 
-It must cost so little that the server is the bottleneck, and it treats the floor and the broker alike.
-There are two ways to keep ``n`` messages in flight. In *bursts* all are sent at once and the next burst
-goes out when the last one is answered whole; in a *stream* each answer is followed by one new message,
-so that there are always ``n``. Costs per message are compared in bursts, where the server has the same
-work at the same time whatever its speed.
+It must cost so little that the server is the bottleneck, and it treats the floor and the broker
+alike. There are two ways to keep ``n`` messages in flight. In *bursts* all are sent at once and the
+next burst goes out when the last one is answered; in a *stream* each answer is followed by one new
+message, so that there are always ``n``. Costs per message are compared in bursts, where every
+server finds the same work waiting whatever its speed.
 """
 
 import gc
@@ -21,7 +21,6 @@ from bench_frames import PULLED_AT_ONCE, QUEUES
 LENGTH = Struct(">I")
 WORDS = Struct(">II")
 SUCCESS = b'{"code":0,'
-BUFFER_BYTES = 4 * 1024 * 1024
 PATIENCE_S = 60
 WARM_UP_S = 0.3
 
@@ -33,10 +32,12 @@ class Unexpected(Exception):
 class Link:
     """One connection, and the answers that have arrived on it."""
 
+    BUFFER_BYTES = 4 * 1024 * 1024
+
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.buffer = bytearray(BUFFER_BYTES)
+        self.buffer = bytearray(self.BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self.held = 0
 
@@ -212,12 +213,11 @@ def stored(link):
     return total
 
 
-def drain(link, per_queue):
-    """Pull every queue from its start to its end, one pull of each in flight; returns the messages."""
-    offsets = dict.fromkeys(range(QUEUES), 0)
+def drain(link, first, end):
+    """Pull every queue from one offset to another, one pull of each queue in flight."""
+    offsets = dict.fromkeys(range(QUEUES), first)
     for queue in offsets:
-        link.send(bench_frames.pull(queue, 0))
-    total = 0
+        link.send(bench_frames.pull(queue, first))
     while offsets:
         header, size = link.answer()
         queue = header["opaque"]
@@ -227,10 +227,8 @@ def drain(link, per_queue):
         moved = reached - offsets[queue]
         if not 0 < moved <= PULLED_AT_ONCE:
             raise Unexpected(f"a pull moved by {moved}")
-        total += moved
         offsets[queue] = reached
-        if reached < per_queue:
+        if reached < end:
             link.send(bench_frames.pull(queue, reached))
         else:
             del offsets[queue]
-    return total

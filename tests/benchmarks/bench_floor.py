@@ -1,10 +1,10 @@
 """The floor: what the same sends cost a server that is no broker.
 
-It does what no broker of this protocol can leave out, and nothing else: it cuts the stream into frames,
-decodes the JSON header into a typed struct, gives the message an offset in its queue, packs the record
-as it would be stored, appends what one read brought in one write, and answers that in one write. There
-is no topic, no index, no reader, no limit and no error here. A broker's cost per message is told as a
-multiple of this one's, taken in the same run, so that the machine falls out of the figure.
+It does what no broker of this protocol can leave out, and nothing else: it cuts the stream into
+frames, decodes the JSON header into a typed struct, gives the message an offset in its queue, packs
+the record as it would be stored, appends what one read brought in one write, and answers that in
+one write. There is no topic, no index, no reader, no limit and no error here. A broker's cost per
+message is told as a multiple of this one's, taken in the same run, so that the machine falls out.
 
     python bench_floor.py LOG     listens on a free port of the loopback, which it prints
 """
@@ -64,6 +64,7 @@ class Floor(asyncio.Protocol):
 
     def connection_made(self, transport):
         self.transport = transport
+        self.log.empty()
 
     def data_received(self, data):
         if self.rest:
@@ -102,10 +103,15 @@ class Floor(asyncio.Protocol):
 
 
 class Log:
-    """A file that grows."""
+    """A file that grows, as long as one connection lasts."""
 
     def __init__(self, path):
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self.end = 0
+
+    def empty(self):
+        os.ftruncate(self.file, 0)
+        os.lseek(self.file, 0, os.SEEK_SET)
         self.end = 0
 
     def append(self, data):

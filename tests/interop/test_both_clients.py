@@ -2,7 +2,7 @@
 
 import interop_scenarios as scenarios
 import pytest
-from interop_broker import BrokerProcess
+from tests.serving import BrokerProcess
 
 
 @pytest.fixture(params=["cpp-to-ons", "ons-to-cpp"])
@@ -32,9 +32,3 @@ def test_both_share_the_queues_of_one_group(stage, cpp, ons):
 @pytest.mark.timeout(120)
 def test_a_kill_between_them_loses_nothing_acknowledged(own_stage, cpp, ons):
     scenarios.restart_loses_nothing(own_stage, cpp, ons, BrokerProcess.kill)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_failed_message_comes_again_to_either(stage, cpp, ons):
-    scenarios.failures_come_again(stage, cpp, cpp, ons)

@@ -2,7 +2,7 @@
 
 import interop_scenarios as scenarios
 import pytest
-from interop_broker import BrokerProcess
+from tests.serving import BrokerProcess
 
 SHARDS = ["lisbon", "oslo", "quito", "tunis", "xian"]
 

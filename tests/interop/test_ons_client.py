@@ -7,7 +7,7 @@ import hashlib
 
 import interop_scenarios as scenarios
 import pytest
-from interop_broker import BrokerProcess
+from tests.serving import BrokerProcess
 from interop_stage import QUEUES
 
 CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]

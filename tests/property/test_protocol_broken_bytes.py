@@ -27,7 +27,15 @@ from protocol_strategies import (
 )
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.protocol import batch, fastjson, header_binary, java_properties, properties, record
+from txmq.protocol import (
+    batch,
+    fastjson,
+    header_binary,
+    headers,
+    java_properties,
+    properties,
+    record,
+)
 from txmq.protocol.bodies import MessageQueue, QueueStats, queue_map, read_queue_map
 from txmq.protocol.command import decode, request
 from txmq.protocol.compression import compress, decompress
@@ -47,7 +55,7 @@ def read_command(part):
     assert -(2**31) <= command.opaque < 2**31
     assert command.client_language
     assert command.is_answer in (True, False)
-    for shape in HEADER_SHAPES[::7]:
+    for shape in [headers.SendMessageV2, *HEADER_SHAPES[::7]]:
         try:
             command.read(shape)
         except RemoteProtocolError:
@@ -83,6 +91,11 @@ def frames_of(kind):
     )
 
 
+SENDS = st.builds(
+    lambda opaque, header: request(310, opaque, header), INT32, struct(headers.SendMessageV2)
+)
+
+
 def header_of(data):
     (part,) = FrameReader().feed(data)
     return part.header
@@ -94,6 +107,8 @@ QUEUE_MAPS = st.dictionaries(struct(MessageQueue), struct(QueueStats), max_size=
 
 READERS = {
     "stream-json": (read_stream, st.lists(frames_of(JSON), max_size=3).map(b"".join)),
+    "sends": (read_stream, st.lists(SENDS, min_size=1, max_size=2).map(b"".join)),
+    "send-header": (read_json_header, SENDS.map(header_of)),
     "stream-binary": (read_stream, st.lists(frames_of(BINARY), max_size=3).map(b"".join)),
     "json-header": (read_json_header, frames_of(JSON).map(header_of)),
     "binary-header": (read_binary_header, frames_of(BINARY).map(header_of)),

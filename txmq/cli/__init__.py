@@ -16,7 +16,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command that the program's arguments name; typer exits by itself."""
     try:
-        from txmq.cli.root import app  # noqa: PLC0415  a library's user has no use for typer
+        from txmq.cli.root import app  # Whoever uses txmq as a library has no need of typer.
     except ModuleNotFoundError as problem:
         if problem.name not in {"typer", "rich"}:
             raise

@@ -19,7 +19,7 @@ Every setting of `txmq serve`.
 A value comes from the first of these that gives one:
 
 1. an option of the command: `--data`, `--listen`, \
-   `--names-listen`, `--names`, `--flush`, `--name`, `--cluster`
+`--names-listen`, `--names`, `--flush`, `--name`, `--cluster`
 2. `--set key=value`
 3. the variable in the table
 4. the TOML file that `--config` or `TXMQ_CONFIG` names

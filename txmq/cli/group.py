@@ -17,7 +17,7 @@ Name = Annotated[str, typer.Argument(help="The group.")]
 
 
 @app.command()
-def create(  # noqa: PLR0913  one parameter for each option
+def create(
     name: Name,
     *,
     retries: Annotated[
@@ -60,7 +60,7 @@ def list_(*, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson
 
 
 @app.command()
-def delete(  # noqa: PLR0913  one parameter for each option
+def delete(
     name: Name,
     *,
     keep_offsets: Annotated[
@@ -129,7 +129,7 @@ def progress(
 
 
 @app.command()
-def reset(  # noqa: PLR0913  one parameter for each option
+def reset(
     name: Name,
     topic: Annotated[str, typer.Argument(help="The topic.")],
     *,

@@ -22,7 +22,7 @@ OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as bro
 
 
 @app.command()
-def send(  # noqa: PLR0913  one parameter for each option
+def send(
     topic: Topic,
     body: Annotated[str, typer.Argument(help="The body; - reads it from standard input.")],
     *,
@@ -50,11 +50,11 @@ def send(  # noqa: PLR0913  one parameter for each option
         as_json(receipt)
         return
     where = f"{receipt.queue.broker}:{receipt.queue.number}"
-    say(f"stored at {where} offset {receipt.offset}, id {receipt.id}, at {receipt.offset_id}")
+    say(f"stored in {where} at offset {receipt.offset}; id {receipt.id}, place {receipt.offset_id}")
 
 
 @app.command()
-def pull(  # noqa: PLR0913  one parameter for each option
+def pull(
     topic: Topic,
     *,
     queue: OneQueue = None,

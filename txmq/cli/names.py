@@ -10,7 +10,7 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.serve import LogForm, LogLevel, cannot_start
+from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.errors import TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
@@ -33,7 +33,7 @@ def names(
     log_level: LogLevel = "info",
 ) -> None:
     """Run a name server until it is told to stop."""
-    import uvloop  # noqa: PLC0415  where there is none, commands of a client still work
+    import uvloop  # Where there is none, the commands of a client still work.
 
     logs.configure(log_format, log_level)
     kept = Path(data).absolute() if data is not None else "nowhere: routes come from brokers"
@@ -41,11 +41,11 @@ def names(
     try:
         uvloop.run(_serve(listen, data))
     except (TxmqError, OSError) as problem:
-        cannot_start(problem)
+        give_up(problem, started=False)
 
 
 async def _serve(listen: str, data: str | None) -> None:
-    from broker.names.server import NameServer  # noqa: PLC0415  see txmq.cli.serve
+    from broker.names.server import NameServer
 
     host, port = split_address(listen)
     stopped = asyncio.Event()

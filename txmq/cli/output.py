@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from txmq.message import ReceivedMessage
+from txmq.message import ReceivedMessage
 
 __all__ = ["as_json", "message_fields", "say", "table"]
 

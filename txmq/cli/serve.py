@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from broker.app import Broker
     from broker.config import BrokerSettings
 
-__all__ = ["NOT_SETTINGS", "LogForm", "LogLevel", "cannot_start", "serve", "settings_shape"]
+__all__ = ["NOT_SETTINGS", "LogForm", "LogLevel", "give_up", "serve", "settings_shape"]
 
 CONFIG_VARIABLE: Final = "TXMQ_CONFIG"
 LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
@@ -50,7 +50,7 @@ _FLUSH_MEANS: Final = {
 }
 
 
-def serve(  # noqa: PLR0913  one parameter for each option
+def serve(
     *,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="The directory that holds everything.")
@@ -87,6 +87,8 @@ def serve(  # noqa: PLR0913  one parameter for each option
 
     Settings come from the file, TXMQ_* variables, --set and the other options, each over the last.
     """
+    if not __debug__:
+        fail("a broker checks itself by assertions; run it without python -O", WRONGLY_CALLED)
     if names is not None and names_listen is not None:
         fail("--names and --names-listen exclude each other: elsewhere or here", WRONGLY_CALLED)
     named = {
@@ -111,16 +113,15 @@ def serve(  # noqa: PLR0913  one parameter for each option
             reserved=NOT_SETTINGS,
             arguments=[*(set_ or ()), *given],
         )
-        typer.echo(banner(settings), err=True)
-        code = _run(settings)
-    except (TxmqError, OSError) as problem:
-        cannot_start(problem)
-    raise typer.Exit(code)
+    except ConfigError as problem:
+        fail(str(problem), WRONGLY_CALLED)
+    typer.echo(banner(settings), err=True)
+    raise typer.Exit(_run(settings))
 
 
 def settings_shape() -> "type[BrokerSettings]":
     """What a broker can be told."""
-    from broker.config import BrokerSettings  # noqa: PLC0415  see the module's text
+    from broker.config import BrokerSettings
 
     return BrokerSettings
 
@@ -143,7 +144,7 @@ def banner(settings: "BrokerSettings") -> str:
     return "\n".join(lines)
 
 
-def cannot_start(problem: Exception) -> NoReturn:
+def give_up(problem: Exception, *, started: bool) -> NoReturn:
     """End the program with the one sentence that tells an operator what to change.
 
     Raises:
@@ -154,13 +155,23 @@ def cannot_start(problem: Exception) -> NoReturn:
     what = str(problem)
     if isinstance(problem, OSError) and problem.strerror:
         what = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
-    fail(f"cannot start: {what}", FAILED)
+    fail(f"{'stopped' if started else 'cannot start'}: {what}", FAILED)
 
 
 def _run(settings: "BrokerSettings") -> int:
-    from broker import app  # noqa: PLC0415  see the module's text
+    from broker import app
 
-    return app.run(settings, ready=_say_ready)
+    started = False
+
+    def ready(broker: "Broker") -> None:
+        nonlocal started
+        started = True
+        _say_ready(broker)
+
+    try:
+        return app.run(settings, ready=ready)
+    except (TxmqError, OSError) as problem:
+        give_up(problem, started=started)
 
 
 def _say_ready(broker: "Broker") -> None:

@@ -6,6 +6,7 @@ import typer
 
 from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, ask
 from txmq.cli.output import as_json, say, table
+from txmq.client import Admin
 from txmq.protocol.codes import Perm
 
 __all__ = ["app"]
@@ -30,7 +31,7 @@ _OF_THE_SYSTEM: Final = (
 
 
 @app.command()
-def create(  # noqa: PLR0913  one parameter for each option
+def create(
     name: Name,
     *,
     queues: Annotated[int, typer.Option(min=1, help="Queues at each broker.")] = 8,
@@ -69,9 +70,18 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List topics."""
-    found = ask(names, lambda admin: admin.topics())
-    if not everything:
-        found = [each for each in found if not each.startswith(_OF_THE_SYSTEM)]
+
+    async def listed(admin: Admin) -> list[str]:
+        found = await admin.topics()
+        if everything:
+            return found
+        # Brokers keep a topic in their own name and one in their cluster's.
+        brokers = await admin.cluster()
+        own = {each.name for each in brokers} | {each.cluster for each in brokers}
+        own |= {f"{each.cluster}_REPLY_TOPIC" for each in brokers}
+        return [each for each in found if each not in own and not each.startswith(_OF_THE_SYSTEM)]
+
+    found = ask(names, listed)
     if json:
         as_json(found)
     else:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from txmq.client.routes import MASTER
+from txmq.client.session import Session
 from txmq.client.values import Broker
 from txmq.errors import ConfigError, ConnectFailed
 from txmq.protocol.bodies import ClusterView, Table
 from txmq.protocol.codes import RequestCode
-
-if TYPE_CHECKING:
-    from txmq.client.session import Session
 
 __all__ = ["ClusterCalls"]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txmq.errors import LimitExceeded, LocalProtocolError
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import compression, properties
-
-if TYPE_CHECKING:
-    from txmq.protocol.record import Record
+from txmq.protocol.record import Record
 
 __all__ = ["Envelope", "check_name", "received", "sealed"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from txmq.client import values
 from txmq.client.cluster import ClusterCalls
@@ -11,6 +12,7 @@ from txmq.client.values import GroupConnections, QueueProgress
 from txmq.errors import ConsumerOffline, InternalError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue, QueueOffset
+from txmq.protocol import bodies
 from txmq.protocol.bodies import (
     ConsumerConnections,
     GroupConfig,
@@ -21,11 +23,6 @@ from txmq.protocol.bodies import (
 )
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from txmq.protocol import bodies
 
 __all__ = ["GroupCalls"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from txmq.protocol.message_id import unique_id
-
-if TYPE_CHECKING:
-    from txmq.runtime.clock import Clock
-    from txmq.runtime.entropy import Entropy
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
 
 __all__ = ["UniqueIds"]
 

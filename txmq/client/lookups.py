@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txmq.client.cluster import ClusterCalls
 from txmq.client.envelope import received
 from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
+from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import MessagePosition, MessageQuery, fields_of
 from txmq.protocol.message_id import split_offset_id
 from txmq.protocol.record import unpack, unpack_all
-
-if TYPE_CHECKING:
-    from txmq.message import ReceivedMessage
 
 __all__ = ["LookupCalls"]
 

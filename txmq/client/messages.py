@@ -6,10 +6,12 @@ Nothing is tried twice here: a caller who must know whether a message is stored 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from txmq.client.envelope import Envelope, received, sealed
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
+from txmq.client.session import Session
 from txmq.client.values import BatchReceipt, PulledBatch, PullOutcome, SendReceipt
 from txmq.errors import (
     ConnectFailed,
@@ -26,6 +28,7 @@ from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import batch, properties
 from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.command import Command
 from txmq.protocol.headers import (
     PullAnswer,
     PullMessage,
@@ -33,12 +36,6 @@ from txmq.protocol.headers import (
     SendMessageV2,
 )
 from txmq.protocol.record import unpack_all
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from txmq.client.session import Session
-    from txmq.protocol.command import Command
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
@@ -148,7 +145,7 @@ class MessageCalls:
             self._doubt_route(topic, problem)
             raise
 
-    async def pull(  # noqa: PLR0913  a pull is a question with this many parts
+    async def pull(
         self,
         queue: Queue,
         offset: int,

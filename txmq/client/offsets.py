@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from txmq.client.session import Session
 from txmq.errors import ConsumerOffline, NotFound
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import read_queue_map
@@ -17,9 +18,6 @@ from txmq.protocol.headers import (
     QueueHeader,
     ResetOffset,
 )
-
-if TYPE_CHECKING:
-    from txmq.client.session import Session
 
 __all__ = ["TO_THE_END", "OffsetCalls"]
 

@@ -7,17 +7,14 @@ name server, and puts the answer in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txmq.errors import ConnectFailed, NoPermission, TopicNotFound
 from txmq.message import Queue
+from txmq.protocol.bodies import QueueRoute, TopicRoute
 from txmq.protocol.codes import Perm
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from txmq.protocol.bodies import QueueRoute, TopicRoute
 
 __all__ = ["MASTER", "TEMPLATE", "Route", "RouteTable", "route_of"]
 

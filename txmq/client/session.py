@@ -8,8 +8,10 @@ Producers, consumers and :class:`txmq.client.admin.Admin` share one.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from txmq.client.identity import UniqueIds
 from txmq.client.routes import TEMPLATE, Route, RouteTable, route_of
@@ -21,21 +23,16 @@ from txmq.errors import (
     TransportError,
     UsageError,
 )
+from txmq.message import Queue
 from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
 from txmq.remoting.connection import Connection, Service, no_service
 from txmq.remoting.pool import Pool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
-    from txmq.message import Queue
-    from txmq.protocol.command import Command
 
 __all__ = ["Session"]
 
@@ -60,7 +57,7 @@ class Session:
         ConfigError: ``names`` names no server, or one in a way that is no address.
     """
 
-    def __init__(  # noqa: PLR0913  the three ports, and what most callers leave alone
+    def __init__(
         self,
         names: str,
         network: Network | None = None,
@@ -229,8 +226,6 @@ class Session:
         try:
             return await self.route(topic)
         except TopicNotFound as problem:
-            if topic == TEMPLATE:
-                raise
             try:
                 answer = await self._ask_about(TEMPLATE)
             except TopicNotFound:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection
+from typing import Final
 
 from txmq.client.cluster import ClusterCalls
 from txmq.client.envelope import check_name
@@ -14,9 +15,6 @@ from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import Groups, QueueStats, TopicNames, read_queue_map
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.headers import TopicHeader, TopicSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["TopicCalls"]
 
@@ -32,7 +30,7 @@ LOOK_AGAIN_S: Final = (0.01, 0.5)
 class TopicCalls(ClusterCalls):
     """Orders and questions about topics, over a session."""
 
-    async def create_topic(  # noqa: PLR0913  what a topic is, and where
+    async def create_topic(
         self,
         name: str,
         queues: int = 8,
@@ -150,13 +148,10 @@ class TopicCalls(ClusterCalls):
             found.update(Groups.read(answer.body).group_list)
         return sorted(found)
 
-    async def _shown(self, name: str, brokers: Iterable[str], queues: int, perm: int) -> Route:
+    async def _shown(self, name: str, brokers: Collection[str], queues: int, perm: int) -> Route:
         # Brokers tell their name servers one-way, so the order that came first may be served last.
-        wanted = {
-            (each, number)
-            for each in brokers
-            for number in range(queues if perm & Perm.WRITE else 0)
-        }
+        writable = _numbered(name, brokers, queues if perm & Perm.WRITE else 0)
+        readable = _numbered(name, brokers, queues if perm & Perm.READ else 0)
         clock = self._session.clock
         deadline = clock.monotonic() + SHOWN_S
         pause, longest = LOOK_AGAIN_S
@@ -165,9 +160,18 @@ class TopicCalls(ClusterCalls):
                 route = await self._session.fresh_route(name)
             except TopicNotFound:
                 route = None
-            if route is not None and wanted <= {(q.broker, q.number) for q in route.writable}:
+            if (
+                route is not None
+                and all(each in route.addresses for each in brokers)
+                and writable == {each for each in route.writable if each.broker in brokers}
+                and readable == {each for each in route.readable if each.broker in brokers}
+            ):
                 return route
             if clock.monotonic() + pause > deadline:
                 raise RequestTimeout(f"topic {name} is made, but no name server shows it yet")
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
+
+
+def _numbered(name: str, brokers: Collection[str], queues: int) -> set[Queue]:
+    return {Queue(name, broker, number) for broker in brokers for number in range(queues)}

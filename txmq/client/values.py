@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.message import Queue, QueueOffset, ReceivedMessage
 
 __all__ = [
     "BatchReceipt",

@@ -33,12 +33,12 @@ _PULLED: Final = (
 
 
 def sent(
-    to: Command, offset_ids: str, queue_id: int, queue_offset: int, transaction_id: str
+    to: Command, offset_ids: bytes, queue_id: int, queue_offset: int, transaction_id: str
 ) -> bytes:
     """The answer to a send. It always has fields: Java clients read them without looking."""
     if to.kind == JSON:
         header = _SENT % (
-            offset_ids.encode(),
+            offset_ids,
             queue_id,
             queue_offset,
             _text(transaction_id),
@@ -48,7 +48,7 @@ def sent(
     fields = {
         "MSG_REGION": _REGION,
         "TRACE_ON": "true",
-        "msgId": offset_ids,
+        "msgId": offset_ids.decode(),
         "queueId": str(queue_id),
         "queueOffset": str(queue_offset),
         "transactionId": transaction_id,

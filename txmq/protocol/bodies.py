@@ -7,7 +7,7 @@ space; the maps whose keys are queues are written with objects as keys, which Ja
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
 
@@ -29,8 +29,11 @@ __all__ = [
     "ConsumerOffsets",
     "ConsumerRegistration",
     "CorrectionOffsets",
+    "CounterView",
+    "CounterWindow",
     "DataVersion",
     "GroupConfig",
+    "GroupConfigList",
     "GroupConfigs",
     "Groups",
     "Heartbeat",
@@ -40,10 +43,13 @@ __all__ = [
     "OffsetPair",
     "ProducerConnections",
     "ProducerRegistration",
+    "QueueEntries",
+    "QueueEntry",
     "QueueRoute",
     "QueueStats",
     "RegistrationBody",
     "Subscription",
+    "SubscriptionAnswer",
     "SubscriptionCheck",
     "Table",
     "TopicConfig",
@@ -52,6 +58,7 @@ __all__ = [
     "TopicRoute",
     "queue_map",
     "read_queue_map",
+    "with_queue_map",
 ]
 
 T = TypeVar("T")
@@ -110,6 +117,13 @@ def queue_map(entries: Mapping[MessageQueue, object]) -> bytes:
     return fastjson.object_keyed(entries.items())
 
 
+def with_queue_map(
+    name: str, entries: Mapping[MessageQueue, object], others: Mapping[str, object] | None = None
+) -> bytes:
+    """A body of which one member is a map by queue."""
+    return msgspec.json.encode({**(others or {}), name: msgspec.Raw(queue_map(entries))})
+
+
 def read_queue_map(data: bytes, member: str, kind: type[T]) -> dict[MessageQueue, T]:
     """The map by queue that is one member of a body.
 
@@ -152,15 +166,39 @@ class ProducerRegistration(Body):
     group_name: str
 
 
+CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+MESSAGE_MODELS: Final = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM: Final = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+
+
+def _named(value: str | int, names: tuple[str, ...]) -> str:
+    if isinstance(value, str):
+        return value
+    return names[value] if 0 <= value < len(names) else names[0]
+
+
 class ConsumerRegistration(Body):
     """One consumer group of a client, and what it subscribes to."""
 
     group_name: str
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str | int = "CONSUME_PASSIVELY"
+    message_model: str | int = "CLUSTERING"
+    consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[Subscription] = []
     unit_mode: bool = False
+
+    def __post_init__(self) -> None:
+        """Give the C++ client's numbers the names that everybody else writes."""
+        self.consume_type = _named(self.consume_type, CONSUME_TYPES)
+        self.message_model = _named(self.message_model, MESSAGE_MODELS)
+        self.consume_from_where = _named(self.consume_from_where, CONSUME_FROM)
 
 
 class Heartbeat(Body, rename={"client_id": "clientID"}):
@@ -295,6 +333,12 @@ class GroupConfigs(Body):
     subscription_group_table: dict[str, GroupConfig] = {}
 
 
+class GroupConfigList(Body):
+    """225: several groups at once."""
+
+    group_config_list: list[GroupConfig]
+
+
 class QueueRoute(Body):
     """How many queues of a topic one broker has."""
 
@@ -357,6 +401,8 @@ class OffsetPair(Body):
     broker_offset: int
     consumer_offset: int
     last_timestamp: int
+    pull_offset: int | msgspec.UnsetType = msgspec.UNSET
+    """With it RocketMQ 5 tells what was pulled and is not consumed yet."""
 
 
 class QueueStats(Body):
@@ -387,6 +433,48 @@ class ConsumeTimeSpans(Body):
     """The answer to 303."""
 
     consume_time_span_set: list[ConsumeTimeSpan]
+
+
+class QueueEntry(Body):
+    """One entry of 321."""
+
+    physic_offset: int
+    physic_size: int
+    tags_code: int
+
+
+class QueueEntries(Body, omit_defaults=True):
+    """The answer to 321: what a queue says of its messages, and what a group wants of them."""
+
+    queue_data: list[QueueEntry]
+    max_queue_index: int
+    min_queue_index: int
+    filter_data: str | None = None
+    subscription_data: Subscription | None = None
+
+
+class SubscriptionAnswer(Body, omit_defaults=True):
+    """The answer to 345."""
+
+    group: str
+    topic: str | None = None
+    subscription_data: Subscription | None = None
+
+
+class CounterWindow(Body):
+    """What a counter counted in a while: the sum, a second's share, and the mean of one event."""
+
+    sum: int = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+class CounterView(Body):
+    """The answer to 315."""
+
+    stats_minute: CounterWindow
+    stats_hour: CounterWindow
+    stats_day: CounterWindow
 
 
 class ConsumerOffsets(Body):

@@ -22,6 +22,7 @@ BINARY = 1
 """The header is in RocketMQ's own binary form."""
 
 _WORDS = Struct(">II")
+_new = tuple.__new__  # A NamedTuple without a call of its own; it is made once a message.
 
 
 class Frame(NamedTuple):
@@ -35,18 +36,18 @@ class Frame(NamedTuple):
 class FrameReader:
     """Collects what arrives and gives out whole frames."""
 
-    __slots__ = ("_chunks", "_held", "_limit", "_wanted")
+    __slots__ = ("_held", "_limit", "_wanted")
 
     def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
         self._limit = limit
-        self._chunks: list[bytes] = []
-        self._held = 0
+        # One buffer, not a list of what came: a peer that writes byte by byte must not cost more.
+        self._held = bytearray()
         self._wanted = 8
 
     @property
     def held(self) -> int:
         """Bytes of a frame that is not complete yet."""
-        return self._held
+        return len(self._held)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take what arrived and return the frames it completes, in order.
@@ -56,13 +57,11 @@ class FrameReader:
                 is unknown. Frames before the fault in the same data are lost with the connection.
         """
         if self._held:
-            self._chunks.append(data)
-            self._held += len(data)
-            if self._held < self._wanted:
+            self._held += data
+            if len(self._held) < self._wanted:
                 return []
-            data = b"".join(self._chunks)
-            self._chunks = []
-            self._held = 0
+            data = bytes(self._held)
+            self._held = bytearray()
         frames: list[Frame] = []
         at, end = 0, len(data)
         while end - at >= 8:
@@ -78,14 +77,12 @@ class FrameReader:
                 self._wanted = stop - at
                 break
             middle = at + 8 + header_length
-            frames.append(Frame(word >> 24, data[at + 8 : middle], data[middle:stop]))
+            frames.append(_new(Frame, (word >> 24, data[at + 8 : middle], data[middle:stop])))
             at = stop
         else:
             self._wanted = 8
         if at < end:
-            rest = data[at:]
-            self._chunks.append(rest)
-            self._held = len(rest)
+            self._held += data[at:]
         return frames
 
 

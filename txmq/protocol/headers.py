@@ -12,14 +12,20 @@ from typing import Annotated, Any, ClassVar, Final, Self, cast
 import msgspec
 
 __all__ = [
+    "BrokerConfigAnswer",
     "BrokerHeartbeat",
     "BrokerMembersQuery",
     "BrokerRegistration",
+    "BrokerStatsQuery",
     "BrokerUnregistration",
     "CheckState",
     "ClientGroups",
+    "CloneOffset",
     "ClusterHeader",
     "ConsumeDirectly",
+    "ConsumeStatsQuery",
+    "ConsumerStatusQuery",
+    "CorrectionQuery",
     "DataVersionAnswer",
     "DeleteGroup",
     "EndTransaction",
@@ -37,8 +43,10 @@ __all__ = [
     "PullAnswer",
     "PullMessage",
     "QueryAnswer",
+    "QueueEntriesQuery",
     "QueueHeader",
     "RegistrationAnswer",
+    "ReplyPush",
     "ResetOffset",
     "RouteQuery",
     "SendAnswer",
@@ -46,6 +54,7 @@ __all__ = [
     "SendMessage",
     "SendMessageV2",
     "StatsQuery",
+    "SubscriptionQuery",
     "TimestampAnswer",
     "TopicAndGroup",
     "TopicDeletion",
@@ -68,15 +77,15 @@ def camel(name: str) -> str:
 class Header(msgspec.Struct, rename=camel, gc=False):
     """The fields of one kind of request or answer."""
 
-    _decoders: ClassVar[dict[type[Header], msgspec.json.Decoder[Any]]] = {}
+    decoders: ClassVar[dict[type[Header], msgspec.json.Decoder[Any]]] = {}
     _wire_names: ClassVar[dict[type[Header], tuple[tuple[str, str], ...]]] = {}
 
     @classmethod
     def json_decoder(cls) -> msgspec.json.Decoder[Self]:
         """The decoder of this shape, made when first needed and kept."""
-        found = Header._decoders.get(cls)
+        found = Header.decoders.get(cls)
         if found is None:
-            found = Header._decoders[cls] = msgspec.json.Decoder(cls, strict=False)
+            found = Header.decoders[cls] = msgspec.json.Decoder(cls, strict=False)
         return found
 
     @classmethod
@@ -302,6 +311,47 @@ class NamedGroup(Header):
     group: str | None = None
 
 
+class ConsumeStatsQuery(Header):
+    """208: how far a group has come, in one topic, in several joined by ``;``, or in all it knows."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+class BrokerStatsQuery(Header):
+    """317: how far all groups have come, in ordered topics only or in all."""
+
+    is_order: bool
+
+
+class CorrectionQuery(Header):
+    """308: the least offset of a topic's groups, some of which may be left out."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class CloneOffset(Header):
+    """314: one group shall start where another one is."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class QueueEntriesQuery(Header):
+    """321: what a queue says of its messages."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None
+
+
 class DeleteGroup(Header):
     """207: remove a consumer group, and its offsets where either release's flag says so."""
 
@@ -311,10 +361,25 @@ class DeleteGroup(Header):
 
 
 class TopicAndGroup(Header):
-    """303, 221, 345: a topic as one group sees it."""
+    """303, 221: a topic as one group sees it."""
 
     topic: str
     group: str
+
+
+class SubscriptionQuery(Header):
+    """345: what a group wants of a topic."""
+
+    group: str
+    topic: str | None = None
+
+
+class ConsumerStatusQuery(Header):
+    """223: how far a group's clients say they are; the last field is a client's id."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
 
 
 class TopicHeader(Header):
@@ -338,12 +403,14 @@ class TopicSettings(Header):
 
 
 class ResetOffset(Header):
-    """222, 220: take a group to another place of a topic."""
+    """222, 220: take a group elsewhere in a topic; RocketMQ 5 can name a queue and an offset."""
 
     topic: str
     group: str
     timestamp: Int64
     is_force: bool = False
+    queue_id: Int32 | None = None
+    offset: Int64 | None = None
 
 
 class ConsumeDirectly(Header):
@@ -353,6 +420,31 @@ class ConsumeDirectly(Header):
     client_id: str | None = None
     msg_id: str | None = None
     jstack_enable: bool | None = None
+
+
+class ReplyPush(Header):
+    """326: the broker hands a reply to the producer that waits for it."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    born_host: str
+    store_host: str
+    store_timestamp: Int64
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+
+
+class BrokerConfigAnswer(Header):
+    """26: which state of the settings this is, a data version as JSON."""
+
+    version: str
 
 
 class StatsQuery(Header):

@@ -25,9 +25,11 @@ __all__ = [
     "MAGIC_V2",
     "Record",
     "body_crc",
+    "head_of",
     "pack",
-    "parts",
     "stored_ms_of",
+    "tail_of",
+    "topic_field",
     "unpack",
     "unpack_all",
 ]
@@ -41,6 +43,7 @@ MAGIC_V2: Final = 0xDAA320AB
 _HEAD: Final = Struct(">IIIIiqqiq8sq8siqI")
 _BEFORE_HOSTS: Final = Struct(">IIIIiqqiq")
 _AFTER_HOSTS: Final = Struct(">iqI")
+_HEAD_BYTES: Final = _HEAD.size
 _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">H")
 # Plain numbers: the complement of an enum's flag would forget the bits the enum has no name for.
@@ -98,8 +101,7 @@ def body_crc(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def parts(
-    record_size: int,
+def head_of(
     queue_id: int,
     flag: int,
     queue_offset: int,
@@ -112,47 +114,49 @@ def parts(
     attempts: int,
     prepared_position: int,
     body: bytes,
-    tail: bytes,
-) -> tuple[bytes, bytes, bytes]:
-    """A record's bytes in three pieces, so that a body is never copied to be joined twice.
+    tail_size: int,
+) -> tuple[bytes, int]:
+    """What stands before the body, and the size of the whole record.
 
-    ``tail`` is topic and properties with their lengths (:func:`tail_of`); ``record_size`` counts it all.
-    The IPv6 bits of ``sys_flag`` must agree with the hosts' lengths.
+    A record is head, body and tail (:func:`tail_of`); writers join many of them, so no body is copied
+    twice. The IPv6 bits of ``sys_flag`` must agree with the hosts' lengths.
     """
     crc = zlib.crc32(body) & 0x7FFFFFFF
+    body_size = len(body)
     if not sys_flag & _V6:
+        size = _HEAD_BYTES + body_size + tail_size
         head = _HEAD.pack(
-            record_size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms,
-            born_host, stored_ms, store_host, attempts, prepared_position, len(body),
+            size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms,
+            born_host, stored_ms, store_host, attempts, prepared_position, body_size,
         )  # fmt: skip
-    else:
-        head = (
-            _BEFORE_HOSTS.pack(
-                record_size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms
-            )
-            + born_host
-            + _LONG.pack(stored_ms)
-            + store_host
-            + _AFTER_HOSTS.pack(attempts, prepared_position, len(body))
+        return head, size
+    size = _HEAD_BYTES - 16 + len(born_host) + len(store_host) + body_size + tail_size
+    head = (
+        _BEFORE_HOSTS.pack(
+            size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms
         )
-    return head, body, tail
+        + born_host
+        + _LONG.pack(stored_ms)
+        + store_host
+        + _AFTER_HOSTS.pack(attempts, prepared_position, body_size)
+    )
+    return head, size
+
+
+def topic_field(topic: str) -> bytes:
+    """A topic's name with its length, which Java reads as a signed byte."""
+    name = topic.encode()
+    assert len(name) <= TOPIC_CHARS_MAX, "a topic's name was not checked"
+    return bytes([len(name)]) + name
 
 
 def tail_of(topic: bytes, property_bytes: bytes) -> bytes:
-    """Topic and properties as they end a record. Java reads both lengths as signed numbers."""
-    assert len(topic) <= TOPIC_CHARS_MAX, "a topic's name was not checked"
+    """What ends a record: the topic as :func:`topic_field` writes it, and the properties.
+
+    Java reads their length as a signed number.
+    """
     assert len(property_bytes) <= PROPERTIES_BYTES_MAX, "properties were not checked"
-    return b"%c%b%b%b" % (len(topic), topic, _SHORT.pack(len(property_bytes)), property_bytes)
-
-
-def size_of(sys_flag: int, body: bytes, tail: bytes) -> int:
-    """How long a record will be."""
-    size = _HEAD.size + len(body) + len(tail)
-    if sys_flag & _BORN_V6:
-        size += 12
-    if sys_flag & _STORE_V6:
-        size += 12
-    return size
+    return topic + _SHORT.pack(len(property_bytes)) + property_bytes
 
 
 def pack(record: Record) -> bytes:
@@ -162,25 +166,23 @@ def pack(record: Record) -> bytes:
         sys_flag |= _BORN_V6
     if len(record.store_host) > 8:
         sys_flag |= _STORE_V6
-    tail = tail_of(record.topic.encode(), record.properties.encode())
-    return b"".join(
-        parts(
-            size_of(sys_flag, record.body, tail),
-            record.queue_id,
-            record.flag,
-            record.queue_offset,
-            record.position,
-            sys_flag,
-            record.born_ms,
-            record.born_host,
-            record.stored_ms,
-            record.store_host,
-            record.attempts,
-            record.prepared_position,
-            record.body,
-            tail,
-        )
+    tail = tail_of(topic_field(record.topic), record.properties.encode())
+    head, _ = head_of(
+        record.queue_id,
+        record.flag,
+        record.queue_offset,
+        record.position,
+        sys_flag,
+        record.born_ms,
+        record.born_host,
+        record.stored_ms,
+        record.store_host,
+        record.attempts,
+        record.prepared_position,
+        record.body,
+        len(tail),
     )
+    return head + record.body + tail
 
 
 def stored_ms_of(data: bytes) -> int:

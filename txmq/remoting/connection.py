@@ -138,10 +138,10 @@ class Connection(asyncio.Protocol):
         """Whether something written now has a chance to arrive."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, data: bytes) -> None:
-        """Collect a frame for the next :meth:`flush`."""
+    def send(self, *frames: bytes) -> None:
+        """Collect frames for the next :meth:`flush`."""
         if self._transport is not None:
-            self._out.append(data)
+            self._out += frames
 
     def flush(self) -> None:
         """Write everything collected, in one go."""

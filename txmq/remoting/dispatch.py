@@ -33,7 +33,12 @@ class Dispatcher:
     __slots__ = ("_handlers",)
 
     def __init__(self, handlers: Mapping[int, Handler]) -> None:
-        self._handlers: dict[int, Handler] = {int(code): each for code, each in handlers.items()}
+        self._handlers: dict[int, Handler] = {}
+        self.serve(handlers)
+
+    def serve(self, handlers: Mapping[int, Handler]) -> None:
+        """Serve these requests from now on, beside those that are served already."""
+        self._handlers |= {int(code): each for code, each in handlers.items()}
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or nothing where it comes later or nobody waits for it."""

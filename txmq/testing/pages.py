@@ -219,9 +219,8 @@ class Pages:
     def _cut(self, entropy: SeededEntropy) -> None:
         low, high = sorted((self.safe_size, self.size))
         size = (self.safe_size, self.size, low + entropy.below(high - low + 1))[entropy.below(3)]
-        self.truncate(size)
-        # Pages beyond the end that the file does not reach any more, or not yet, show nothing.
-        self.size = high
+        # Garbage beyond the end must not show when the file grows again.
+        self.size = high + 1
         self.truncate(size)
 
 

@@ -1,9 +1,5 @@
 """One end of a simulated connection: an asyncio transport over two wires.
 
-The receiving side acknowledges bytes when its protocol has taken them. Bytes that are sent and not
-acknowledged are bounded by the window; the rest waits in the sender's buffer, whose high-water mark
-pauses the writer. So a reader that pauses is felt by the writer, as it is with TCP.
-
 Packets arrive in no program's context (the kernel's, so to speak); every call to the protocol is
 made in the context of the program that owns it, and therefore dies with it.
 """
@@ -17,6 +13,7 @@ from collections.abc import Callable
 from contextvars import Context
 from enum import Enum
 
+from txmq.testing.buffers import HIGH_WATER, Inbox, Outbox
 from txmq.testing.wire import Mark, Packet, Ways, Wire
 
 __all__ = ["Address", "SimulatedTransport"]
@@ -25,70 +22,12 @@ Address = tuple[str, int]
 
 _READ_MAX = 256 * 1024
 """What one ``data_received`` is given at most; asyncio's own value."""
-_HIGH_WATER = 64 * 1024
-"""asyncio's own value."""
 
 
 class _State(Enum):
     OPEN = "open"
     CLOSING = "closing"  # closed by the program; bytes still wait for the window
     GONE = "gone"
-
-
-class _Outbox:
-    """The sending half of one end."""
-
-    __slots__ = (
-        "_ended",
-        "_ways",
-        "ending",
-        "high",
-        "low",
-        "paused",
-        "travelling",
-        "waiting",
-        "wire",
-    )
-
-    def __init__(self, ways: Ways, wire: Wire) -> None:
-        self.wire = wire
-        self.waiting = bytearray()
-        self.travelling = 0
-        self.ending = False
-        self.paused = False
-        self.high, self.low = _HIGH_WATER, _HIGH_WATER // 4
-        self._ways = ways
-        self._ended = False
-
-    def push(self) -> None:
-        """Send what the window allows, cut into pieces at arbitrary bytes."""
-        window = self._ways.conditions.window
-        while self.waiting and self.travelling < window:
-            size = min(self._piece(), len(self.waiting), window - self.travelling)
-            piece = bytes(self.waiting[:size])
-            del self.waiting[:size]
-            self.travelling += size
-            self.wire.send(piece)
-        if self.ending and not self.waiting and not self._ended:
-            self._ended = True
-            self.wire.send(Mark.END)
-
-    def _piece(self) -> int:
-        limit = (64, 1460, 16384, 65536)[self._ways.entropy.below(4)]
-        return 1 + self._ways.entropy.below(limit)
-
-
-class _Inbox:
-    """The receiving half of one end."""
-
-    __slots__ = ("end_told", "ended", "paused", "received", "scheduled")
-
-    def __init__(self) -> None:
-        self.received = bytearray()
-        self.ended = False
-        self.end_told = False
-        self.paused = False
-        self.scheduled = False
 
 
 class SimulatedTransport(asyncio.Transport):
@@ -101,8 +40,8 @@ class SimulatedTransport(asyncio.Transport):
         self.on_gone: Callable[[], None] = _nothing
         self._ways = ways
         self._context = context
-        self._outbox = _Outbox(ways, wire)
-        self._inbox = _Inbox()
+        self._outbox = Outbox(ways, wire)
+        self._inbox = Inbox()
         self._state = _State.OPEN
         self._protocol: asyncio.BaseProtocol | None = None
         self._giving_up: asyncio.TimerHandle | None = None
@@ -151,7 +90,7 @@ class SimulatedTransport(asyncio.Transport):
             ValueError: The limits are not in order.
         """
         if high is None:
-            high = _HIGH_WATER if low is None else 4 * low
+            high = HIGH_WATER if low is None else 4 * low
         if low is None:
             low = high // 4
         if not high >= low >= 0:

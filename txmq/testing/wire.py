@@ -85,9 +85,9 @@ class Ways:
 
 
 class Wire:
-    """One direction of a connection."""
+    """One direction of a connection. A packet that is late holds up those behind it."""
 
-    __slots__ = ("_last", "_queue", "_timer", "_ways", "arrive", "source", "target")
+    __slots__ = ("_queue", "_timer", "_ways", "arrive", "source", "target")
 
     arrive: Callable[[Packet], None]
     """What is done with a packet at the far end; set before the first is sent."""
@@ -98,7 +98,6 @@ class Wire:
         self._ways = ways
         self._queue: deque[tuple[float, Packet]] = deque()
         self._timer: object | None = None
-        self._last = 0.0
 
     def is_open(self) -> bool:
         """Whether packets arrive, and the answers to them."""
@@ -107,8 +106,7 @@ class Wire:
     def send(self, packet: Packet) -> None:
         """Give a packet to the wire."""
         due = self._ways.loop.time() + self._ways.delay(self.source, self.target)
-        self._last = max(self._last, due)
-        self._queue.append((self._last, packet))
+        self._queue.append((due, packet))
         self._arm()
 
     def cut(self) -> None:
@@ -126,7 +124,6 @@ class Wire:
         again = now + self._ways.delay(self.source, self.target)
         again += self._ways.entropy.fraction() * min(held, 5.0)
         self._queue = deque((max(due, again), packet) for due, packet in self._queue)
-        self._last = self._queue[-1][0]
         self._arm()
 
     def _arm(self) -> None:

@@ -105,7 +105,7 @@ class World:
         except BaseException as error:
             self._collect(task)
             for where, cause in self._errors:
-                if cause is not error:
+                if cause not in (error, error.__cause__):
                     error.add_note(f"also failed: {where}: {cause!r}")
             error.add_note(self.reproduction())
             raise

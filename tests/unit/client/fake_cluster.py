@@ -7,6 +7,7 @@ silence).
 
 from collections import Counter
 
+from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
 from txmq.protocol import batch, bodies, command, headers
 from txmq.protocol.bodies import MessageQueue, queue_map
@@ -30,7 +31,8 @@ class FakeBroker:
         self.offsets = {}
         self.consumers = {}
         self.log = []
-        self.shown_after = 0
+        self.shown_after = 0  # How often the name server still tells the state before a change.
+        self.stale = {}
         self.address = ""
 
     # Serving
@@ -91,7 +93,8 @@ class FakeBroker:
         if head.topic not in self.topics:
             return command.answer(request, NO_TOPIC, remark="no such topic")
         queue = self.queues.get((head.topic, head.queue_id), [])
-        here = queue[head.queue_offset : head.queue_offset + head.max_msg_nums]
+        count = min(head.max_msg_nums, PULL_MESSAGES_MAX)
+        here = queue[head.queue_offset : head.queue_offset + count]
         code = 0 if here else EMPTY
         following = head.queue_offset + len(here)
         if head.queue_offset > len(queue):
@@ -168,10 +171,12 @@ class FakeBroker:
 
     def on_update_and_create_topic(self, request):
         head = request.read(headers.TopicSettings)
+        before = dict(self.topics)
         self.topics[head.topic] = bodies.TopicConfig(
             head.topic, head.read_queue_nums, head.write_queue_nums, head.perm
         )
         self.cluster.hidden[head.topic] = self.shown_after
+        self.stale = before
         return command.answer(request)
 
     def on_delete_topic_in_broker(self, request):
@@ -292,23 +297,22 @@ class FakeCluster:
 
     def on_get_routeinfo_by_topic(self, request):
         topic = request.read(headers.RouteQuery).topic
-        having = [each for each in self.brokers if topic in each.topics]
-        if self.hidden[topic] > 0 or not having:
-            self.hidden[topic] -= 1
+        hidden = self.hidden[topic] > 0
+        self.hidden[topic] -= hidden
+        told = [(each, each.stale if hidden else each.topics) for each in self.brokers]
+        having = [(each, topics[topic]) for each, topics in told if topic in topics]
+        if not having:
             return command.answer(request, NO_TOPIC, remark="No topic route info")
         route = bodies.TopicRoute(
             queue_datas=[
                 bodies.QueueRoute(
-                    each.name,
-                    each.topics[topic].read_queue_nums,
-                    each.topics[topic].write_queue_nums,
-                    each.topics[topic].perm,
+                    each.name, config.read_queue_nums, config.write_queue_nums, config.perm
                 )
-                for each in having
+                for each, config in having
             ],
             broker_datas=[
                 bodies.BrokerRoute(each.name, {0: each.address}, each.cluster_name)
-                for each in having
+                for each, _ in having
             ],
         )
         return command.answer(request, body=route.write())

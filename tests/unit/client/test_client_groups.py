@@ -75,7 +75,7 @@ async def test_a_groups_progress_is_that_of_all_queues(stage):
 async def test_a_client_connected_to_every_broker_is_one_client(stage):
     for n, broker in enumerate(stage.cluster.brokers):
         clients = [
-            ConnectedClient("10.0.0.2:5", "c1", "JAVA", 409),
+            ConnectedClient(f"10.0.0.2:{n}", "c1", "JAVA", 409),
             ConnectedClient(f"10.0.0.3:{n}", f"only-{broker.name}", "GO", 317),
         ]
         broker.consumers["g"] = ConsumerConnections(

@@ -44,11 +44,21 @@ async def test_a_topic_can_be_made_at_one_broker(stage):
     }  # fmt: skip
 
 
-@staged()
-async def test_a_change_is_awaited_too(stage):
-    await stage.admin.create_topic("T", 2)
+@pytest.mark.parametrize(
+    ("queues", "perm", "writable", "readable"),
+    [(5, 6, 5, 5), (1, 6, 1, 1), (2, 4, 0, 2), (2, 2, 2, 0)],
+)
+def test_a_change_is_awaited_too(queues, perm, writable, readable):
+    @staged()
+    async def scenario(stage):
+        await stage.admin.create_topic("T", 2)
+        stage.cluster.brokers[0].shown_after = 3
 
-    assert len((await stage.admin.create_topic("T", 5)).writable) == 5
+        route = await stage.admin.create_topic("T", queues, perm=perm)
+
+        assert (len(route.writable), len(route.readable)) == (writable, readable)
+
+    scenario()
 
 
 @staged()
@@ -143,6 +153,16 @@ async def test_a_deleted_topic_is_gone_everywhere(stage):
         await stage.admin.send(Message(topic="T", body=b"x"))
     with pytest.raises(TopicNotFound):
         await stage.admin.delete_topic("T")
+
+
+@staged()
+async def test_the_route_of_a_deleted_topic_is_forgotten(stage):
+    await stage.admin.create_topic("T")
+
+    await stage.admin.delete_topic("T")
+
+    with pytest.raises(TopicNotFound):
+        await stage.session.route("T")
 
 
 @staged()

@@ -37,7 +37,7 @@ def said(command):
 def test_the_answer_to_a_send_is_what_the_slow_way_writes(kind, transaction_id, opaque, offset):
     to = Command(code=310, opaque=opaque, kind=kind)
 
-    found = received(sent(to, OFFSET_ID, 3, offset, transaction_id))
+    found = received(sent(to, OFFSET_ID.encode(), 3, offset, transaction_id))
 
     slow = {
         "MSG_REGION": "DefaultRegion",
@@ -66,6 +66,6 @@ def test_the_answer_to_a_pull_is_what_the_slow_way_writes(kind, code, remark, re
 
 
 def test_a_batch_is_answered_with_all_its_ids():
-    found = received(sent(Command(code=320), f"{OFFSET_ID},{OFFSET_ID}", 0, 0, ""))
+    found = received(sent(Command(code=320), f"{OFFSET_ID},{OFFSET_ID}".encode(), 0, 0, ""))
 
     assert found.read(SendAnswer).msg_id == f"{OFFSET_ID},{OFFSET_ID}"

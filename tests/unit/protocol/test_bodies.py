@@ -238,7 +238,7 @@ def test_a_map_by_queue_may_hold_bodies():
 
     found = read_queue_map(text, "offsetTable", OffsetPair)
 
-    assert found == {MessageQueue("b", 0, "T"): OffsetPair(5, 3, 7)}
+    assert found == {MessageQueue("b", 0, "T"): OffsetPair(5, 3, 7, 4)}
 
 
 def test_a_map_by_queue_is_read_with_keys_as_texts_too():

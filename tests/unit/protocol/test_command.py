@@ -16,6 +16,7 @@ from txmq.protocol.headers import (
     QueueHeader,
     RouteQuery,
     SendAnswer,
+    SendMessageV2,
     TopicHeader,
 )
 
@@ -172,6 +173,48 @@ def test_fields_can_be_read_in_one_shape_after_another():
 
     assert command.read(QueueHeader) == QueueHeader("T", 5)
     assert command.read(TopicHeader) == TopicHeader("T")
+
+
+SEND = dict.fromkeys("abc", "x") | dict.fromkeys("defgh", "1")
+
+
+def test_a_send_is_read_in_one_go_and_says_the_same():
+    """Its fields are read together with the rest, as long as the code comes first."""
+    fast = received({"code": 310, "opaque": 5, "extFields": SEND | {"bname": "b"}}, b"body")
+    slow = received({"opaque": 5, "code": 310, "extFields": SEND | {"bname": "b"}}, b"body")
+
+    for command in (fast, slow):
+        assert (command.code, command.opaque, command.body, command.kind) == (310, 5, b"body", JSON)
+        assert command.read(SendMessageV2) == slow.read(SendMessageV2)
+    assert fast.field_map() == SEND
+    assert slow.field_map() == SEND | {"bname": "b"}
+
+
+def test_a_send_can_be_read_in_another_shape_or_is_refused():
+    command = received({"code": 310, "extFields": SEND})
+
+    with pytest.raises(RemoteProtocolError, match="TopicHeader"):
+        command.read(TopicHeader)
+
+
+def test_a_send_whose_code_is_given_twice_is_what_the_last_one_says():
+    header = b'{"code":310,"extFields":' + json.dumps(SEND | {"topic": "T"}).encode() + b"%b}"
+
+    command = received(header % b',"code":105')
+
+    assert command.code == 105
+    assert command.read(TopicHeader) == TopicHeader("T")
+    assert command.field_map() == SEND | {"topic": "T"}
+
+
+@pytest.mark.parametrize("missing", "abcdefgh")
+def test_a_send_without_a_field_is_refused_when_its_fields_are_read(missing):
+    """Not before: the answer needs the mark in the header."""
+    command = received({"code": 310, "opaque": 5, "extFields": dict(SEND, **{missing: None})})
+
+    assert command.opaque == 5
+    with pytest.raises(RemoteProtocolError, match=missing):
+        command.read(SendMessageV2)
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

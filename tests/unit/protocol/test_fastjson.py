@@ -4,7 +4,7 @@ import pytest
 
 from txmq.errors import RemoteProtocolError
 from txmq.limits import JSON_DEPTH_MAX
-from txmq.protocol.fastjson import loads, object_keyed
+from txmq.protocol.fastjson import BYTES_MAX, loads, object_keyed
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_nesting_beyond_the_limit_is_refused(nest):
     with pytest.raises(RemoteProtocolError, match="nested deeper"):
         loads(nest(JSON_DEPTH_MAX + 2))
     with pytest.raises(RemoteProtocolError, match="nested deeper"):
-        loads(nest(200_000))
+        loads(nest(100_000))
 
 
 def test_nesting_within_the_limit_is_read():
@@ -160,6 +160,13 @@ def test_a_number_longer_than_any_real_one_is_refused(text):
     """Python turns long numbers into text, and back, in time that grows with their square."""
     with pytest.raises(RemoteProtocolError, match="number too long"):
         loads(text)
+
+
+def test_text_too_long_for_so_slow_a_reader_is_refused():
+    """One frame of 16 MiB would stop everything else for a quarter of a minute."""
+    assert loads(b" " * (BYTES_MAX - 2) + b"{}") == {}
+    with pytest.raises(RemoteProtocolError, match="too many"):
+        loads(b" " * (BYTES_MAX - 1) + b"{}")
 
 
 def test_a_float_too_large_is_infinite_not_an_error():

@@ -43,14 +43,27 @@ HEADERS = {
     "ClientGroups": "clientID! producerGroup consumerGroup",
     "GroupHeader": "consumerGroup! topic",
     "NamedGroup": "producerGroup group",
+    "ConsumeStatsQuery": "consumerGroup! topic topicList",
+    "BrokerStatsQuery": "isOrder!",
+    "CorrectionQuery": "compareGroup! topic! filterGroups",
+    "CloneOffset": "srcGroup! destGroup! topic offline",
+    "QueueEntriesQuery": "topic! queueId! index! count! consumerGroup",
     "DeleteGroup": "groupName! removeOffset cleanOffset",
     "TopicAndGroup": "topic! group!",
+    "SubscriptionQuery": "group! topic",
+    "ConsumerStatusQuery": "topic! group! clientAddr",
     "TopicHeader": "topic!",
     "TopicSettings": (
         "topic! defaultTopic! readQueueNums! writeQueueNums! perm! topicFilterType! topicSysFlag "
         "order! attributes"
     ),
-    "ResetOffset": "topic! group! timestamp! isForce!",
+    "ResetOffset": "topic! group! timestamp! isForce! queueId offset",
+    "ReplyPush": (
+        "producerGroup! topic! defaultTopic! defaultTopicQueueNums! queueId! sysFlag! "
+        "bornTimestamp! flag! bornHost! storeHost! storeTimestamp! properties reconsumeTimes "
+        "unitMode"
+    ),
+    "BrokerConfigAnswer": "version!",
     "ConsumeDirectly": "consumerGroup! clientId msgId jstackEnable",
     "StatsQuery": "statsName! statsKey!",
     "RouteQuery": "topic! acceptStandardJsonOnly",
@@ -105,13 +118,19 @@ BODIES = {
         "retryMaxTimes brokerId whichBrokerWhenConsumeSlowly notifyConsumerIdsChangedEnable"
     ),
     "GroupConfigs": "dataVersion subscriptionGroupTable",
+    "GroupConfigList": "groupConfigList",
     "QueueRoute": "brokerName readQueueNums writeQueueNums perm topicSysFlag",
     "BrokerRoute": "brokerName brokerAddrs cluster",
     "TopicRoute": "queueDatas brokerDatas filterServerTable orderTopicConf",
     "ClusterView": "brokerAddrTable clusterAddrTable",
     "TopicNames": "topicList brokerAddr",
     "Table": "table",
-    "OffsetPair": "brokerOffset consumerOffset lastTimestamp",
+    "OffsetPair": "brokerOffset consumerOffset lastTimestamp pullOffset",
+    "QueueEntry": "physicOffset physicSize tagsCode",
+    "QueueEntries": "queueData maxQueueIndex minQueueIndex filterData subscriptionData",
+    "SubscriptionAnswer": "group topic subscriptionData",
+    "CounterWindow": "sum tps avgpt",
+    "CounterView": "statsMinute statsHour statsDay",
     "QueueStats": "minOffset maxOffset lastUpdateTimestamp",
     "ConsumeStats": "consumeTps",
     "ConsumeTimeSpan": ("messageQueue minTimeStamp maxTimeStamp consumeTimeStamp delayTime"),

@@ -239,6 +239,35 @@ def test_unsynced_pages_suffer_every_fate():
     assert fates == {"lost", "kept", "zeros", "torn or short", "garbage"}
 
 
+def test_a_synced_page_that_is_partly_overwritten_keeps_the_rest():
+    outcomes = set()
+    for seed in range(100):
+        disk = MemoryDisk()
+        file = disk.open("f", create=True)
+        file.write(0, b"s" * 300)
+        file.sync()
+        file.write(100, b"new" * 10)
+        file.write(300, b"tail")
+        disk.crash(SeededEntropy(seed), Loss.PAGES)
+        content = disk.open("f").read(0, PAGE)
+        assert content[:100] == b"s" * 100
+        assert content[130:300] == b"s" * 170
+        outcomes.add(content[100:130])
+    assert len(outcomes) > 10
+    assert {b"new" * 10, b"s" * 30, bytes(30)} <= outcomes
+
+
+def test_nothing_shows_beyond_the_end_when_a_file_grows_after_a_crash():
+    for seed in range(100):
+        disk = MemoryDisk()
+        disk.open("f", create=True).write(0, b"x" * 1000)
+        disk.crash(SeededEntropy(seed))
+        file = disk.open("f")
+        size = file.size()
+        file.write(2000, b"y")
+        assert file.read(size, 2000 - size) == bytes(2000 - size)
+
+
 def test_names_are_durable_when_the_port_says_so():
     disk = MemoryDisk()
     disk.open("made", create=True)
@@ -267,6 +296,30 @@ def test_replace_is_old_or_new_at_every_point_of_a_crash():
             after.replace("settings", b"once more")
             assert after.open("settings").read(0, 100) == b"once more"
     assert found == {b"old", b"new!"}
+
+
+@pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING])
+def test_a_name_that_is_not_durable_yet_may_go_either_way(loss):
+    def work(disk):
+        disk.open("made", create=True)
+        disk.remove("gone")
+
+    disk = MemoryDisk()
+    disk.open("gone", create=True)
+    points = [point for event, point in power_cuts(disk, work) if event][1::2]
+    found = []
+    for point in points:
+        outcomes = set()
+        for seed in range(30):
+            after = point.clone()
+            after.crash(SeededEntropy(seed), loss)
+            outcomes.add(" ".join(after.names("")))
+        found.append(outcomes)
+
+    old = [{"gone"}, {"gone made"}]
+    new = [{"gone made"}, {"made"}]
+    both = [{"gone", "gone made"}, {"gone made", "made"}]
+    assert found == {Loss.EVERYTHING: old, Loss.PAGES: both}.get(loss, new)
 
 
 def test_power_cuts_come_before_every_operation():
@@ -432,6 +485,8 @@ def test_a_flipped_bit_stays_flipped():
     file.sync()
 
     disk.flip_bit("f", 1, 0)
+    disk.crash(loss=Loss.PAGES)
+    file = disk.open("f")
 
     assert file.read(0, 3) == disk.durable("f") == b"acc"
     disk.crash()

@@ -1,6 +1,7 @@
 """The loop: virtual time, one order in every run, and clear words where a run cannot go on."""
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -226,3 +227,4 @@ def test_finalisers_of_cycles_run_at_the_same_moment(monkeypatch):
             await asyncio.sleep(0.001)
 
     simulate(scenario, 1, twice=True)
+    assert gc.isenabled()

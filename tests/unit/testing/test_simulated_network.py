@@ -6,8 +6,8 @@ import errno
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from network_recorder import Recorder
+
 from txmq.testing import Conditions, PowerCut, simulate
 
 CLIENT, SERVER = "10.0.0.1", "10.0.0.2"
@@ -321,6 +321,16 @@ def test_doors():
     run(scenario)
 
 
+def test_a_door_that_closes_before_it_took_a_connection_resets_it():
+    async def scenario(world):
+        door = await world.network.host(SERVER).listen(Recorder, SERVER, 9)
+        client = await world.network.host(CLIENT).connect(Recorder, SERVER, 9)
+        door.close()
+        assert isinstance(await client.lost(), ConnectionResetError)
+
+    run(scenario)
+
+
 def test_loopback_is_for_the_host_itself():
     async def scenario(world):
         host = world.network.host(SERVER)
@@ -347,6 +357,21 @@ def test_a_partition_holds_bytes_until_it_heals():
         assert world.now() > 60
 
     run(scenario)
+
+
+def test_bytes_that_met_several_faults_still_arrive_in_order():
+    async def scenario(world):
+        client, server = await connected(world)
+        for number in range(20):
+            client.transport.write(bytes([number]) * 5000)
+            world.network.partition("client", "server", one_way=number % 2 == 0)
+            await asyncio.sleep(world.entropy.fraction() / 100)
+            world.network.heal("client", "server")
+        await server.until(lambda me: len(me.received) == 100_000)
+        assert server.received == b"".join(bytes([number]) * 5000 for number in range(20))
+
+    for seed in range(20):
+        run(scenario, seed)
 
 
 def test_bytes_under_way_meet_the_partition_too():
@@ -393,6 +418,21 @@ def test_a_silent_peer_is_given_up_only_by_the_side_that_sends():
     run(scenario)
 
 
+def test_patience_runs_on_while_one_of_two_obstacles_is_left():
+    async def scenario(world):
+        client, _ = await connected(world)
+        began = world.now()
+        client.transport.write(b"anybody?")
+        world.network.crash("server")
+        world.network.partition("client", "server")
+        await asyncio.sleep(CALM.give_up_s / 2)
+        world.network.heal()
+        await client.lost()
+        assert world.now() == pytest.approx(began + CALM.give_up_s)
+
+    run(scenario)
+
+
 def test_healing_in_time_saves_the_connection():
     async def scenario(world):
         client, server = await connected(world)
@@ -420,11 +460,16 @@ def test_other_connections_do_not_feel_a_partition():
         world.network.host("10.0.0.9")
         client, server = await connected(world)
         client.transport.write(b"x" * 100_000)
-        for _ in range(10):
-            world.network.partition("10.0.0.8", "10.0.0.9")
-            world.network.heal()
+        disturbing = asyncio.create_task(disturb(world))
         await server.until(lambda me: len(me.received) == 100_000)
+        disturbing.cancel()
         return world.now()
+
+    async def disturb(world):
+        while True:
+            world.network.partition("10.0.0.8", "10.0.0.9")
+            await asyncio.sleep(CALM.latency_s / 3)
+            world.network.heal()
 
     assert run(lone) == run(beside_others)
 

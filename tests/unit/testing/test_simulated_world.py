@@ -234,6 +234,29 @@ def test_a_program_can_crash_its_own_machine():
     simulate(scenario, 1)
 
 
+def test_a_callback_can_crash_its_own_machine():
+    seen = []
+
+    async def program(machine):
+        asyncio.get_running_loop().call_later(1, fails, machine)
+        await forever()
+
+    def fails(machine):
+        try:
+            machine.crash()
+        finally:
+            seen.append("raised")
+            raise KeyError("of no interest to anybody any more")
+
+    async def scenario(world):
+        machine = world.machine("m")
+        with pytest.raises(MachineCrashedError):
+            await machine.run(program(machine))
+        assert seen == ["raised"]
+
+    simulate(scenario, 1)
+
+
 def test_a_crash_stops_one_machine_only():
     async def program(ticks):
         while True:
@@ -281,6 +304,25 @@ def test_what_a_protocol_starts_dies_with_the_machine_that_listens():
         assert len(ticks) == 6
 
     simulate(scenario, 1)
+
+
+def test_a_program_started_from_another_machine_outlives_that():
+    async def fails_later():
+        await asyncio.sleep(10)
+        raise KeyError("on purpose")
+
+    async def starts_it(other):
+        await other.run(fails_later())
+
+    async def scenario(world):
+        first, other = world.machine("first"), world.machine("other")
+        first.run(starts_it(other))
+        await asyncio.sleep(1)
+        first.crash()
+        await asyncio.sleep(100)
+
+    with pytest.raises(UnhandledError, match="on purpose"):
+        simulate(scenario, 1)
 
 
 # --- programs ---
@@ -403,7 +445,8 @@ def test_an_error_that_nobody_looks_at_fails_the_run_at_once():
     with pytest.raises(UnhandledError, match=r"task-2: .*KeyError\('on purpose'\)") as caught:
         simulate(scenario, 1)
     assert isinstance(caught.value.__cause__, KeyError)
-    assert "after 0.000000 virtual seconds" in caught.value.__notes__[-1]
+    (note,) = caught.value.__notes__
+    assert "after 0.000000 virtual seconds" in note
 
 
 def test_an_error_in_a_callback_fails_the_run():
@@ -496,6 +539,38 @@ def test_a_failed_run_says_how_to_repeat_it():
     (note,) = caught.value.__notes__
     assert note.startswith("repeat with: seed=4711 scenario=test_a_failed_run_says")
     assert "\n" not in note
+
+
+def test_a_failing_scenario_tells_of_the_errors_in_programs():
+    async def fails():
+        raise KeyError("the reason")
+
+    kept = []
+
+    async def scenario(world):
+        kept.append(world.machine("m").run(fails()))
+        await asyncio.sleep(1)
+        raise ValueError("the consequence")
+
+    with pytest.raises(ValueError) as caught:
+        simulate(scenario, 1)
+    assert any("the reason" in note for note in caught.value.__notes__)
+
+
+def test_programs_started_on_a_paused_machine_wait():
+    async def scenario(world):
+        machine = world.machine("m")
+        machine.pause()
+        running = machine.run(asyncio.sleep(1, "done"))
+        await asyncio.sleep(10)
+        assert not running.done()
+        machine.resume()
+        assert await running == "done"
+        machine.pause()
+        machine.restart()
+        assert await machine.run(asyncio.sleep(1, "again")) == "again"
+
+    simulate(scenario, 1)
 
 
 def test_nothing_is_logged_or_left_open(caplog):

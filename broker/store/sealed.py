@@ -1,0 +1,54 @@
+"""A part of an index file under one checksum, which is compared when something in it is first read."""
+
+from __future__ import annotations
+
+import zlib
+
+from txmq.errors import CorruptRecord
+from txmq.runtime.disk import File
+
+__all__ = ["Sealed"]
+
+
+class Sealed:
+    """Bytes of a file from one place to another, with their checksum."""
+
+    __slots__ = ("_at", "_checksum", "_file", "_is_whole", "_path", "_size", "_start")
+
+    def __init__(
+        self, file: File, path: str, start: int, at: int, size: int, checksum: int
+    ) -> None:
+        """Take the bytes at ``at``; ``start`` is the log position they speak of, for messages."""
+        self._file = file
+        self._path = path
+        self._start = start
+        self._at = at
+        self._size = size
+        self._checksum = checksum
+        self._is_whole = False
+
+    def is_whole(self) -> bool:
+        """Whether the bytes are those that were written; once they were, that is believed."""
+        if not self._is_whole:
+            data = self._file.read(self._at, self._size)
+            self._is_whole = len(data) == self._size and zlib.crc32(data) == self._checksum
+        return self._is_whole
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes at a position of the file.
+
+        Raises:
+            CorruptRecord: What is sealed differs from what was written, or cannot be read.
+        """
+        try:
+            if self._is_whole or self.is_whole():
+                return self._file.read(position, size)
+        except OSError as problem:
+            raise CorruptRecord(
+                self._start, f"the disk cannot read its index {self._path}: {problem}"
+            ) from problem
+        raise CorruptRecord(
+            self._start,
+            f"not the log itself but its index {self._path}; stop the broker and delete that file, "
+            "it is made again from the log",
+        )

@@ -1,0 +1,63 @@
+"""The figures that must hold, each a ratio within one run, and whether they do."""
+
+from typing import NamedTuple
+
+
+class Check(NamedTuple):
+    """A figure by its place in the document, and its limit."""
+
+    what: str
+    section: str
+    figure: str
+    limit: float
+    is_most: bool
+
+
+CHECKS = {
+    "send_cost": Check(
+        "broker CPU per 1 KB send over the floor's, 64 in flight, flush=async",
+        "ratios",
+        "broker_cpu_over_floor",
+        2.0,
+        is_most=True,
+    ),
+    "sync_throughput": Check(
+        "messages per second with flush=sync over flush=async, 64 in flight",
+        "ratios",
+        "sync_over_async",
+        0.6,
+        is_most=False,
+    ),
+    "drain_cost": Check(
+        "messages per CPU second by pulls of 32 over those by sends, 64 in flight",
+        "drain",
+        "drain_over_sends",
+        5.0,
+        is_most=False,
+    ),
+    "restart": Check(
+        "restart after a crash, large log over small, same distance from the checkpoint",
+        "restart",
+        "large_over_small",
+        1.5,
+        is_most=True,
+    ),
+}
+
+
+def checks(document):
+    """A verdict on each check whose section was measured."""
+    return {
+        name: _verdict(check, document[check.section][check.figure]["median"])
+        for name, check in CHECKS.items()
+        if check.section in document
+    }
+
+
+def _verdict(check, figure):
+    return {
+        "what": check.what,
+        "figure": figure,
+        "at_most" if check.is_most else "at_least": check.limit,
+        "passed": figure <= check.limit if check.is_most else figure >= check.limit,
+    }

@@ -1,0 +1,127 @@
+"""The benchmarks: one JSON document on stdout, progress on stderr.
+
+    python tests/benchmarks/run.py [--quick] [--full] [--seconds S] [--only NAME ...] [--check]
+
+All figures that must hold are ratios taken within this run; they stand under ``checks`` with their
+limits. The exit code is 0 whatever they are, unless ``--check`` asks for a verdict.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import bench_process
+from bench_checks import checks
+from bench_disk import disk
+from bench_drain import drain
+from bench_idle import idle
+from bench_restart import restart
+from bench_sends import floor, ratios, sends
+
+SECTIONS = {
+    "disk": disk,
+    "floor": floor,
+    "sends": sends,
+    "ratios": ratios,
+    "drain": drain,
+    "idle": idle,
+    "restart": restart,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long and how often everything is measured."""
+
+    seconds: float
+    turn_s: float = 0.4
+    turns: int = 25
+    syncs: int = 200
+    connections: int = 2000
+    starts: int = 5
+    log_bytes: tuple[int, int] = (100_000_000, 1_000_000_000)
+    is_full: bool = False
+    begun: float = field(default_factory=time.monotonic)
+
+    def say(self, what):
+        """Tell somebody who waits."""
+        print(f"{time.monotonic() - self.begun:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+def plan_for(options):
+    """The plan that the options ask for."""
+    if options.quick:
+        return Plan(
+            seconds=options.seconds or 0.4,
+            turn_s=0.2,
+            turns=5,
+            syncs=50,
+            connections=500,
+            starts=2,
+            log_bytes=(60_000_000, 180_000_000),
+            is_full=options.full,
+        )
+    return Plan(seconds=options.seconds or 4.0, is_full=options.full)
+
+
+def read_options(arguments):
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, help="of one row of a table (default 4)")
+    parser.add_argument("--quick", action="store_true", help="under a minute; figures are rough")
+    parser.add_argument("--full", action="store_true", help="also rebuild all indexes of a log")
+    parser.add_argument("--only", choices=SECTIONS, nargs="+", help="these sections alone")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a check fails")
+    parser.add_argument("--pin", action="store_true", help="servers on one core, driver on another")
+    parser.add_argument("--dir", help="where logs are written; up to 3 GB, deleted afterwards")
+    return parser.parse_args(arguments)
+
+
+def measure(options):
+    """The document."""
+    plan = plan_for(options)
+    bench_process.allow_files()
+    core = bench_process.pin_driver() if options.pin else None
+    document = {"machine": machine(), "settings": vars(options)}
+    with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
+        bench = bench_process.Bench(folder, core)
+        for name, section in SECTIONS.items():
+            if options.only is None or name in options.only:
+                plan.say(name)
+                document[name] = section(bench, plan)
+    document["checks"] = checks(document)
+    document["took_s"] = round(time.monotonic() - plan.begun, 1)
+    return document
+
+
+def machine():
+    """What has to be said of the machine for the figures to mean anything."""
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def main(arguments=None):
+    """Measure, print, and with ``--check`` judge."""
+    options = read_options(arguments)
+    if not sys.platform.startswith("linux"):
+        print("the benchmarks read process clocks and memory as Linux tells them", file=sys.stderr)
+        return 2
+    document = measure(options)
+    print(json.dumps(document, indent=2))
+    failed = any(not each["passed"] for each in document["checks"].values())
+    return 1 if options.check and failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

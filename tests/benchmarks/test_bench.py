@@ -1,0 +1,64 @@
+"""The benchmarks run and print what their readers count on; how fast anything is, is not asked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench_checks import CHECKS, checks
+
+RUN = Path(__file__).with_name("run.py")
+SEND_FIGURES = {
+    "messages_per_s",
+    "cpu_us_per_message",
+    "latency_ms",
+    "server_busy",
+    "messages",
+    "rss_mb_before",
+    "rss_mb",
+}
+
+
+def test_a_check_passes_at_its_limit_and_fails_beyond_it():
+    document = {
+        "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
+        "drain": {"drain_over_sends": {"median": 5.0}},
+        "restart": {"large_over_small": {"median": 1.51}},
+    }
+
+    found = checks(document)
+
+    assert {name for name, each in found.items() if each["passed"]} == {"send_cost", "drain_cost"}
+    assert found.keys() == CHECKS.keys()
+
+
+def test_sections_left_out_are_not_judged():
+    assert checks({"floor": {}}) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_prints_one_document_with_every_figure_of_floor_and_sends():
+    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.2"]
+
+    done = subprocess.run(
+        [*command, "--only", "floor", "sends", "ratios"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    for each in (document["floor"], *document["sends"].values()):
+        assert list(each) == ["1", "8", "64", "512"]
+        for figures in each.values():
+            assert set(figures) == SEND_FIGURES
+            assert figures["messages"] > 0
+            assert figures["cpu_us_per_message"] > 0
+            latency = figures["latency_ms"]
+            assert 0 < latency["p50"] <= latency["p99"] <= latency["p99.9"]
+    assert document["ratios"]["in_flight"] == 64
+    assert document["checks"].keys() == {"send_cost", "sync_throughput"}

@@ -1,0 +1,66 @@
+"""Owns a small cluster on loopback, which the commands under test ask over real connections."""
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "client"))  # the cluster lives there
+
+from fake_cluster import FakeCluster  # noqa: E402
+
+from txmq.cli.root import app  # noqa: E402
+from txmq.runtime.clock import SystemClock  # noqa: E402
+from txmq.runtime.network import SystemNetwork  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_developer(monkeypatch):
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("TXMQ_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def cluster():
+    """Two brokers and a name server, served by a thread of their own: commands block theirs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    found = FakeCluster(SystemNetwork(), SystemClock(), brokers=2)
+
+    def do(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+
+    do(found.__aenter__())
+    yield found
+    do(found.__aexit__())
+    do(asyncio.sleep(0))  # One turn, in which transports let go of their sockets.
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def txmq(monkeypatch):
+    """Run a command as ``txmq("topic", "list")``; the result has exit_code, stdout and stderr."""
+
+    def run(*arguments, **more):
+        return CliRunner().invoke(app, [str(each) for each in arguments], **more)
+
+    return run
+
+
+@pytest.fixture
+def asking(txmq, cluster):
+    """The same for commands that ask the cluster."""
+
+    def run(*arguments, **more):
+        return txmq(*arguments, "--names", cluster.names, **more)
+
+    return run

@@ -1,0 +1,311 @@
+import json
+
+import pytest
+
+from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, Subscription
+
+
+def told(result):
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+def as_json(result):
+    text = told(result)
+    assert text.count("\n") == 1
+    return json.loads(text)
+
+
+# Topics
+
+
+def test_a_topic_is_made_and_shown(asking):
+    assert told(asking("topic", "create", "T", "--queues", 3)) == (
+        "topic T has 3 queues at each of broker-a, broker-b\n"
+    )
+    assert told(asking("topic", "list")) == "T\n"
+    assert "broker-a" in told(asking("topic", "status", "T"))
+
+
+def test_a_topic_can_be_made_at_one_broker_for_reading(asking, cluster):
+    found = as_json(
+        asking("topic", "create", "T", "--broker", "broker-b", "--perm", "r", "--order", "--json")
+    )
+
+    assert found == {"topic": "T", "queues": 8, "brokers": ["broker-b"]}
+    assert cluster.brokers[1].topics["T"].perm == 4
+
+
+def test_topics_of_the_system_are_listed_on_demand(asking, cluster):
+    for name in ("T", "TBW102", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC", "broker-a", "c1"):
+        cluster.add_topic(name)
+
+    assert as_json(asking("topic", "list", "--json")) == ["T"]
+    assert len(as_json(asking("topic", "list", "--all", "--json"))) == 6
+
+
+def test_a_topics_status_and_route_are_for_programs_too(asking, cluster):
+    cluster.add_topic("T", queues=1)
+
+    status = as_json(asking("topic", "status", "T", "--json"))
+    route = as_json(asking("topic", "route", "T", "--json"))
+
+    assert status[0] == {
+        "queue": {"topic": "T", "broker": "broker-a", "number": 0},
+        "min_offset": 0,
+        "max_offset": 0,
+        "updated_ms": 5,
+    }
+    assert route[1] == {
+        "broker": "broker-b",
+        "addresses": {"0": cluster.brokers[1].address},
+        "readable": 1,
+        "writable": 1,
+    }
+    assert cluster.brokers[0].address in told(asking("topic", "route", "T"))
+
+
+def test_a_topic_is_not_removed_by_accident(asking, cluster):
+    cluster.add_topic("T")
+
+    refused = asking("topic", "delete", "T", input="n\n")
+
+    assert refused.exit_code == 1
+    assert told(asking("topic", "list")) == "T\n"
+    assert told(asking("topic", "delete", "T", "--yes")) == "topic T is removed\n"
+    assert told(asking("topic", "list")) == ""
+
+
+# Groups
+
+
+def test_a_group_is_made_listed_and_removed(asking):
+    told(asking("group", "create", "g", "--retries", 3, "--no-enabled"))
+
+    assert as_json(asking("group", "list", "--json")) == [
+        {"group": "g", "enabled": False, "retries": 3}
+    ]
+    assert "g" in told(asking("group", "list"))
+    assert as_json(asking("group", "delete", "g", "--yes", "--json")) == {
+        "group": "g",
+        "deleted": True,
+    }
+    assert as_json(asking("group", "list", "--json")) == []
+
+
+def test_a_groups_progress_is_summed_up(asking, cluster):
+    cluster.add_topic("T", queues=1)
+    for _ in range(3):
+        told(asking("message", "send", "T", "x", "--queue", "broker-a:0"))
+    cluster.brokers[0].offsets["g", "T", 0] = 1
+
+    found = as_json(asking("group", "progress", "g", "--json"))
+
+    assert (found["group"], found["lag"], found["queues"][0]["lag"]) == ("g", 2, 2)
+    assert told(asking("group", "progress", "g")).endswith("2 messages behind\n")
+
+
+@pytest.mark.parametrize(("moment", "offset"), [("earliest", 0), ("latest", 2), ("1h", 0)])
+def test_a_group_is_moved_to_a_moment(asking, cluster, moment, offset):
+    cluster.add_topic("T", queues=1)
+    for _ in range(2):
+        told(asking("message", "send", "T", "x", "--queue", "broker-b:0"))
+
+    found = as_json(asking("group", "reset", "g", "T", "--to", moment, "--json"))
+
+    assert [each["offset"] for each in found] == [0, offset]
+    assert "broker-b" in told(asking("group", "reset", "g", "T", "--to", moment))
+
+
+def test_a_group_moved_only_back_skips_nothing(asking, cluster):
+    cluster.add_topic("T", queues=1)
+    cluster.brokers[0].offsets["g", "T", 0] = 0
+    told(asking("message", "send", "T", "x", "--queue", "broker-a:0"))
+
+    found = as_json(asking("group", "reset", "g", "T", "--to", "latest", "--only-back", "--json"))
+
+    assert found[0]["offset"] == 0
+
+
+def test_the_clients_of_a_group_are_shown(asking, cluster):
+    cluster.brokers[0].consumers["g"] = ConsumerConnections(
+        [ConnectedClient("10.0.0.1:5", "c1", "GO", 317)],
+        "X",
+        "CONSUME_PASSIVELY",
+        "CLUSTERING",
+        {"T": Subscription("T", "A || B")},
+    )
+
+    text = told(asking("group", "clients", "g"))
+
+    assert "c1" in text
+    assert "subscribed to T: A || B" in text
+    assert as_json(asking("group", "clients", "g", "--json"))["clients"][0]["language"] == "GO"
+
+
+# Messages
+
+
+def test_a_message_is_sent_fetched_and_looked_up(asking, cluster):
+    cluster.add_topic("T")
+    sent = as_json(
+        asking(
+            *("message", "send", "T", "hello", "--tag", "A", "--key", "k1", "--key", "k2"),
+            *("--property", "p=a=b", "--queue", "broker-b:1", "--json"),
+        )
+    )
+
+    (pulled,) = as_json(asking("message", "pull", "T", "--json"))
+    (queried,) = as_json(asking("message", "query", "T", "k2", "--json"))
+    viewed = as_json(asking("message", "view", sent["offset_id"], "--json"))
+    found = as_json(asking("message", "view", sent["id"], "--topic", "T", "--json"))
+
+    assert pulled == queried == viewed == found
+    assert (pulled["body"], pulled["tags"], pulled["keys"]) == ("hello", "A", ["k1", "k2"])
+    assert pulled["properties"] == {"p": "a=b"}
+    assert pulled["queue"] == {"topic": "T", "broker": "broker-b", "number": 1}
+    assert pulled["id"] == sent["id"]
+
+
+def test_messages_are_shown_to_people(asking, cluster):
+    cluster.add_topic("T")
+    sent = told(asking("message", "send", "T", "[bold]hello", "--queue", "broker-a:0"))
+    place = sent.split()[-1]
+
+    assert sent.startswith("stored in broker-a:0 at offset 0; id ")
+    assert "[bold]hello" in told(asking("message", "pull", "T"))
+    assert "body         [bold]hello\n" in told(asking("message", "view", place))
+
+
+def test_a_body_is_read_from_standard_input_byte_for_byte(asking, cluster):
+    cluster.add_topic("T")
+    told(asking("message", "send", "T", "-", "--queue", "broker-a:0", input=b"\xff\x00\n"))
+
+    (found,) = as_json(asking("message", "pull", "T", "--json"))
+
+    assert found["body_base64"] == "/wAK"
+    assert "body" not in found
+    assert r"\xff" in told(asking("message", "pull", "T"))
+
+
+def test_a_pull_goes_on_until_it_has_enough(asking, cluster):
+    cluster.add_topic("T", queues=1)
+    queue = ("--queue", "broker-a:0")
+    for n in range(40):
+        cluster.brokers[0].store("T", 0, Request(cluster), b"%d" % n, "", 0)
+
+    found = as_json(asking("message", "pull", "T", *queue, "--count", 35, "--offset", 2, "--json"))
+
+    assert [each["body"] for each in found] == [str(n) for n in range(2, 37)]
+
+
+def test_a_pull_can_choose_by_tag(asking, cluster):
+    cluster.add_topic("T", queues=1)
+    for tag in ("A", "B", "A"):
+        told(asking("message", "send", "T", tag, "--tag", tag, "--queue", "broker-a:0"))
+
+    found = as_json(asking("message", "pull", "T", "--tags", "A", "--json"))
+
+    assert [each["offset"] for each in found] == [0, 2]
+
+
+class Request:
+    def __init__(self, cluster):
+        self.born_timestamp = cluster.clock.wall_ms()
+
+
+# The cluster
+
+
+def test_brokers_are_listed(asking, cluster):
+    found = as_json(asking("cluster", "list", "--json"))
+
+    assert [(each["broker"], each["version"]) for each in found] == [
+        ("broker-a", "broker-a"),
+        ("broker-b", "broker-b"),
+    ]
+    assert cluster.brokers[0].address in told(asking("cluster", "list"))
+
+
+def test_a_broker_that_is_down_does_not_hide_the_others(asking, cluster):
+    cluster.listeners[0].close()
+
+    found = as_json(asking("cluster", "list", "--json"))
+
+    assert "cannot connect" in found[0]["version"]
+    assert found[1]["version"] == "broker-b"
+
+
+# Failures
+
+
+def failed(result, code, text):
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_refusal_is_one_sentence_and_code_1(asking):
+    result = asking("topic", "status", "T")
+
+    failed(result, 1, "txmq: No topic route info\n")
+
+
+def test_nobody_there_is_one_sentence_and_code_1(txmq):
+    failed(
+        txmq("topic", "list", "--names", "127.0.0.1:1"), 1, "txmq: cannot connect to 127.0.0.1:1"
+    )
+
+
+def test_what_may_have_happened_is_said(asking, cluster):
+    cluster.add_topic("T")
+    cluster.replies[310] = lambda request: cluster.listeners[0].close()
+    for listener in cluster.listeners:
+        assert listener.connections == 0
+
+    result = asking("message", "send", "T", "x", "--queue", "broker-a:0")
+
+    failed(result, 1, "(it may have taken effect all the same)")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "create", "T", "--perm", "x"),
+        ("topic", "create", "T", "--queues", "0"),
+        ("topic", "create", "a b"),
+        ("topic", "create"),
+        ("group", "reset", "g", "T", "--to", "someday"),
+        ("group", "reset", "g", "T"),
+        ("message", "send", "T", "x", "--property", "p"),
+        ("message", "send", "T", "x", "--queue", "broker-a"),
+        ("message", "send", "T", ""),
+        ("message", "view", "no id"),
+        ("message", "pull", "T", "--count", "0"),
+        ("nonsense",),
+        ("topic", "list", "--names", "nowhere"),
+    ],
+)
+def test_a_wrong_call_is_code_2(txmq, cluster, arguments):
+    if "--names" not in arguments and len(arguments) > 1:
+        arguments = (*arguments, "--names", cluster.names)
+
+    result = txmq(*arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr
+
+
+def test_the_name_servers_may_stand_in_the_environment(txmq, cluster):
+    cluster.add_topic("T")
+
+    assert told(txmq("topic", "list", env={"TXMQ_NAMES": cluster.names})) == "T\n"
+
+
+def test_the_version_is_told(txmq):
+    assert told(txmq("--version")) == "txmq 0.1.0\n"
+
+
+@pytest.mark.parametrize("group", ["topic", "group", "message", "cluster", "config"])
+def test_every_group_of_commands_explains_itself(txmq, group):
+    assert "Usage" in told(txmq(group, "--help"))

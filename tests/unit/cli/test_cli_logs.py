@@ -1,0 +1,79 @@
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from txmq.cli.logs import JsonFormatter, TextFormatter, configure
+
+
+def record(text="took %d", *arguments, **more):
+    made = logging.LogRecord("broker.store", logging.INFO, __file__, 1, text, arguments, None)
+    made.created = 1714564800.123
+    vars(made).update(more)
+    return made
+
+
+def test_a_line_of_text():
+    line = TextFormatter().format(record("took %d", 3, segments=5, path="/a b", empty=""))
+
+    assert line == (
+        '2024-05-01T12:00:00.123Z INFO    broker.store took 3 segments=5 path="/a b" empty=""'
+    )
+
+
+def test_a_line_break_in_a_message_stays_in_its_line():
+    line = TextFormatter().format(record("a\r\nb", other='c"\nd'))
+
+    assert "\n" not in line
+    assert line.endswith(r'a\r\nb other="c\"\nd"')
+
+
+def test_a_line_of_json():
+    line = JsonFormatter().format(record("took %d", 3, segments=5, what=ValueError("x")))
+
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2024-05-01T12:00:00.123Z",
+        "level": "info",
+        "logger": "broker.store",
+        "message": "took 3",
+        "segments": 5,
+        "what": "x",
+    }
+
+
+def test_fields_do_not_replace_what_every_line_has():
+    line = JsonFormatter().format(record("m", time="never", level="x"))
+
+    assert json.loads(line)["level"] == "info"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_traceback_is_kept(formatter):
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        line = formatter.format(record("m", exc_info=sys.exc_info()))
+
+    assert "ValueError: broken" in line
+
+
+@pytest.mark.parametrize(("form", "start"), [("text", "20"), ("json", "{")])
+def test_everything_goes_to_standard_error(monkeypatch, form, start):
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    try:
+        configure(form, "warning")
+        logging.getLogger("broker").info("not this")
+        logging.getLogger("broker").warning("this", extra={"n": 1})
+    finally:
+        root.handlers, root.level = before, level
+        root.setLevel(level)
+
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(start)

@@ -1,0 +1,242 @@
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.config import BrokerSettings, StoreSettings
+from txmq.cli.config import reference
+from txmq.cli.serve import NOT_SETTINGS, banner
+from txmq.config import describe
+
+CHECKOUT = Path(__file__).parents[3]
+
+
+def environment(**more):
+    """What a program started from here sees: the checkout, and no settings of the developer."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TXMQ_")}
+    clean.pop("PYTHONUNBUFFERED", None)  # Whoever reads a pipe must get the line all the same.
+    return {**clean, "PYTHONPATH": str(CHECKOUT), **more}
+
+
+def started(*arguments, cwd, **more):
+    return subprocess.Popen(
+        [sys.executable, "-m", "txmq", *arguments],
+        cwd=cwd,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def stopped(process, how=signal.SIGTERM):
+    process.send_signal(how)
+    try:
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+# What an operator reads
+
+
+def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
+    text = banner(BrokerSettings(data=str(tmp_path), advertise="10.0.0.9:10911"))
+
+    assert text.splitlines() == [
+        "txmq 0.1.0",
+        "  broker  broker-a in DefaultCluster",
+        "  listen  127.0.0.1:10911, advertised as 10.0.0.9:10911",
+        "  names   127.0.0.1:9876",
+        f"  data    {tmp_path}",
+        "  flush   sync: a send is answered when it would survive a power cut",
+    ]
+
+
+def test_the_banner_says_what_asynchronous_flushing_risks():
+    settings = BrokerSettings(names="a:1;b:2", data="d", store=StoreSettings(flush="async"))
+
+    text = banner(settings)
+
+    assert "names   a:1;b:2 (elsewhere)" in text
+    assert "a power cut may take what came last" in text
+    assert f"data    {Path('d').absolute()}" in text
+
+
+def test_the_reference_has_a_row_for_every_setting():
+    page = reference(describe(BrokerSettings))
+
+    for each in describe(BrokerSettings):
+        assert f"| `{each.key}` |" in page
+    assert "## store\n" in page
+    assert "``" not in page
+
+
+def test_the_reference_is_printed(txmq):
+    result = txmq("config", "reference")
+
+    assert result.exit_code == 0
+    assert result.stdout == reference(describe(BrokerSettings)).rstrip("\n") + "\n"
+
+
+# What goes wrong before it serves
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--set", "store.flsh=async"), "did you mean store.flush?"),
+        (("--set", "nonsense"), "sets nothing; write key=value"),
+        (("--flush", "quick"), 'it takes "sync" or "async"'),
+        (("--config", "nowhere.toml"), "cannot read settings from nowhere.toml"),
+        (("--names", "a:1", "--names-listen", "b:2"), "exclude each other"),
+        (("--listen", "nowhere"), "'nowhere' is no address"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_code_2(txmq, tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+
+    result = txmq("serve", *arguments, "--names-listen" if "--listen" in arguments else "--name",
+                  "127.0.0.1:0" if "--listen" in arguments else "b")  # fmt: skip
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_mistake_in_the_environment_is_told(txmq):
+    result = txmq("serve", env={"TXMQ_STORE__FLSH": "async"})
+
+    assert result.exit_code == 2
+    assert "in variable TXMQ_STORE__FLSH" in result.stderr
+
+
+def test_variables_of_the_command_line_are_not_taken_for_settings(txmq, tmp_path):
+    path = tmp_path / "t.toml"
+    path.write_text("nmae = 'x'")
+    environ = dict.fromkeys(NOT_SETTINGS, "")
+    environ |= {"TXMQ_CONFIG": str(path), "TXMQ_LOG_FORMAT": "json", "TXMQ_LOG_LEVEL": "error"}
+
+    result = txmq("serve", env=environ)
+
+    assert result.exit_code == 2
+    assert f"did you mean name? (in {path})" in result.stderr
+
+
+def test_a_log_form_that_is_none_is_code_2(txmq):
+    assert txmq("serve", "--log-format", "xml").exit_code == 2
+
+
+def test_an_address_that_is_taken_is_one_sentence_and_code_1(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for command in (
+            ("serve", "--data", "d", "--names-listen", "127.0.0.1:0", "--listen", address),
+            ("names", "--listen", address),
+        ):
+            process = started(*command, cwd=tmp_path)
+            out, err = process.communicate(timeout=20)
+
+            assert (process.returncode, out) == (1, "")
+            assert err.splitlines()[-1].startswith("txmq: cannot start: ")
+            assert "address already in use" in err
+            assert "Traceback" not in err
+
+
+# Real processes
+
+
+def test_a_broker_says_when_it_is_ready_and_drains(tmp_path):
+    process = started(
+        *("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"),
+        *("--name", "b1", "--flush", "async", "--log-format", "json"),
+        cwd=tmp_path,
+        TXMQ_NAMES="10.0.0.1:1",
+    )
+    line = process.stdout.readline()
+    code, rest, err = stopped(process)
+
+    assert (code, rest) == (0, "")
+    assert re.fullmatch(
+        rf"ready b1 127\.0\.0\.1:\d+ names 127\.0\.0\.1:\d+ data {tmp_path / 'd'}\n", line
+    )
+    assert not line.split()[2].endswith(":0")
+    assert f"data    {tmp_path / 'd'}" in err
+    logged = [json.loads(each) for each in err.splitlines() if each.startswith("{")]
+    assert all({"time", "level", "logger", "message"} <= set(each) for each in logged)
+
+
+def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
+    command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
+    first = started(*command, cwd=tmp_path)
+    try:
+        assert first.stdout.readline().startswith("ready ")
+
+        second = started(*command, cwd=tmp_path)
+        out, err = second.communicate(timeout=20)
+    finally:
+        stopped(first)
+
+    assert (second.returncode, out) == (1, "")
+    assert err.splitlines()[-1].startswith("txmq: cannot start: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_name_server_alone_serves_until_it_is_told_to_stop(tmp_path, how):
+    process = started("names", "--listen", "127.0.0.1:0", "--data", "n", cwd=tmp_path)
+    line = process.stdout.readline()
+    host, port = line.split()[-1].rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10):
+        pass
+
+    code, rest, err = stopped(process, how)
+
+    assert re.fullmatch(r"ready names 127\.0\.0\.1:\d+\n", line)
+    assert (code, rest) == (0, "")
+    assert str(tmp_path / "n") in err
+
+
+def test_without_typer_the_command_line_says_what_to_install(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('gone', name='typer')")
+    program = [sys.executable, "-m", "txmq", "topic", "list"]
+    environ = environment()
+    environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(CHECKOUT)])
+
+    found = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=20)
+
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr == "txmq: the command line needs typer: pip install 'txmq[broker]'\n"
+
+
+def test_asking_a_cluster_loads_no_broker():
+    program = "import sys, txmq.cli.root; print([m for m in sys.modules if m.startswith('broker')])"
+
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+    assert found.stdout == "[]\n"
+
+
+def test_a_broker_does_not_run_without_its_assertions(tmp_path):
+    program = [sys.executable, "-O", "-m", "txmq", "serve", "--data", "d"]
+
+    found = subprocess.run(
+        program, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=20
+    )
+
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "without python -O" in found.stderr
+    assert not (tmp_path / "d").exists()

@@ -1,0 +1,31 @@
+import pytest
+
+from txmq.cli.moments import EARLIEST, LATEST, moment_ms
+
+NOW = 1_714_564_800_000
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("earliest", EARLIEST),
+        ("latest", LATEST),
+        ("2024-05-01T12:00:00Z", NOW),
+        ("2024-05-01T12:00", NOW),
+        ("2024-05-01 14:00+02:00", NOW),
+        ("2024-05-01", NOW - 12 * 3_600_000),
+        ("1714564800000", NOW),
+        ("2h", NOW - 7_200_000),
+        (" 90s ", NOW - 90_000),
+        ("1d", NOW - 86_400_000),
+    ],
+)
+def test_moments(text, moment):
+    assert moment_ms(text, NOW) == moment
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-2h", "12", "1714564800", "2024-13-01", "2x"])
+def test_no_moments(text):
+    """A bare small number could be seconds, an offset or a year: nobody should have to guess."""
+    with pytest.raises(ValueError, match="a moment such as"):
+        moment_ms(text, NOW)

@@ -1,0 +1,57 @@
+"""A log in memory, and the queues that messages put into it appear in."""
+
+from broker.config import StoreSettings, TopicDefaults
+from broker.core.topics import Topics, system_topics
+from broker.store.message_store import MessageStore
+from txmq.protocol import properties
+from txmq.protocol.bodies import TopicConfig, TopicConfigs
+from txmq.protocol.java import string_hash
+from txmq.protocol.message_id import host_bytes
+from txmq.protocol.record import tail_of, topic_field
+from txmq.testing import MemoryDisk, SeededEntropy
+
+NOW_MS = 1_700_000_000_000
+V4 = host_bytes("10.0.0.1", 10911)
+V6 = host_bytes("fd00::1", 10911)
+BORN_V6 = 0x10
+
+
+class Log:
+    """Puts messages where they can be read at once."""
+
+    def __init__(self, **settings):
+        self.disk = MemoryDisk(SeededEntropy(1))
+        self.store = MessageStore(self.disk, StoreSettings(**settings))
+        self.store.open({})
+        self.last_ms = NOW_MS
+
+    def put(self, topic, *bodies, number=0, tags=None, hashed=None, at_ms=None, born=V4):
+        """Store messages together; ``hashed`` is what the queue says of the tag, if not the truth."""
+        self.last_ms = self.last_ms if at_ms is None else at_ms
+        queue = self.store.queue(topic, number)
+        text = properties.render({"TAGS": tags} if tags else {})
+        tail = tail_of(topic_field(topic), text.encode())
+        code = hashed if hashed is not None else string_hash(tags) if tags else 0
+        flags = BORN_V6 if len(born) > 8 else 0
+        postmark = (flags, self.last_ms, born, self.last_ms, V4, 0)
+        for body in bodies:
+            self.store.append(queue, postmark, 0, body, tail, code, ())
+        self.store.publish(self.store.write())
+        return queue
+
+    def checkpoint(self):
+        """Move what the queues remember into an index file."""
+        while (stretch := self.store.next_stretch()) is not None:
+            files, end = self.store.log.files_to_sync(), self.store.log.end
+            self.store.log.synced(files, end)
+            self.store.confirm_checkpoint(self.store.begin_checkpoint(stretch))
+
+    def topics(self, **defaults):
+        settings = TopicDefaults(**defaults)
+        topics = Topics(self.store, settings)
+        topics.load(TopicConfigs(), system_topics("broker-a", "c1", settings))
+        return topics
+
+
+def topic(name="T", queues=4, *, write=None, perm=6, order=False):
+    return TopicConfig(name, queues, queues if write is None else write, perm, order=order)

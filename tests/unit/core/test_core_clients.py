@@ -1,0 +1,187 @@
+"""Connections are only keys to these tables; here they are letters."""
+
+import pytest
+
+from broker.core.clients import SILENCE_S, Clients
+from txmq.protocol.bodies import (
+    ConsumerRegistration,
+    Heartbeat,
+    ProducerRegistration,
+    Subscription,
+)
+
+
+@pytest.fixture
+def clients():
+    return Clients()
+
+
+def consumer(group="g", *topics, **given):
+    return ConsumerRegistration(
+        group, subscription_data_set=[Subscription(each) for each in topics], **given
+    )
+
+
+def beat(clients, connection, *consumers, producers=(), client_id=None, now=0.0):
+    registrations = [ProducerRegistration(each) for each in producers]
+    said = Heartbeat(client_id or f"id-{connection}", registrations, list(consumers))
+    return clients.beat(connection, said, "JAVA", 409, now)
+
+
+def test_the_first_heartbeat_makes_a_member_and_is_news(clients):
+    assert beat(clients, "a", consumer("g", "T")) == ["g"]
+
+    group = clients.consumer_group("g")
+    assert group.client_ids() == ["id-a"]
+    assert group.members["a"].version == 409
+    assert clients.consumer_groups() == [group]
+
+
+def test_the_same_heartbeat_again_is_no_news(clients):
+    beat(clients, "a", consumer("g", "T"))
+
+    assert beat(clients, "a", consumer("g", "T")) == []
+
+
+@pytest.mark.parametrize("topics", [("T", "U"), ("U",), ()])
+def test_other_topics_are_news(clients, topics):
+    beat(clients, "a", consumer("g", "T"))
+
+    assert beat(clients, "a", consumer("g", *topics)) == ["g"]
+    assert set(clients.consumer_group("g").subscriptions) == set(topics)
+
+
+def test_a_newer_expression_replaces_the_older_without_news(clients):
+    beat(clients, "a", consumer("g", "T"))
+    newer = ConsumerRegistration("g", subscription_data_set=[Subscription("T", "A", sub_version=2)])
+
+    assert beat(clients, "a", newer) == []
+    assert clients.subscription("g", "T").sub_string == "A"
+
+
+def test_an_older_expression_replaces_nothing(clients):
+    newer = ConsumerRegistration("g", subscription_data_set=[Subscription("T", "A", sub_version=2)])
+    beat(clients, "a", newer)
+    beat(clients, "b", consumer("g", "T"))
+
+    assert clients.subscription("g", "T").sub_string == "A"
+
+
+def test_the_last_to_speak_decides_how_the_group_consumes(clients):
+    beat(clients, "a", consumer("g"))
+    beat(
+        clients,
+        "b",
+        consumer(
+            "g",
+            consume_type="CONSUME_ACTIVELY",
+            message_model="BROADCASTING",
+            consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+        ),
+    )
+
+    group = clients.consumer_group("g")
+    assert (group.consume_type, group.message_model, group.consume_from_where) == (
+        "CONSUME_ACTIVELY",
+        "BROADCASTING",
+        "CONSUME_FROM_FIRST_OFFSET",
+    )
+
+
+def test_a_client_with_two_connections_is_one_client(clients):
+    beat(clients, "a", consumer("g"), client_id="one")
+    beat(clients, "b", consumer("g"), client_id="one")
+
+    assert clients.consumer_group("g").client_ids() == ["one"]
+
+
+def test_one_heartbeat_may_speak_for_several_groups(clients):
+    changed = beat(clients, "a", consumer("g"), consumer("h"), producers=("p", "q"))
+
+    assert changed == ["g", "h"]
+    assert set(clients.producer_groups()) == {"p", "q"}
+
+
+def test_a_group_nobody_is_in_is_unknown(clients):
+    assert clients.consumer_group("g") is None
+    assert clients.producers("p") == []
+    assert clients.consumer("g", "id-a") is None
+    assert clients.subscription("g", "T") is None
+    assert not clients.ignores("g", "T")
+
+
+def test_a_member_is_found_by_its_id_or_any_will_do(clients):
+    beat(clients, "a", consumer("g"))
+    beat(clients, "b", consumer("g"))
+
+    assert clients.consumer("g", "id-b").connection == "b"
+    assert clients.consumer("g", None).connection == "a"
+    assert clients.consumer("g", "id-c") is None
+
+
+@pytest.mark.parametrize(
+    ("topics", "ignored"), [(("T",), False), (("U",), True), ((), False)]
+)
+def test_a_group_ignores_what_it_does_not_name_if_it_names_anything(clients, topics, ignored):
+    beat(clients, "a", consumer("g", *topics))
+
+    assert clients.ignores("g", "T") is ignored
+
+
+def test_a_producer_is_found_by_its_id(clients):
+    beat(clients, "a", producers=("p",))
+    beat(clients, "b", producers=("p", "q"))
+
+    assert clients.find_client("id-b") == "b"
+    assert clients.find_client("id-c") is None
+
+
+# Leaving
+
+
+def test_who_leaves_is_gone_from_what_it_names_only(clients):
+    beat(clients, "a", consumer("g"), consumer("h"), producers=("p", "q"))
+
+    assert clients.leave("a", "p", "g")
+    assert clients.producers("p") == []
+    assert clients.consumer_group("g") is None
+    assert clients.producers("q")
+    assert clients.consumer_group("h")
+
+
+def test_a_group_outlives_one_of_its_members(clients):
+    for each in "ab":
+        beat(clients, each, consumer("g"), producers=("p",))
+
+    assert clients.leave("a", "p", "g")
+    assert clients.consumer_group("g").client_ids() == ["id-b"]
+    assert [each.connection for each in clients.producers("p")] == ["b"]
+
+
+@pytest.mark.parametrize(("producers", "consumers"), [(None, None), ("x", "x"), ("p", None)])
+def test_leaving_what_one_is_not_in_changes_no_consumers(clients, producers, consumers):
+    beat(clients, "a", consumer("g"), producers=("p",))
+
+    assert not clients.leave("b", producers, consumers)
+    assert clients.consumer_group("g")
+    assert clients.producers("p")
+
+
+def test_a_lost_connection_leaves_everything(clients):
+    beat(clients, "a", consumer("g"), consumer("h"), producers=("p",))
+    beat(clients, "b", consumer("h"))
+
+    assert clients.drop("a") == ["g", "h"]
+    assert clients.drop("a") == []
+    assert clients.producer_groups() == {}
+    assert [each.name for each in clients.consumer_groups()] == ["h"]
+
+
+def test_who_has_not_spoken_for_two_minutes_is_silent(clients):
+    beat(clients, "a", consumer("g"), producers=("p",), now=0.0)
+    beat(clients, "b", consumer("g"), now=1.0)
+    beat(clients, "c", producers=("p",), now=1.0)
+
+    assert clients.silent(SILENCE_S) == []
+    assert clients.silent(SILENCE_S + 0.5) == ["a"]
+    assert clients.silent(SILENCE_S + 2.0) == ["a", "b", "c"]

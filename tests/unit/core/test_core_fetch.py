@@ -1,0 +1,213 @@
+import pytest
+from core_log import V6, Log
+
+from broker.core.fetch import Outcome, fetch, tag_filter
+from txmq.errors import CorruptRecord
+from txmq.limits import PULL_MESSAGES_MAX, PULL_SCAN_MAX
+from txmq.protocol import record as records
+from txmq.protocol.bodies import Subscription
+from txmq.protocol.java import string_hash
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+def wanted(text, kind="TAG"):
+    return tag_filter(Subscription("T", text, expression_type=kind))
+
+
+def got(log, queue, offset=0, count=32, **given):
+    found = fetch(log.store, queue, offset, count, **given)
+    return found.outcome, found.next_offset, bodies(found)
+
+
+def bodies(found):
+    return [records.unpack(each)[0].body for each in found.records]
+
+
+# Filters (protocol.md 4.3)
+
+
+@pytest.mark.parametrize("text", ["", "*", " * ", "A || *", "||"])
+def test_an_expression_that_takes_everything_is_no_filter(text):
+    assert wanted(text) is None
+
+
+def test_words_are_wanted_by_their_hash_and_by_themselves():
+    found = wanted(" A ||B|| A")
+
+    assert found.words == {"A", "B"}
+    assert found.hashes == {string_hash("A"), string_hash("B")}
+
+
+def test_hashes_are_compared_without_their_sign():
+    assert string_hash("urgent") < 0
+    assert wanted("urgent").hashes == {string_hash("urgent") & 0xFFFFFFFF}
+
+
+def test_other_kinds_of_expressions_are_not_ours_to_read():
+    assert wanted("a > 5", kind="SQL92") is None
+    assert wanted("A", kind="").words == {"A"}
+
+
+# Bounds (protocol.md 2.2, the table of outcomes)
+
+
+@pytest.mark.parametrize(
+    ("offset", "outcome"), [(0, Outcome.EMPTY), (1, Outcome.PAST_END), (-1, Outcome.TOO_SMALL)]
+)
+def test_in_an_empty_queue_only_its_start_is_a_place_to_wait(log, offset, outcome):
+    queue = log.store.queue("T", 0)
+
+    assert got(log, queue, offset) == (outcome, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("offset", "outcome"), [(3, Outcome.AT_END), (4, Outcome.PAST_END), (2, Outcome.TOO_SMALL)]
+)
+def test_a_queue_whose_messages_are_all_deleted_starts_where_it_ends(log, offset, outcome):
+    queue = log.put("T", b"0", b"1", b"2")
+    log.store.forget_topic("T")
+
+    assert got(log, queue, offset) == (outcome, 3, [])
+
+
+@pytest.mark.parametrize(
+    ("offset", "outcome", "following", "found"),
+    [
+        (-1, Outcome.TOO_SMALL, 0, []),
+        (0, Outcome.FOUND, 3, [b"0", b"1", b"2"]),
+        (2, Outcome.FOUND, 3, [b"2"]),
+        (3, Outcome.AT_END, 3, []),
+        (4, Outcome.PAST_END, 3, []),
+        (99, Outcome.PAST_END, 3, []),
+    ],
+)
+def test_an_offset_is_inside_at_an_end_or_outside(log, offset, outcome, following, found):
+    queue = log.put("T", b"0", b"1", b"2")
+
+    assert got(log, queue, offset) == (outcome, following, found)
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("count", "given"), [(2, 2), (0, 1), (-5, 1), (10, 10), (999, 32)])
+def test_no_more_messages_come_than_are_wanted_or_than_one_answer_holds(log, count, given):
+    queue = log.put("T", *[b"%d" % number for number in range(40)])
+
+    outcome, following, found = got(log, queue, 0, count)
+    assert (outcome, following, len(found)) == (Outcome.FOUND, given, given)
+    assert given <= PULL_MESSAGES_MAX
+
+
+def test_an_answer_ends_before_it_gets_too_large_but_holds_one_message_always(log):
+    queue = log.put("T", b"a" * 1000, b"b" * 1000, b"c" * 1000)
+
+    assert len(got(log, queue, bytes_max=2500)[2]) == 2
+    assert got(log, queue, bytes_max=1)[1:] == (1, [b"a" * 1000])
+    assert got(log, queue, 1, bytes_max=0)[1:] == (2, [b"b" * 1000])
+
+
+def test_a_large_message_does_not_stand_behind_small_ones(log):
+    queue = log.put("T", b"small", b"x" * 300_000)
+
+    assert got(log, queue)[1:] == (1, [b"small"])
+    assert got(log, queue, 1)[1:] == (2, [b"x" * 300_000])
+
+
+# Tags
+
+
+def test_only_wanted_messages_come_and_the_others_are_passed(log):
+    log.put("T", b"a", tags="A")
+    log.put("T", b"b", tags="B")
+    queue = log.put("T", b"c")
+
+    assert got(log, queue, wanted=wanted("A || X")) == (Outcome.FOUND, 3, [b"a"])
+    assert got(log, queue, wanted=wanted("B")) == (Outcome.FOUND, 3, [b"b"])
+    assert got(log, queue, wanted=wanted("X")) == (Outcome.NO_MATCH, 3, [])
+
+
+def test_a_tag_that_only_hashes_alike_is_not_the_tag(log):
+    queue = log.put("T", b"other", tags="BB", hashed=string_hash("Aa"))
+
+    assert string_hash("Aa") == string_hash("BB")
+    assert got(log, queue, wanted=wanted("Aa")) == (Outcome.NO_MATCH, 1, [])
+
+
+def test_wanted_messages_are_counted_not_the_passed_ones(log):
+    for number in range(10):
+        queue = log.put("T", b"%d" % number, tags="A" if number % 2 else "B")
+
+    assert got(log, queue, 0, 2, wanted=wanted("A")) == (Outcome.FOUND, 4, [b"1", b"3"])
+
+
+def test_a_filter_keeps_to_the_size_of_an_answer_too(log):
+    queue = log.put("T", b"a" * 1000, b"b" * 1000, tags="A")
+
+    found = got(log, queue, bytes_max=1500, wanted=wanted("A"))
+    assert found == (Outcome.FOUND, 1, [b"a" * 1000])
+
+
+def test_one_pull_looks_through_so_many_entries_and_no_more(log):
+    log.put("T", *[b"x"] * PULL_SCAN_MAX, tags="B")
+    queue = log.put("T", b"wanted", tags="A")
+
+    assert got(log, queue, wanted=wanted("A")) == (Outcome.NO_MATCH, PULL_SCAN_MAX, [])
+    assert got(log, queue, PULL_SCAN_MAX, wanted=wanted("A"))[2] == [b"wanted"]
+
+
+# Reading
+
+
+def test_messages_far_apart_and_close_together_come_alike(log):
+    queue = log.put("T", b"first")
+    log.put("U", b"x" * 100_000)
+    log.put("T", b"second")
+    log.put("T", b"third", born=V6)
+
+    assert got(log, queue)[2] == [b"first", b"second", b"third"]
+    assert got(log, queue, 1)[2] == [b"second", b"third"]
+
+
+def test_messages_in_several_files_of_the_log_come_together():
+    size = 16 * 1024 * 1024
+    log = Log(segment_size=size)
+    for number in range(4):
+        queue = log.put("T", b"%d" % number * (size // 2 - 4096))
+
+    starts = [got(log, queue, number)[2][0][:1] for number in range(4)]
+    assert starts == [b"0", b"1", b"2", b"3"]
+
+
+def test_messages_before_and_behind_a_checkpoint_come_one_stretch_after_the_other(log):
+    queue = log.put("T", b"0", b"1")
+    log.checkpoint()
+    log.put("T", b"2")
+
+    assert got(log, queue)[2] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("born", [None, V6])
+@pytest.mark.parametrize("place", [0, 4, 28, 90, 100])
+def test_a_damaged_message_is_an_error_and_never_given_out(log, place, born):
+    queue = log.put("T", b"x" * 100, **({"born": born} if born else {}))
+    position = queue.read(0, 1)[0].position
+    file = log.disk.open("log/" + log.disk.names("log")[0])
+    byte = file.read(position + place, 1)
+    file.write(position + place, bytes([byte[0] ^ 1]))
+
+    with pytest.raises((CorruptRecord, Exception)) as raised:
+        fetch(log.store, queue, 0, 32)
+    assert type(raised.value).__name__ in ("CorruptRecord", "RemoteProtocolError")
+
+
+def test_a_message_that_is_not_there_is_an_error(log):
+    queue = log.put("T", b"x" * 100)
+    queue._tail[0:8] = (1 << 40).to_bytes(8, "big")
+
+    with pytest.raises(CorruptRecord):
+        fetch(log.store, queue, 0, 32)

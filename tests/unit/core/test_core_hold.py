@@ -1,0 +1,73 @@
+import pytest
+
+from broker.core.hold import Holds
+
+
+@pytest.fixture
+def holds():
+    made = Holds(limit=5)
+    made.hold("T", 0, "a", 10.0)
+    made.hold("T", 1, "b", 5.0)
+    made.hold("T", 0, "c", 7.0)
+    return made
+
+
+def test_a_queue_that_grows_wakes_those_who_wait_for_it_oldest_first(holds):
+    assert holds.wake("T", 0) == ["a", "c"]
+    assert holds.wake("T", 0) == []
+    assert holds.wake("U", 0) == []
+    assert len(holds) == 1
+
+
+def test_those_whose_time_is_over_are_let_go_earliest_first(holds):
+    assert holds.expired(4.9) == []
+    assert holds.expired(7.0) == ["b", "c"]
+    assert holds.wake("T", 0) == ["a"]
+    assert holds.wake("T", 1) == []
+
+
+def test_who_was_woken_does_not_expire(holds):
+    holds.wake("T", 0)
+
+    assert holds.expired(100.0) == ["b"]
+
+
+def test_the_next_deadline_is_that_of_somebody_who_still_waits(holds):
+    assert holds.next_deadline() == 5.0
+    holds.wake("T", 1)
+    assert holds.next_deadline() == 7.0
+    holds.wake("T", 0)
+    assert holds.next_deadline() is None
+
+
+def test_the_deadline_of_who_is_woken_first_does_not_hide_the_others(holds):
+    assert holds.expired(5.0) == ["b"]
+    holds.hold("T", 1, "d", 6.0)
+
+    assert holds.next_deadline() == 6.0
+
+
+def test_everybody_can_be_let_go_at_once(holds):
+    assert holds.release_all() == ["a", "b", "c"]
+    assert len(holds) == 0
+    assert holds.next_deadline() is None
+    assert holds.wake("T", 0) == []
+
+
+def test_no_more_are_held_than_the_limit_says(holds):
+    assert not holds.is_full
+    holds.hold("T", 0, "d", 1.0)
+    holds.hold("T", 0, "e", 1.0)
+
+    assert holds.is_full
+
+
+def test_pulls_that_are_woken_again_and_again_leave_nothing_behind():
+    holds = Holds()
+    holds.hold("U", 0, "still here", 1.0)
+    for number in range(5000):
+        holds.hold("T", 0, number, 20.0 + number)
+        assert holds.wake("T", 0) == [number]
+
+    assert len(holds._deadlines) < 1100
+    assert holds.expired(1.0) == ["still here"]

@@ -1,0 +1,168 @@
+import pytest
+from core_log import NOW_MS, Log, topic
+
+from broker.core.clients import Clients
+from broker.core.offsets import Offsets
+from broker.core.progress import NO_CORRECTION, Progress
+from txmq.protocol.bodies import (
+    ConsumerRegistration,
+    Heartbeat,
+    MessageQueue,
+    OffsetPair,
+    QueueStats,
+    Subscription,
+)
+
+
+class Scene:
+    def __init__(self):
+        self.log = Log()
+        self.topics = self.log.topics()
+        self.offsets = Offsets()
+        self.clients = Clients()
+        self.progress = Progress(
+            "b", self.topics, self.offsets, self.clients, self.log.store
+        )
+
+    def topic(self, name, queues=1, **given):
+        return self.topics.put(topic(name, queues, **given), NOW_MS)
+
+    def connect(self, group, *names):
+        wanted = [Subscription(each) for each in names]
+        said = ConsumerRegistration(group, subscription_data_set=wanted)
+        self.clients.beat("a", Heartbeat("id", [], [said]), "JAVA", 409, 0.0)
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def q(number=0, name="T"):
+    return MessageQueue("b", number, name)
+
+
+def test_a_topics_queues_are_shown_with_their_bounds_and_when_they_grew(scene):
+    made = scene.topic("T", 2)
+    scene.log.put("T", b"0", at_ms=NOW_MS)
+    scene.log.put("T", b"1", at_ms=NOW_MS + 50)
+
+    assert scene.progress.of_topic(made) == {
+        q(0): QueueStats(0, 2, NOW_MS + 50),
+        q(1): QueueStats(0, 0, 0),
+    }
+
+
+def test_a_queue_whose_messages_were_deleted_grew_at_no_known_time(scene):
+    made = scene.topic("T")
+    scene.log.put("T", b"0")
+    scene.log.store.forget_topic("T")
+
+    assert scene.progress.of_topic(made) == {q(0): QueueStats(1, 1, 0)}
+
+
+def test_a_groups_topics_are_those_it_has_come_anywhere_in(scene):
+    for name in ("T", "U"):
+        scene.topic(name)
+        scene.offsets.put("g", name, 0, 1)
+    scene.offsets.put("g", "gone", 0, 1)
+
+    assert [each.name for each in scene.progress.topics_of("g")] == ["T", "U"]
+    assert [each.name for each in scene.progress.topics_of("g", ["U", "gone"])] == ["U"]
+    scene.connect("g", "T")
+    assert [each.name for each in scene.progress.topics_of("g")] == ["T"]
+
+
+def test_a_group_is_so_far_in_the_queues_that_can_be_read(scene):
+    made = scene.topic("T", 2, write=3)
+    scene.log.put("T", b"0", b"1", b"2", at_ms=NOW_MS + 7)
+    scene.offsets.put("g", "T", 0, 2)
+    scene.offsets.put("g", "T", 2, 9)
+
+    assert scene.progress.of_group("g", made) == {
+        q(0): OffsetPair(3, 2, NOW_MS + 7, 2),
+        q(1): OffsetPair(0, 0, 0, 0),
+    }
+
+
+def test_an_offset_behind_the_last_message_has_no_time(scene):
+    made = scene.topic("T")
+    scene.offsets.put("g", "T", 0, 5)
+
+    assert scene.progress.of_group("g", made)[q(0)] == OffsetPair(0, 5, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("offset", "consumed", "delay"),
+    [(None, 10, 90), (0, 10, 90), (1, 10, 80), (2, 20, 0), (9, -1, 0)],
+)
+def test_a_group_is_as_late_as_its_next_message_is_old(scene, offset, consumed, delay):
+    made = scene.topic("T")
+    scene.log.put("T", b"0", at_ms=NOW_MS + 10)
+    scene.log.put("T", b"1", at_ms=NOW_MS + 20)
+    if offset is not None:
+        scene.offsets.put("g", "T", 0, offset)
+
+    (span,) = scene.progress.time_spans("g", made, NOW_MS + 100)
+    assert (span.min_time_stamp, span.max_time_stamp) == (NOW_MS + 10, NOW_MS + 20)
+    assert span.consume_time_stamp == (NOW_MS + consumed if consumed > 0 else -1)
+    assert span.delay_time == delay
+
+
+def test_in_an_empty_queue_nobody_is_late(scene):
+    (span,) = scene.progress.time_spans("g", scene.topic("T"), NOW_MS)
+
+    assert span.message_queue == q(0)
+    assert (span.min_time_stamp, span.max_time_stamp, span.consume_time_stamp) == (-1, -1, -1)
+    assert span.delay_time == 0
+
+
+def test_a_message_from_the_future_makes_nobody_early(scene):
+    made = scene.topic("T")
+    scene.log.put("T", b"0", at_ms=NOW_MS + 1000)
+
+    assert scene.progress.time_spans("g", made, NOW_MS)[0].delay_time == 0
+
+
+# Corrections (308)
+
+
+@pytest.fixture
+def race(scene):
+    scene.topic("T", 2)
+    scene.log.put("T", *[b"x"] * 10)
+    for group, offset in (("a", 5), ("b", 3), ("c", 8)):
+        scene.offsets.put(group, "T", 0, offset)
+    return scene.progress
+
+
+def test_a_group_in_front_waits_for_the_slowest(race):
+    assert race.corrections("T", "a") == {0: 3}
+
+
+def test_groups_can_be_left_out(race):
+    assert race.corrections("T", "c", ["b"]) == {0: 5}
+
+
+def test_a_group_behind_all_that_count_waits_for_nobody(race):
+    assert race.corrections("T", "b", ["b"]) == {0: NO_CORRECTION}
+
+
+def test_the_slowest_of_all_is_told_where_it_is(race):
+    assert race.corrections("T", "b") == {0: 3}
+
+
+def test_a_group_that_was_never_there_gets_the_least(race):
+    assert race.corrections("T", "new") == {0: 3}
+
+
+def test_offsets_before_the_first_message_or_in_no_queue_do_not_count(scene):
+    scene.topic("T")
+    scene.log.put("T", b"0", b"1")
+    scene.log.store.forget_topic("T")
+    scene.offsets.put("a", "T", 0, 1)
+    scene.offsets.put("b", "T", 0, 2)
+    scene.offsets.put("b", "T", 9, 5)
+
+    assert scene.progress.corrections("T", "a") == {0: NO_CORRECTION}
+    assert scene.progress.corrections("U", "a") == {}

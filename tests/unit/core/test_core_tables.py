@@ -1,0 +1,159 @@
+"""Offsets, locks and admission: small tables, all of it."""
+
+import pytest
+
+from broker.core.admission import Admission
+from broker.core.locks import EXPIRY_S, Locks
+from broker.core.offsets import Offsets
+from txmq.errors import ServiceUnavailable
+from txmq.protocol.bodies import ConsumerOffsets, MessageQueue
+
+Q0, Q1, Q2 = (MessageQueue("b", number, "T") for number in range(3))
+
+
+# Offsets
+
+
+@pytest.fixture
+def offsets():
+    made = Offsets()
+    made.put("g", "T", 0, 5)
+    made.put("g", "T", 1, 6)
+    made.put("g", "%RETRY%g", 0, 1)
+    made.put("h", "T", 0, 2)
+    return made
+
+
+def test_an_offset_is_what_was_told_last_even_if_it_went_back(offsets):
+    offsets.put("g", "T", 0, 3)
+
+    assert offsets.get("g", "T", 0) == 3
+
+
+def test_an_offset_nobody_told_is_none(offsets):
+    assert offsets.get("g", "T", 9) is None
+    assert offsets.get("g", "U", 0) is None
+    assert offsets.get("x", "T", 0) is None
+
+
+def test_offsets_are_found_by_group_and_by_topic(offsets):
+    assert offsets.topics() == ["T", "%RETRY%g"]
+    assert offsets.topics_of("g") == ["T", "%RETRY%g"]
+    assert offsets.groups_of("T") == ["g", "h"]
+    assert offsets.queues("g", "T") == {0: 5, 1: 6}
+    assert offsets.queues("x", "T") == {}
+    assert dict(offsets.all_of("g")) == {"T": {0: 5, 1: 6}, "%RETRY%g": {0: 1}}
+
+
+def test_what_is_given_out_is_a_copy(offsets):
+    offsets.queues("g", "T")[0] = 99
+
+    assert offsets.get("g", "T", 0) == 5
+
+
+def test_offsets_are_kept_under_the_names_rocketmq_keeps_them(offsets):
+    saved = offsets.saved()
+
+    assert saved.offset_table["T@g"] == {0: 5, 1: 6}
+    again = Offsets()
+    again.load(ConsumerOffsets.read(saved.write()))
+    assert again.saved() == saved
+    assert not again.unsaved
+
+
+def test_a_group_is_forgotten_everywhere(offsets):
+    offsets.unsaved = False
+    offsets.forget_group("x")
+    assert not offsets.unsaved
+    offsets.forget_group("g")
+
+    assert offsets.unsaved
+    assert offsets.topics_of("g") == []
+    assert offsets.get("h", "T", 0) == 2
+
+
+def test_a_topic_is_forgotten_for_everybody(offsets):
+    offsets.unsaved = False
+    offsets.forget_topic("x")
+    assert not offsets.unsaved
+    offsets.forget_topic("T")
+
+    assert offsets.unsaved
+    assert offsets.groups_of("T") == []
+    assert offsets.get("g", "%RETRY%g", 0) == 1
+
+
+# Locks (protocol.md 2.6)
+
+
+@pytest.fixture
+def locks():
+    made = Locks()
+    assert made.lock("g", "a", [Q0, Q1], 0.0) == [Q0, Q1]
+    return made
+
+
+def test_a_queue_is_had_by_one_client_and_the_answer_is_what_it_has(locks):
+    assert locks.lock("g", "b", [Q0, Q2], 1.0) == [Q2]
+    assert locks.lock("g", "a", [Q0, Q2], 1.0) == [Q0]
+
+
+def test_groups_do_not_lock_each_other_out(locks):
+    assert locks.lock("h", "b", [Q0], 1.0) == [Q0]
+
+
+def test_a_lock_nobody_renews_may_be_taken_after_a_minute(locks):
+    assert locks.lock("g", "b", [Q0], EXPIRY_S) == []
+    assert locks.lock("g", "b", [Q0], EXPIRY_S + 0.1) == [Q0]
+
+
+def test_a_renewed_lock_lives_on(locks):
+    locks.lock("g", "a", [Q0], 40.0)
+
+    assert locks.lock("g", "b", [Q0, Q1], EXPIRY_S + 1) == [Q1]
+
+
+def test_only_who_has_a_queue_can_give_it_back(locks):
+    locks.unlock("g", "b", [Q0])
+    assert locks.lock("g", "b", [Q0], 1.0) == []
+    locks.unlock("g", "a", [Q0, Q2])
+    assert locks.lock("g", "b", [Q0, Q1], 1.0) == [Q0]
+
+
+def test_giving_back_what_nobody_has_is_harmless(locks):
+    locks.unlock("x", "a", [Q0])
+    locks.unlock("g", "a", [Q0, Q1])
+    locks.unlock("g", "a", [Q0, Q1])
+
+    assert locks.lock("g", "b", [Q0, Q1], 1.0) == [Q0, Q1]
+
+
+def test_locks_nobody_renews_are_forgotten(locks):
+    locks.lock("g", "b", [Q2], 30.0)
+    locks.lock("h", "a", [Q0], 0.0)
+    locks.expire(EXPIRY_S + 1)
+
+    assert locks._locks == {"g": {Q2: ("b", 30.0)}}
+
+
+# Admission
+
+
+def test_sends_are_taken_while_nothing_speaks_against_it():
+    Admission().check()
+
+
+def test_every_reason_against_sends_is_told_until_all_are_gone():
+    admission = Admission()
+    assert admission.refuse("disk", "the disk is full")
+    assert not admission.refuse("disk", "the disk is fuller")
+    assert admission.refuse("stopping", "the broker stops")
+
+    with pytest.raises(ServiceUnavailable, match="the disk is fuller; the broker stops"):
+        admission.check()
+    assert admission.lift("disk")
+    assert not admission.lift("disk")
+    with pytest.raises(ServiceUnavailable, match="^the broker stops$"):
+        admission.check()
+    assert admission.lift("stopping")
+    admission.check()

@@ -1,0 +1,205 @@
+import pytest
+from core_log import NOW_MS, Log, topic
+
+from broker.config import TopicDefaults
+from broker.core.topics import Topics, check_name, system_topics
+from txmq.errors import InternalError, NoPermission, TopicNotFound
+from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+
+CLOSED = [
+    "SCHEDULE_TOPIC_XXXX",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+]
+
+
+@pytest.fixture
+def topics():
+    return Log().topics()
+
+
+@pytest.mark.parametrize("name", ["T", "%RETRY%g", "a|b-c_9", "x" * 127])
+def test_a_name_of_legal_characters_is_taken(name):
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a.b", "a@b", "täg", "T\n", "x" * 128])
+def test_any_other_name_is_refused_with_the_code_rocketmq_gives(name):
+    with pytest.raises(InternalError):
+        check_name(name)
+
+
+def test_every_broker_has_the_topics_it_needs(topics):
+    assert {each.name for each in topics} == {
+        "TBW102",
+        "SELF_TEST_TOPIC",
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "c1",
+        "broker-a",
+        "c1_REPLY_TOPIC",
+    }
+    assert len(topics) == 7
+    assert topics.get("TBW102").config.perm == 7
+    assert topics.get("TBW102").config.write_queue_nums == 8
+
+
+def test_without_auto_creation_there_is_no_template():
+    names = {each.topic_name for each in system_topics("b", "c", TopicDefaults(auto_create=False))}
+
+    assert "TBW102" not in names
+
+
+def test_what_was_saved_is_there_again_and_goes_before_what_must_be_there():
+    log = Log()
+    saved = TopicConfigs(DataVersion(5, 6), {"T": topic("T", 3), "c1": topic("c1", 2)})
+    topics = Topics(log.store, TopicDefaults())
+    topics.load(saved, [topic("c1", 16)])
+
+    assert topics.saved() == saved
+    assert len(topics.get("c1").queues) == 2
+    assert topics.is_system("c1")
+
+
+def test_a_topic_that_must_be_there_and_is_not_is_an_error(topics):
+    assert topics.find("T") is None
+    with pytest.raises(TopicNotFound):
+        topics.get("T")
+
+
+@pytest.mark.parametrize("name", [*CLOSED, "TBW102", "c1", "rmq_sys_anything"])
+def test_the_brokers_own_topics_are_known_as_such(topics, name):
+    assert topics.is_system(name)
+
+
+def test_a_users_topic_is_nobody_elses(topics):
+    topics.put(topic("T"), NOW_MS)
+
+    assert not topics.is_system("T")
+
+
+def test_every_change_is_a_new_state(topics):
+    topics.put(topic("T"), NOW_MS)
+    topics.put(topic("T", 8), NOW_MS + 1)
+    topics.remove("T", NOW_MS + 2)
+
+    assert topics.version == DataVersion(timestamp=NOW_MS + 2, counter=3)
+
+
+def test_a_change_keeps_the_topic_and_its_queues(topics):
+    before = topics.put(topic("T", 4), NOW_MS)
+    queues = before.queues
+    after = topics.put(topic("T", 2, write=6), NOW_MS)
+
+    assert after is before
+    assert after.queues[:4] == queues
+    assert len(after.queues) == 6
+
+
+@pytest.mark.parametrize(("read", "write"), [(0, 0), (-1, 4), (4, -1), (4097, 4), (4, 4097)])
+def test_a_number_of_queues_that_cannot_be_is_refused(topics, read, write):
+    with pytest.raises(InternalError):
+        topics.put(TopicConfig("T", read, write), NOW_MS)
+
+    assert topics.find("T") is None
+
+
+@pytest.mark.parametrize(("read", "write"), [(0, 1), (1, 0), (4096, 4096)])
+def test_either_number_may_be_none_while_a_topic_shrinks(topics, read, write):
+    assert len(topics.put(TopicConfig("T", read, write), NOW_MS).queues) == max(read, write)
+
+
+def test_a_topic_with_an_illegal_name_cannot_be_put(topics):
+    with pytest.raises(InternalError):
+        topics.put(topic("a b"), NOW_MS)
+
+
+def test_a_topic_is_removed_once_and_what_it_counted_stays(topics):
+    gone = topics.put(topic("T"), NOW_MS)
+    gone.put_count, gone.put_bytes = 3, 40
+
+    assert topics.remove("T", NOW_MS)
+    assert not topics.remove("T", NOW_MS)
+    assert (topics.puts_forgotten, topics.bytes_forgotten) == (3, 40)
+
+
+@pytest.mark.parametrize(
+    ("perm", "readable", "writeable"),
+    [(6, True, True), (4, True, False), (2, False, True), (0, False, False)],
+)
+def test_permissions_say_who_may_do_what(topics, perm, readable, writeable):
+    made = topics.put(topic("T", perm=perm), NOW_MS)
+
+    assert (made.is_readable, made.is_writeable) == (readable, writeable)
+
+
+# Topics made by sending (protocol.md 4.1)
+
+
+@pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (9, 8), (1, 1), (0, 1), (-3, 1)])
+def test_a_topic_gets_what_the_client_wants_up_to_what_the_template_has(topics, wanted, made):
+    new = topics.create_by_sending("T", "TBW102", wanted, NOW_MS)
+
+    config = new.config
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (made, made, 6)
+
+
+def test_any_topic_with_the_right_to_pass_on_its_settings_is_a_template(topics):
+    topics.put(topic("mine", 2, perm=5), NOW_MS)
+
+    assert topics.create_by_sending("T", "mine", 4, NOW_MS).config.perm == 4
+
+
+@pytest.mark.parametrize("template", ["no such topic", "BenchmarkTest"])
+def test_without_a_template_that_may_be_copied_no_topic_is_made(topics, template):
+    with pytest.raises(TopicNotFound):
+        topics.create_by_sending("T", template, 4, NOW_MS)
+
+    assert topics.find("T") is None
+
+
+def test_without_auto_creation_a_template_left_from_before_makes_no_topic():
+    topics = Log().topics()
+    topics.defaults = TopicDefaults(auto_create=False)
+
+    with pytest.raises(TopicNotFound):
+        topics.create_by_sending("T", "TBW102", 4, NOW_MS)
+    assert topics.create_by_sending("T", "c1", 4, NOW_MS).name == "T"
+
+
+def test_no_topic_with_an_illegal_name_is_made(topics):
+    with pytest.raises(InternalError):
+        topics.create_by_sending("a b", "TBW102", 4, NOW_MS)
+
+
+def test_a_groups_topic_is_made_when_first_needed(topics):
+    made = topics.create_for_group("%RETRY%g", 2, NOW_MS)
+
+    assert made.config == topic("%RETRY%g", 2)
+    assert topics.create_for_group("%RETRY%g", 5, NOW_MS) is made
+    assert len(made.queues) == 2
+
+
+# Who may send to what (protocol.md 4.2)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_clients_may_not_send_to_the_brokers_own_topics_there_or_not(topics, name):
+    with pytest.raises(NoPermission):
+        topics.for_sending(name)
+
+
+def test_clients_may_not_send_to_a_topic_closed_for_writing(topics):
+    topics.put(topic("T", perm=4), NOW_MS)
+
+    with pytest.raises(NoPermission):
+        topics.for_sending("T")
+
+
+def test_an_unknown_topic_is_nothing_to_send_to_yet(topics):
+    assert topics.for_sending("T") is None
+    made = topics.put(topic("T"), NOW_MS)
+    assert topics.for_sending("T") is made

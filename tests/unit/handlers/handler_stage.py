@@ -1,0 +1,345 @@
+"""A real broker and clients that talk to it in real bytes: on real sockets, or in a simulated world.
+
+``on_sockets`` starts a broker in a directory and on free ports. ``in_world`` runs the same broker on a
+simulated machine, where waiting for a minute takes no time; it is for everything that has to do with
+time. Either fails when something goes wrong behind the back of the test or a task is left over.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from broker.app import Broker
+from broker.config import BrokerSettings, StoreSettings, TopicDefaults
+from txmq.protocol import batch, properties
+from txmq.protocol import command as commands
+from txmq.protocol import record as records
+from txmq.protocol.bodies import (
+    ConsumerRegistration,
+    Heartbeat,
+    MessageQueue,
+    ProducerRegistration,
+    Subscription,
+)
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.frame import JSON
+from txmq.protocol.headers import (
+    OffsetAnswer,
+    OffsetCommit,
+    OffsetQuery,
+    PullAnswer,
+    PullMessage,
+    QueueHeader,
+    SendMessage,
+    SendMessageV2,
+    TopicSettings,
+)
+from txmq.protocol.java import string_hash
+from txmq.remoting.pool import Pool
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
+from txmq.testing import World
+
+PATIENCE_S = 10.0
+SETTINGS = BrokerSettings(store=StoreSettings(flush="async"))
+
+
+def with_topics(**given):
+    return replace(SETTINGS, topics=TopicDefaults(**given))
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock, and a way to let time pass."""
+
+    def __init__(self):
+        self.shift = 0.0
+
+    def monotonic(self):
+        return super().monotonic() + self.shift
+
+    def wall_ms(self):
+        return super().wall_ms() + int(self.shift * 1000)
+
+
+class Client:
+    """One client with a connection of its own: what it asks, what it is asked, what it answers."""
+
+    def __init__(self, connection, inbox, name):
+        self.connection = connection
+        self.name = name
+        self.inbox = inbox
+        self.replies = inbox.replies
+
+    # Asking
+
+    def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
+        """Ask; the answer is awaited by whoever awaits what this returns."""
+        waiter = asyncio.get_running_loop().create_future()
+        clock = self.connection._clock
+        opaque = self.connection._exchange.open(waiter, clock.monotonic() + 1e6)
+        frame = commands.request(code, opaque, header, body=body, kind=kind, oneway=oneway)
+        if version is not None:
+            frame = frame.replace(b'"version":409', b'"version":%03d' % version)
+        self.connection.send(frame)
+        self.connection.flush()
+        return waiter
+
+    async def ask(self, code, header=None, **given):
+        async with asyncio.timeout(PATIENCE_S * 10):
+            return await self.asking(code, header, **given)
+
+    async def ok(self, code, header=None, **given):
+        answer = await self.ask(code, header, **given)
+        assert answer.code == 0, (answer.code, answer.remark)
+        return answer
+
+    async def code_of(self, code, header=None, **given):
+        return (await self.ask(code, header, **given)).code
+
+    async def is_silent(self, code, header=None, **given):
+        """Whether nothing answers: answers of one connection come in order of the requests."""
+        unanswered = self.asking(code, header, **given)
+        await self.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+        return not unanswered.done()
+
+    # Being asked
+
+    async def heard(self, code):
+        """The next request of the broker's, which must have this code."""
+        async with asyncio.timeout(PATIENCE_S):
+            request = await self.inbox.get()
+        assert request.code == code
+        return request
+
+    def heard_nothing(self):
+        return self.inbox.empty()
+
+    # What nearly every test does
+
+    async def topic(self, name, queues=1, *, write=None, perm=6, order=False):
+        header = TopicSettings(name, "TBW102", queues, queues if write is None else write, perm)
+        header.order = order
+        await self.ok(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    async def send(self, topic, body=b"body", *, queue=0, **props):
+        header = sending(topic, queue=queue, **props)
+        return await self.ok(RequestCode.SEND_MESSAGE, header, body=body)
+
+    async def fill(self, topic, count, *, queue=0, **props):
+        """Send several messages, all at once."""
+        header = sending(topic, queue=queue, **props)
+        sent = [
+            self.asking(RequestCode.SEND_MESSAGE, header, body=b"%d" % number)
+            for number in range(count)
+        ]
+        for each in await asyncio.gather(*sent):
+            assert each.code == 0
+
+    async def pull(self, topic, offset=0, **given):
+        return pulled(await self.ask(RequestCode.PULL_MESSAGE, pulling(topic, offset, **given)))
+
+    async def beat(self, *consumers, producers=(), version=None):
+        beat = Heartbeat(self.name, [ProducerRegistration(each) for each in producers], consumers)
+        return await self.ok(RequestCode.HEART_BEAT, body=beat.write(), version=version)
+
+    async def commit(self, group, topic, queue, offset):
+        await self.ok(RequestCode.UPDATE_CONSUMER_OFFSET, OffsetCommit(group, topic, queue, offset))
+
+    async def committed(self, group, topic, queue=0, *, zero=None):
+        header = OffsetQuery(group, topic, queue, zero)
+        answer = await self.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        return answer.read(OffsetAnswer).offset if answer.code == 0 else -answer.code
+
+    async def max_offset(self, topic, queue=0):
+        answer = await self.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(topic, queue))
+        return answer.read(OffsetAnswer).offset
+
+    def close(self):
+        self.connection.close()
+
+
+class Inbox(asyncio.Queue):
+    """Requests of the broker's, and the answers they get: by default none."""
+
+    def __init__(self):
+        super().__init__()
+        self.replies = {}
+
+    def serve(self, connection, request):
+        self.put_nowait(request)
+        reply = self.replies.get(request.code)
+        return None if reply is None else reply(request)
+
+
+class Stage:
+    """A broker and whoever talks to it."""
+
+    def __init__(self, broker, clock, connect):
+        self.broker = broker
+        self.clock = clock
+        self._connect = connect
+        self._clients = 0
+
+    async def client(self, name=None):
+        self._clients += 1
+        inbox = Inbox()
+        connection = await self._connect(inbox.serve, self._clients)
+        return Client(connection, inbox, name or f"client-{self._clients}")
+
+    async def clients(self, count):
+        return [await self.client() for _ in range(count)]
+
+
+# Requests
+
+
+def text_of(**props):
+    return properties.render(props)
+
+
+def sending(topic, *, queue=0, default="TBW102", queues=4, sys_flag=0, shape=SendMessage, **props):
+    born = int(props.pop("born", 1_700_000_000_000))
+    return shape(
+        "producers", topic, default, queues, queue, sys_flag, born, 7, text_of(**props), 0
+    )
+
+
+def batching(topic, *, queue=0, **props):
+    header = sending(topic, queue=queue, shape=SendMessageV2, **props)
+    header.batch = True
+    return header
+
+
+def batch_of(*bodies, **props):
+    return batch.pack([batch.BatchItem(0, body, text_of(**props)) for body in bodies])
+
+
+def pulling(topic, offset=0, *, group="group", queue=0, count=32, hold_ms=0, tags="*", **given):
+    """A pull that brings its own subscription, as Go's do; ``tags=None`` relies on the heartbeat."""
+    flags = given.pop("flags", 0)
+    if hold_ms:
+        flags |= PullFlag.SUSPEND
+    if tags is not None:
+        flags |= PullFlag.SUBSCRIPTION
+    commit = given.pop("commit", None)
+    if commit is not None:
+        flags |= PullFlag.COMMIT_OFFSET
+    version = given.pop("version", 0)
+    header = PullMessage(
+        group, topic, queue, offset, count, int(flags), commit or 0, hold_ms, version, tags
+    )
+    for name, value in given.items():
+        setattr(header, name, value)
+    return header
+
+
+class Pulled:
+    """The answer to a pull, taken apart."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.code = answer.code
+        self.remark = answer.remark
+        self.records = list(records.unpack_all(answer.body))
+        self.bodies = [each.body for each in self.records]
+        self.bounds = answer.read(PullAnswer) if answer.code in (0, 19, 20, 21) else None
+        self.next = self.bounds and self.bounds.next_begin_offset
+
+
+def pulled(answer):
+    return Pulled(answer)
+
+
+def consumer(group="group", *topics, model="CLUSTERING", **tags):
+    """A group's part of a heartbeat; ``T="A || B"`` subscribes to tags."""
+    wanted = [subscription(topic) for topic in topics]
+    wanted += [subscription(topic, text) for topic, text in tags.items()]
+    return ConsumerRegistration(group, message_model=model, subscription_data_set=wanted)
+
+
+def subscription(topic, text="*", *, version=1, kind="TAG"):
+    words = [] if text == "*" else [each.strip() for each in text.split("||")]
+    return Subscription(topic, text, words, [string_hash(each) for each in words], version, kind)
+
+
+def queue(topic, number=0, broker="broker-a"):
+    return MessageQueue(broker, number, topic)
+
+
+# The two kinds of stage
+
+
+def on_sockets(main, data, settings=SETTINGS):
+    """Run a coroutine function of a :class:`Stage` against a broker on this machine's loopback."""
+
+    async def run():
+        problems = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context))
+        async with sockets_stage(data, settings) as stage:
+            await main(stage)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left
+        assert not problems
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def sockets_stage(data, settings=SETTINGS):
+    clock = ShiftedClock()
+    network = SystemNetwork()
+    pools = []
+
+    async def connect(service, _):
+        pools.append(Pool(network, SystemClock(), service))
+        return await pools[-1].connection(broker.address)
+
+    free = {"listen": "127.0.0.1:0", "names_listen": "127.0.0.1:0"}
+    broker = Broker(replace(settings, data=str(data), **free), clock=clock)
+    try:
+        async with broker:
+            yield Stage(broker, clock, connect)
+    finally:
+        for pool in pools:
+            await pool.close()
+
+
+def in_world(main, settings=SETTINGS):
+    """Run it in a world where waiting takes no time."""
+
+    async def scenario(world):
+        server = world.machine("server")
+        at = {"listen": f"{server.address}:10911", "names_listen": f"{server.address}:9876"}
+        broker = Broker(
+            replace(settings, **at),
+            clock=server.clock,
+            network=server.network,
+            disk=server.disk,
+            entropy=server.entropy,
+        )
+        ready, over = asyncio.Event(), asyncio.Event()
+
+        async def serve():
+            async with broker:
+                ready.set()
+                await over.wait()
+
+        async def connect(service, number):
+            machine = world.machine(f"client-{number}")
+            pool = Pool(machine.network, machine.clock, service)
+            return await machine.run(pool.connection(broker.address))
+
+        serving = server.run(serve())
+        await ready.wait()
+        stage = Stage(broker, server.clock, connect)
+        stage.world = world
+        stage.disk = server.disk
+        await main(stage)
+        over.set()
+        await serving
+
+    world = World(1, scenario=main.__qualname__)
+    world.run(scenario(world))

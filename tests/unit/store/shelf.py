@@ -1,0 +1,203 @@
+"""A message store small enough to look through, with the steps a flusher takes as plain calls."""
+
+from __future__ import annotations
+
+import gc
+from typing import NamedTuple
+
+from broker.core.fetch import Outcome, fetch
+from broker.store.key_index import key_hash, keys_in, topic_seed
+from broker.store.message_store import MessageStore
+from txmq.protocol import java, properties
+from txmq.protocol import record as records
+from txmq.protocol.record import tail_of, topic_field
+from txmq.testing import MemoryDisk
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
+START_MS = 1_700_000_000_000
+
+
+class Sizes(NamedTuple):
+    """Settings far below what a broker accepts, so that a few messages fill many files."""
+
+    segment_size: int = 4096
+    checkpoint_every: int = 1 << 40
+    flush: str = "sync"
+    flush_interval: float = 0.5
+
+
+class Placed(NamedTuple):
+    """Where a message was put."""
+
+    topic: str
+    number: int
+    offset: int
+    position: int
+    body: bytes
+
+
+class Shelf:
+    """A store on a disk. Every message is stored one millisecond after the one before."""
+
+    def __init__(self, disk=None, sizes=None, floors=None):
+        self.disk = MemoryDisk() if disk is None else disk
+        self.sizes = sizes or Sizes()
+        self.floors = floors if floors is not None else {}
+        self.recovery = None
+        self.store = None
+        self.open()
+
+    def open(self):
+        self.store = MessageStore(self.disk, self.sizes)
+        try:
+            self.recovery = self.store.open(self.floors)
+        except BaseException:
+            self.store.close()
+            raise
+        return self.recovery
+
+    def close(self):
+        self.store.close()
+
+    def restart(self):
+        """Stop as kill -9 does: nothing is saved, what was written stays."""
+        self.close()
+        return self.open()
+
+    def restart_cleanly(self):
+        self.flush()
+        self.checkpoint()
+        return self.restart()
+
+    def put(self, body, topic="T", number=0, *, keys="", unique="", tag="", at_ms=None):
+        """Stage one message."""
+        values = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag}
+        text = properties.render(values)
+        stored_ms = self.store.last_ms + 1 if self.store.last_ms else START_MS
+        seed = topic_seed(topic)
+        offset, position = self.store.append(
+            self.store.queue(topic, number),
+            (0, START_MS, HOST, stored_ms if at_ms is None else at_ms, HOST, 0),
+            0,
+            body,
+            tail_of(topic_field(topic), text.encode()),
+            java.string_hash(tag) if tag else 0,
+            tuple(key_hash(seed, key) for key in keys_in(text)),
+        )
+        return Placed(topic, number, offset, position, body)
+
+    def sync(self):
+        """Make what is written durable."""
+        log = self.store.log
+        files, end = log.files_to_sync(), log.end
+        for file in files:
+            file.sync()
+        log.synced(files, end)
+
+    def flush(self):
+        """Write what is staged as one span, sync it, publish it."""
+        if self.store.has_staged:
+            span = self.store.write()
+            self.sync()
+            self.store.publish(span)
+
+    def add(self, *bodies, topic="T", number=0, **more):
+        """Store messages, each in a span of its own."""
+        placed = []
+        for body in bodies:
+            placed.append(self.put(body, topic, number, **more))
+            self.flush()
+        return placed
+
+    def add_together(self, *bodies, topic="T", number=0):
+        """Store messages in one span."""
+        placed = [self.put(body, topic, number) for body in bodies]
+        self.flush()
+        return placed
+
+    def checkpoint(self):
+        """Save the indexes as far as there is anything to save."""
+        while (stretch := self.store.next_stretch()) is not None:
+            self.sync()
+            pending = self.store.begin_checkpoint(stretch)
+            pending.file.file.sync()
+            self.store.confirm_checkpoint(pending)
+
+    def drop_first_file(self):
+        """Delete the oldest file as housekeeping does."""
+        self.floors = self.store.floors_after(1)
+        self.store.drop_first_file()
+
+    def forget(self, topic):
+        """Delete a topic as the broker does."""
+        self.floors = {**self.floors, topic: self.store.forget_topic(topic)}
+
+    def bodies(self, topic="T", number=0):
+        """Every message of a queue by its offset, as consumers get them."""
+        queue = self.store.find_queue(topic, number)
+        found = {}
+        at = queue.min_offset if queue is not None else 0
+        while queue is not None and at < queue.max_offset:
+            got = fetch(self.store, queue, at, 32)
+            assert got.outcome is Outcome.FOUND, got
+            for data in got.records:
+                record, _ = records.unpack(data)
+                assert (record.topic, record.queue_id) == (topic, number)
+                assert record.queue_offset == at, f"{record.queue_offset} stands at {at}"
+                found[at] = record.body
+                at += 1
+            assert got.next_offset == at
+        return found
+
+    def everything(self):
+        """All queues that were ever named, with bounds and messages."""
+        return {
+            place: (queue.min_offset, queue.max_offset, self.bodies(*place))
+            for place, queue in sorted(self.queues().items())
+        }
+
+    def queues(self):
+        return {
+            (queue.topic, queue.number): queue
+            for topic in list(self.store._queues)
+            for queue in self.store.queues_of(topic)
+        }
+
+    def found_by_key(self, key, topic="T", begin_ms=0, end_ms=1 << 60):
+        """Bodies of the messages with a key, newest first."""
+        found = []
+        for position in self.store.positions_of_key(topic, key, begin_ms, end_ms):
+            data = self.store.record_bytes(position)
+            assert data is not None, position
+            record, _ = records.unpack(data)
+            if record.topic == topic and key in keys_in(record.properties):
+                found.append(record.body)
+        return found
+
+    def contents(self, path):
+        """A file's bytes."""
+        file = self.disk.open(path)
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def log_files(self):
+        return [f"log/{name}" for name in self.disk.names("log")]
+
+    def index_files(self):
+        return [f"index/{name}" for name in self.disk.names("index")]
+
+
+def rewrite(disk, path, data):
+    """Give a file other contents, durably."""
+    file = disk.open(path, create=True)
+    file.truncate(0)
+    file.write(0, data)
+    file.sync()
+    file.close()
+
+
+def collect_garbage():
+    """Let go of what nobody holds; files that were never closed then show themselves."""
+    gc.collect()

@@ -1,0 +1,150 @@
+"""The commit log: where records will lie, and which files still have to be synced."""
+
+import pytest
+
+from broker.store.commit_log import CommitLog
+from broker.store.segment import Segments
+from broker.store.span import HEAD_BYTES, read_head
+from txmq.errors import DiskFull, WriteFailed
+from txmq.testing import Loss, MemoryDisk
+
+SIZE = 1000
+
+
+@pytest.fixture
+def disk():
+    return MemoryDisk()
+
+
+@pytest.fixture
+def log(disk):
+    return CommitLog(Segments(disk, SIZE))
+
+
+def write(log, size):
+    """Write a span of a size."""
+    log.stage((b"x" * (size - HEAD_BYTES),), size - HEAD_BYTES)
+    return log.write()
+
+
+def sync(log):
+    files, end = log.files_to_sync(), log.end
+    for file in files:
+        file.sync()
+    log.synced(files, end)
+
+
+def durable_end(disk):
+    """How far the log reaches without what is not synced."""
+    disk = disk.clone()
+    disk.crash(loss=Loss.EVERYTHING)
+    segments = Segments(disk, SIZE)
+    segments.open()
+    for extent in segments.extents():
+        if segments.reach(extent) < extent.end:
+            return segments.reach(extent)
+    return segments.end
+
+
+def test_records_lie_where_they_were_told(log):
+    first = log.next_position
+    log.stage((b"head", b"body"), 8)
+    second = log.next_position
+    log.stage((b"next",), 4)
+
+    end = log.write()
+
+    assert (first, second, end) == (HEAD_BYTES, HEAD_BYTES + 8, HEAD_BYTES + 12)
+    assert log.next_position == end + HEAD_BYTES
+    assert log.staged_bytes == 0
+
+
+def test_a_span_tells_how_much_was_durable_before_it(log, disk):
+    write(log, 100)
+    sync(log)
+    write(log, 100)
+
+    data = disk.open("log/" + disk.names("log")[0]).read(0, 1000)
+
+    assert read_head(data, 0, 0).durable == 0
+    assert read_head(data, 100, 100).durable == 100
+
+
+def test_what_could_not_be_written_is_gone_and_its_place_free(log, disk):
+    write(log, 100)
+    disk.fail_writes(times=1)
+    with pytest.raises(WriteFailed):
+        write(log, 200)
+
+    assert (log.end, log.next_position, log.staged_bytes) == (100, 100 + HEAD_BYTES, 0)
+    assert write(log, 50) == 150
+
+
+def test_a_sync_covers_what_was_written_when_it_began(log, disk):
+    write(log, 100)
+    files, end = log.files_to_sync(), log.end
+    for file in files:
+        file.sync()
+    write(log, 100)
+    log.synced(files, end)
+
+    assert log.durable == 100
+    assert log.files_to_sync() == files
+
+
+def test_a_file_completed_during_a_sync_is_synced_again(log, disk):
+    write(log, 400)
+    files, end = log.files_to_sync(), log.end
+    for file in files:
+        file.sync()
+    write(log, 400)  # into the same file, behind the sync's back
+    write(log, 400)  # and on into the next
+    log.synced(files, end)
+
+    sync(log)
+
+    assert log.durable == durable_end(disk) == 1200
+
+
+def test_a_file_completed_by_a_write_that_failed_is_synced(log, disk):
+    write(log, 400)
+    write(log, 400)
+    disk.capacity = disk.space().used
+    with pytest.raises(DiskFull):
+        write(log, 400)
+    disk.capacity = None
+    write(log, 100)
+
+    sync(log)
+
+    assert log.durable == durable_end(disk) == 900
+
+
+def test_a_completed_file_that_is_durable_is_not_synced_again(log):
+    write(log, 900)
+    sync(log)
+    write(log, 900)
+
+    assert len(log.files_to_sync()) == 1
+
+
+def test_many_files_completed_before_a_sync_are_all_synced_by_it(log, disk):
+    for _ in range(7):
+        write(log, 600)
+
+    sync(log)
+
+    assert log.durable == durable_end(disk) == 4200
+    assert len(log.files_to_sync()) == 1
+
+
+def test_syncs_that_end_in_another_order_take_nothing_back(log):
+    write(log, 100)
+    early = log.files_to_sync(), log.end
+    write(log, 100)
+    late = log.files_to_sync(), log.end
+
+    log.synced(*late)
+    log.synced(*early)
+
+    assert log.durable == 200

@@ -1,0 +1,313 @@
+"""The log's files: one run of bytes, whatever a failing disk or a crash leaves in the directory."""
+
+import errno
+
+import pytest
+
+from broker.store.segment import Extent, Segments, name_of
+from tests.unit.store.shelf import rewrite
+from txmq.errors import CorruptRecord, DiskFull, WriteFailed
+from txmq.runtime.disk import LocalDisk
+from txmq.testing import MemoryDisk
+
+SIZE = 100
+
+
+@pytest.fixture(params=["memory", "directory"])
+def disk(request, tmp_path):
+    return MemoryDisk() if request.param == "memory" else LocalDisk(tmp_path)
+
+
+def opened(disk):
+    segments = Segments(disk, SIZE)
+    segments.open()
+    return segments
+
+
+def filled(disk, *sizes):
+    """Segments with writes of these sizes, each of another letter."""
+    segments = opened(disk)
+    for number, size in enumerate(sizes):
+        segments.append(bytes([ord("a") + number]) * size)
+    return segments
+
+
+def path(start):
+    return f"log/{name_of(start)}.log"
+
+
+# --- while all goes well ---
+
+
+def test_names_sort_as_positions_do():
+    starts = [0, 9, 10, 2**30, 10**19]
+
+    assert sorted(map(name_of, starts)) == list(map(name_of, starts))
+
+
+def test_a_file_ends_where_the_next_one_begins(disk):
+    segments = filled(disk, 60, 40, 50, 60)
+
+    assert segments.extents() == [Extent(0, 100), Extent(100, 150), Extent(150, 210)]
+    assert (segments.start, segments.tail_start, segments.end) == (0, 150, 210)
+    segments.close()
+
+
+def test_what_was_written_reads_the_same_after_opening_again(disk):
+    filled(disk, 60, 40, 50, 60).close()
+
+    segments = opened(disk)
+
+    assert segments.extents() == [Extent(0, 100), Extent(100, 150), Extent(150, 210)]
+    assert segments.read(55, 10) == b"aaaaabbbbb"
+    assert segments.read(150, 60) == b"d" * 60
+    segments.close()
+
+
+def test_a_read_ends_where_its_file_does(disk):
+    segments = filled(disk, 60, 40, 50)
+
+    assert segments.read(90, 1000) == b"b" * 10
+    assert segments.read(149, 1000) == b"c"
+    assert segments.read(150, 1000) == b""
+    segments.close()
+
+
+def test_what_is_larger_than_a_file_gets_one_for_itself(disk):
+    segments = filled(disk, 10, 250, 10)
+
+    assert segments.extents() == [Extent(0, 10), Extent(10, 260), Extent(260, 270)]
+    segments.close()
+
+
+def test_the_oldest_file_can_go(disk):
+    segments = filled(disk, 60, 60, 60)
+
+    assert segments.drop_first() == 60
+    assert segments.read(0, 10) == b""
+    assert segments.read(60, 10) == b"b" * 10
+    assert disk.names("log") == [f"{name_of(60)}.log", f"{name_of(120)}.log"]
+    segments.close()
+
+
+def test_files_that_are_not_ours_are_let_be(disk):
+    filled(disk, 10).close()
+    for name in ("5.log", "notes.txt", f"{name_of(10)}.log.new", f"{name_of(10)}", "x.log"):
+        rewrite(disk, f"log/{name}", b"?")
+
+    segments = opened(disk)
+
+    assert segments.extents() == [Extent(0, 10)]
+    segments.close()
+
+
+@pytest.mark.parametrize("position", [0, 1, 59, 60, 61, 119, 120, 150])
+def test_the_log_can_be_cut_anywhere(disk, position):
+    segments = filled(disk, 60, 60, 60)
+
+    segments.cut(position)
+
+    segments.append(b"new")
+    assert segments.read(position, 10) == b"new"
+    assert segments.end == position + 3
+    segments.close()
+    again = opened(disk)
+    assert again.extents() == segments.extents()
+    again.close()
+
+
+# --- a disk that fails ---
+
+
+def test_a_full_disk_and_a_full_quota_are_told_from_other_refusals():
+    for code, error in [
+        (errno.ENOSPC, DiskFull),
+        (errno.EDQUOT, DiskFull),
+        (errno.EIO, WriteFailed),
+        (errno.EROFS, WriteFailed),
+    ]:
+        disk = MemoryDisk()
+        segments = filled(disk, 10)
+        disk.fail_writes(error=code)
+
+        with pytest.raises(error):
+            segments.append(b"x")
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 4])
+@pytest.mark.parametrize("before", [10, 90], ids=["into the old file", "into a new file"])
+def test_after_failed_writes_the_next_one_stands_where_they_would_have(before, failures):
+    disk = MemoryDisk()
+    segments = filled(disk, before)
+    disk.fail_writes(times=failures)
+
+    for _ in range(4):
+        with pytest.raises(WriteFailed):
+            segments.append(b"lost" * 8)
+        if failures <= 4:
+            break
+    disk.repair()
+    segments.append(b"kept" * 2)
+
+    assert segments.end == before + 8
+    assert segments.read(before, 100) == b"kept" * 2
+    segments.close()
+    again = opened(disk)
+    assert again.end == before + 8
+    assert again.read(before, 100) == b"kept" * 2
+
+
+def test_what_a_failed_write_left_never_lies_across_the_next_file():
+    disk = MemoryDisk()
+    segments = filled(disk, 10)
+    disk.fail_writes(times=2)  # the write, and cutting off what it left
+    with pytest.raises(WriteFailed):
+        segments.append(b"x" * 50)
+
+    segments.append(b"y" * 95)
+
+    segments.close()
+    again = opened(disk)
+    assert again.extents() == [Extent(0, 10), Extent(10, 105)]
+    assert again.read(0, 100) == b"a" * 10
+
+
+def test_a_file_that_could_not_be_begun_is_not_there_when_the_log_goes_on_before_it():
+    disk = MemoryDisk()
+    segments = filled(disk, 90)
+    disk.fail_next_sync()  # of the folder
+    with pytest.raises(WriteFailed):
+        segments.append(b"x" * 50)
+
+    segments.append(b"y" * 5)
+
+    segments.close()
+    assert opened(disk).extents() == [Extent(0, 95)]
+
+
+def test_a_file_begun_at_the_second_attempt_has_a_durable_name():
+    disk = MemoryDisk()
+    segments = filled(disk, 90)
+    disk.fail_next_sync()
+    with pytest.raises(WriteFailed):
+        segments.append(b"x" * 50)
+
+    segments.append(b"x" * 50)
+    segments.tail.sync()
+
+    assert disk.durable(path(90)) == b"x" * 50
+    names = []
+    disk.on_write = lambda event: names.append((event.kind, event.path))
+    segments.append(b"z" * 60)
+    assert ("sync folder", path(140)) in names
+
+
+def test_nothing_is_written_while_what_a_failed_write_left_cannot_be_cut_off():
+    disk = MemoryDisk()
+    segments = filled(disk, 10)
+    disk.fail_writes()
+    with pytest.raises(WriteFailed):
+        segments.append(b"x" * 50)
+
+    with pytest.raises(WriteFailed):
+        segments.append(b"y")
+
+    assert segments.end == 10
+
+
+def test_a_full_disk_fails_a_write_and_keeps_what_was_there():
+    disk = MemoryDisk()
+    segments = filled(disk, 90)
+    disk.capacity = disk.space().used
+
+    with pytest.raises(DiskFull):
+        segments.append(b"x" * 50)
+
+    disk.capacity = None
+    segments.append(b"y" * 50)
+    assert segments.read(0, 100) == b"a" * 90
+    assert segments.read(90, 100) == b"y" * 50
+
+
+def test_a_write_larger_than_a_file_does_not_begin_a_second_file_at_one_place():
+    disk = MemoryDisk()
+    segments = filled(disk, 90)
+    disk.capacity = disk.space().used
+    with pytest.raises(DiskFull):
+        segments.append(b"x" * 50)
+    disk.capacity = None
+
+    segments.append(b"y" * 500)
+
+    assert segments.extents() == [Extent(0, 90), Extent(90, 590)]
+
+
+def test_what_the_disk_cannot_read_is_damage():
+    disk = MemoryDisk()
+    segments = filled(disk, 10)
+    disk.fail_reads()
+
+    with pytest.raises(CorruptRecord, match="cannot read"):
+        segments.read(0, 10)
+
+
+def test_a_file_that_cannot_be_deleted_stays_readable():
+    disk = MemoryDisk()
+    segments = filled(disk, 60, 60)
+    disk.fail_writes(times=1)
+
+    with pytest.raises(OSError, match="Input/output"):
+        segments.drop_first()
+
+    assert segments.read(0, 60) == b"a" * 60
+    assert segments.drop_first() == 60
+
+
+# --- what a crash leaves ---
+
+
+def test_a_file_that_lost_its_end_is_opened_with_the_one_behind_it():
+    disk = MemoryDisk()
+    filled(disk, 90, 60).close()
+    rewrite(disk, path(0), b"a" * 70)
+
+    segments = opened(disk)
+
+    assert segments.extents() == [Extent(0, 90), Extent(90, 150)]
+    assert [segments.reach(extent) for extent in segments.extents()] == [70, 150]
+    assert [segments.goes_on_at(at) for at in (0, 69, 70, 89, 90, 149)] == [
+        None, None, 90, 90, None, None,
+    ]  # fmt: skip
+
+
+def test_bytes_across_the_next_files_name_are_cut_off():
+    disk = MemoryDisk()
+    filled(disk, 90, 60).close()
+    rewrite(disk, path(0), b"a" * 90 + b"failed")
+
+    segments = opened(disk)
+
+    assert segments.extents() == [Extent(0, 90), Extent(90, 150)]
+    assert segments.read(0, 1000) == b"a" * 90
+
+
+def test_an_empty_file_in_the_middle_of_another_is_deleted():
+    disk = MemoryDisk()
+    filled(disk, 90).close()
+    rewrite(disk, path(80), b"")
+
+    segments = opened(disk)
+
+    assert segments.extents() == [Extent(0, 90)]
+    assert disk.names("log") == [f"{name_of(0)}.log"]
+
+
+def test_an_empty_file_at_the_end_is_where_the_log_goes_on():
+    disk = MemoryDisk()
+    filled(disk, 90).close()
+    rewrite(disk, path(90), b"")
+
+    segments = opened(disk)
+    segments.append(b"b" * 5)
+
+    assert segments.extents() == [Extent(0, 90), Extent(90, 95)]

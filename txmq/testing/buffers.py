@@ -1,0 +1,71 @@
+"""What one end of a connection has sent and received, the system's buffers included.
+
+The receiving side acknowledges bytes when its protocol has taken them. Bytes that are sent and not
+acknowledged are bounded by the window; the rest waits in the sender's buffer, whose high-water mark
+pauses the writer. So a reader that pauses is felt by the writer, as it is with TCP.
+"""
+
+from __future__ import annotations
+
+from txmq.testing.wire import Mark, Ways, Wire
+
+__all__ = ["HIGH_WATER", "Inbox", "Outbox"]
+
+HIGH_WATER = 64 * 1024
+"""asyncio's own value."""
+
+
+class Outbox:
+    """The sending half of one end."""
+
+    __slots__ = (
+        "_ended",
+        "_ways",
+        "ending",
+        "high",
+        "low",
+        "paused",
+        "travelling",
+        "waiting",
+        "wire",
+    )
+
+    def __init__(self, ways: Ways, wire: Wire) -> None:
+        self.wire = wire
+        self.waiting = bytearray()
+        self.travelling = 0
+        self.ending = False
+        self.paused = False
+        self.high, self.low = HIGH_WATER, HIGH_WATER // 4
+        self._ways = ways
+        self._ended = False
+
+    def push(self) -> None:
+        """Send what the window allows, cut into pieces at arbitrary bytes."""
+        window = self._ways.conditions.window
+        while self.waiting and self.travelling < window:
+            size = min(self._piece(), len(self.waiting), window - self.travelling)
+            piece = bytes(self.waiting[:size])
+            del self.waiting[:size]
+            self.travelling += size
+            self.wire.send(piece)
+        if self.ending and not self.waiting and not self._ended:
+            self._ended = True
+            self.wire.send(Mark.END)
+
+    def _piece(self) -> int:
+        limit = (64, 1460, 16384, 65536)[self._ways.entropy.below(4)]
+        return 1 + self._ways.entropy.below(limit)
+
+
+class Inbox:
+    """The receiving half of one end."""
+
+    __slots__ = ("end_told", "ended", "paused", "received", "scheduled")
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.ended = False
+        self.end_told = False
+        self.paused = False
+        self.scheduled = False

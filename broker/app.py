@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -39,7 +39,6 @@ from broker.registrar import Registrar
 from broker.store.message_store import MessageStore, Recovery, Span
 from broker.store.retention import decide
 from txmq.errors import StoreError
-from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -367,6 +366,10 @@ class Broker:
             log.info("taking sends again: the disk is %.1f%% full", used * 100)
 
     # What others may ask
+
+    def served(self) -> tuple[Mapping[int, Handler], Mapping[int, Handler]]:
+        """What the broker and its name server serve, by request code."""
+        return self._dispatch.handlers, self._names.served if self._names is not None else {}
 
     @property
     def address(self) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
-from zlib import crc32  # What key_hash does, without the call.
 
 from broker.store.key_index import key_hash
 from txmq.errors import MessageIllegal, NoPermission
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX
 from txmq.protocol import java, properties
+from txmq.protocol.checksum import crc32
 
 __all__ = ["Arrival", "examine"]
 
@@ -62,6 +62,7 @@ def examine(text: str, cluster: str, key_seed: int, new_unique_key: Callable[[],
         )
     keys = told.get("KEYS")
     if keys is None:
+        # What key_hash does, without the call.
         hashes: tuple[int, ...] = (crc32(unique.encode(), key_seed),)
     elif " " not in keys:
         hashes = crc32(unique.encode(), key_seed), crc32(keys.encode(), key_seed)

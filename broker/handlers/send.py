@@ -11,7 +11,7 @@ from broker.core.topics import RETRY, Topic, Topics
 from broker.flusher import Flusher
 from broker.identity import Identity
 from broker.store.message_store import MessageStore, Postmark
-from txmq.errors import GroupNotFound, InternalError, MessageIllegal, NoPermission, TopicNotFound
+from txmq.errors import InternalError, MessageIllegal, NoPermission, TopicNotFound
 from txmq.protocol import answers, batch, properties
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
@@ -77,10 +77,10 @@ class SendHandlers:
 
     def _take(self, connection: Connection, request: Command, header: SendMessage) -> bytes | None:
         now_ms = self._flusher.turn_ms()
-        topic = self._topics.sendable.get(header.topic) or self._create(header)
+        topic = self._topics.sendable.get(header.topic) or self._other(header)
         number = header.queue_id
         if number < 0:
-            number = self._entropy.below(topic.config.write_queue_nums)
+            number = self._entropy.below(_queues_to_write(topic))
         elif number >= len(topic.queues):
             raise InternalError(f"topic {topic.name} has no queue {number}")
         body = request.body
@@ -134,14 +134,16 @@ class SendHandlers:
         topic.put_bytes += len(request.body)
         return answers.sent(request, b",".join(ids), number, first, arrivals[0][1])
 
-    def _create(self, header: SendMessage) -> Topic:
-        self._topics.for_sending(header.topic)
+    def _other(self, header: SendMessage) -> Topic:
+        """A topic that is not there yet, or that only some may send to."""
+        known = self._topics.for_sending(header.topic)
         now_ms = self._clock.wall_ms()
         if header.topic.startswith(RETRY):
-            group = self._groups.find(header.topic.removeprefix(RETRY))
-            if group is None:
-                raise GroupNotFound(f"no group has the retry topic {header.topic}")
-            made = self._topics.create_for_group(header.topic, group.retry_queue_nums, now_ms)
+            group = self._groups.get(header.topic.removeprefix(RETRY), now_ms)
+            if known is not None:
+                return known
+            queues = max(1, group.retry_queue_nums)
+            made = self._topics.create_for_group(header.topic, queues, now_ms)
             self._topics_changed()
             return made
         if header.default_topic == "":
@@ -162,6 +164,13 @@ class SendHandlers:
             batch.BatchItem(flag, body, properties.join(text, shared))
             for flag, body, text in batch.unpack(request.body)
         ]
+
+
+def _queues_to_write(topic: Topic) -> int:
+    count = topic.config.write_queue_nums
+    if not count:
+        raise NoPermission(f"the topic {topic.name} has no queue to write to")
+    return count
 
 
 def _looks_like_batch(body: bytes) -> bool:

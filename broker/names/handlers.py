@@ -83,6 +83,7 @@ class NameHandlers:
     # Brokers
 
     def _register(self, connection: Connection, request: Command) -> bytes:
+        """103: a broker says what it has."""
         who = request.read(BrokerRegistration)
         offer = read_registration(who, request.body)
         found = self._routes.register(who, offer, connection, self._clock.monotonic())
@@ -93,16 +94,19 @@ class NameHandlers:
         return answer(request, header=found, body=body)
 
     def _unregister(self, _: Connection, request: Command) -> bytes:
+        """104: a broker goes."""
         who = request.read(BrokerUnregistration)
         self._routes.unregister(who.broker_name, who.broker_addr)
         return answer(request)
 
     def _refresh(self, _: Connection, request: Command) -> bytes:
+        """904: a broker is alive."""
         who = request.read(BrokerHeartbeat)
         self._routes.refresh(who.broker_name, who.broker_addr, self._clock.monotonic())
         return answer(request)
 
     def _compare_version(self, _: Connection, request: Command) -> bytes:
+        """322: whether a broker's topics differ from those that are known."""
         who = request.read(BrokerUnregistration)
         offered = DataVersion.read(request.body)
         known = self._routes.version(who.broker_name, who.broker_addr)
@@ -115,6 +119,7 @@ class NameHandlers:
     # Routes
 
     def _route(self, _: Connection, request: Command) -> bytes:
+        """105: where a topic lives."""
         topic = request.read(RouteQuery).topic
         found = self._routes.route(topic)
         order = self._values.get(ORDER_TOPICS, topic)
@@ -124,54 +129,66 @@ class NameHandlers:
         return answer(request, body=found.write())
 
     def _clusters(self, _: Connection, request: Command) -> bytes:
+        """106: every broker by cluster."""
         return answer(request, body=self._routes.clusters().write())
 
     def _members(self, _: Connection, request: Command) -> bytes:
+        """901: the replicas of one broker."""
         asked = request.read(BrokerMembersQuery)
         found = self._routes.members(asked.cluster_name, asked.broker_name)
         return answer(request, body=BrokerMembers(broker_member_group=found).write())
 
     def _forbid_writing(self, _: Connection, request: Command) -> bytes:
+        """205: producers shall leave a broker alone."""
         count = self._routes.forbid_writing(request.read(NamedBroker).broker_name)
         return answer(request, header=WritePermissionAnswer(wipe_topic_count=count))
 
     def _allow_writing(self, _: Connection, request: Command) -> bytes:
+        """327: producers may use a broker again."""
         count = self._routes.allow_writing(request.read(NamedBroker).broker_name)
         return answer(request, header=WritePermissionAnswer(add_topic_count=count))
 
     # Topics
 
     def _topics(self, _: Connection, request: Command) -> bytes:
+        """206: every topic."""
         if not self._options.current.enable_all_topic_list:
             raise InternalError("disable")
         return answer(request, body=self._routes.topics().write())
 
     def _topics_of_cluster(self, _: Connection, request: Command) -> bytes:
+        """224: the topics of one cluster."""
         cluster = request.read(ClusterHeader).cluster
         return answer(request, body=self._routes.topics_of_cluster(cluster).write())
 
     def _system_topics(self, _: Connection, request: Command) -> bytes:
+        """304: the topics that brokers need."""
         return answer(request, body=self._routes.system_topics().write())
 
     def _unit_topics(self, _: Connection, request: Command) -> bytes:
+        """311: topics marked as a unit's."""
         found = self._routes.topics_by_flag(lambda flag: bool(flag & _UNIT))
         return answer(request, body=found.write())
 
     def _unit_subscribed_topics(self, _: Connection, request: Command) -> bytes:
+        """312: topics that units subscribe to."""
         found = self._routes.topics_by_flag(lambda flag: bool(flag & _UNIT_SUBSCRIPTION))
         return answer(request, body=found.write())
 
     def _only_subscribed_topics(self, _: Connection, request: Command) -> bytes:
+        """313: those of them that are no unit's own."""
         both = _UNIT | _UNIT_SUBSCRIPTION
         found = self._routes.topics_by_flag(lambda flag: flag & both == _UNIT_SUBSCRIPTION)
         return answer(request, body=found.write())
 
     def _delete_topic(self, _: Connection, request: Command) -> bytes:
+        """216: forget a topic."""
         asked = request.read(TopicDeletion)
         self._routes.delete_topic(asked.topic, asked.cluster_name or None)
         return answer(request)
 
     def _add_topic(self, _: Connection, request: Command) -> bytes:
+        """217: take a topic's route from a tool."""
         topic = request.read(TopicHeader).topic
         self._routes.add_topic(topic, TopicRoute.read(request.body).queue_datas)
         return answer(request)
@@ -179,6 +196,7 @@ class NameHandlers:
     # Key-value texts and options
 
     def _put_value(self, _: Connection, request: Command) -> bytes:
+        """100: note a value."""
         namespace, key, value = _entry(request)
         if value is None:
             raise RemoteProtocolError("KeyValue: value is missing")
@@ -186,6 +204,7 @@ class NameHandlers:
         return answer(request)
 
     def _get_value(self, _: Connection, request: Command) -> bytes:
+        """101: show a value."""
         namespace, key, _value = _entry(request)
         found = self._values.get(namespace, key)
         if found is None:
@@ -193,11 +212,13 @@ class NameHandlers:
         return answer(request, header={"value": found})
 
     def _delete_value(self, _: Connection, request: Command) -> bytes:
+        """102: forget a value."""
         namespace, key, _value = _entry(request)
         self._values.delete(namespace, key)
         return answer(request)
 
     def _list_values(self, _: Connection, request: Command) -> bytes:
+        """219: show a namespace."""
         namespace = request.read(KeyValue).namespace
         found = self._values.space(namespace)
         if not found:
@@ -205,11 +226,13 @@ class NameHandlers:
         return answer(request, body=Table(table=found).write())
 
     def _update_options(self, _: Connection, request: Command) -> bytes:
+        """318: change options."""
         if request.body:
             self._options.update(request.body)
         return answer(request)
 
     def _show_options(self, _: Connection, request: Command) -> bytes:
+        """319: show options."""
         return answer(request, body=self._options.text())
 
 

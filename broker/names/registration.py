@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Final
 
 from txmq.errors import InternalError, RemoteProtocolError
 from txmq.protocol.bodies import DataVersion, RegistrationBody, TopicConfig, TopicConfigs
+from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.compression import decompress
 
@@ -26,7 +26,7 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
         InternalError: The checksum differs, which upstream answers with code 1.
         RemoteProtocolError: The body is not what the header says.
     """
-    if header.body_crc32 and header.body_crc32 != zlib.crc32(body) & _POSITIVE:
+    if header.body_crc32 and header.body_crc32 != crc32(body) & _POSITIVE:
         raise InternalError("crc32 not match")
     if not body:
         return TopicConfigs()

@@ -11,11 +11,11 @@ from broker.names.key_values import KeyValues
 from broker.names.options import NameOptions, OptionTable
 from broker.names.routes import Replica, RouteTable
 from txmq.errors import BrokerRefused, ConfigError, ProtocolError, UsageError, WriteFailed
-from txmq.remoting.dispatch import Dispatcher
+from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from txmq.remoting.connection import Connection
@@ -51,6 +51,7 @@ class NameServer:
         self._disk = disk
         self._chosen = options or NameOptions()
         self._connections_max = connections_max
+        self._dispatch = Dispatcher({})
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -72,10 +73,11 @@ class NameServer:
         # Upstream's name, and its unit, for something operators look at but cannot change.
         self._options.facts["scanNotActiveBrokerInterval"] = int(SWEEP_S * 1000)
         handlers = NameHandlers(self.routes, values, self._options, self._clock)
+        self._dispatch.serve(handlers.table())
         self._listener = Listener(
             self._network,
             self._clock,
-            Dispatcher(handlers.table()),
+            self._dispatch,
             connections_max=self._connections_max,
             on_lost=self._forget,
         )
@@ -112,6 +114,11 @@ class NameServer:
         """The host and port that are open."""
         assert self._listener is not None, "not started"
         return self._listener.address
+
+    @property
+    def served(self) -> Mapping[int, Handler]:
+        """What it serves, by request code."""
+        return self._dispatch.handlers
 
     # Brokers that go
 

@@ -12,7 +12,6 @@ a scan of the log, nothing else.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from struct import Struct
@@ -23,6 +22,7 @@ from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
 from broker.store.sealed import Sealed
 from broker.store.segment import name_of
+from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import Disk, File
 
 __all__ = ["Chunk", "IndexFile", "Stretch", "draft", "indexed_segments", "path_of"]
@@ -76,8 +76,7 @@ def path_of(segment: int) -> str:
 def indexed_segments(disk: Disk) -> list[int]:
     """Where the segments begin that have an index file, whether they are still there or not."""
     stems = [name.removesuffix(SUFFIX) for name in disk.names(FOLDER) if name.endswith(SUFFIX)]
-    starts = [int(stem) for stem in stems if stem.isdecimal()]
-    return [start for start in starts if name_of(start) in stems]
+    return [int(stem) for stem in stems if stem.isdecimal() and stem == name_of(int(stem))]
 
 
 def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> tuple[bytes, Chunk]:
@@ -99,10 +98,10 @@ def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> t
     table_bytes, entry_bytes = b"".join(table), b"".join(entries)
     body = entry_bytes + key_bytes
     size = _HEAD.size + len(table_bytes) + len(body)
-    checksum = zlib.crc32(body)
+    checksum = crc32(body)
     fields = (checksum, *stretch, len(runs), key_count)
     bare = _HEAD.pack(size, MAGIC, 0, *fields)
-    check = zlib.crc32(bare[12:] + table_bytes)
+    check = crc32(bare[12:] + table_bytes)
     data = _HEAD.pack(size, MAGIC, check, *fields) + table_bytes + body
     entries_at = _HEAD.size + len(table_bytes)
     keys_at = entries_at + len(entry_bytes)
@@ -150,7 +149,7 @@ class IndexFile:
             queues, table_end, data = self._read_queues(at, data, queue_count, size)
         except (StructError, UnicodeDecodeError):
             return None
-        if zlib.crc32(data[12:table_end]) != check:
+        if crc32(data[12:table_end]) != check:
             return None
         entries = sum(run.entries for run in queues) * ENTRY.size
         keys_at = at + table_end + entries

@@ -8,6 +8,7 @@ published, so nobody reads a message that a crash could still take back.
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -24,6 +25,9 @@ class Entry(NamedTuple):
     position: int
     size: int
     tags_code: int
+
+
+_entry = partial(tuple.__new__, Entry)  # An Entry of a tuple without a call in Python.
 
 
 class Block(NamedTuple):
@@ -164,4 +168,4 @@ class ConsumeQueue:
             if count <= 0:
                 return []
             data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
-        return [Entry(*fields) for fields in ENTRY.iter_unpack(data)]
+        return list(map(_entry, ENTRY.iter_unpack(data)))

@@ -7,7 +7,6 @@ Hashes collide; whoever reads the record compares the key itself.
 from __future__ import annotations
 
 import sys
-import zlib
 from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple
 from broker.store.sealed import Sealed
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
+from txmq.protocol.checksum import crc32
 
 __all__ = ["ENTRY_BYTES", "KeyIndex", "KeyRun", "key_hash", "keys_in", "topic_seed"]
 
@@ -25,12 +25,12 @@ _REACH: Final = 1 << 32
 
 def topic_seed(topic: str) -> int:
     """What all hashes of one topic's keys start from."""
-    return zlib.crc32(topic.encode() + b"#")
+    return crc32(topic.encode() + b"#")
 
 
 def key_hash(seed: int, key: str) -> int:
     """The hash of one key of a topic."""
-    return zlib.crc32(key.encode(), seed)
+    return crc32(key.encode(), seed)
 
 
 class KeyRun(NamedTuple):
@@ -97,11 +97,12 @@ class KeyIndex:
 
     def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Where records with this hash lie, newest first, from runs that touch a range of time."""
+        # A message may name a key twice; its place is given once.
         growing = [self._base + (entry & _LOW) for entry in self._growing if entry >> 32 == hashed]
-        yield from reversed(growing)
+        yield from dict.fromkeys(reversed(growing))
         for run in reversed(self._runs):
             if run.first_ms <= end_ms and run.last_ms >= begin_ms:
-                yield from reversed(_search(run, hashed))
+                yield from dict.fromkeys(reversed(_search(run, hashed)))
 
 
 def _search(run: KeyRun, hashed: int) -> list[int]:

@@ -7,7 +7,6 @@ size of the log.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
@@ -16,6 +15,7 @@ from broker.store.segment import Extent, Segments
 from broker.store.span import HEAD_BYTES, MAGIC, read_head
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Record
 
 __all__ = ["Scan", "scan"]
@@ -64,7 +64,7 @@ def _payload(segments: Segments, at: int, end: int) -> bytes | None:
     if head is None or at + head.size > end:
         return None
     payload = segments.read(at + HEAD_BYTES, head.size - HEAD_BYTES)
-    if len(payload) != head.size - HEAD_BYTES or zlib.crc32(payload) != head.checksum:
+    if len(payload) != head.size - HEAD_BYTES or crc32(payload) != head.checksum:
         return None
     return payload
 

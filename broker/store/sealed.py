@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-
 from txmq.errors import CorruptRecord
+from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import File
 
 __all__ = ["Sealed"]
@@ -31,7 +30,7 @@ class Sealed:
         """Whether the bytes are those that were written; once they were, that is believed."""
         if not self._is_whole:
             data = self._file.read(self._at, self._size)
-            self._is_whole = len(data) == self._size and zlib.crc32(data) == self._checksum
+            self._is_whole = len(data) == self._size and crc32(data) == self._checksum
         return self._is_whole
 
     def read(self, position: int, size: int) -> bytes:

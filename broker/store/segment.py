@@ -94,10 +94,9 @@ class Segments:
         return min(extent.end, extent.start + file.size())
 
     def goes_on_at(self, position: int) -> int | None:
-        """Where the next file begins, if the one that should hold a position ends before it."""
+        """Where the next file begins, if the one that holds a position ends before that."""
         extent = self.extent_at(position)
-        is_missing = self.reach(extent) <= position < extent.end
-        return extent.end if is_missing else None
+        return extent.end if self.reach(extent) < extent.end else None
 
     def sync(self, extent: Extent) -> None:
         """Make a file durable."""

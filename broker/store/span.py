@@ -8,9 +8,10 @@ span that a later head declares durable is damage.
 
 from __future__ import annotations
 
-import zlib
 from struct import Struct
 from typing import Final, NamedTuple
+
+from txmq.protocol.checksum import crc32
 
 __all__ = ["HEAD_BYTES", "MAGIC", "SpanHead", "head", "read_head"]
 
@@ -35,9 +36,9 @@ class SpanHead(NamedTuple):
 def head(position: int, durable: int, payload: bytes, records: int) -> bytes:
     """The bytes that go before a payload."""
     fields = _FIELDS.pack(
-        HEAD_BYTES + len(payload), MAGIC, position, durable, zlib.crc32(payload), records
+        HEAD_BYTES + len(payload), MAGIC, position, durable, crc32(payload), records
     )
-    return fields + _CHECK.pack(zlib.crc32(fields))
+    return fields + _CHECK.pack(crc32(fields))
 
 
 def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
@@ -54,6 +55,6 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
     if magic != MAGIC or where != position or size < HEAD_BYTES:
         return None
     (check,) = _CHECK.unpack_from(data, at + _FIELDS.size)
-    if zlib.crc32(data[at : at + _FIELDS.size]) != check:
+    if crc32(data[at : at + _FIELDS.size]) != check:
         return None
     return SpanHead(size, where, durable, checksum, records)

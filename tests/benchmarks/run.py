@@ -39,8 +39,8 @@ class Plan:
     """How long and how often everything is measured."""
 
     seconds: float
-    turn_s: float = 0.4
-    turns: int = 25
+    turn_s: float = 0.3
+    turns: int = 20
     syncs: int = 200
     connections: int = 2000
     starts: int = 5

@@ -52,6 +52,7 @@ def test_a_quick_run_prints_one_document_with_every_figure_of_floor_and_sends():
 
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
+    assert document["settings"]["quick"]
     for each in (document["floor"], *document["sends"].values()):
         assert list(each) == ["1", "8", "64", "512"]
         for figures in each.values():

@@ -56,10 +56,8 @@ def _fields(data: bytes, at: int, end: int) -> dict[str, str]:
         name = _text(data, at + 2, size)
         at += 2 + size
         (size,) = _LENGTH.unpack_from(data, at)
-        value = _text(data, at + 4, size)
+        fields[name] = _text(data, at + 4, size)
         at += 4 + size
-        if name and value:  # Java reads a text without characters as null: as not given
-            fields[name] = value
         if len(fields) > HEADER_FIELDS_MAX:
             raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
     if at != end:

@@ -6,7 +6,6 @@ places are named here because offsets and types are patched in copied bytes with
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
@@ -17,6 +16,7 @@ import msgspec
 from txmq.errors import RemoteProtocolError
 from txmq.limits import PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.protocol import compression, properties
+from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.message_id import offset_id
 
@@ -98,7 +98,7 @@ class Record(msgspec.Struct, gc=False):
 
 def body_crc(body: bytes) -> int:
     """The checksum of a body, which Java reads as a positive number."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return crc32(body) & 0x7FFFFFFF
 
 
 def head_of(
@@ -121,7 +121,7 @@ def head_of(
     A record is head, body and tail (:func:`tail_of`); writers join many of them, so no body is copied
     twice. The IPv6 bits of ``sys_flag`` must agree with the hosts' lengths.
     """
-    crc = zlib.crc32(body) & 0x7FFFFFFF
+    crc = crc32(body) & 0x7FFFFFFF
     body_size = len(body)
     if not sys_flag & _V6:
         size = _HEAD_BYTES + body_size + tail_size
@@ -231,7 +231,7 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
         raise RemoteProtocolError(f"a record is broken: {problem}") from problem
     if at != start + size:
         raise RemoteProtocolError(f"a record of {size} bytes holds {at - start}")
-    if crc and zlib.crc32(body) & 0x7FFFFFFF != crc:
+    if crc and crc32(body) & 0x7FFFFFFF != crc:
         raise RemoteProtocolError("a record's body differs from its checksum")
     return Record(
         queue_id, flag, queue_offset, position, sys_flag, born_ms, born_host, stored_ms,

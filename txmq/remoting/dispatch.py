@@ -36,6 +36,11 @@ class Dispatcher:
         self._handlers: dict[int, Handler] = {}
         self.serve(handlers)
 
+    @property
+    def handlers(self) -> Mapping[int, Handler]:
+        """What is served, by code."""
+        return self._handlers
+
     def serve(self, handlers: Mapping[int, Handler]) -> None:
         """Serve these requests from now on, beside those that are served already."""
         self._handlers |= {int(code): each for code, each in handlers.items()}

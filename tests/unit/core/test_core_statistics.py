@@ -48,7 +48,7 @@ def test_a_counter_that_stands_still_fades_from_one_window_after_the_other():
     meter = counted(lambda now: 10 if now < 100 else 0, until=1000.0)
 
     assert meter.rate(60.0, 1000.0).sum == 0
-    assert meter.rate(600.0, 650.0) == Rate(50, 610.0)
+    assert meter.rate(600.0, 650.0) == Rate(40, 600.0)
     assert meter.rate(HOUR_S, 1000.0).sum == 100
 
 

@@ -128,6 +128,16 @@ def test_giving_back_what_nobody_has_is_harmless(locks):
     assert locks.lock("g", "b", [Q0, Q1], 1.0) == [Q0, Q1]
 
 
+def test_who_says_goodbye_gives_back_all_it_has_in_that_group(locks):
+    locks.lock("g", "b", [Q2], 1.0)
+    locks.lock("h", "a", [Q0], 1.0)
+    locks.release("g", "a")
+    locks.release("x", "a")
+
+    assert locks.lock("g", "c", [Q0, Q1, Q2], 2.0) == [Q0, Q1]
+    assert locks.lock("h", "c", [Q0], 2.0) == []
+
+
 def test_locks_nobody_renews_are_forgotten(locks):
     locks.lock("g", "b", [Q2], 30.0)
     locks.lock("h", "a", [Q0], 0.0)

@@ -203,3 +203,20 @@ def test_an_unknown_topic_is_nothing_to_send_to_yet(topics):
     assert topics.for_sending("T") is None
     made = topics.put(topic("T"), NOW_MS)
     assert topics.for_sending("T") is made
+
+
+def test_what_needs_no_second_look_is_at_hand(topics):
+    """Retry topics need one: their group must exist."""
+    topics.put(topic("T"), NOW_MS)
+    topics.put(topic("closed", perm=4), NOW_MS)
+    topics.create_for_group("%RETRY%g", 1, NOW_MS)
+    assert {"T", "TBW102"} <= set(topics.sendable)
+    assert topics.sendable.keys().isdisjoint({"closed", "%RETRY%g", "SELF_TEST_TOPIC"})
+
+    topics.put(topic("T", perm=4), NOW_MS)
+    topics.put(topic("closed", perm=6), NOW_MS)
+    assert "T" not in topics.sendable
+    assert "closed" in topics.sendable
+    topics.remove("closed", NOW_MS)
+    assert "closed" not in topics.sendable
+    assert topics.for_sending("%RETRY%g") is topics.get("%RETRY%g")

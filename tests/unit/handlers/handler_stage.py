@@ -75,6 +75,7 @@ class Client:
     def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
         """Ask; the answer is awaited by whoever awaits what this returns."""
         waiter = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
         clock = self.connection._clock
         opaque = self.connection._exchange.open(waiter, clock.monotonic() + 1e6)
         frame = commands.request(code, opaque, header, body=body, kind=kind, oneway=oneway)
@@ -97,7 +98,7 @@ class Client:
         return (await self.ask(code, header, **given)).code
 
     async def is_silent(self, code, header=None, **given):
-        """Whether nothing answers: answers of one connection come in order of the requests."""
+        """Whether nothing has answered by the time something asked later is answered."""
         unanswered = self.asking(code, header, **given)
         await self.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
         return not unanswered.done()

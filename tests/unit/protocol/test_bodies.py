@@ -28,6 +28,7 @@ from txmq.protocol.bodies import (
     TopicRoute,
     queue_map,
     read_queue_map,
+    with_queue_map,
 )
 
 HEARTBEAT = b"""
@@ -228,6 +229,13 @@ def test_a_map_by_queue_is_read_as_it_is_written():
     assert read_queue_map(b'{"offsetTable":' + queue_map(QUEUES) + b"}", "offsetTable", int) == (
         QUEUES
     )
+
+
+def test_a_map_by_queue_may_be_one_member_of_a_body():
+    text = with_queue_map("offsetTable", QUEUES, {"consumeTps": 1.5})
+
+    assert text == b'{"consumeTps":1.5,"offsetTable":' + queue_map(QUEUES) + b"}"
+    assert with_queue_map("offsetTable", {}) == b'{"offsetTable":{}}'
 
 
 def test_a_map_by_queue_may_hold_bodies():

@@ -1,0 +1,226 @@
+"""Looking into brokers: over the wire while they serve, and at copies of their disks after a crash."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+
+from broker.config import BrokerSettings
+from broker.keeper import Keeper
+from broker.store.message_store import MessageStore
+from tests.simulation.checkers.recovery import AGAIN
+from tests.simulation.history import (
+    Acknowledged,
+    Audited,
+    Copy,
+    Found,
+    History,
+    Recovered,
+    Shape,
+    mark,
+)
+from tests.simulation.node import BrokerNode, Tripwire
+from tests.simulation.workload import copy_of
+from txmq.client import Admin, Session
+from txmq.client.envelope import received
+from txmq.errors import NotFound, TopicNotFound, TransportError
+from txmq.message import Queue
+from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
+from txmq.protocol.headers import OffsetAnswer, PullMessage, QueueHeader
+from txmq.protocol.record import unpack_all
+from txmq.remoting.connection import Connection
+from txmq.remoting.pool import Pool
+from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
+
+__all__ = ["Auditor", "recover_in_several_ways", "shape_of"]
+
+ANSWER_S = 10.0
+
+
+class Auditor:
+    """Reads everything, from a machine of its own that nothing ever happens to."""
+
+    def __init__(self, world: World, history: History, names: str) -> None:
+        self._machine = world.machine("auditor")
+        self._world = world
+        self._history = history
+        self._names = names
+
+    async def audit(self, node: BrokerNode, queues: Iterable[Queue]) -> bool:
+        """Read some queues of a broker from end to end; false where it does not answer.
+
+        The queues must be all the broker has, or the history would say that messages are gone.
+        """
+        began = self._world.now()
+        pool = Pool(self._machine.network, self._machine.clock)
+        found: dict[Queue, tuple[Copy, ...]] = {}
+        try:
+            connection = await pool.connection(node.address)
+            for queue in queues:
+                found[queue] = await _read(connection, queue)
+        except TransportError:
+            return False
+        finally:
+            await pool.close()
+        digest = 0
+        for copies in found.values():
+            for copy in copies:
+                digest = zlib.crc32(f"{copy}".encode() + copy.body, digest)
+        now = self._world.now()
+        self._history.add(Audited(now, node.name, began, found, digest))
+        return True
+
+    async def ends(self, node: BrokerNode, queues: Iterable[Queue]) -> list[tuple[Queue, int]]:
+        """Where the queues of a broker end now.
+
+        Raises:
+            TransportError: It does not answer.
+        """
+        pool = Pool(self._machine.network, self._machine.clock)
+        try:
+            connection = await pool.connection(node.address)
+            return [(queue, await _end(connection, queue)) for queue in queues]
+        finally:
+            await pool.close()
+
+    async def look_up(self, acknowledged: Iterable[Acknowledged]) -> None:
+        """Look for some acknowledged messages by offset id and by key."""
+        machine = self._machine
+        async with Session(
+            self._names, machine.network, machine.clock, machine.entropy, answer_s=ANSWER_S
+        ) as session:
+            admin = Admin(session)
+            for each in acknowledged:
+                await self._look_up(admin, each)
+
+    async def _look_up(self, admin: Admin, each: Acknowledged) -> None:
+        name = mark(each.send, each.attempt, 0)
+        offset_id = each.offset_ids[0]
+        viewed = None
+        with suppress(NotFound):
+            viewed = copy_of(await admin.view(offset_id))
+        now = self._world.now()
+        self._history.add(Found(now, "offset id", name, offset_id, viewed))
+        matches = await admin.query(each.queue.topic, each.send)
+        by_key = [copy for copy in map(copy_of, matches) if copy.mark == name]
+        now = self._world.now()
+        self._history.add(Found(now, "key", name, offset_id, by_key[0] if by_key else None))
+
+
+async def _end(connection: Connection, queue: Queue) -> int:
+    header = QueueHeader(queue.topic, queue.number)
+    try:
+        answer = await connection.request(RequestCode.GET_MAX_OFFSET, header, timeout_s=ANSWER_S)
+    except TopicNotFound:
+        return 0
+    return answer.read(OffsetAnswer).offset
+
+
+async def _read(connection: Connection, queue: Queue) -> tuple[Copy, ...]:
+    end = await _end(connection, queue)
+    copies: list[Copy] = []
+    while len(copies) < end:
+        pull = PullMessage(
+            consumer_group="AUDIT",
+            topic=queue.topic,
+            queue_id=queue.number,
+            queue_offset=copies[-1].offset + 1 if copies else 0,
+            max_msg_nums=32,
+            sys_flag=int(PullFlag.SUBSCRIPTION),
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=0,
+            subscription="*",
+        )
+        answer = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=ANSWER_S)
+        if answer.code != SUCCESS:
+            break
+        copies += [copy_of(received(each, queue.broker)) for each in unpack_all(answer.body)]
+    return tuple(copies)
+
+
+# Disks after a crash
+
+
+def recover_in_several_ways(
+    node: BrokerNode,
+    history: History,
+    entropy: SeededEntropy,
+    topics: Iterable[str],
+    *,
+    lost_power: bool,
+) -> None:
+    """Recover copies of a broker's disk and note what came of it; the disk itself is left alone.
+
+    Args:
+        node: The broker, which does not run.
+        history: Where to note it.
+        entropy: Decides when the power goes once more.
+        topics: All topics there may be.
+        lost_power: Whether it lost its power before. Otherwise there may be bytes that only the
+            next power cut takes, and it must not come now.
+    """
+    disk, settings, topics = node.disk.clone(), node.settings, tuple(topics)
+    disk.repair()
+    disk.capacity = None
+    first = disk.clone()
+    once = shape_of(first, settings, topics)
+    others = {AGAIN: shape_of(first, settings, topics)}
+
+    bare = disk.clone()
+    for name in bare.names("index"):
+        bare.remove(f"index/{name}")
+    others["without indexes"] = shape_of(bare, settings, topics)
+
+    if lost_power:
+        cut = disk.clone()
+        wire = Tripwire(cut)
+        wire.before(1 + entropy.below(6), _go_dark)
+        with suppress(PowerCut):
+            shape_of(cut, settings, topics)
+        wire.clear()
+        cut.crash(entropy, Loss.ANY)
+        others["after a second power cut"] = shape_of(cut, settings, topics)
+    history.add(Recovered(node.world.now(), node.name, once, others))
+
+
+def shape_of(disk: MemoryDisk, settings: BrokerSettings, topics: Iterable[str]) -> Shape:
+    """Open a store as a broker does, look at it, and let go as ``kill -9`` does."""
+    store = MessageStore(disk, settings.store)
+    try:
+        recovery = store.open(Keeper(disk).floors().floors)
+        queues = {
+            (topic, queue.number): (
+                queue.min_offset,
+                queue.max_offset,
+                _checksum(queue),
+            )
+            for topic in topics
+            for queue in store.queues_of(topic)
+            if queue.max_offset
+        }
+    finally:
+        store.close()
+    log = {name: (len(data), zlib.crc32(data)) for name, data in _files(disk)}
+    return Shape(log, queues, recovery.cut_bytes)
+
+
+def _checksum(queue) -> int:
+    checksum, at = 0, queue.min_offset
+    while entries := queue.read(at, 1000):
+        for entry in entries:
+            checksum = zlib.crc32(b"%d %d %d," % entry, checksum)
+        at += len(entries)
+    return checksum
+
+
+def _files(disk: MemoryDisk):
+    for name in disk.names("log"):
+        file = disk.open(f"log/{name}")
+        yield name, file.read(0, file.size())
+        file.close()
+
+
+def _go_dark() -> None:
+    raise PowerCut

@@ -1,0 +1,171 @@
+"""What one seed is about: sizes, shapes and faults, each seed drawing its own mix.
+
+Where every seed had a little of everything, faults would hide one another and rare states would stay
+rare. So each draws which faults there are at all, and how far the dials are turned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self, TypeVar
+
+from broker.config import BrokerSettings, RetentionSettings, StoreSettings
+from txmq.config import Size
+from txmq.testing import Conditions, SeededEntropy
+
+__all__ = ["FAULTS", "POWER_FAULTS", "Mix", "SmallStore", "kib"]
+
+T = TypeVar("T")
+
+POWER_FAULTS = ("power cut", "power cut at an event", "failed sync")
+"""What may take written bytes away; nothing is promised then with ``flush = "async"``."""
+
+FAULTS = (
+    *POWER_FAULTS,
+    "kill",
+    "stop",
+    "names away",
+    "client crash",
+    "partition",
+    "one-way partition",
+    "isolation",
+    "cut connections",
+    "slow network",
+    "slow disk",
+    "full disk",
+    "failed writes",
+    "read-only disk",
+    "clock jump",
+    "clock drift",
+    "pause",
+    "slow reader",
+)
+
+
+def kib(number: float) -> Size:
+    """So many KiB."""
+    return Size(int(number * 1024))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallStore(StoreSettings):
+    """A store whose files are far smaller than a real broker accepts, so that a run fills many."""
+
+    def __post_init__(self) -> None:
+        """Take any size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """The dials of one run."""
+
+    is_sync: bool = True
+    segment: Size = kib(64)
+    checkpoint: Size = kib(16)
+    sync_s: tuple[float, float] = (0.0, 0.002)
+    brokers: int = 1
+    names: int = 0
+    """Name servers apart from the brokers; none means that the first broker has its own."""
+    topics: int = 1
+    queues: int = 2
+    is_auto_created: bool = False
+    """Whether one more topic comes into being by sending to it."""
+    producers: int = 2
+    lanes: int = 3
+    """Sends that each producer has under way at a time."""
+    sends: int = 40
+    """Sends of one lane, at most."""
+    think_s: float = 0.5
+    body_max: int = 500
+    batch_chance: float = 0.2
+    oneway_chance: float = 0.1
+    groups: int = 1
+    consumers: int = 1
+    """Of each group; the queues are divided between them."""
+    has_tags: bool = False
+    """Whether the last group wants messages of one tag only."""
+    hold_s: float = 5.0
+    chaos_s: float = 20.0
+    pause_s: float = 3.0
+    """Between two faults of one kind of trouble."""
+    audit_chance: float = 0.5
+    """How likely a broker that came back is read from end to end."""
+    recovery_chance: float = 0.25
+    """How likely a crashed disk is recovered in several ways."""
+    faults: tuple[str, ...] = ()
+    conditions: Conditions = Conditions()
+
+    @classmethod
+    def of(cls, seed: int) -> Self:
+        """The mix of a seed."""
+        draw = SeededEntropy(seed).fork("mix")
+        is_sync = draw.chance(0.75)
+        return cls(
+            is_sync=is_sync,
+            segment=kib(_one(draw, (4, 16, 64, 256, 1024))),
+            checkpoint=kib(_one(draw, (1, 4, 16, 64, 1024))),
+            sync_s=_one(draw, ((0.0, 0.0), (0.0, 0.002), (0.001, 0.02), (0.0, 0.3))),
+            brokers=1 + draw.chance(0.4),
+            names=_one(draw, (0, 0, 1, 2)),
+            topics=1 + draw.below(2),
+            queues=1 + draw.below(3),
+            is_auto_created=draw.chance(0.3),
+            producers=1 + draw.below(2),
+            lanes=1 + draw.below(6),
+            sends=_one(draw, (10, 20, 40)),
+            think_s=_one(draw, (0.01, 0.1, 1.0, 4.0)),
+            body_max=_one(draw, (20, 200, 2000, 20_000)),
+            batch_chance=_one(draw, (0.0, 0.2, 0.5)),
+            oneway_chance=_one(draw, (0.0, 0.2)),
+            groups=1 + draw.chance(0.4),
+            consumers=1 + draw.chance(0.3),
+            has_tags=draw.chance(0.3),
+            hold_s=_one(draw, (0.0, 1.0, 5.0, 18.0)),
+            chaos_s=_one(draw, (5.0, 15.0, 30.0)),
+            pause_s=_one(draw, (0.3, 1.0, 3.0, 8.0)),
+            audit_chance=_one(draw, (0.3, 1.0)),
+            recovery_chance=_one(draw, (0.0, 0.5)),
+            faults=_some(draw, FAULTS if is_sync else FAULTS[len(POWER_FAULTS) :]),
+            conditions=Conditions(
+                latency_s=_one(draw, (0.0001, 0.0002, 0.002, 0.02)),
+                jitter_s=_one(draw, (0.0, 0.0008, 0.02)),
+                spike_chance=_one(draw, (0.0, 0.005, 0.05)),
+                window=_one(draw, (4096, 65536)),
+                give_up_s=_one(draw, (15.0, 60.0)),
+            ),
+        )
+
+    def settings(self, name: str, address: str, names: str) -> BrokerSettings:
+        """The settings of one broker."""
+        return BrokerSettings(
+            name=name,
+            listen=f"{address}:10911",
+            names_listen=f"{address}:9876",
+            names=names,
+            store=SmallStore(
+                flush="sync" if self.is_sync else "async",
+                segment_size=self.segment,
+                checkpoint_every=self.checkpoint,
+            ),
+            # Never deletes: what is missing was lost.
+            retention=RetentionSettings(delete_above=1.0, force_above=1.0, refuse_above=1.0),
+        )
+
+    def but(self, **dials: object) -> Self:
+        """The same with some dials set otherwise."""
+        return replace(self, **dials)
+
+    def __str__(self) -> str:
+        dials = (f"{each.name}={getattr(self, each.name)}" for each in fields(self))
+        return "\n  ".join(("this seed is about:", *dials))
+
+
+def _one(draw: SeededEntropy, choices: Sequence[T]) -> T:
+    return choices[draw.below(len(choices))]
+
+
+def _some(draw: SeededEntropy, choices: Sequence[T]) -> tuple[T, ...]:
+    """Each as likely in as out, at least one."""
+    chosen = tuple(each for each in choices if draw.chance(0.35))
+    return chosen or (_one(draw, choices),)

@@ -1,0 +1,324 @@
+"""One run: a cluster, its clients, a time of trouble, a calm end, and what was seen of it all."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from functools import partial
+from typing import NamedTuple
+
+from tests.simulation.audit import Auditor, recover_in_several_ways
+from tests.simulation.checkers import acknowledged, liveness, order, recovery
+from tests.simulation.history import (
+    Acknowledged,
+    Audited,
+    Calm,
+    Down,
+    Ended,
+    History,
+    Pulled,
+    QueueEnd,
+    Recovered,
+)
+from tests.simulation.mix import Mix
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.node import BrokerNode, NamesNode
+from tests.simulation.workload import AUTO_TOPIC, Client, Consumer, Producer
+from txmq.client import Admin, Session
+from txmq.client.routes import TEMPLATE_QUEUES_MAX
+from txmq.message import Queue
+from txmq.testing import SeededEntropy, World, simulate
+
+__all__ = ["Outcome", "Stage", "check", "run_seed"]
+
+SETTLE_S = 200.0
+"""How long a run waits for what must come; more than the checker of liveness allows."""
+
+LOOKED_UP = 5
+
+
+class Stage:
+    """A cluster with its clients in one world."""
+
+    def __init__(self, world: World, mix: Mix) -> None:
+        self.world = world
+        self.mix = mix
+        self.history = History(world.trace)
+        self.names = [NamesNode(world, f"names-{n}") for n in range(mix.names)]
+        # Embedded in the first broker, whose machine is then the next to get an address.
+        known = [node.address for node in self.names]
+        self.brokers: list[BrokerNode] = []
+        for number in range(mix.brokers):
+            node = self._broker(f"broker-{'abc'[number]}", ";".join(known))
+            self.brokers.append(node)
+            known = known or [node.settings.names_listen]
+        self.names_text = ";".join(known)
+        self.auditor = Auditor(world, self.history, self.names_text)
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+        self._helpers: set[asyncio.Task[bool]] = set()
+        self._draw = world.entropy.fork("stage")
+
+    def _broker(self, name: str, names: str) -> BrokerNode:
+        node = BrokerNode(
+            self.world,
+            name,
+            lambda machine: self.mix.settings(name, machine.address, names),
+            self.history,
+        )
+        node.on_serving = self._has_served
+        node.disk.slow_sync(*self.mix.sync_s)
+        return node
+
+    # What there is
+
+    @property
+    def clients(self) -> list[Client]:
+        """Producers and consumers."""
+        return [*self.producers, *self.consumers]
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics made before anything is sent."""
+        return [f"Topic{number}" for number in range(self.mix.topics)]
+
+    def queues(self) -> list[Queue]:
+        """The queues of these topics."""
+        return [
+            Queue(topic, node.name, number)
+            for topic in self.topics
+            for node in self.brokers
+            for number in range(self.mix.queues)
+        ]
+
+    def sudden_queues(self) -> list[Queue]:
+        """The queues that may come into being by sending."""
+        return [
+            Queue(AUTO_TOPIC, node.name, number)
+            for node in self.brokers
+            for number in range(TEMPLATE_QUEUES_MAX if self.mix.is_auto_created else 0)
+        ]
+
+    def queues_of(self, node: BrokerNode) -> list[Queue]:
+        """All queues a broker may have."""
+        return [q for q in (*self.queues(), *self.sudden_queues()) if q.broker == node.name]
+
+    # Starting
+
+    async def open(self) -> None:
+        """Start name servers and brokers, and make the topics."""
+        for node in (*self.names, *self.brokers):
+            node.start()
+        for node in self.brokers:
+            await self.served(node, within_s=30.0)
+        operator = self.world.machine("operator")
+        ports = (operator.network, operator.clock, operator.entropy)
+        async with Session(self.names_text, *ports) as session:
+            admin = Admin(session)
+            while len(await admin.cluster()) < len(self.brokers):
+                await asyncio.sleep(0.1)
+            for topic in self.topics:
+                await admin.create_topic(topic, self.mix.queues)
+
+    def people(self) -> None:
+        """Start producers and consumers."""
+        world, mix, names, history = self.world, self.mix, self.names_text, self.history
+        self.producers = [
+            Producer(world, f"producer-{n}", names, mix, history, self.queues())
+            for n in range(mix.producers)
+        ]
+        wanted = [*self.queues(), *self.sudden_queues()]
+        for group in range(mix.groups):
+            tags = "red" if mix.has_tags and group == mix.groups - 1 else "*"
+            for number in range(mix.consumers):
+                mine = wanted[number :: mix.consumers]
+                name = f"consumer-{group}-{number}"
+                self.consumers.append(
+                    Consumer(world, name, names, mix, history, f"group-{group}", mine, tags)
+                )
+        for client in self.clients:
+            client.start()
+
+    # While it runs
+
+    async def served(self, node: BrokerNode, within_s: float) -> None:
+        """Wait until a broker serves, but not for ever."""
+        deadline = self.world.now() + within_s
+        while not node.is_serving and self.world.now() < deadline:
+            await asyncio.sleep(0.01)
+
+    def examine(self, node: BrokerNode, draw: SeededEntropy, *, lost_power: bool) -> None:
+        """Perhaps recover copies of a broker's disk in several ways."""
+        if draw.chance(self.mix.recovery_chance):
+            topics = (*self.topics, AUTO_TOPIC)
+            recover_in_several_ways(node, self.history, draw, topics, lost_power=lost_power)
+
+    def _has_served(self, node: BrokerNode) -> None:
+        if node.lives > 1 and self._draw.chance(self.mix.audit_chance):
+            # Asked from inside the broker's own program; what looks at it must outlive that.
+            self.world.loop.call_soon(self._audit_aside, node, context=Context())
+
+    def _audit_aside(self, node: BrokerNode) -> None:
+        task = asyncio.create_task(self.auditor.audit(node, self.queues_of(node)))
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    # The end
+
+    def calm(self) -> None:
+        """Let nothing go wrong any more, and let everything that is down come back."""
+        self.world.network.heal()
+        for node in (*self.brokers, *self.names):
+            node.machine.resume()
+            node.machine.disk.repair()
+            node.machine.disk.capacity = None
+            node.machine.disk.slow_sync(*self.mix.sync_s)
+            node.start()
+        for node in self.brokers:
+            if node.wire is not None:
+                node.wire.clear()
+            for client in self.clients:
+                self.world.network.slow(node.name, client.name, 0.0)
+        for client in self.clients:
+            client.machine.resume()
+            if not client.machine.is_up:
+                client.start()
+        self.history.add(Calm(self.world.now()))
+
+    async def settle(self) -> None:
+        """See that everything comes to its end: sends, probes, consumers."""
+        for producer in self.producers:
+            producer.is_enough = True
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                for producer in self.producers:
+                    await producer.done()
+                await self._probe()
+                await self._note_ends()
+                while not all(self._has_read_all(each) for each in self.consumers):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            pass  # The checker of liveness says what is missing.
+        self.history.add(Ended(self.world.now()))
+        for client in self.clients:
+            await client.stop()
+
+    async def _probe(self) -> None:
+        """One more message into every queue."""
+        queues = self.queues()
+        for node in self.brokers:
+            ends = await self.auditor.ends(node, self.sudden_queues())
+            queues += [queue for queue, end in ends if end and queue.broker == node.name]
+        args = (self.names_text, self.mix, self.history, queues)
+        prober = Prober(self.world, "prober", *args)
+        self.producers.append(prober)
+        prober.start()
+        await prober.done()
+
+    async def _note_ends(self) -> None:
+        self._ends: dict[Queue, int] = {}
+        for node in self.brokers:
+            for queue, end in await self.auditor.ends(node, self.queues_of(node)):
+                if end:
+                    self._ends[queue] = end
+                    self.history.add(QueueEnd(self.world.now(), queue, end))
+
+    def _has_read_all(self, consumer: Consumer) -> bool:
+        return all(
+            consumer.places.get(queue, 0) >= self._ends.get(queue, 0) for queue in consumer.queues
+        )
+
+    async def close(self) -> None:
+        """Stop everything in order, start it once more, and look at all that is there."""
+        for task in list(self._helpers):
+            await task
+        for node in self.brokers:
+            await node.stop()
+        for node in self.brokers:
+            node.start()
+        for node in self.brokers:
+            await self.served(node, within_s=30.0)
+            await self.auditor.audit(node, self.queues_of(node))
+        await self._look_up()
+        for node in (*self.brokers, *self.names):
+            await node.stop()
+
+    async def _look_up(self) -> None:
+        known = [each for each in self.history.events if isinstance(each, Acknowledged)]
+        chosen = [known[self._draw.below(len(known))] for _ in range(min(LOOKED_UP, len(known)))]
+        await self.auditor.look_up(chosen)
+
+
+class Prober(Producer):
+    """Sends one message to every queue."""
+
+    async def _work(self, session: Session) -> None:
+        for number, queue in enumerate(self._queues):
+            self._count = number
+            await self.deliver(
+                session, self.compose(session, queue.topic, queue, 1, is_batch=False)
+            )
+
+
+class Outcome(NamedTuple):
+    """What a run amounted to."""
+
+    seconds: float
+    acknowledged: int
+    pulled: int
+    ends: int
+    audits: int
+    recoveries: int
+
+    @classmethod
+    def of(cls, history: History, seconds: float) -> Outcome:
+        """The figures of a history."""
+        events = history.events
+        return cls(
+            seconds,
+            sum(len(each.offset_ids) for each in events if isinstance(each, Acknowledged)),
+            sum(len(each.copies) for each in events if isinstance(each, Pulled)),
+            history.count(Down),
+            history.count(Audited),
+            history.count(Recovered),
+        )
+
+
+def check(history: History) -> None:
+    """Have every checker look at a history.
+
+    Raises:
+        AssertionError: One of them complains.
+    """
+    found = [
+        f"{checker.__name__.rpartition('.')[2]}: {complaint}"
+        for checker in (acknowledged, order, recovery, liveness)
+        for complaint in checker.broken(history.events)
+    ]
+    if found:
+        more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
+        raise AssertionError("\n  ".join(("broken promises:", *found[:20])) + more)
+
+
+async def live_through(world: World, mix: Mix) -> Outcome:
+    """One whole run; the scenario of every seed."""
+    stage = Stage(world, mix)
+    await stage.open()
+    stage.people()
+    await Nemesis(stage).torment()
+    stage.calm()
+    await stage.settle()
+    await stage.close()
+    check(stage.history)
+    return Outcome.of(stage.history, world.now())
+
+
+def run_seed(seed: int, mix: Mix | None = None, *, twice: bool = False) -> Outcome:
+    """Run a seed with the mix it draws, or another.
+
+    Raises:
+        AssertionError: A promise was broken, or the run failed as a simulation.
+    """
+    mix = mix or Mix.of(seed)
+    scenario = partial(live_through, mix=mix)
+    return simulate(scenario, seed, timeout=3600.0, conditions=mix.conditions, twice=twice)

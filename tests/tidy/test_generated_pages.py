@@ -1,0 +1,43 @@
+"""Pages that are printed from the code say what the code says."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tools import wire_reference
+from typer.testing import CliRunner
+
+from broker.testing import embedded
+from txmq.cli.root import app
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_configuration_page_is_fresh():
+    printed = CliRunner().invoke(app, ["config", "reference"]).output
+
+    assert (DOCS / "reference/configuration.md").read_text() == printed, "run: make docs"
+
+
+def test_the_wire_page_is_fresh():
+    async def printed() -> str:
+        async with embedded() as broker:
+            return wire_reference.page(broker)
+
+    assert (DOCS / "reference/wire.md").read_text() == asyncio.run(printed()), "run: make docs"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page):
+    import re
+
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_of_the_readme_lead_somewhere():
+    import re
+
+    readme = DOCS.parent / "README.md"
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", readme.read_text()):
+        assert (readme.parent / target).exists(), f"the README links to {target}"

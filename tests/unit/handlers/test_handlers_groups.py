@@ -1,0 +1,186 @@
+"""200, 201, 207, 225, 352: protocol.md 2.8."""
+
+import pytest
+from handler_stage import in_world, on_sockets
+
+from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
+from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.headers import DeleteGroup, NamedGroup
+
+PUT, GET_ALL, DELETE, PUT_ALL, GET = 200, 201, 207, 225, 352
+ERROR, NO_GROUP = 1, 26
+
+
+async def config(client, name):
+    answer = await client.ask(GET, NamedGroup(group=name))
+    return GroupConfig.read(answer.body) if answer.code == 0 else -answer.code
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_group_is_made_as_it_is_wanted_and_changed(serve, kind):
+    async def main(stage):
+        client = await stage.client()
+        for wanted in (GroupConfig("g", retry_max_times=3), GroupConfig("g", consume_enable=False)):
+            await client.ok(PUT, body=wanted.write(), kind=kind)
+            assert await config(client, "g") == wanted
+
+    serve(main)
+
+
+def test_what_5_x_says_of_a_group_is_understood_as_far_as_it_matters(serve):
+    async def main(stage):
+        client = await stage.client()
+        body = (
+            b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
+            b'"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
+            b'"groupName":"g","groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,'
+            b'"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":5,"retryQueueNums":1,'
+            b'"whichBrokerWhenConsumeSlowly":1}'
+        )
+        await client.ok(PUT, body=body)
+
+        assert await config(client, "g") == GroupConfig("g", retry_max_times=5)
+
+    serve(main)
+
+
+def test_several_groups_are_made_at_once(serve):
+    async def main(stage):
+        client = await stage.client()
+        groups = [GroupConfig("g"), GroupConfig("h", retry_max_times=1)]
+        await client.ok(PUT_ALL, body=GroupConfigList(groups).write())
+
+        assert [await config(client, each.group_name) for each in groups] == groups
+
+    serve(main)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256])
+def test_a_group_that_cannot_be_is_refused_and_so_is_all_that_came_with_it(serve, name):
+    async def main(stage):
+        client = await stage.client()
+        both = GroupConfigList([GroupConfig("good"), GroupConfig(name)])
+
+        assert await client.code_of(PUT, body=GroupConfig(name).write()) == ERROR
+        assert await client.code_of(PUT_ALL, body=both.write()) == ERROR
+        assert await config(client, "good") == -NO_GROUP
+
+    serve(main)
+
+
+@pytest.mark.parametrize("code", [PUT, PUT_ALL])
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]"])
+def test_a_body_that_is_no_group_is_refused(serve, code, body):
+    async def main(stage):
+        assert await (await stage.client()).code_of(code, body=body) == ERROR
+
+    serve(main)
+
+
+def test_all_groups_are_shown_with_the_state_they_are_in(serve):
+    async def main(stage):
+        client = await stage.client()
+        before = GroupConfigs.read((await client.ok(GET_ALL)).body)
+        assert "TOOLS_CONSUMER" in before.subscription_group_table
+        await client.ok(PUT, body=GroupConfig("g").write())
+        body = (await client.ok(GET_ALL)).body
+
+        shown = GroupConfigs.read(body)
+        assert shown.subscription_group_table["g"] == GroupConfig("g")
+        assert shown.data_version.counter == before.data_version.counter + 1
+        assert b'"groupName":"g","consumeEnable":true' in body
+
+    serve(main)
+
+
+def test_a_group_nobody_made_is_unknown_and_asking_does_not_make_it(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await config(client, "g") == -NO_GROUP
+        assert await config(client, "g") == -NO_GROUP
+        assert await client.code_of(GET, NamedGroup()) == ERROR
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        ({}, 5),
+        ({"remove_offset": False}, 5),
+        ({"remove_offset": True}, None),
+        ({"clean_offset": True}, None),
+        ({"remove_offset": False, "clean_offset": True}, None),
+    ],
+)
+def test_a_deleted_group_leaves_its_offsets_unless_either_releases_flag_takes_them(
+    serve, flags, left
+):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(PUT, body=GroupConfig("g").write())
+        await client.commit("g", "T", 0, 5)
+        await client.ok(DELETE, DeleteGroup("g", **flags))
+
+        assert await config(client, "g") == -NO_GROUP
+        assert stage.broker.offsets.get("g", "T", 0) == left
+
+    serve(main)
+
+
+def test_deleting_what_is_not_there_is_harmless(serve):
+    async def main(stage):
+        await (await stage.client()).ok(DELETE, DeleteGroup("g"))
+
+    serve(main)
+
+
+def test_what_was_counted_for_a_group_goes_with_it(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T")
+        await client.pull("T", group="g")
+        assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g")
+        await client.ok(DELETE, DeleteGroup("g"))
+
+        assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g") is None
+
+    serve(main)
+
+
+def test_a_change_is_on_the_disk_when_it_is_confirmed():
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
+        assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
+        await client.commit("g", "T", 0, 5)
+        await client.ok(DELETE, DeleteGroup("g", remove_offset=True))
+
+        assert b'"g"' not in stage.disk.durable("config/groups.json")
+        assert b"T@g" not in stage.disk.durable("config/offsets.json")
+
+    in_world(main)
+
+
+def test_a_change_that_cannot_be_kept_is_not_confirmed():
+    async def main(stage):
+        client = await stage.client()
+        stage.disk.fail_writes(1)
+        assert await client.code_of(PUT, body=GroupConfig("g").write()) == ERROR
+        await client.ok(PUT, body=GroupConfig("g").write())
+
+    in_world(main)
+
+
+def test_groups_survive_a_restart(tmp_path):
+    wanted = GroupConfig("g", retry_max_times=3)
+
+    async def first(stage):
+        await (await stage.client()).ok(PUT, body=wanted.write())
+
+    async def second(stage):
+        assert await config(await stage.client(), "g") == wanted
+
+    on_sockets(first, tmp_path)
+    on_sockets(second, tmp_path)

@@ -1,0 +1,394 @@
+"""14, 15, 29 to 32, 41 to 43: protocol.md 2.3 and 2.6."""
+
+import asyncio
+
+import pytest
+from handler_stage import in_world, queue, with_topics
+
+from txmq.limits import YOUNG_LOG_BYTES
+from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.headers import (
+    OffsetAnswer,
+    OffsetByTime,
+    OffsetCommit,
+    QueueHeader,
+    TimestampAnswer,
+    TopicHeader,
+)
+
+COMMITTED, COMMIT, BY_TIME, NEWEST, OLDEST, EARLIEST = 14, 15, 29, 30, 31, 32
+LOCK, UNLOCK, ALL = 41, 42, 43
+ERROR, NO_TOPIC, NOT_FOUND = 1, 17, 22
+
+
+async def offset_of(client, code, header, **given):
+    return (await client.ok(code, header, **given)).read(OffsetAnswer).offset
+
+
+# Committed offsets: the rule for code 22
+
+
+def test_what_a_group_told_is_what_it_is_told(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.commit("g", "T", 0, 5)
+        assert await client.committed("g", "T") == 5
+        await client.commit("g", "T", 0, 3)
+        assert await client.committed("g", "T") == 3
+
+    serve(main)
+
+
+@pytest.mark.parametrize(("zero", "found"), [(None, 0), (True, 0), (False, -NOT_FOUND)])
+def test_a_new_group_begins_a_young_queue_at_its_start_unless_it_asks_not_to(serve, zero, found):
+    async def main(stage):
+        client = await stage.client()
+        await client.fill("T", 3)
+
+        assert await client.committed("g", "T", zero=zero) == found
+        assert await client.committed("g", "unknown", zero=zero) == found
+
+    serve(main)
+
+
+def test_a_new_group_is_told_nothing_where_the_first_messages_are_gone(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.fill("T", 3)
+        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+        await client.send("T")
+
+        assert await client.committed("g", "T", zero=True) == -NOT_FOUND
+
+    serve(main)
+
+
+@pytest.mark.parametrize(("more", "found"), [(0, 0), (1, -NOT_FOUND)])
+def test_a_new_group_is_told_nothing_where_the_first_message_is_old(serve, more, found):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T")
+        log = stage.broker.store.log
+        first = stage.broker.store.queue("T", 0).read(0, 1)[0].position
+        stage.broker.store.log = log_that_ends(log, first + YOUNG_LOG_BYTES + more)
+        found_now = await client.committed("g", "T")
+        stage.broker.store.log = log
+
+        assert found_now == found
+
+    serve(main)
+
+
+def log_that_ends(log, end):
+    class Longer:
+        def __getattr__(self, name):
+            return getattr(log, name)
+
+    longer = Longer()
+    longer.end = end
+    return longer
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**63)])
+def test_an_offset_below_zero_is_no_offset_and_no_fault(serve, offset):
+    """The Node client says -1 where it has consumed nothing yet."""
+
+    async def main(stage):
+        client = await stage.client()
+        await client.commit("g", "T", 0, offset)
+        await client.commit("h", "T", 0, 5)
+        await client.commit("h", "T", 0, offset)
+
+        assert stage.broker.offsets.get("g", "T", 0) is None
+        assert await client.committed("h", "T") == 5
+
+    serve(main)
+
+
+def test_a_one_way_commit_counts_and_is_not_answered(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+
+        assert await client.is_silent(COMMIT, OffsetCommit("g", "T", 0, 5), oneway=True)
+        assert await client.committed("g", "T") == 5
+
+    serve(main)
+
+
+def test_all_offsets_are_shown_under_rocketmqs_names(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.commit("g", "T", 1, 5)
+        body = (await client.ok(ALL)).body
+
+        assert body == b'{"offsetTable":{"T@g":{"1":5}}}'
+        assert ConsumerOffsets.read(body).offset_table == {"T@g": {1: 5}}
+
+    serve(main)
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_queue_has_a_first_and_a_last_offset(serve, kind):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 2)
+        await client.fill("T", 3)
+
+        assert await offset_of(client, NEWEST, QueueHeader("T", 0), kind=kind) == 3
+        assert await offset_of(client, OLDEST, QueueHeader("T", 0), kind=kind) == 0
+        assert await offset_of(client, NEWEST, QueueHeader("T", 1), kind=kind) == 0
+        assert await offset_of(client, OLDEST, QueueHeader("T", 1), kind=kind) == 0
+
+    serve(main)
+
+
+def test_what_is_deleted_moves_the_first_offset(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.fill("T", 3)
+        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+        await client.topic("T")
+
+        assert await offset_of(client, OLDEST, QueueHeader("T", 0)) == 3
+        assert await offset_of(client, NEWEST, QueueHeader("T", 0)) == 3
+
+    serve(main)
+
+
+@pytest.mark.parametrize("code", [NEWEST, OLDEST, EARLIEST])
+def test_only_queues_that_are_there_have_bounds(serve, code):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 2)
+
+        assert await client.code_of(code, QueueHeader("T", 2)) == ERROR
+        assert await client.code_of(code, QueueHeader("T", -1)) == ERROR
+        assert await client.code_of(code, QueueHeader("U", 0)) == NO_TOPIC
+
+    serve(main)
+
+
+def test_the_first_message_has_a_time_and_none_has_none(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 2)
+        await client.send("T")
+        (record,) = (await client.pull("T")).records
+
+        async def earliest(number):
+            answer = await client.ok(EARLIEST, QueueHeader("T", number))
+            return answer.read(TimestampAnswer).timestamp
+
+        assert await earliest(0) == record.stored_ms
+        assert await earliest(1) == -1
+
+    serve(main)
+
+
+# Offsets by time
+
+
+def by_time(times, cases):
+    """Messages stored at seconds after the start, and what is found for others."""
+
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        start = stage.clock.wall_ms() + 1_000
+        for second in times:
+            await asyncio.sleep((start + second * 1000 - stage.clock.wall_ms()) / 1000)  # virtual
+            await client.send("T")
+        stored = [each.stored_ms for each in (await client.pull("T")).records]
+        assert all(abs(at - start - second * 1000) < 50 for at, second in zip(stored, times))
+
+        def moment(second):
+            return stored[times.index(second)] if second in times else start + int(second * 1000)
+
+        for second, boundary, expected in cases:
+            header = OffsetByTime("T", 0, moment(second), boundary)
+            assert await offset_of(client, BY_TIME, header) == expected, (second, boundary)
+
+    return main
+
+
+def test_without_a_boundary_the_nearest_message_is_found_as_4_9_does():
+    cases = [
+        (-100, None, 0),
+        (10, None, 0),
+        (13, None, 0),
+        (17, None, 1),
+        (20, None, 1),
+        (39, None, 2),
+        (100, None, 2),
+    ]
+    in_world(by_time([10, 20, 40], cases))
+
+
+@pytest.mark.parametrize("spelling", ["lower", "LOWER"])
+def test_with_the_lower_boundary_the_first_at_or_after_is_found(spelling):
+    cases = [(-100, 0), (10, 0), (11, 1), (20, 1), (39, 2), (40, 2), (100, 3)]
+    in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
+
+
+@pytest.mark.parametrize("spelling", ["upper", "UPPER"])
+def test_with_the_upper_boundary_the_last_at_or_before_is_found(spelling):
+    cases = [(-100, 0), (10, 0), (11, 0), (20, 1), (39, 1), (40, 2), (100, 2)]
+    in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
+
+
+def test_of_two_equally_near_the_earlier_is_found():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.send("T")
+        await asyncio.sleep(2.0)  # virtual
+        await client.send("T")
+        first, second = (each.stored_ms for each in (await client.pull("T")).records)
+        middle = (first + second) // 2
+        assert (second - first) % 2 == 0 or middle - first < second - middle
+
+        assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, middle)) == 0
+
+    in_world(main)
+
+
+def test_of_messages_stored_at_one_time_the_boundaries_tell_first_and_last():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.fill("T", 5)
+        records = (await client.pull("T")).records
+        at = records[0].stored_ms
+        alike = sum(each.stored_ms == at for each in records)
+        assert alike > 1
+
+        for boundary, expected in [(None, 0), ("lower", 0), ("upper", alike - 1)]:
+            header = OffsetByTime("T", 0, at, boundary)
+            assert await offset_of(client, BY_TIME, header) == expected
+
+    in_world(main)
+
+
+@pytest.mark.parametrize("boundary", [None, "lower", "upper"])
+def test_in_an_empty_queue_every_time_is_its_start(serve, boundary):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+
+        assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, 5, boundary)) == 0
+        assert await client.code_of(BY_TIME, OffsetByTime("U", 0, 5)) == NO_TOPIC
+
+    serve(main)
+
+
+# Locks
+
+
+async def lock(client, *queues, group="g", **given):
+    body = LockRequest(client.name, group, list(queues)).write()
+    return LockedQueues.read((await client.ok(LOCK, body=body, **given)).body).queues
+
+
+async def unlock(client, *queues, **given):
+    body = LockRequest(client.name, "g", list(queues)).write()
+    return await client.ok(UNLOCK, body=body, **given)
+
+
+def test_the_answer_names_exactly_the_queues_one_has(serve):
+    async def main(stage):
+        one, other = await stage.clients(2)
+        assert await lock(one, queue("T", 0), queue("T", 1)) == [queue("T", 0), queue("T", 1)]
+        assert await lock(other, queue("T", 1), queue("T", 2)) == [queue("T", 2)]
+        assert await lock(other) == []
+
+    serve(main)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_queue_is_free_again_when_it_is_given_back(serve, kind):
+    async def main(stage):
+        one, other = await stage.clients(2)
+        await lock(one, queue("T"), kind=kind)
+        await unlock(other, queue("T"))
+        assert await lock(other, queue("T")) == []
+        answer = await unlock(one, queue("T"), kind=kind)
+        assert answer.body == b""
+        assert await lock(other, queue("T")) == [queue("T")]
+
+    serve(main)
+
+
+def test_a_one_way_unlock_is_not_answered(serve):
+    async def main(stage):
+        one, other = await stage.clients(2)
+        await lock(one, queue("T"))
+        body = LockRequest(one.name, "g", [queue("T")]).write()
+
+        assert await one.is_silent(UNLOCK, body=body, oneway=True)
+        assert await lock(other, queue("T")) == [queue("T")]
+
+    serve(main)
+
+
+def test_a_lock_lives_for_a_minute_after_it_was_last_renewed(serve):
+    async def main(stage):
+        one, other = await stage.clients(2)
+        await lock(one, queue("T"))
+        stage.clock.shift += 40
+        await lock(one, queue("T"))
+        stage.clock.shift += 59
+        assert await lock(other, queue("T")) == []
+        stage.clock.shift += 2
+        assert await lock(other, queue("T")) == [queue("T")]
+        assert await lock(one, queue("T")) == []
+
+    serve(main)
+
+
+def test_a_5_x_client_says_more_and_is_understood(serve):
+    async def main(stage):
+        client = await stage.client()
+        body = (
+            b'{"clientId":"c","consumerGroup":"g","mqSet":[{"brokerName":"broker-a","queueId":0,'
+            b'"topic":"T"}],"onlyThisBroker":false}'
+        )
+        answer = await client.ok(LOCK, body=body)
+
+        assert answer.body == (
+            b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
+        )
+
+    serve(main)
+
+
+def test_offsets_of_a_group_survive_a_restart(tmp_path):
+    from handler_stage import on_sockets
+
+    async def first(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.commit("g", "T", 0, 7)
+
+    async def second(stage):
+        assert await (await stage.client()).committed("g", "T") == 7
+
+    on_sockets(first, tmp_path)
+    on_sockets(second, tmp_path)
+
+
+def test_offsets_are_told_for_groups_nobody_made(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.commit("g", "T", 0, 7)
+
+        assert await client.committed("g", "T") == 7
+
+    serve(main, with_topics(auto_create_groups=False))

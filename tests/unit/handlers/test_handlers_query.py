@@ -1,0 +1,127 @@
+"""12, 33: protocol.md 2.4."""
+
+import asyncio
+
+import pytest
+from handler_stage import in_world
+
+from txmq.protocol import record as records
+from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer, fields_of
+
+BY_KEY, BY_ID = 12, 33
+ERROR, NO_TOPIC, NOT_FOUND = 1, 17, 22
+EVER = 2**62
+
+
+async def found(client, topic, key, *, count=64, begin=0, end=EVER, unique=False, **given):
+    header = MessageQuery(topic, key, count, begin, end)
+    fields = {**fields_of(header), "_UNIQUE_KEY_QUERY": "true"} if unique else header
+    answer = await client.ask(BY_KEY, fields, **given)
+    if answer.code:
+        return -answer.code
+    assert answer.read(QueryAnswer).index_last_update_phyoffset > 0
+    return [each.body for each in records.unpack_all(answer.body)]
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_messages_are_found_by_each_of_their_keys_newest_first(serve, kind):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T", b"1", KEYS="a b")
+        await client.send("T", b"2", KEYS="b")
+
+        assert await found(client, "T", "a", kind=kind) == [b"1"]
+        assert await found(client, "T", "b", kind=kind) == [b"2", b"1"]
+        assert await found(client, "T", "b", count=1, kind=kind) == [b"2"]
+
+    serve(main)
+
+
+def test_a_message_is_found_by_its_own_id(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T", b"1", UNIQ_KEY="u", KEYS="k")
+        await client.send("T", b"2", UNIQ_KEY="v", KEYS="u")
+
+        assert await found(client, "T", "u", unique=True) == [b"1"]
+        assert await found(client, "T", "u") == [b"2"]
+        assert await found(client, "T", "k", unique=True) == -NOT_FOUND
+
+    serve(main)
+
+
+def test_a_topics_keys_are_its_own(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T", b"1", KEYS="k")
+        await client.topic("U")
+
+        assert await found(client, "U", "k") == -NOT_FOUND
+        assert await found(client, "no such", "k") == -NO_TOPIC
+
+    serve(main)
+
+
+def test_only_messages_of_the_wanted_time_are_found():
+    async def main(stage):
+        client = await stage.client()
+        times = []
+        for body in (b"1", b"2", b"3"):
+            await client.send("T", body, KEYS="k")
+            times.append(stage.clock.wall_ms())
+            await asyncio.sleep(1.0)  # virtual
+
+        assert await found(client, "T", "k", begin=times[0] + 500) == [b"3", b"2"]
+        assert await found(client, "T", "k", end=times[1] + 500) == [b"2", b"1"]
+        assert await found(client, "T", "k", begin=times[2] + 500) == -NOT_FOUND
+
+    in_world(main)
+
+
+def test_no_more_come_than_an_answer_should_hold(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.fill("T", 70, KEYS="k", UNIQ_KEY="u")
+
+        assert len(await found(client, "T", "k", count=1000)) == 64
+        assert len(await found(client, "T", "u", count=1, unique=True)) == 32
+        assert len(await found(client, "T", "k", count=0)) == 1
+
+    serve(main)
+
+
+def test_large_messages_end_an_answer_early(serve):
+    async def main(stage):
+        client = await stage.client()
+        for _ in range(3):
+            await client.send("T", b"x" * 200_000, KEYS="k")
+
+        assert len(await found(client, "T", "k")) == 2
+
+    serve(main)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_message_is_shown_by_its_place(serve, kind):
+    async def main(stage):
+        client = await stage.client()
+        said = (await client.send("T", b"here")).read(SendAnswer)
+        position = int(said.msg_id[16:], 16)
+        answer = await client.ok(BY_ID, MessagePosition(position), kind=kind)
+
+        (record,) = records.unpack_all(answer.body)
+        assert (record.body, record.position, record.offset_id) == (b"here", position, said.msg_id)
+
+    serve(main)
+
+
+@pytest.mark.parametrize("position", [-1, 0, 1, 10**15])
+def test_where_no_message_begins_there_is_none_to_show(serve, position):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T")
+
+        assert await client.code_of(BY_ID, MessagePosition(position)) == ERROR
+
+    serve(main)

@@ -1,0 +1,504 @@
+"""10, 310, 320: protocol.md 2.1, row by row."""
+
+import asyncio
+import errno
+from dataclasses import replace
+
+import pytest
+from handler_stage import (
+    SETTINGS,
+    batch_of,
+    batching,
+    in_world,
+    sending,
+    with_topics,
+)
+
+from broker.config import StoreSettings
+from txmq.protocol.bodies import GroupConfig, TopicConfig
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.headers import DeleteGroup, SendAnswer, SendMessage, SendMessageV2, TopicHeader
+from txmq.protocol.message_id import host_text, split_offset_id
+
+SEND, SEND_V2, BATCH = 10, 310, 320
+SHAPES = {SEND: SendMessage, SEND_V2: SendMessageV2}
+ERROR, ILLEGAL, UNAVAILABLE, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 13, 14, 16, 17, 26
+
+
+async def stored(client, topic, queue=0):
+    return (await client.pull(topic, queue=queue)).records
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("code", [SEND, SEND_V2])
+def test_a_message_is_stored_as_it_came_and_answered_in_kind(serve, code, kind):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4)
+        header = sending("T", queue=2, shape=SHAPES[code], TAGS="A", UNIQ_KEY="u1")
+
+        answer = await client.ok(code, header, body=b"hello", kind=kind)
+
+        said = answer.read(SendAnswer)
+        assert answer.kind == kind
+        assert (said.queue_id, said.queue_offset, said.transaction_id) == (2, 0, "u1")
+        (record,) = await stored(client, "T", 2)
+        assert (record.body, record.flag, record.born_ms) == (b"hello", 7, 1_700_000_000_000)
+        assert (record.topic, record.queue_id, record.queue_offset) == ("T", 2, 0)
+        assert record.property_map() == {"TAGS": "A", "UNIQ_KEY": "u1", "CLUSTER": "DefaultCluster"}
+        assert record.offset_id == said.msg_id
+
+    serve(main)
+
+
+def test_every_answer_has_the_fields_java_takes_for_granted(serve):
+    async def main(stage):
+        client = await stage.client()
+        answer = await client.send("T")
+
+        fields = answer.field_map()
+        assert fields.keys() == {
+            "MSG_REGION",
+            "TRACE_ON",
+            "msgId",
+            "queueId",
+            "queueOffset",
+            "transactionId",
+        }
+        assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
+
+    serve(main)
+
+
+def test_a_record_names_who_sent_it_and_who_stored_it_and_when(serve):
+    async def main(stage):
+        client = await stage.client()
+        before = stage.clock.wall_ms()
+        said = (await client.send("T")).read(SendAnswer)
+
+        (record,) = await stored(client, "T")
+        host, port = client.connection._transport.get_extra_info("sockname")
+        assert host_text(record.born_host) == f"{host}:{port}"
+        assert host_text(record.store_host) == stage.broker.address
+        assert before <= record.stored_ms <= stage.clock.wall_ms()
+        assert split_offset_id(said.msg_id)[2] == record.position
+
+    serve(main)
+
+
+def test_queue_offsets_follow_each_other_and_times_never_go_back(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.fill("T", 20)
+        stage.clock.shift -= 60
+        await client.fill("T", 5)
+
+        records = await stored(client, "T")
+        assert [each.queue_offset for each in records] == list(range(25))
+        times = [each.stored_ms for each in records]
+        assert times == sorted(times)
+
+    serve(main)
+
+
+def test_a_message_without_an_id_gets_one_that_the_answer_tells(serve):
+    async def main(stage):
+        client = await stage.client()
+        said = (await client.send("T")).read(SendAnswer)
+
+        (record,) = await stored(client, "T")
+        assert record.property_map()["UNIQ_KEY"] == said.transaction_id
+        assert len(said.transaction_id) == 32
+
+    serve(main)
+
+
+def test_how_often_a_message_was_tried_is_kept(serve):
+    async def main(stage):
+        client = await stage.client()
+        header = sending("T")
+        header.reconsume_times = 3
+        await client.ok(SEND, header, body=b"x")
+
+        assert (await stored(client, "T"))[0].attempts == 3
+
+    serve(main)
+
+
+def test_bits_of_compression_pass_and_bits_of_addresses_are_the_brokers(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(SEND, sending("T", sys_flag=0x301 | 0x10 | 0x20), body=b"x")
+
+        assert (await stored(client, "T"))[0].sys_flag == 0x301
+
+    serve(main)
+
+
+# The order of the checks
+
+
+def test_1_a_broker_that_stops_takes_nothing(serve):
+    async def main(stage):
+        client = await stage.client()
+        stage.broker.admission.refuse("stopping", "the broker is stopping")
+
+        answer = await client.ask(SEND, sending("a b"), body=b"x")
+        assert (answer.code, answer.remark) == (UNAVAILABLE, "the broker is stopping")
+
+    serve(main)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 128])
+def test_3_a_topic_that_cannot_be_is_an_error(serve, name):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, sending(name), body=b"x") == ERROR
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    ],
+)
+def test_4_the_brokers_own_topics_are_closed(serve, name):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, sending(name), body=b"x") == NO_PERMISSION
+
+    serve(main)
+
+
+def test_4_a_topic_may_be_closed_for_writing(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", perm=4)
+
+        assert await client.code_of(SEND, sending("T"), body=b"x") == NO_PERMISSION
+
+    serve(main)
+
+
+@pytest.mark.parametrize(("wanted", "made"), [(4, 4), (16, 8), (0, 1)])
+def test_5_an_unknown_topic_is_made_by_sending(serve, wanted, made):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(SEND, sending("T", queues=wanted), body=b"x")
+
+        answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("T"))
+        assert TopicConfig.read(answer.body) == TopicConfig("T", made, made, 6)
+
+    serve(main)
+
+
+@pytest.mark.parametrize("template", ["", "unknown", "BenchmarkTest"])
+def test_5_without_a_template_to_copy_there_is_no_topic(serve, template):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
+
+    serve(main)
+
+
+def test_5_topics_are_made_by_sending_only_where_that_is_allowed(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
+
+    serve(main, with_topics(auto_create=False))
+
+
+def test_5_a_retry_topic_is_made_with_the_queues_of_its_group(serve):
+    async def main(stage):
+        client = await stage.client()
+        config = GroupConfig("g", retry_queue_nums=3)
+        await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
+        await client.send("%RETRY%g")
+
+        answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
+        assert TopicConfig.read(answer.body) == TopicConfig("%RETRY%g", 3, 3, 6)
+        await client.send("%RETRY%g", queue=2)
+
+    serve(main)
+
+
+@pytest.mark.parametrize("number", [4, 99])
+def test_6_a_queue_that_is_not_there_is_an_error(serve, number):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4)
+
+        assert await client.code_of(SEND, sending("T", queue=number), body=b"x") == ERROR
+
+    serve(main)
+
+
+def test_6_queues_that_can_only_be_read_still_take_what_is_meant_for_them(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4, write=2)
+
+        await client.send("T", queue=3)
+
+    serve(main)
+
+
+def test_6_whoever_names_no_queue_gets_one_of_those_to_write_to(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4, write=2)
+        chosen = {
+            (await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)
+        }
+
+        assert chosen == {0, 1}
+
+    serve(main)
+
+
+def test_6_a_topic_without_a_queue_to_write_to_gives_none(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4, write=0)
+
+        assert await client.code_of(SEND, sending("T", queue=-1), body=b"x") == NO_PERMISSION
+
+    serve(main)
+
+
+def test_7_a_retry_topic_needs_its_group(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
+
+    serve(main, with_topics(auto_create_groups=False))
+
+
+def test_7_a_group_comes_into_being_by_its_retry_topic_where_groups_may(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("%RETRY%g")
+
+        assert stage.broker.groups.find("g")
+
+    serve(main)
+
+
+def test_7_a_group_that_was_deleted_takes_no_retries(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").write()
+        )
+        await client.send("%RETRY%g")
+        await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("g"))
+
+        assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
+
+    serve(main, with_topics(auto_create_groups=False))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [sending("T", sys_flag=4), sending("T", TRAN_MSG="true"), sending("T", DELAY="3")],
+    ids=["prepared", "half", "delayed"],
+)
+def test_8_what_is_not_served_yet_is_refused_and_not_stored_as_something_else(serve, header):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
+        assert await client.max_offset("T") == 0
+
+    serve(main)
+
+
+def test_10_a_batch_for_a_retry_topic_is_illegal(serve):
+    async def main(stage):
+        client = await stage.client()
+        header = batching("%RETRY%g")
+
+        assert await client.code_of(BATCH, header, body=batch_of(b"a")) == ILLEGAL
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        (sending("T"), b""),
+        (sending("T"), b"x" * 1001),
+        (sending("T", KEY="v" * 32_767), b"x"),
+    ],
+    ids=["empty", "too large", "properties too long"],
+)
+def test_a_message_that_cannot_be_stored_is_illegal(serve, header, body):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, header, body=body) == ILLEGAL
+        assert await client.max_offset("T") == 0
+
+    serve(main, with_topics(message_size_max=1000))
+
+
+def test_a_request_that_lacks_a_field_is_answered(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        answer = await client.ask(SEND, TopicHeader("T"), body=b"x")
+        assert answer.code == ERROR
+        assert "producerGroup" in answer.remark
+
+    serve(main)
+
+
+# What became of the message
+
+
+def test_with_sync_flush_the_answer_comes_when_the_disk_has_it():
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T")
+        assert stage.broker.store.log.durable == stage.broker.store.log.end
+
+    in_world(main, replace(SETTINGS, store=StoreSettings(flush="sync")))
+
+
+@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
+def test_a_write_that_fails_is_answered_unavailable_and_its_offset_is_free_again(problem):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.send("T", b"first")
+        stage.disk.fail_writes(1, problem)
+        assert await client.code_of(SEND, sending("T"), body=b"lost") == UNAVAILABLE
+        said = (await client.send("T", b"second")).read(SendAnswer)
+
+        assert said.queue_offset == 1
+        assert [each.body for each in await stored(client, "T")] == [b"first", b"second"]
+
+    in_world(main)
+
+
+def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        stage.broker.admission.refuse("disk", "the disk is more than 90% full")
+        assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
+        stage.broker.admission.lift("disk")
+        await client.send("T")
+
+    in_world(main)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_batch_becomes_single_messages_one_after_the_other(serve, kind):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        header = batching("T", WAIT="true", shared="yes")
+        answer = await client.ok(BATCH, header, body=batch_of(b"a", b"b", TAGS="A"), kind=kind)
+
+        said = answer.read(SendAnswer)
+        records = await stored(client, "T")
+        assert [each.body for each in records] == [b"a", b"b"]
+        assert [each.queue_offset for each in records] == [0, 1]
+        assert said.msg_id == ",".join(each.offset_id for each in records)
+        assert said.queue_offset == 0
+        for each in records:
+            assert each.property_map().items() >= {
+                ("TAGS", "A"),
+                ("shared", "yes"),
+                ("CLUSTER", "DefaultCluster"),
+            }
+            assert "WAIT" not in each.property_map()
+
+    serve(main)
+
+
+def test_the_flag_and_not_the_code_makes_a_batch(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(SEND_V2, batching("T"), body=batch_of(b"a", b"b"))
+        assert await client.max_offset("T") == 2
+        header = sending("T", shape=SendMessageV2)
+        await client.ok(BATCH, header, body=b"single")
+        assert await client.max_offset("T") == 3
+
+    serve(main)
+
+
+def test_a_batch_of_the_cpp_clients_own_making_is_one_message(serve):
+    async def main(stage):
+        client = await stage.client()
+        header = sending("T")
+        header.batch = True
+        await client.ok(SEND, header, body=b"anything at all, longer than a head")
+        await client.ok(SEND, header, body=batch_of(b"a", b"b"))
+
+        bodies = [each.body for each in await stored(client, "T")]
+        assert bodies == [b"anything at all, longer than a head", b"a", b"b"]
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"no batch", ERROR), (batch_of(b"a")[:-1], ERROR), (batch_of(b"a", TRAN_MSG="true"), 16)],
+    ids=["no batch", "cut", "half"],
+)
+def test_a_batch_is_taken_whole_or_refused_whole(serve, body, code):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+
+        whole = batch_of(b"good") + body
+        assert await client.code_of(BATCH, batching("T"), body=whole) == code
+        assert await client.max_offset("T") == 0
+
+    serve(main)
+
+
+# One-way
+
+
+def test_a_one_way_send_is_stored_and_never_answered(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        assert await client.is_silent(SEND, sending("T"), body=b"x", oneway=True)
+        assert await client.is_silent(SEND, sending("no such", default=""), body=b"x", oneway=True)
+        await client.send("T", b"y")
+
+        assert [each.body for each in await stored(client, "T")] == [b"x", b"y"]
+
+    serve(main)
+
+
+def test_what_arrives_together_is_stored_together_and_answered_each():
+    async def main(stage):
+        clients = await stage.clients(3)
+        await asyncio.gather(*[client.fill("T", 50) for client in clients])
+
+        assert await clients[0].max_offset("T") == 150
+
+    in_world(main, replace(SETTINGS, store=StoreSettings(flush="sync")))

@@ -1,0 +1,178 @@
+"""17, 21, 215, 305, 351: protocol.md 2.8 and 4.1."""
+
+import pytest
+from handler_stage import on_sockets, sending, with_topics
+
+from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames, TopicRoute
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.headers import RouteQuery, TopicHeader, TopicSettings
+from txmq.remoting.pool import Pool
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
+
+PUT, GET_ALL, DELETE, SYSTEM, GET = 17, 21, 215, 305, 351
+ERROR, NO_TOPIC = 1, 17
+
+
+async def config(client, name):
+    answer = await client.ask(GET, TopicHeader(name))
+    return TopicConfig.read(answer.body) if answer.code == 0 else -answer.code
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_topic_is_made_as_it_is_wanted_and_changed(serve, kind):
+    async def main(stage):
+        client = await stage.client()
+        first = TopicSettings("T", "TBW102", 4, 8, 6, "MULTI_TAG", 1, order=True)
+        await client.ok(PUT, first, kind=kind)
+        assert await config(client, "T") == TopicConfig("T", 4, 8, 6, "MULTI_TAG", 1, order=True)
+        await client.ok(PUT, TopicSettings("T", "TBW102", 2, 2, 4), kind=kind)
+        assert await config(client, "T") == TopicConfig("T", 2, 2, 4)
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "write"),
+    [("a b", 4, 4), ("", 4, 4), ("T", 0, 0), ("T", -1, 4), ("T", 5000, 4), ("TBW102", 4, 4)],
+)
+def test_a_topic_that_cannot_be_is_refused(serve, name, read, write):
+    async def main(stage):
+        client = await stage.client()
+        before = await config(client, name)
+
+        assert await client.code_of(PUT, TopicSettings(name, "TBW102", read, write, 6)) == ERROR
+        assert await config(client, name) == before
+
+    serve(main)
+
+
+def test_all_topics_are_shown_with_the_state_they_are_in(serve):
+    async def main(stage):
+        client = await stage.client()
+        before = TopicConfigs.read((await client.ok(GET_ALL)).body).data_version
+        await client.topic("T")
+        body = (await client.ok(GET_ALL)).body
+
+        shown = TopicConfigs.read(body)
+        assert shown.topic_config_table["T"] == TopicConfig("T", 1, 1, 6)
+        assert shown.data_version.counter == before.counter + 1
+        assert b" " not in body
+
+    serve(main)
+
+
+def test_one_topic_is_shown_or_unknown(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await config(client, "T") == -NO_TOPIC
+        assert (await config(client, "TBW102")).perm == 7
+
+    serve(main)
+
+
+def test_the_brokers_own_topics_are_listed(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        names = TopicNames.read((await client.ok(SYSTEM)).body).topic_list
+
+        assert "TBW102" in names
+        assert "DefaultCluster_REPLY_TOPIC" in names
+        assert "T" not in names
+
+    serve(main)
+
+
+def test_a_topic_that_is_deleted_is_gone_with_all_that_belonged_to_it(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.send("T")
+        await client.commit("g", "T", 0, 1)
+        await client.ok(DELETE, TopicHeader("T"))
+
+        assert await config(client, "T") == -NO_TOPIC
+        assert (await client.pull("T")).code == NO_TOPIC
+        assert stage.broker.offsets.get("g", "T", 0) is None
+        await client.ok(DELETE, TopicHeader("T"))
+
+    serve(main)
+
+
+def test_a_topic_made_again_never_shows_what_was_deleted(tmp_path):
+    async def first(stage):
+        client = await stage.client()
+        await client.fill("T", 3)
+        await client.ok(DELETE, TopicHeader("T"))
+
+    async def second(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.send("T", b"new")
+
+        assert (await client.pull("T", 3)).bodies == [b"new"]
+
+    on_sockets(first, tmp_path)
+    on_sockets(second, tmp_path)
+
+
+def test_the_brokers_own_topics_cannot_be_deleted(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(DELETE, TopicHeader("TBW102")) == ERROR
+
+    serve(main)
+
+
+def test_topics_survive_a_restart(tmp_path):
+    async def first(stage):
+        await (await stage.client()).topic("T", 3)
+
+    async def second(stage):
+        assert await config(await stage.client(), "T") == TopicConfig("T", 3, 3, 6)
+
+    on_sockets(first, tmp_path)
+    on_sockets(second, tmp_path)
+
+
+def test_the_name_server_hears_of_every_change(serve):
+    async def main(stage):
+        client = await stage.client()
+        names = Pool(SystemNetwork(), SystemClock())
+        asking = await names.connection(stage.broker.names)
+
+        async def queues(topic):
+            answer = await asking.ask(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic), timeout_s=5
+            )
+            if answer.code:
+                return None
+            (found,) = TopicRoute.read(answer.body).queue_datas
+            return found.read_queue_nums
+
+        async def until(wanted, topic):
+            while await queues(topic) != wanted:
+                continue
+
+        assert await queues("TBW102") == 8
+        await client.topic("T", 2)
+        await until(2, "T")
+        await client.topic("T", 3)
+        await until(3, "T")
+        await client.ok(RequestCode.SEND_MESSAGE, sending("made"), body=b"x")
+        await until(4, "made")
+        await names.close()
+
+    serve(main)
+
+
+def test_without_auto_creation_there_is_no_template_to_be_found(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await config(client, "TBW102") == -NO_TOPIC
+
+    serve(main, with_topics(auto_create=False))

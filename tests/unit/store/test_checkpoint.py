@@ -1,0 +1,208 @@
+"""Index files: what is whole in them is used, what is not is cut off and made again from the log."""
+
+import errno
+import zlib
+
+import pytest
+
+from broker.store.checkpoint import IndexFile, Stretch, draft, indexed_segments, path_of
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.key_index import KeyIndex
+from tests.unit.store.shelf import rewrite
+from txmq.errors import CorruptRecord
+from txmq.testing import MemoryDisk
+
+END = 3000
+PATH = path_of(0)
+
+
+def indexes(topics=("T",), numbers=(0, 1), first=0):
+    """Queues with some messages, and their keys."""
+    queues, keys = [], KeyIndex()
+    keys.begin(first)
+    at = first
+    for topic in topics:
+        for number in numbers:
+            queue = ConsumeQueue(topic, number, floor=number)
+            for _ in range(3):
+                queue.publish(at, 10, -at)
+                keys.extend([(at % 3, at)])
+                at += 10
+            queues.append(queue)
+    return queues, keys
+
+
+def saved(disk, *ends, topics=("T",)):
+    """An index file with a chunk up to each of these positions."""
+    index = IndexFile(disk, 0)
+    start = 0
+    for end in ends:
+        queues, keys = indexes(topics, first=start)
+        data, chunk = draft(Stretch(start, end, start, end), queues, keys)
+        index.append(data, chunk)
+        start = end
+    index.file.sync()
+    index.file.close()
+
+
+def loaded(disk, end=END):
+    index = IndexFile(disk, 0)
+    return index, index.load(end)
+
+
+@pytest.fixture
+def disk():
+    return MemoryDisk()
+
+
+def test_a_chunk_reads_as_it_was_written(disk):
+    saved(disk, 1000, 2000)
+
+    index, chunks = loaded(disk)
+
+    assert [chunk.stretch for chunk in chunks] == [(0, 1000, 0, 1000), (1000, 2000, 1000, 2000)]
+    (run, block), (other, _) = index.blocks(chunks[1])
+    assert run == ("T", 0, 0, 3)
+    assert other == ("T", 1, 1, 3)
+    queue = ConsumeQueue("T", 0)
+    queue.add_block(block)
+    assert queue.read(0, 9) == [(1000, 10, -1000), (1010, 10, -1010), (1020, 10, -1020)]
+    keys = KeyIndex()
+    keys.add_run(index.key_run(chunks[1]))
+    assert list(keys.positions(1, 0, 5000)) == [1030, 1000]
+
+
+def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
+    queues, keys = indexes()
+
+    _, chunk = draft(Stretch(0, 40, 0, 0), queues, keys)
+
+    assert [(run.number, run.first, run.entries) for run in chunk.queues] == [(0, 0, 3), (1, 1, 1)]
+    assert chunk.keys == 4
+
+
+def test_a_chunk_may_hold_nothing(disk):
+    index = IndexFile(disk, 0)
+    index.append(*draft(Stretch(0, 1000, 0, 0), [], KeyIndex()))
+
+    assert [chunk.stretch.end for chunk in loaded(disk)[1]] == [1000]
+
+
+def test_a_chunk_may_hold_more_queues_than_one_read_shows(disk):
+    topics = [f"{'t' * 120}-{number}" for number in range(200)]
+    saved(disk, 100_000, topics=topics)
+
+    index, chunks = loaded(disk, 100_000)
+
+    assert [run.topic for run, _ in index.blocks(chunks[0])][::2] == topics
+
+
+def test_an_index_file_cut_anywhere_keeps_its_whole_chunks(disk):
+    saved(disk, 1000, 2000, 3000)
+    ends = [0, *(chunk.at + chunk.size for chunk in loaded(disk)[1])]
+    whole = disk.open(PATH).read(0, 1 << 20)
+    assert ends[-1] == len(whole)
+
+    for length in range(len(whole)):
+        rewrite(disk, PATH, whole[:length])
+        index, chunks = loaded(disk)
+
+        expected = sum(end <= length for end in ends) - 1
+        assert len(chunks) == expected
+        assert index.file.size() == index.size == ends[expected]
+
+
+def test_any_bit_turned_over_in_the_last_chunk_drops_it(disk):
+    saved(disk, 1000, 2000)
+    last = loaded(disk)[1][-1]
+
+    for position in range(last.at, last.at + last.size):
+        twin = disk.clone()
+        twin.flip_bit(PATH, position, position % 8)
+
+        assert len(loaded(twin)[1]) == 1, position
+
+
+def test_any_bit_turned_over_in_an_earlier_chunk_drops_it_or_is_reported_when_read(disk):
+    saved(disk, 1000, 2000)
+    first = loaded(disk)[1][0]
+
+    for position in range(first.size):
+        twin = disk.clone()
+        twin.flip_bit(PATH, position, position % 8)
+        index, chunks = loaded(twin)
+
+        if position < first.entries_at:
+            assert chunks == []
+            continue
+        queue, keys = ConsumeQueue("T", 0), KeyIndex()
+        queue.add_block(index.blocks(chunks[0])[0][1])
+        keys.add_run(index.key_run(chunks[0]))
+        with pytest.raises(CorruptRecord, match="delete that file"):
+            queue.read(0, 1)
+        with pytest.raises(CorruptRecord, match=PATH):
+            list(keys.positions(0, 0, 5000))
+
+
+@pytest.mark.parametrize("end", [0, 999, 1000, 1999, 2000])
+def test_chunks_that_know_more_than_the_log_are_dropped(disk, end):
+    saved(disk, 1000, 2000, 3000)
+
+    _, chunks = loaded(disk, end)
+
+    assert len(chunks) == end // 1000
+
+
+def test_a_chunk_that_does_not_follow_the_one_before_is_dropped(disk):
+    saved(disk, 1000, 2000)
+    stray, chunk = draft(Stretch(1500, 2500, 0, 0), *indexes(first=1500))
+    index, _ = loaded(disk)
+    index.append(stray, chunk)
+
+    assert len(loaded(disk)[1]) == 2
+
+
+def test_a_chunk_that_claims_more_than_its_file_holds_is_dropped(disk):
+    saved(disk, 1000)
+    file = disk.open(PATH)
+
+    file.write(0, b"\xff\xff\xff\xff")
+
+    assert loaded(disk)[1] == []
+
+
+def test_a_chunk_whose_parts_do_not_add_up_is_dropped(disk):
+    saved(disk, 1000)
+    file = disk.open(PATH)
+    data = bytearray(file.read(0, 10_000))
+    (chunk,) = loaded(disk)[1]
+    data[52:56] = (chunk.keys + 1).to_bytes(4, "big")
+    data[8:12] = zlib.crc32(data[12 : chunk.entries_at]).to_bytes(4, "big")
+
+    rewrite(disk, PATH, bytes(data))
+
+    assert loaded(disk)[1] == []
+
+
+def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
+    saved(disk, 1000)
+    index, _ = loaded(disk)
+    used = disk.space().used
+    disk.capacity = used + 2 * 4096
+    data, chunk = draft(Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000))
+
+    with pytest.raises(OSError, match="No space") as problem:
+        index.append(data, chunk)
+
+    assert problem.value.errno == errno.ENOSPC
+    assert disk.space().used == used
+    disk.capacity = None
+    index.append(data, chunk)
+    assert [chunk.stretch.end for chunk in loaded(disk, 99_000)[1]] == [1000, 99_000]
+
+
+def test_segments_with_an_index_are_known_by_its_name(disk):
+    for name in (path_of(0), path_of(77), "index/77.idx", "index/x.idx", f"{path_of(5)}.new"):
+        rewrite(disk, name, b"")
+
+    assert indexed_segments(disk) == [0, 77]

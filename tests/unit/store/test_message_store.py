@@ -1,0 +1,509 @@
+"""The store as handlers see it: offsets, visibility, looking things up, and what failures leave."""
+
+import os
+import struct
+
+import pytest
+
+from broker.handlers.offsets import offset_by_time
+from broker.store.consume_queue import ENTRY
+from broker.store.span import HEAD_BYTES
+from tests.unit.store.shelf import HOST, START_MS, Shelf, Sizes
+from txmq.errors import CorruptRecord, DiskFull, StoreError, WriteFailed
+from txmq.limits import FRAME_BYTES_MAX
+from txmq.protocol import record as records
+from txmq.protocol.record import Record
+from txmq.runtime.disk import LocalDisk
+from txmq.testing import Loss, MemoryDisk
+
+BIG = b"x" * 1500
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+# --- offsets and visibility ---
+
+
+def test_offsets_count_each_queue_for_itself(shelf):
+    placed = [shelf.put(b"", topic, number) for topic in "TU" for number in (0, 0, 1)]
+
+    assert [each.offset for each in placed] == [0, 1, 0, 0, 1, 0]
+
+
+def test_a_message_is_seen_when_it_is_published_and_not_before(shelf):
+    placed = shelf.put(b"one")
+    assert shelf.bodies() == {}
+    span = shelf.store.write()
+    assert shelf.bodies() == {}
+    assert shelf.store.record_bytes(placed.position) is None
+
+    shelf.store.publish(span)
+
+    assert shelf.bodies() == {0: b"one"}
+    assert shelf.store.record_bytes(placed.position) is not None
+
+
+def test_a_record_is_stored_as_it_was_given(shelf):
+    host = bytes(range(16)) + b"\0\0\x2a\x9f"
+    sys_flag = 0x10 | 0x20 | 0x1
+
+    shelf.store.append(
+        shelf.store.queue("T", 3), (sys_flag, -5, host, START_MS, host, 7), -1, b"body",
+        b"\x01T\0\x03abc", 0, (),
+    )  # fmt: skip
+    shelf.flush()
+
+    data = shelf.store.record_bytes(HEAD_BYTES)
+    record, size = records.unpack(data)
+    assert size == len(data)
+    assert record == Record(
+        3, -1, 0, HEAD_BYTES, sys_flag, -5, host, START_MS, host, 7, 0, b"body", "T", "abc"
+    )
+
+
+def test_what_cannot_be_packed_leaves_no_gap(shelf):
+    queue = shelf.store.queue("T", 0)
+    with pytest.raises(struct.error):
+        shelf.store.append(queue, (0, 2**63, HOST, 0, HOST, 0), 0, b"", b"\x01T\0\0", 0, ())
+
+    assert shelf.add(b"one")[0].offset == 0
+    shelf.restart()
+    assert shelf.bodies() == {0: b"one"}
+
+
+@pytest.mark.parametrize("seen", ["published", "in an index", "after a restart"])
+def test_offsets_go_on_after_a_failed_write(shelf, seen):
+    shelf.add(b"zero", b"one")
+    if seen == "in an index":
+        shelf.checkpoint()
+    elif seen == "after a restart":
+        shelf.restart()
+    shelf.put(b"lost")
+    shelf.put(b"lost", number=1)
+    shelf.disk.fail_writes(times=1)
+    with pytest.raises(WriteFailed):
+        shelf.store.write()
+
+    placed = shelf.put(b"two"), shelf.put(b"first", number=1)
+    shelf.flush()
+
+    assert [each.offset for each in placed] == [2, 0]
+    expected = {0: b"zero", 1: b"one", 2: b"two"}
+    assert (shelf.bodies(), shelf.bodies(number=1)) == (expected, {0: b"first"})
+    shelf.restart()
+    assert (shelf.bodies(), shelf.bodies(number=1)) == (expected, {0: b"first"})
+
+
+def test_a_failed_write_behind_spans_that_wait_takes_only_its_own_offsets_back(shelf):
+    shelf.put(b"zero")
+    first = shelf.store.write()
+    shelf.put(b"lost")
+    shelf.disk.fail_writes(times=2)
+    with pytest.raises(WriteFailed):
+        shelf.store.write()
+    shelf.disk.repair()
+    shelf.put(b"one")
+    second = shelf.store.write()
+
+    shelf.sync()
+    shelf.store.publish(first)
+    shelf.store.publish(second)
+
+    assert shelf.bodies() == {0: b"zero", 1: b"one"}
+
+
+@pytest.mark.parametrize("room", range(0, 3 * 4096, 1024))
+def test_a_disk_that_fills_up_refuses_and_goes_on_once_there_is_room(room):
+    shelf = Shelf()
+    shelf.add(b"zero")
+    shelf.disk.capacity = shelf.disk.space().used + room
+    kept, failed = [b"zero"], 0
+    for number in range(12):
+        body = b"%d" % number * 700
+        try:
+            shelf.add(body)
+        except DiskFull:
+            failed += 1
+        else:
+            kept.append(body)
+    assert failed
+    assert list(shelf.bodies().values()) == kept
+
+    shelf.disk.capacity = None
+    shelf.add(b"last")
+
+    expected = dict(enumerate([*kept, b"last"]))
+    assert shelf.bodies() == expected
+    shelf.disk.crash(loss=Loss.EVERYTHING)
+    assert Shelf(shelf.disk).bodies() == expected
+
+
+def test_a_full_disk_that_cannot_take_an_index_loses_nothing(shelf):
+    shelf.add(*[b"%d" % number * 300 for number in range(10)], keys="K")
+    before = shelf.everything(), shelf.found_by_key("K")
+    shelf.disk.capacity = shelf.disk.space().used
+
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            shelf.checkpoint()
+
+    assert (shelf.everything(), shelf.found_by_key("K")) == before
+    shelf.disk.capacity = None
+    shelf.checkpoint()
+    assert shelf.restart().scanned_bytes == 0
+    assert (shelf.everything(), shelf.found_by_key("K")) == before
+
+
+# --- the parts of a checkpoint ---
+
+
+def test_what_is_stored_while_a_checkpoint_is_saved_belongs_to_the_next(shelf):
+    shelf.add(b"zero", keys="K")
+    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    shelf.add(b"one", keys="K")
+
+    pending.file.file.sync()
+    shelf.store.confirm_checkpoint(pending)
+
+    assert shelf.bodies() == {0: b"zero", 1: b"one"}
+    assert shelf.found_by_key("K") == [b"one", b"zero"]
+    assert shelf.restart().records == 1
+    assert shelf.bodies() == {0: b"zero", 1: b"one"}
+
+
+def test_a_checkpoint_ends_where_a_file_does(shelf):
+    shelf.add(*[b"%d" % number + BIG for number in range(7)])
+    extents = shelf.store._segments.extents()
+
+    stretches = []
+    while (stretch := shelf.store.next_stretch()) is not None:
+        pending = shelf.store.begin_checkpoint(stretch)
+        shelf.store.confirm_checkpoint(pending)
+        stretches.append(stretch)
+
+    assert [(each.start, each.end) for each in stretches] == extents
+    assert len(extents) == 4
+
+
+def test_a_checkpoint_covers_what_is_published_when_the_log_is_in_the_next_file_already(shelf):
+    shelf.add(b"zero" + BIG)
+    waiting = []
+    for number in range(1, 4):
+        shelf.put(b"%d" % number + BIG)
+        waiting.append(shelf.store.write())
+    assert shelf.store.checkpoint_due()
+
+    shelf.checkpoint()
+
+    assert shelf.store.next_stretch() is None
+    for span in waiting:
+        shelf.store.publish(span)
+    shelf.checkpoint()
+    assert len(shelf.bodies()) == 4
+    assert shelf.restart().scanned_bytes == 0
+    assert len(shelf.bodies()) == 4
+
+
+def test_an_index_never_outlives_its_log(shelf):
+    shelf.put(b"zero")
+    shelf.store.publish(shelf.store.write())
+
+    with pytest.raises(AssertionError):
+        shelf.store.begin_checkpoint(shelf.store.next_stretch())
+
+
+def test_checkpoints_are_due_after_so_much_log_and_when_a_file_is_complete():
+    shelf = Shelf(sizes=Sizes(checkpoint_every=2000))
+    due = []
+    for _ in range(8):
+        shelf.add(b"x" * 800)
+        due.append(shelf.store.checkpoint_due())
+        if due[-1]:
+            shelf.checkpoint()
+
+    assert due == [False, False, True, False, True, False, False, True]
+
+
+def test_memory_does_not_grow_with_what_is_saved(shelf):
+    for _ in range(30):
+        shelf.add(BIG, keys="k")
+        shelf.checkpoint()
+
+    queue = shelf.store.find_queue("T", 0)
+    assert len(queue._tail) < ENTRY.size
+    assert len(shelf.store._keys._growing) == 0
+    assert len(shelf.store._last_ms) == len(shelf.log_files())
+    while len(shelf.store.completed_files()):
+        shelf.drop_first_file()
+    assert len(shelf.store._last_ms) == len(shelf.store._indexes) == 1
+    assert len(queue._blocks) == len(queue._firsts) == len(shelf.store._keys._runs) <= 2
+
+
+# --- looking things up ---
+
+
+def test_a_position_where_no_record_begins_shows_nothing(shelf):
+    placed = shelf.add(b"zero", b"one")
+    begins = {each.position for each in placed}
+
+    for position in (*range(-5, shelf.store.log.end + 200), 1 << 40, -(1 << 40)):
+        found = shelf.store.record_bytes(position)
+        assert (found is not None) == (position in begins), position
+
+
+def forged(position, **more):
+    values = {
+        "queue_id": 0, "flag": 0, "queue_offset": 0, "position": position, "sys_flag": 0,
+        "born_ms": 0, "born_host": bytes(8), "stored_ms": 5, "store_host": bytes(8),
+        "attempts": 0, "prepared_position": 0, "body": b"forged", "topic": "T", "properties": "",
+    }  # fmt: skip
+    return records.pack(Record(**{**values, **more}))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"queue_offset": 1}, {"queue_offset": 2**40}, {"queue_offset": -1}, {"topic": "none"},
+     {"queue_id": 9}, {"sys_flag": 4}],
+)  # fmt: skip
+def test_a_body_that_holds_a_record_is_not_shown_as_one(shelf, more):
+    shelf.add(b"zero")
+    inside = shelf.store.log.next_position + 88
+
+    shelf.add(forged(inside, **more))
+
+    assert shelf.store.record_bytes(inside) is None
+
+
+@pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 2**31, 2**32 - 1])
+def test_a_body_that_claims_a_huge_record_makes_nobody_read_it(shelf, size):
+    shelf.add(b"zero")
+    inside = shelf.store.log.next_position + 88
+    body = bytearray(forged(inside))
+    body[:4] = size.to_bytes(4, "big")
+    shelf.add(bytes(body))
+    asked = []
+    shelf.store._segments.read = lambda position, size: asked.append(size) or body[:size]
+
+    assert shelf.store.record_bytes(inside) is None
+    assert max(asked) < 1000
+
+
+def test_a_message_of_a_deleted_topic_is_not_shown(shelf):
+    (placed,) = shelf.add(b"zero", keys="K")
+
+    shelf.forget("T")
+
+    assert shelf.store.record_bytes(placed.position) is None
+    shelf.restart()
+    assert shelf.store.record_bytes(placed.position) is None
+
+
+def test_a_damaged_record_is_reported_when_it_is_asked_for(shelf):
+    (placed,) = shelf.add(b"zero")
+    shelf.disk.flip_bit(shelf.log_files()[0], placed.position + 88)
+
+    with pytest.raises(CorruptRecord) as problem:
+        shelf.store.record_bytes(placed.position)
+
+    assert problem.value.position == placed.position
+
+
+def test_a_message_is_found_by_each_of_its_keys_newest_first(shelf):
+    for number in range(6):
+        shelf.add(b"%d" % number, keys=f"all k{number % 2}", unique=f"u{number}")
+        if number in (1, 3):
+            shelf.checkpoint()
+
+    assert shelf.found_by_key("all") == [b"5", b"4", b"3", b"2", b"1", b"0"]
+    assert shelf.found_by_key("k1") == [b"5", b"3", b"1"]
+    assert shelf.found_by_key("u2") == [b"2"]
+    assert shelf.found_by_key("u2", topic="U") == []
+    assert shelf.found_by_key("k") == []
+
+
+def test_a_key_is_found_within_the_time_of_its_message(shelf):
+    """Spans are published late and files end early: no bound of a run may be off by that."""
+    times = [START_MS + 1000 * number for number in range(12)]
+    waiting = []
+    for number, at_ms in enumerate(times):
+        shelf.put(b"%d" % number + BIG, keys="K", unique=f"u{number}", at_ms=at_ms)
+        waiting.append(shelf.store.write())
+        if number % 3 == 2:
+            shelf.sync()
+            shelf.store.publish(waiting.pop(0))
+            shelf.store.publish(waiting.pop(0))
+            shelf.checkpoint()
+    shelf.sync()
+    for span in waiting:
+        shelf.store.publish(span)
+
+    for _ in ("running", "killed", "stopped", "rebuilt"):
+        for number, at_ms in enumerate(times):
+            found = shelf.found_by_key(f"u{number}", begin_ms=at_ms, end_ms=at_ms)
+            assert found == [b"%d" % number + BIG], number
+        for first in range(0, 12, 5):
+            found = shelf.found_by_key("K", begin_ms=times[first], end_ms=times[-1])
+            assert {b"%d" % number + BIG for number in range(first, 12)} <= set(found)
+        shelf.restart()
+        shelf.checkpoint()
+
+
+def test_runs_far_from_the_time_asked_for_are_not_read():
+    shelf = Shelf()
+    for hour in range(20):
+        shelf.add(b"x", keys="K", at_ms=START_MS + 3_600_000 * hour)
+        shelf.checkpoint()
+    shelf.restart_cleanly()
+    begin = START_MS + 3_600_000 * 10
+
+    found = list(shelf.store.positions_of_key("T", "K", begin, begin + 1))
+
+    assert len(found) <= 2
+
+
+# --- by time ---
+
+
+def timed(*times, checkpoint_at=()):
+    shelf = Shelf()
+    for number, at in enumerate(times):
+        shelf.add(b"", at_ms=at)
+        if number in checkpoint_at:
+            shelf.checkpoint()
+    return shelf
+
+
+@pytest.mark.parametrize("checkpoint_at", [(), (1,), (4,)], ids=["memory", "both", "index"])
+@pytest.mark.parametrize(
+    ("when", "nearest", "lower", "upper"),
+    [
+        (0, 0, 0, 0),
+        (99, 0, 0, 0),
+        (100, 0, 0, 0),
+        (149, 0, 1, 0),
+        (150, 0, 1, 0),
+        (151, 1, 1, 0),
+        (200, 1, 1, 3),
+        (299, 4, 4, 3),
+        (300, 4, 4, 4),
+        (301, 4, 5, 4),
+        (1 << 60, 4, 5, 4),
+    ],
+)
+def test_the_offset_for_a_time(checkpoint_at, when, nearest, lower, upper):
+    shelf = timed(100, 200, 200, 200, 300, checkpoint_at=checkpoint_at)
+    queue = shelf.store.find_queue("T", 0)
+
+    assert offset_by_time(shelf.store, queue, when, None) == nearest
+    assert offset_by_time(shelf.store, queue, when, "lower") == lower
+    assert offset_by_time(shelf.store, queue, when, "upper") == upper
+
+
+def test_the_offset_for_a_time_is_never_below_the_oldest_kept():
+    shelf = Shelf()
+    for number in range(9):
+        shelf.add(BIG, at_ms=1000 + number)
+    shelf.checkpoint()
+    shelf.drop_first_file()
+    queue = shelf.store.find_queue("T", 0)
+    assert queue.min_offset == 2
+
+    for boundary in (None, "lower", "upper"):
+        assert offset_by_time(shelf.store, queue, 0, boundary) == 2
+        assert offset_by_time(shelf.store, queue, 1005, boundary) == 5
+
+
+def test_the_offset_for_a_time_in_an_empty_queue_is_its_end(shelf):
+    shelf.add(b"zero")
+    shelf.forget("T")
+
+    for boundary in (None, "lower", "upper"):
+        queue = shelf.store.find_queue("T", 0)
+        assert offset_by_time(shelf.store, queue, START_MS, boundary) == 1
+
+
+def test_the_time_of_a_message_reads_the_same_for_both_kinds_of_hosts(shelf):
+    host = bytes(16) + b"\0\0\x2a\x9f"
+    queue = shelf.store.queue("T", 0)
+    for flag, born in ((0, HOST), (0x10, host), (0x30, host)):
+        store_host = host if flag & 0x20 else HOST
+        shelf.store.append(
+            queue, (flag, 1, born, START_MS, store_host, 0), 0, b"", b"\x01T\0\0", 0, ()
+        )
+    shelf.flush()
+
+    assert [shelf.store.stored_ms(queue, offset) for offset in range(4)] == [*[START_MS] * 3, None]
+
+
+# --- files ---
+
+
+def test_closing_lets_go_of_every_file(tmp_path):
+    def open_files():
+        return [path for path in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in path]
+
+    shelf = Shelf(LocalDisk(tmp_path))
+    shelf.add(*[BIG] * 9)
+    shelf.checkpoint()
+    shelf.drop_first_file()
+    assert open_files()
+
+    shelf.close()
+
+    assert open_files() == []
+    shelf.open()
+    shelf.close()
+    assert open_files() == []
+
+
+def _target(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def test_closing_twice_is_harmless(shelf):
+    shelf.close()
+    shelf.close()
+
+    assert Shelf(shelf.disk).bodies() == {}
+
+
+def test_reads_that_the_disk_refuses_are_errors_of_the_store(shelf):
+    shelf.add(b"zero", b"one", keys="K")
+    shelf.checkpoint()
+    shelf.add(b"two")
+    shelf.restart()
+    shelf.disk.fail_reads()
+
+    with pytest.raises(StoreError):
+        shelf.bodies()
+    with pytest.raises(StoreError):
+        shelf.found_by_key("K")
+    shelf.disk.repair()
+    assert len(shelf.bodies()) == 3
+
+
+def test_a_log_on_a_real_disk_survives_restarts_of_every_kind(tmp_path):
+    shelf = Shelf(LocalDisk(tmp_path))
+    expected = {}
+    for number in range(12):
+        body = b"%d" % number + BIG
+        expected[shelf.add(body)[0].offset] = body
+        (shelf.restart, shelf.restart_cleanly, shelf.checkpoint)[number % 3]()
+
+        assert shelf.bodies() == expected
+    shelf.close()
+
+
+def test_an_empty_disk_opens_to_nothing():
+    shelf = Shelf(MemoryDisk())
+
+    assert shelf.recovery == (0, 0, 0)
+    assert (shelf.store.start, shelf.store.log.end, shelf.store.completed_files()) == (0, 0, [])
+    assert shelf.store.next_stretch() is None
+    assert not shelf.store.checkpoint_due()

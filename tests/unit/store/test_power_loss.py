@@ -1,0 +1,174 @@
+"""The power goes at every step of a busy life: what was acknowledged is there, and where it was said.
+
+Nothing here is mocked but the disk: the flusher runs in virtual time, syncs are slow and overlap with
+writes, files end, checkpoints are saved, a topic is deleted, old files go. Before each operation on the
+disk a copy of it is taken; afterwards every copy loses its power and is opened again.
+"""
+
+import asyncio
+import os
+
+import pytest
+
+from broker.keeper import Keeper
+from tests.unit.store.press import Press
+from tests.unit.store.shelf import Shelf, Sizes
+from txmq.errors import TxmqError
+from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+
+SMALL = Sizes(segment_size=4096, checkpoint_every=3000)
+MESSAGES = 90
+LIVES = 200 if os.environ.get("TXMQ_SOAK") else 2
+LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
+
+
+class Life:
+    """What was done to a disk, and a copy of it from before each operation."""
+
+    def __init__(self, seed, sizes):
+        self.sizes = sizes
+        self.sent = {}
+        self.acknowledged = []
+        self.excused = set()
+        self.points = []
+        simulate(lambda world: self._live(world.entropy), seed)
+
+    def _look(self, event):
+        known = len(self._press.acknowledged), frozenset(self.excused)
+        self.points.append((event, self._disk.clone(), *known))
+
+    async def _live(self, chance):
+        self._disk = disk = MemoryDisk(chance.fork("disk"))
+        disk.slow_sync(0.0, 0.03)
+        async with Press(disk, self.sizes) as press:
+            self._press = press
+            self.acknowledged = press.acknowledged
+            disk.on_write = self._look
+            for number in range(MESSAGES):
+                self._send(number, chance)
+                if chance.chance(0.4):
+                    await asyncio.sleep(chance.fraction() / 40)
+                if number == MESSAGES // 2:
+                    self._delete_topic()
+                if number == MESSAGES * 2 // 3:
+                    await self._delete_files()
+            await press.flusher.drain()
+            disk.on_write = None
+        self._look(None)
+
+    def _send(self, number, chance):
+        body = b"%d " % number + b"." * chance.below(500)
+        place = ("TU"[chance.below(2)], chance.below(2))
+        try:
+            placed = self._press.send(body, *place, keys=f"k{number}")
+        except TxmqError:
+            return
+        key = (*place, placed.offset)
+        assert key not in self.sent, "an offset was given twice"
+        self.sent[key] = placed
+
+    def _delete_topic(self):
+        self.excused |= {place for place in self.sent if place[0] == "U"}
+        self._floors = {"U": self._press.store.forget_topic("U")}
+        Keeper(self._disk).save_floors(self._floors)
+
+    async def _delete_files(self):
+        await asyncio.sleep(0.2)
+        store = self._press.store
+        assert len(store.completed_files()) >= 2
+        until = store.completed_files()[1].end
+        self.excused |= {place for place, each in self.sent.items() if each.position < until}
+        Keeper(self._disk).save_floors(store.floors_after(2))
+        store.drop_first_file()
+        store.drop_first_file()
+
+    def reopened(self, disk):
+        return Shelf(disk, self.sizes, Keeper(disk).floors().floors)
+
+    def check(self, shelf, acknowledged, excused):
+        """All that was promised is there, and all that is there was sent, in order."""
+        seen = shelf.everything()
+        for (topic, number), (low, high, bodies) in seen.items():
+            assert sorted(bodies) == list(range(low, high))
+            for offset, body in bodies.items():
+                assert self.sent[topic, number, offset].body == body
+        for placed in self.acknowledged[:acknowledged]:
+            place = (placed.topic, placed.number, placed.offset)
+            if place not in excused:
+                _, _, bodies = seen[place[:2]]
+                assert bodies.get(placed.offset) == placed.body, place
+                key = f"k{int(placed.body.split()[0])}"
+                assert shelf.found_by_key(key, placed.topic) == [placed.body]
+        return seen
+
+    def check_offsets_go_on(self, shelf, acknowledged):
+        """New messages stand behind all that were ever acknowledged."""
+        ends = {}
+        for placed in self.acknowledged[:acknowledged]:
+            queue = (placed.topic, placed.number)
+            ends[queue] = max(ends.get(queue, 0), placed.offset + 1)
+        for (topic, number), end in ends.items():
+            (placed,) = shelf.add(b"new", topic=topic, number=number)
+            assert placed.offset >= end
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_what_was_acknowledged_survives_a_power_cut_at_any_step(seed):
+    life = Life(seed, SMALL)
+    assert len(life.acknowledged) > MESSAGES // 2
+    assert len(life.points) > 100
+
+    for number, (event, disk, acknowledged, excused) in enumerate(life.points):
+        for loss in (Loss.EVERYTHING, LOSSES[1 + number % 3]):
+            twin = disk.clone()
+            twin.crash(SeededEntropy(f"{seed}-{number}"), loss)
+            shelf = life.reopened(twin)
+            try:
+                seen = life.check(shelf, acknowledged, excused)
+
+                # Whoever has read it may rely on it: another power cut takes none of it.
+                shelf.close()
+                twin.crash(loss=Loss.EVERYTHING)
+                shelf.open()
+                assert shelf.everything() == seen
+
+                life.check_offsets_go_on(shelf, acknowledged)
+                after = shelf.everything()
+                shelf.restart()
+                assert shelf.everything() == after
+                shelf.close()
+            except AssertionError as problem:
+                problem.add_note(f"seed {seed}, before {event}, {loss}")
+                raise
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_without_sync_a_power_cut_leaves_a_clean_prefix_at_any_step(seed):
+    life = Life(seed, SMALL._replace(flush="async", flush_interval=0.05))
+
+    for number, (event, disk, _, excused) in enumerate(life.points):
+        disk.crash(SeededEntropy(number), LOSSES[number % 4])
+        try:
+            shelf = life.reopened(disk)
+            seen = life.check(shelf, 0, excused)
+            shelf.restart()
+            assert shelf.everything() == seen
+        except (AssertionError, TxmqError) as problem:
+            problem.add_note(f"seed {seed}, before {event}")
+            raise
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_a_killed_broker_has_everything_it_ever_wrote(seed):
+    life = Life(seed, SMALL)
+
+    for event, disk, acknowledged, excused in life.points[::3]:
+        shelf = life.reopened(disk)
+        try:
+            seen = life.check(shelf, acknowledged, excused)
+            shelf.restart()
+            assert shelf.everything() == seen
+            assert shelf.recovery.cut_bytes == 0
+        except AssertionError as problem:
+            problem.add_note(f"seed {seed}, before {event}")
+            raise

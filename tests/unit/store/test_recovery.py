@@ -1,0 +1,671 @@
+"""Opening a log that a crash, a bad disk or an operator has been at."""
+
+import pytest
+
+from broker.store.checkpoint import path_of
+from broker.store.span import HEAD_BYTES, head
+from tests.unit.store.shelf import Shelf, Sizes, rewrite
+from txmq.errors import CorruptRecord, DirectoryInUse
+from txmq.protocol import record as records
+from txmq.protocol.record import Record
+from txmq.runtime.disk import LocalDisk
+from txmq.testing import Loss, MemoryDisk, SeededEntropy
+
+ONE_FILE = Sizes(segment_size=1 << 20)
+BIG = b"x" * 1500
+"""Two spans with a body like this one fill a file of 4096 bytes."""
+
+
+def the_log(disk):
+    (name,) = disk.names("log")
+    return f"log/{name}"
+
+
+def cut_off(disk, path, length):
+    """The disk as it would be with a file cut to a length."""
+    twin = disk.clone()
+    file = twin.open(path)
+    file.truncate(length)
+    file.sync()
+    return twin
+
+
+def check_that_it_goes_on(shelf, before):
+    """After what is there, new messages can be stored, and both survive another restart."""
+    (placed,) = shelf.add(b"after")
+    assert placed.offset == len(before)
+    shelf.restart()
+    assert shelf.bodies() == {**before, placed.offset: b"after"}
+    assert shelf.recovery.cut_bytes == 0
+    shelf.restart_cleanly()
+    assert shelf.bodies() == {**before, placed.offset: b"after"}
+    shelf.close()
+
+
+# --- the tail ---
+
+
+@pytest.mark.parametrize("is_indexed", [False, True], ids=["all scanned", "begin indexed"])
+def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(is_indexed):
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", b"two")
+    if is_indexed:
+        shelf.checkpoint()
+    ends = [shelf.store.log.end]
+    for body in (b"three", b"", b"five" * 20):
+        shelf.add(body)
+        ends.append(shelf.store.log.end)
+    whole = shelf.bodies()
+    shelf.close()
+
+    for length in range(ends[0], ends[-1]):
+        again = Shelf(cut_off(shelf.disk, the_log(shelf.disk), length), ONE_FILE)
+
+        kept = sum(end <= length for end in ends) - 1
+        assert again.bodies() == {at: whole[at] for at in range(2 + kept)}
+        assert again.recovery.cut_bytes == length - ends[kept]
+        check_that_it_goes_on(again, again.bodies())
+
+
+def test_a_span_cut_anywhere_is_gone_with_all_its_records():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"before")
+    shelf.add_together(*[b"%d" % number * number for number in range(8)])
+    shelf.close()
+    path = the_log(shelf.disk)
+    length = len(shelf.contents(path))
+
+    for size in range(shelf.disk.clone().open(path).size() - 1, length // 4, -3):
+        again = Shelf(cut_off(shelf.disk, path, size), ONE_FILE)
+
+        assert again.bodies() == {0: b"before"}
+        again.close()
+
+
+def test_a_log_on_a_real_disk_that_is_cut_keeps_its_whole_spans(tmp_path):
+    shelf = Shelf(LocalDisk(tmp_path))
+    shelf.add(b"one", b"two", b"three")
+    end = shelf.store.log.end
+    shelf.close()
+    path = tmp_path / the_log(shelf.disk)
+
+    for length in range(end - 1, end - 200, -17):
+        with path.open("r+b") as file:
+            file.truncate(length)
+        again = Shelf(LocalDisk(tmp_path))
+
+        assert again.bodies() in ({0: b"one", 1: b"two"}, {0: b"one"})
+        again.close()
+
+
+def garbage(size):
+    return SeededEntropy(3).token(size)
+
+
+@pytest.mark.parametrize("filling", [bytes, garbage, lambda size: b"\xff" * size])
+@pytest.mark.parametrize("size", [1, HEAD_BYTES, 3000])
+def test_what_follows_the_last_whole_span_is_cut(filling, size):
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", b"two")
+    shelf.close()
+    path = the_log(shelf.disk)
+    rewrite(shelf.disk, path, shelf.contents(path) + filling(size))
+
+    shelf.open()
+
+    assert shelf.recovery.cut_bytes == size
+    check_that_it_goes_on(shelf, {0: b"one", 1: b"two"})
+
+
+def test_spans_of_an_older_log_behind_the_last_one_are_never_served():
+    """No file is ever used twice, so how they got there is for somebody to find out."""
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(*[b"old" * 9 for _ in range(9)])
+    older = shelf.contents(the_log(shelf.disk))
+    younger = Shelf(sizes=ONE_FILE)
+    younger.add(b"new", b"newer")
+    younger.close()
+    data = younger.contents(the_log(younger.disk))
+    rewrite(younger.disk, the_log(younger.disk), data + older[len(data) :])
+
+    with pytest.raises(CorruptRecord, match="found it whole"):
+        younger.open()
+
+
+def test_a_body_that_holds_a_whole_log_is_only_a_body():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", b"two")
+    log = shelf.contents(the_log(shelf.disk))
+    shelf.add(log)
+    length = len(shelf.contents(the_log(shelf.disk)))
+    shelf.close()
+
+    again = Shelf(cut_off(shelf.disk, the_log(shelf.disk), length - 1), ONE_FILE)
+
+    check_that_it_goes_on(again, {0: b"one", 1: b"two"})
+
+
+def test_recovering_twice_is_recovering_once():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", b"two", b"three")
+    shelf.close()
+    disk = cut_off(shelf.disk, the_log(shelf.disk), len(shelf.contents(the_log(shelf.disk))) - 1)
+
+    first = Shelf(disk, ONE_FILE)
+    before = first.everything(), first.contents(the_log(disk))
+    first.restart()
+
+    assert (first.everything(), first.contents(the_log(disk))) == before
+    assert first.recovery.cut_bytes == 0
+
+
+# --- the middle ---
+
+
+def test_a_bit_turned_over_before_the_last_span_refuses_the_start():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", keys="k", tag="t")
+    shelf.add_together(b"two", b"three")
+    last = shelf.store.log.end
+    shelf.add(b"four")
+    shelf.close()
+
+    for position in range(last):
+        disk = shelf.disk.clone()
+        disk.flip_bit(the_log(disk), position, position % 8)
+
+        with pytest.raises(CorruptRecord, match="found it whole"):
+            Shelf(disk, ONE_FILE)
+        assert disk.open(the_log(disk)).size() > last, "nothing may be cut"
+
+
+def test_a_bit_turned_over_in_an_earlier_file_refuses_the_start():
+    shelf = Shelf()
+    shelf.add(*[b"%d" % number + BIG for number in range(6)])
+    shelf.close()
+    assert len(shelf.log_files()) == 3
+
+    for path in shelf.log_files()[:-1]:
+        for position in range(0, 3000, 61):
+            disk = shelf.disk.clone()
+            disk.flip_bit(path, position)
+
+            with pytest.raises(CorruptRecord, match="found it whole"):
+                Shelf(disk)
+
+
+def test_a_bad_span_with_nothing_durable_behind_it_is_the_torn_tail():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one")
+    bad = shelf.store.log.end
+    for body in (b"two", b"three"):
+        shelf.put(body)
+        shelf.store.write()
+    shelf.close()
+    shelf.disk.flip_bit(the_log(shelf.disk), bad + HEAD_BYTES + 5)
+
+    shelf.open()
+
+    check_that_it_goes_on(shelf, {0: b"one"})
+
+
+def test_what_follows_a_bad_span_is_searched_to_the_end_of_the_log():
+    shelf = Shelf(sizes=Sizes(segment_size=16 << 20))
+    shelf.add(b"one", b"two" * 2_000_000)  # more than one window of the search
+    shelf.add(b"three")
+    shelf.close()
+    shelf.disk.flip_bit(the_log(shelf.disk), 10)
+
+    with pytest.raises(CorruptRecord, match="found it whole"):
+        Shelf(shelf.disk)
+
+
+@pytest.mark.parametrize("shift", range(-HEAD_BYTES - 2, 3))
+def test_a_head_is_found_wherever_the_windows_of_the_search_meet(shift, monkeypatch):
+    monkeypatch.setattr("broker.store.recovery._WINDOW", 256)
+    shelf = Shelf(sizes=ONE_FILE)
+    (first,) = shelf.add(b"")
+    smallest = shelf.store.log.end
+    shelf.add(b"x" * (512 + 1 - 2 * smallest + shift))
+    shelf.add(b"last")
+    shelf.close()
+    shelf.disk.flip_bit(the_log(shelf.disk), 0)
+
+    with pytest.raises(CorruptRecord, match="found it whole"):
+        Shelf(shelf.disk)
+
+
+def log_of(*records_of_spans):
+    """A disk with a log that some other hand wrote."""
+    disk, data = MemoryDisk(), b""
+    for payload in records_of_spans:
+        data += head(len(data), 0, payload, 1) + payload
+    rewrite(disk, f"log/{0:020d}.log", data)
+    return disk
+
+
+def record(offset=0, position=HEAD_BYTES, **more):
+    values = {
+        "queue_id": 0, "flag": 0, "queue_offset": offset, "position": position, "sys_flag": 0,
+        "born_ms": 0, "born_host": bytes(8), "stored_ms": 5, "store_host": bytes(8),
+        "attempts": 0, "prepared_position": 0, "body": b"b", "topic": "T", "properties": "",
+    }  # fmt: skip
+    return records.pack(Record(**{**values, **more}))
+
+
+def test_a_whole_span_without_records_in_it_is_a_writers_fault():
+    with pytest.raises(CorruptRecord, match="no record"):
+        Shelf(log_of(b"x" * 200))
+
+
+def test_a_record_that_says_it_lies_elsewhere_is_a_writers_fault():
+    with pytest.raises(CorruptRecord, match="says it lies at 1"):
+        Shelf(log_of(record(position=1)))
+
+
+def test_a_queue_that_goes_on_where_it_must_not_is_a_writers_fault():
+    first = record()
+
+    with pytest.raises(CorruptRecord, match="T/0 goes on at 2 behind 1"):
+        Shelf(log_of(first, record(2, 2 * HEAD_BYTES + len(first))))
+
+
+@pytest.mark.parametrize("sys_flag", [0x4, 0xC])
+def test_half_messages_and_rollbacks_are_in_no_queue(sys_flag):
+    first = record(99, sys_flag=sys_flag)
+
+    shelf = Shelf(log_of(first, record(0, 2 * HEAD_BYTES + len(first))))
+
+    assert shelf.bodies() == {0: b"b"}
+
+
+def test_a_disk_that_cannot_read_the_log_refuses_the_start():
+    shelf = Shelf()
+    shelf.add(b"one")
+    shelf.close()
+    shelf.disk.fail_reads()
+
+    with pytest.raises((CorruptRecord, OSError), match="Input/output"):
+        Shelf(shelf.disk)
+
+
+# --- damage in what is indexed shows when it is read ---
+
+
+def test_a_bit_turned_over_in_an_indexed_record_never_hides_it_or_another_one():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"zero")
+    (placed,) = shelf.add(b"one" * 5, unique="U", tag="t")
+    end = shelf.store.log.end
+    shelf.add(b"two")
+    shelf.restart_cleanly()
+    data = shelf.store.record_bytes(placed.position)
+    shelf.close()
+    fixed = range(88)  # the body and what is before it; see txmq.protocol.record
+    reported = 0
+
+    for position in range(placed.position, end):
+        disk = shelf.disk.clone()
+        disk.flip_bit(the_log(disk), position, position % 8)
+        again = Shelf(disk, ONE_FILE)
+        assert again.recovery.scanned_bytes == 0
+        inside = position - placed.position
+        is_checked = inside < 12 or 28 <= inside < 36 or inside in range(fixed.stop, 88 + 15)
+        try:
+            found = again.bodies()
+        except CorruptRecord as problem:
+            assert problem.position == placed.position
+            reported += 1
+        except Exception as problem:
+            # The record differs in what no checksum of its own covers.
+            assert not is_checked, problem
+        else:
+            assert not is_checked, inside
+            assert found == {0: b"zero", 1: b"one" * 5, 2: b"two"}
+        again.close()
+    assert reported >= 4 + 4 + 4 + 8 + 15
+    assert len(data) == end - placed.position
+
+
+def test_a_bit_turned_over_in_an_indexed_record_refuses_the_start_once_it_is_scanned():
+    shelf = Shelf(sizes=ONE_FILE)
+    (placed,) = shelf.add(b"one", tag="t")
+    shelf.add(b"two")
+    shelf.restart_cleanly()
+    shelf.close()
+    shelf.disk.flip_bit(the_log(shelf.disk), placed.position + 95)
+    Shelf(shelf.disk, ONE_FILE).close()
+
+    shelf.disk.remove(path_of(0))
+
+    with pytest.raises(CorruptRecord, match="found it whole"):
+        Shelf(shelf.disk, ONE_FILE)
+
+
+# --- indexes ---
+
+
+def library(**more):
+    """A log of several files, with messages of two topics and all kinds of keys."""
+    shelf = Shelf(**more)
+    for number in range(24):
+        body = b"%d" % number * 250
+        place = {"topic": "TU"[number % 2], "number": number % 3}
+        shelf.add(body, **place, keys=f"k{number % 5} all", unique=f"u{number}", tag="t")
+        if number % 9 == 8:
+            shelf.checkpoint()
+    assert len(shelf.log_files()) >= 3
+    return shelf
+
+
+def reads(shelf):
+    """Everything anybody can see."""
+    keys = [f"k{number}" for number in range(5)] + ["all", "u3", "u23"]
+    by_key = {key: shelf.found_by_key(key, topic) for key in keys for topic in "TU"}
+    return shelf.everything(), by_key, shelf.store.last_ms
+
+
+@pytest.mark.parametrize("is_clean", [False, True], ids=["killed", "stopped"])
+@pytest.mark.parametrize("deleted", [[0], [1], [2], [3], [0, 1], [0, 2], [1, 3], [0, 1, 2, 3]])
+def test_deleted_indexes_are_made_again(deleted, is_clean):
+    shelf = library()
+    shelf.restart_cleanly() if is_clean else shelf.restart()
+    before = reads(shelf)
+    shelf.close()
+    paths = shelf.index_files()
+
+    for number in deleted:
+        if number < len(paths):
+            shelf.disk.remove(paths[number])
+    shelf.open()
+
+    assert reads(shelf) == before
+    shelf.add(b"after", topic="T")
+    before = reads(shelf)
+    shelf.restart()
+    assert reads(shelf) == before
+
+
+def test_an_index_cut_at_any_byte_is_made_again():
+    shelf = library()
+    shelf.restart_cleanly()
+    before = reads(shelf)
+    shelf.close()
+
+    for path in shelf.index_files():
+        for length in range(0, len(shelf.contents(path)), 11):
+            again = Shelf(cut_off(shelf.disk, path, length))
+
+            assert reads(again) == before
+            again.close()
+
+
+def test_a_bit_turned_over_in_an_index_is_repaired_or_reported():
+    shelf = library()
+    shelf.restart_cleanly()
+    before = reads(shelf)
+    shelf.close()
+    repaired = reported = 0
+
+    for path in shelf.index_files():
+        for position in range(0, len(shelf.contents(path)), 7):
+            disk = shelf.disk.clone()
+            disk.flip_bit(path, position, position % 8)
+            again = Shelf(disk)
+            try:
+                assert reads(again) == before
+                repaired += 1
+            except CorruptRecord as problem:
+                assert "delete that file" in str(problem)
+                again.close()
+                disk.remove(path)
+                again = Shelf(disk)
+                assert reads(again) == before
+                reported += 1
+            again.close()
+    assert repaired
+    assert reported
+
+
+def test_an_index_that_is_newer_than_the_log_is_discarded():
+    shelf = library()
+    shelf.restart_cleanly()
+    backup = {path: shelf.contents(path) for path in shelf.log_files()}
+    before = reads(shelf)
+    for number in range(24):
+        shelf.add(b"later" * number, topic="T", unique=f"later{number}", keys="all")
+        shelf.checkpoint()
+    shelf.close()
+
+    for path in shelf.log_files():
+        if path in backup:
+            rewrite(shelf.disk, path, backup[path])
+        else:
+            shelf.disk.remove(path)
+    shelf.open()
+
+    assert reads(shelf) == before
+    for number in range(24):
+        shelf.add(b"other" * (23 - number), topic="T", unique=f"other{number}", keys="all")
+    after = reads(shelf)
+    shelf.restart()
+    assert reads(shelf) == after
+
+
+def test_an_index_of_another_life_is_not_taken_for_that_of_a_new_file():
+    shelf = Shelf()
+    shelf.add(BIG, BIG)
+    (second,) = shelf.add(BIG)
+    shelf.checkpoint()
+    shelf.close()
+    shelf.disk.remove(shelf.log_files()[1])
+    again = Shelf(shelf.disk)
+    bodies = [b"y" * 200, b"z" * 2000, b"end"]
+
+    placed = again.add(*bodies)
+    again.restart()
+
+    assert placed[0].position == second.position
+    assert list(again.bodies().values()) == [BIG, BIG, *bodies]
+
+
+# --- files of the log ---
+
+
+def test_a_crash_between_two_files_keeps_what_was_durable():
+    shelf = Shelf()
+    shelf.add(BIG)
+    shelf.put(b"lost" * 300)
+    shelf.store.write()
+    shelf.put(b"lost too" * 200)
+    shelf.store.write()
+    assert len(shelf.log_files()) == 2
+    shelf.disk.crash(loss=Loss.EVERYTHING)
+
+    again = Shelf(shelf.disk)
+
+    assert len(again.log_files()) == 1
+    check_that_it_goes_on(again, {0: BIG})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_crash_over_several_files_leaves_a_clean_prefix(seed):
+    shelf = Shelf()
+    shelf.add(b"0" + BIG)
+    for number in range(1, 9):
+        shelf.put(b"%d" % number + BIG)
+        shelf.store.write()
+        if number == 4:
+            shelf.sync()
+    shelf.disk.crash(SeededEntropy(seed), Loss.PAGES)
+
+    again = Shelf(shelf.disk)
+
+    found = again.bodies()
+    assert found == {number: b"%d" % number + BIG for number in range(len(found))}
+    assert len(found) >= 5
+    check_that_it_goes_on(again, found)
+
+
+def test_what_a_killed_broker_left_is_durable_before_anybody_reads_it():
+    shelf = Shelf()
+    for number in range(5):
+        shelf.put(b"%d" % number + BIG)
+        shelf.store.write()
+    shelf.restart()
+    seen = shelf.everything()
+    assert len(shelf.bodies()) == 5
+
+    shelf.disk.crash(loss=Loss.EVERYTHING)
+
+    assert Shelf(shelf.disk).everything() == seen
+
+
+def test_a_log_file_that_was_deleted_refuses_the_start():
+    shelf = Shelf()
+    shelf.add(*[b"%d" % number + BIG for number in range(8)])
+    shelf.checkpoint()
+    shelf.close()
+    assert len(shelf.log_files()) == 4
+
+    for path in shelf.log_files()[:-1]:
+        disk = shelf.disk.clone()
+        disk.remove(path)
+        with pytest.raises(CorruptRecord, match="missing"):
+            Shelf(disk)
+
+        for index in disk.names("index"):
+            disk.remove(f"index/{index}")
+        if path == shelf.log_files()[0]:
+            # Nobody can tell any more that it was there; what is left is served.
+            assert sorted(Shelf(disk).bodies()) == list(range(2, 8))
+        else:
+            with pytest.raises(CorruptRecord, match=r"goes on at \d+: a file between is missing"):
+                Shelf(disk)
+
+
+def test_a_log_that_was_deleted_whole_refuses_the_start():
+    shelf = Shelf()
+    shelf.add(b"one")
+    shelf.restart_cleanly()
+    shelf.close()
+    shelf.disk.remove(shelf.log_files()[0])
+
+    with pytest.raises(CorruptRecord, match="missing"):
+        Shelf(shelf.disk)
+
+
+def test_a_log_file_that_was_cut_refuses_the_start():
+    shelf = Shelf()
+    shelf.add(*[b"%d" % number + BIG for number in range(8)])
+    shelf.checkpoint()
+    shelf.close()
+
+    for path in shelf.log_files()[:-1]:
+        for length in range(0, 3000, 499):
+            with pytest.raises(CorruptRecord, match="between is missing or was cut"):
+                Shelf(cut_off(shelf.disk, path, length))
+
+
+def test_a_log_cut_where_a_file_begins_goes_on_there():
+    shelf = Shelf()
+    shelf.add(BIG, BIG, BIG)
+    shelf.close()
+    path = shelf.log_files()[-1]
+
+    again = Shelf(cut_off(shelf.disk, path, 100))
+
+    assert again.log_files()[-1] == path
+    check_that_it_goes_on(again, {0: BIG, 1: BIG})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_power_cut_during_recovery_changes_nothing(seed):
+    shelf = Shelf()
+    for number in range(7):
+        shelf.put(b"%d" % number + BIG)
+        shelf.store.write()
+    shelf.disk.crash(SeededEntropy(seed), Loss.PAGES)
+    points = []
+    twin = shelf.disk.clone()
+    twin.on_write = lambda event: points.append(twin.clone())
+    expected = Shelf(twin).everything()
+
+    for number, disk in enumerate(points):
+        disk.crash(SeededEntropy(number))
+        assert Shelf(disk).everything() == expected
+
+
+# --- what a restart costs ---
+
+
+def test_a_restart_after_a_crash_reads_what_came_after_the_last_checkpoint():
+    costs = []
+    for messages in (10, 100):
+        shelf = Shelf(sizes=Sizes(segment_size=40_000))
+        for _ in range(messages):
+            shelf.add(b"x" * 1000)
+        shelf.checkpoint()
+        shelf.add(b"y" * 1000, b"z" * 1000)
+        shelf.restart()
+        costs.append((shelf.recovery.scanned_bytes, shelf.recovery.records))
+
+    assert costs[0] == costs[1]
+    assert costs[0][1] == 2
+
+
+def test_a_restart_after_a_clean_stop_reads_nothing_of_the_log():
+    shelf = library()
+
+    shelf.restart_cleanly()
+
+    assert shelf.recovery == (0, 0, 0)
+
+
+def test_the_first_restart_without_an_index_pays_for_all_and_the_next_one_for_the_last_file():
+    shelf = library()
+    shelf.restart_cleanly()
+    shelf.close()
+    for path in shelf.index_files():
+        shelf.disk.remove(path)
+
+    first = shelf.open()
+    second = shelf.restart()
+
+    assert first.records == 24
+    assert 0 < second.scanned_bytes <= shelf.sizes.segment_size
+
+
+# --- the directory ---
+
+
+def test_a_second_broker_is_kept_out():
+    shelf = Shelf()
+
+    with pytest.raises(DirectoryInUse):
+        Shelf(shelf.disk)
+    shelf.add(b"still mine")
+    shelf.restart()
+    assert shelf.bodies() == {0: b"still mine"}
+
+
+def test_a_second_broker_is_kept_out_of_a_real_directory(tmp_path):
+    shelf = Shelf(LocalDisk(tmp_path))
+    shelf.add(b"one")
+
+    with pytest.raises(DirectoryInUse):
+        Shelf(LocalDisk(tmp_path))
+    shelf.close()
+    assert Shelf(LocalDisk(tmp_path)).bodies() == {0: b"one"}
+
+
+def test_a_start_that_was_refused_leaves_the_directory_to_the_next():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", b"two")
+    shelf.close()
+    shelf.disk.flip_bit(the_log(shelf.disk), 50)
+    with pytest.raises(CorruptRecord):
+        Shelf(shelf.disk, ONE_FILE)
+    shelf.disk.flip_bit(the_log(shelf.disk), 50)
+
+    assert Shelf(shelf.disk, ONE_FILE).bodies() == {0: b"one", 1: b"two"}

@@ -1,0 +1,323 @@
+"""Which files may go and when, and that no offset is ever given twice after they went."""
+
+import itertools
+
+import pytest
+
+from broker.config import RetentionSettings
+from broker.keeper import Keeper
+from broker.store.retention import FORCED_PER_ROUND, Age, Verdict, decide
+from tests.unit.store.shelf import START_MS, Shelf
+from txmq.testing import Loss, MemoryDisk
+
+HOUR_MS = 3_600_000
+NOW = START_MS + 1000 * HOUR_MS
+BIG = b"x" * 1500
+
+
+def files(*hours):
+    """Files whose last messages are so many hours old, oldest first."""
+    return [
+        Age(1000 * number, 1000 * (number + 1), NOW - int(hour * HOUR_MS))
+        for number, hour in enumerate(hours)
+    ]
+
+
+OLD, YOUNG = (100, 90, 80), (10, 5)
+
+
+@pytest.mark.parametrize(
+    ("ages", "hour", "used", "pinned", "expected"),
+    [
+        # Only at the hour, unless the disk is short.
+        (OLD, 4, 0.10, None, Verdict(3, refuse_sends=False)),
+        (OLD, 3, 0.10, None, Verdict(0, refuse_sends=False)),
+        (OLD, 5, 0.10, None, Verdict(0, refuse_sends=False)),
+        (OLD, 5, 0.75, None, Verdict(0, refuse_sends=False)),
+        (OLD, 5, 0.76, None, Verdict(3, refuse_sends=False)),
+        # Only what is old, unless the disk is very short.
+        (OLD + YOUNG, 4, 0.10, None, Verdict(3, refuse_sends=False)),
+        (OLD + YOUNG, 5, 0.85, None, Verdict(3, refuse_sends=False)),
+        (OLD + YOUNG, 5, 0.86, None, Verdict(5, refuse_sends=False)),
+        (YOUNG, 4, 0.10, None, Verdict(0, refuse_sends=False)),
+        (YOUNG, 4, 0.86, None, Verdict(2, refuse_sends=False)),
+        # A young file keeps the older-looking ones behind it.
+        ((10, 100), 4, 0.10, None, Verdict(0, refuse_sends=False)),
+        # The edge of 72 hours.
+        ((72,), 4, 0.10, None, Verdict(0, refuse_sends=False)),
+        ((72.001,), 4, 0.10, None, Verdict(1, refuse_sends=False)),
+        # So many at once that are not old, and all that are.
+        ((1,) * 30, 5, 0.99, None, Verdict(FORCED_PER_ROUND, refuse_sends=True)),
+        ((100,) * 30, 5, 0.99, None, Verdict(30, refuse_sends=True)),
+        ((100,) * 4 + (1,) * 30, 5, 0.99, None, Verdict(FORCED_PER_ROUND, refuse_sends=True)),
+        # Never what is pinned, nor what follows it.
+        (OLD, 4, 0.99, 0, Verdict(0, refuse_sends=True)),
+        (OLD, 4, 0.99, 1999, Verdict(1, refuse_sends=True)),
+        (OLD, 4, 0.99, 2000, Verdict(2, refuse_sends=True)),
+        (OLD, 4, 0.99, 9999, Verdict(3, refuse_sends=True)),
+        # Nothing there.
+        ((), 4, 0.90, None, Verdict(0, refuse_sends=False)),
+        ((), 4, 0.91, None, Verdict(0, refuse_sends=True)),
+    ],
+)
+def test_the_verdict(ages, hour, used, pinned, expected):
+    found = decide(RetentionSettings(), files(*ages), NOW, hour, used, pinned)
+
+    assert found == expected
+
+
+@pytest.mark.parametrize("hour", range(24))
+def test_several_hours_may_be_named(hour):
+    settings = RetentionSettings(delete_at="04; 16;23")
+
+    found = decide(settings, files(*OLD), NOW, hour, 0.1)
+
+    assert found.delete == (3 if hour in (4, 16, 23) else 0)
+
+
+def test_a_clock_that_is_behind_makes_nothing_old():
+    assert decide(RetentionSettings(), files(*OLD), START_MS - HOUR_MS, 4, 0.1).delete == 0
+
+
+# --- what the store offers ---
+
+
+def test_only_files_that_are_complete_and_indexed_may_go():
+    shelf = Shelf()
+    shelf.add(*[BIG] * 7)
+    extents = shelf.store._segments.extents()
+    assert len(extents) == 4
+
+    assert shelf.store.completed_files() == []
+    shelf.checkpoint()
+    assert [(each.start, each.end) for each in shelf.store.completed_files()] == extents[:-1]
+
+
+@pytest.mark.parametrize("restart", [None, "restart", "restart_cleanly"])
+def test_a_file_is_as_old_as_its_last_message(restart):
+    shelf = Shelf()
+    for number in range(7):
+        shelf.add(BIG, at_ms=START_MS + number)
+    shelf.checkpoint()
+    if restart:
+        getattr(shelf, restart)()
+
+    assert [each.last_ms - START_MS for each in shelf.store.completed_files()] == [1, 3, 5]
+
+
+def test_a_file_is_as_old_as_its_last_message_however_late_that_was_published():
+    shelf = Shelf()
+    waiting = []
+    for number in range(7):
+        shelf.put(BIG, at_ms=START_MS + number)
+        waiting.append(shelf.store.write())
+    shelf.sync()
+    for span in waiting:
+        shelf.store.publish(span)
+    shelf.checkpoint()
+
+    assert [each.last_ms - START_MS for each in shelf.store.completed_files()] == [1, 3, 5]
+
+
+def test_the_messages_of_a_deleted_file_are_gone_and_the_others_are_not():
+    shelf = Shelf()
+    for number in range(8):
+        shelf.add(b"%d" % number + BIG, keys="K")
+    shelf.checkpoint()
+
+    shelf.drop_first_file()
+
+    assert sorted(shelf.bodies()) == list(range(2, 8))
+    assert len(shelf.found_by_key("K")) == 6
+    assert shelf.store.record_bytes(36) is None
+    assert shelf.store.start == shelf.store._segments.extents()[0].start
+    assert len(shelf.disk.names("index")) == len(shelf.disk.names("log"))
+
+
+def test_the_floors_are_right_before_anything_is_deleted():
+    shelf = Shelf()
+    for number in range(8):
+        shelf.add(b"%d" % number + BIG, number=number % 2)
+    shelf.add(b"small", topic="only here")
+    shelf.checkpoint()
+
+    for count in range(4):
+        assert shelf.store.floors_after(count) == {
+            "T": {0: count, 1: count},
+            "only here": {0: 0},
+        }
+
+
+def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_was():
+    shelf = Shelf()
+    shelf.add(b"a", b"b", b"c", topic="Quiet")
+    shelf.add(*[BIG] * 5)
+    shelf.checkpoint()
+
+    shelf.drop_first_file()
+
+    for _ in range(2):
+        queue = shelf.store.find_queue("Quiet", 0)
+        assert (queue.min_offset, queue.max_offset, queue.next_offset) == (3, 3, 3)
+        shelf.restart()
+    assert shelf.add(b"d", topic="Quiet")[0].offset == 3
+    assert shelf.bodies("Quiet") == {3: b"d"}
+
+
+STEPS = ("drop", "forget", "restart", "stop", "unindex")
+
+
+@pytest.mark.parametrize("first", STEPS)
+def test_no_offset_is_given_twice_whatever_is_deleted_and_in_whatever_order(first):
+    for rest in itertools.product(STEPS, repeat=3):
+        check_offsets((first, *rest))
+
+
+def check_offsets(steps):
+    shelf = Shelf()
+    next_offsets = dict.fromkeys("TU", 0)
+    kept = {"T": {}, "U": {}}
+
+    def send(*bodies):
+        for body in bodies:
+            for topic in "TU":
+                (placed,) = shelf.add(body, topic=topic)
+                assert placed.offset == next_offsets[topic]
+                next_offsets[topic] += 1
+                kept[topic][placed.offset] = body
+
+    send(b"a" * 900, b"b" * 900, b"c" * 900, b"d" * 900)
+    for step in steps:
+        match step:
+            case "drop":
+                shelf.checkpoint()
+                shelf.drop_first_file()
+                for topic in "TU":
+                    low = shelf.store.find_queue(topic, 0).min_offset
+                    kept[topic] = {at: body for at, body in kept[topic].items() if at >= low}
+            case "forget":
+                shelf.forget("T")
+                kept["T"] = {}
+            case "restart":
+                shelf.restart()
+            case "stop":
+                shelf.restart_cleanly()
+            case "unindex":
+                shelf.close()
+                for path in shelf.index_files():
+                    shelf.disk.remove(path)
+                shelf.open()
+        assert {topic: shelf.bodies(topic) for topic in "TU"} == kept
+        send(b"e" * 900, b"f" * 900)
+        assert {topic: shelf.bodies(topic) for topic in "TU"} == kept
+
+
+# --- deleting a topic while messages are on their way ---
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
+def test_messages_on_their_way_when_their_topic_is_deleted_keep_their_offsets(is_saved):
+    shelf = Shelf()
+    shelf.add(b"zero", b"one")
+    if is_saved:
+        shelf.checkpoint()
+    shelf.put(b"two")
+    span = shelf.store.write()
+
+    shelf.forget("T")
+
+    shelf.sync()
+    shelf.store.publish(span)
+    shelf.add(b"three")
+    assert shelf.bodies() == {2: b"two", 3: b"three"}
+    shelf.restart()
+    assert shelf.bodies() == {2: b"two", 3: b"three"}
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
+def test_messages_that_fail_after_their_topic_was_deleted_hide_nothing(is_saved):
+    shelf = Shelf()
+    shelf.add(b"zero", b"one")
+    if is_saved:
+        shelf.checkpoint()
+    shelf.put(b"lost")
+
+    shelf.forget("T")
+
+    shelf.disk.fail_writes(times=1)
+    with pytest.raises(Exception, match="refused"):
+        shelf.store.write()
+    shelf.add(b"two")
+    assert shelf.bodies() == {2: b"two"}
+    shelf.restart()
+    assert shelf.bodies() == {2: b"two"}
+
+
+def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
+    shelf = Shelf()
+    shelf.add(b"zero", b"one")
+    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+
+    shelf.forget("T")
+
+    pending.file.file.sync()
+    shelf.store.confirm_checkpoint(pending)
+    shelf.add(b"two")
+    assert shelf.bodies() == {2: b"two"}
+    shelf.restart()
+    assert shelf.bodies() == {2: b"two"}
+
+
+# --- with the table of floors on the same disk ---
+
+
+def test_a_crash_anywhere_between_saving_floors_and_deleting_files_reuses_no_offset():
+    shelf = Shelf()
+    shelf.add(b"a", topic="Quiet")
+    shelf.add(*[BIG] * 6)
+    shelf.checkpoint()
+    points = []
+    shelf.disk.on_write = lambda event: points.append(shelf.disk.clone())
+
+    Keeper(shelf.disk).save_floors(shelf.store.floors_after(2))
+    shelf.store.drop_first_file()
+    shelf.store.drop_first_file()
+
+    assert len(points) > 8
+    for disk in [*points, shelf.disk]:
+        disk.crash(loss=Loss.EVERYTHING)
+        again = Shelf(disk, floors=Keeper(disk).floors().floors)
+        assert again.add(b"b", topic="Quiet")[0].offset == 1
+        assert again.add(b"b")[0].offset == 6
+        assert sorted(again.bodies())[-3:] == [4, 5, 6]
+
+
+def test_a_full_disk_keeps_the_floors_it_has_and_the_files():
+    disk = MemoryDisk()
+    shelf = Shelf(disk)
+    keeper = Keeper(disk)
+    keeper.save_floors({"T": {0: 0}})
+    shelf.add(*[BIG] * 6)
+    shelf.checkpoint()
+    disk.capacity = disk.space().used
+
+    with pytest.raises(OSError, match="No space"):
+        keeper.save_floors(shelf.store.floors_after(1))
+
+    assert keeper.floors().floors == {"T": {0: 0}}
+    assert len(shelf.bodies()) == 6
+
+
+def test_an_index_that_cannot_be_deleted_leaves_its_file_in_use():
+    shelf = Shelf()
+    shelf.add(*[b"%d" % number + BIG for number in range(6)])
+    shelf.checkpoint()
+    before = shelf.bodies()
+    shelf.disk.fail_writes(times=1)
+
+    with pytest.raises(OSError, match="Input/output"):
+        shelf.store.drop_first_file()
+
+    assert shelf.bodies() == before
+    shelf.drop_first_file()
+    assert len(shelf.bodies()) == 4

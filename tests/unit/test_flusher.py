@@ -1,0 +1,572 @@
+"""The flusher in virtual time: who is answered when, and what a failing disk does to it."""
+
+import asyncio
+import errno
+from functools import wraps
+
+import pytest
+
+from broker import flusher as flushing
+from tests.unit.store.press import Peer, Press, turns
+from tests.unit.store.shelf import Shelf, Sizes
+from txmq.errors import BrokerBusy, ServiceUnavailable, SyncFailed, TxmqError
+from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+
+ASYNC = Sizes(flush="async")
+BIG = b"x" * 1500
+
+
+def in_virtual_time(scenario):
+    """Run a test that is a coroutine, in a world of its own."""
+
+    @wraps(scenario)
+    def test(**given):
+        async def run(world):
+            await scenario(**given)
+
+        simulate(run, 0, timeout=600.0)
+
+    return test
+
+
+@pytest.fixture
+def disk():
+    return MemoryDisk()
+
+
+def syncs(disk):
+    """A list that grows by the path of every sync that begins."""
+    paths = []
+    disk.on_write = lambda event: paths.append(event.path) if event.kind == "sync" else None
+    return paths
+
+
+# --- turns ---
+
+
+@in_virtual_time
+async def test_a_turn_is_one_write_one_sync_and_one_round_of_answers(disk):
+    async with Press(disk) as press:
+        press.send(b"first")
+        await asyncio.sleep(1)
+        synced = syncs(disk)
+        writes = press.peer.writes
+
+        for number in range(20):
+            press.send(b"%d" % number)
+        await asyncio.sleep(1)
+
+        assert press.bodies_acknowledged()[1:] == [b"%d" % number for number in range(20)]
+        assert len(press.spans) == 2
+        assert len(synced) == 1
+        assert press.peer.writes == writes + 1
+
+
+@in_virtual_time
+async def test_every_peer_is_answered_in_the_order_it_asked(disk):
+    async with Press(disk) as press:
+        peers = [Peer(press) for _ in range(3)]
+        for number in range(30):
+            press.send(b"%d" % number, peer=peers[number * 7 % 3])
+            if number % 11 == 10:
+                await turns()
+        await asyncio.sleep(1)
+
+        assert len(press.acknowledged) == 30
+        for peer in range(3):
+            mine = [each.offset for each in press.acknowledged if each.offset * 7 % 3 == peer]
+            assert mine == sorted(mine)
+
+
+@in_virtual_time
+async def test_nobody_is_answered_and_nothing_is_seen_before_the_disk_has_it(disk):
+    disk.slow_sync(1.0)
+    async with Press(disk) as press:
+        press.send(b"one")
+        await asyncio.sleep(0.9)
+        assert press.acknowledged == []
+        assert press.shelf.bodies() == {}
+
+        await asyncio.sleep(0.2)
+
+        assert press.bodies_acknowledged() == [b"one"]
+        assert press.shelf.bodies() == {0: b"one"}
+        twin = disk.clone()
+        twin.crash(loss=Loss.EVERYTHING)
+        assert Shelf(twin).bodies() == {0: b"one"}
+
+
+@in_virtual_time
+async def test_what_comes_during_a_sync_is_answered_after_the_next(disk):
+    disk.slow_sync(1.0)
+    async with Press(disk) as press:
+        press.send(b"one")
+        await asyncio.sleep(0.5)
+        press.send(b"two")
+        await turns()
+        press.send(b"three")
+        await asyncio.sleep(0.6)
+        assert press.bodies_acknowledged() == [b"one"]
+
+        await asyncio.sleep(1.0)
+
+        assert press.bodies_acknowledged() == [b"one", b"two", b"three"]
+        assert len(press.spans) == 3
+
+
+@in_virtual_time
+async def test_without_sync_an_answer_leaves_when_the_turn_ends(disk):
+    disk.slow_sync(60.0)
+    async with Press(disk, ASYNC) as press:
+        press.send(b"one")
+        assert press.acknowledged == []
+
+        await turns(2)
+
+        assert press.bodies_acknowledged() == [b"one"]
+        assert press.shelf.bodies() == {0: b"one"}
+
+
+@in_virtual_time
+async def test_without_sync_the_log_is_made_durable_now_and_then(disk):
+    async with Press(disk, ASYNC) as press:
+        press.send(b"one")
+        await asyncio.sleep(0.4)
+        assert press.store.log.durable == 0
+
+        await asyncio.sleep(0.2)
+
+        assert press.store.log.durable == press.store.log.end > 0
+        synced = syncs(disk)
+        await asyncio.sleep(5)
+        assert synced == []
+
+
+@in_virtual_time
+async def test_a_oneway_message_is_stored_without_an_answer(disk):
+    async with Press(disk) as press:
+        press.send_oneway(b"one")
+        await asyncio.sleep(1)
+
+        assert press.shelf.bodies() == {0: b"one"}
+        assert press.codes == []
+
+
+@in_virtual_time
+async def test_a_turn_in_which_nothing_is_staged_writes_nothing(disk):
+    async with Press(disk) as press:
+        events = disk.events
+        press.flusher.turn_ms()
+        await asyncio.sleep(1)
+
+        assert disk.events == events
+        await press.flusher.drain()
+
+
+@in_virtual_time
+async def test_a_turn_that_grows_too_large_is_written_in_parts(disk, monkeypatch):
+    monkeypatch.setattr(flushing, "SPAN_BYTES_MAX", 1000)
+    async with Press(disk) as press:
+        for number in range(30):
+            press.send(b"%d" % number * 50)
+        await asyncio.sleep(1)
+
+        assert len(press.acknowledged) == 30
+        assert len(press.spans) > 3
+        for span in press.spans:
+            assert span.end - span.staged[0].position <= 1000 + 250
+        assert press.shelf.bodies() == {n: b"%d" % n * 50 for n in range(30)}
+
+
+@in_virtual_time
+async def test_all_messages_of_a_turn_have_one_time_and_time_never_goes_back(disk):
+    async with Press(disk) as press:
+        times = []
+        for jump in (0, -3600, 7200, -3600, 1):
+            press.clock.jump(jump)
+            times += [press.flusher.turn_ms(), press.flusher.turn_ms()]
+            press.send(b"x")
+            await asyncio.sleep(0.01)
+
+        assert times[::2] == times[1::2] == sorted(times[::2])
+        queue = press.store.find_queue("T", 0)
+        assert [press.store.stored_ms(queue, number) for number in range(5)] == times[::2]
+
+
+@in_virtual_time
+async def test_a_peer_that_is_gone_harms_nobody(disk):
+    async with Press(disk) as press:
+        gone = Peer(press)
+        press.send(b"one", peer=gone)
+        press.send(b"two")
+        gone.connection.connection_lost(None)
+        await asyncio.sleep(1)
+
+        assert press.bodies_acknowledged() == [b"two"]
+        assert len(press.shelf.bodies()) == 2
+
+
+# --- refusing ---
+
+
+@in_virtual_time
+async def test_while_a_sync_is_stuck_sends_are_refused(disk):
+    disk.slow_sync(10.0)
+    async with Press(disk) as press:
+        press.send(b"one")
+        await asyncio.sleep(0.9)
+        press.send(b"two")
+        await asyncio.sleep(0.2)
+
+        with pytest.raises(BrokerBusy, match="PCBUSY"):
+            press.send(b"three")
+
+        await asyncio.sleep(10)
+        press.disk.slow_sync(0.1)
+        await asyncio.sleep(11)
+        press.send(b"four")
+        await asyncio.sleep(1)
+        assert press.bodies_acknowledged() == [b"one", b"two", b"four"]
+
+
+@in_virtual_time
+async def test_while_too_much_waits_for_the_disk_sends_are_refused(disk, monkeypatch):
+    monkeypatch.setattr(flushing, "UNSYNCED_BYTES_MAX", 4000)
+    disk.slow_sync(0.5)
+    async with Press(disk) as press:
+        refused = 0
+        for _ in range(9):
+            try:
+                press.send(b"x" * 1000)
+            except BrokerBusy:
+                refused += 1
+            await turns()
+        await asyncio.sleep(5)
+
+        assert refused == 5
+        assert len(press.acknowledged) == 4
+        press.send(b"again")
+        await asyncio.sleep(1)
+        assert len(press.acknowledged) == 5
+
+
+@in_virtual_time
+async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_staged(disk):
+    async with Press(disk) as press:
+        press.admission.refuse("disk", "it is full")
+
+        with pytest.raises(ServiceUnavailable, match="it is full"):
+            press.send(b"one")
+
+        press.admission.lift("disk")
+        press.send(b"two")
+        await asyncio.sleep(1)
+        assert press.shelf.bodies() == {0: b"two"}
+
+
+# --- writes that fail ---
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), ASYNC], ids=["sync", "async"])
+@in_virtual_time
+async def test_a_failed_write_refuses_its_turn_and_nothing_else(disk, sizes):
+    disk.slow_sync(0.2)
+    async with Press(disk, sizes) as press:
+        press.send(b"before")
+        await turns()
+        press.send(b"lost")
+        press.send(b"lost too", number=1)
+        disk.fail_writes(times=1, error=errno.ENOSPC)
+        await turns()
+        assert [placed.body for placed in press.refused] == [b"lost", b"lost too"]
+        press.send(b"after")
+        await asyncio.sleep(2)
+
+        assert press.bodies_acknowledged() == [b"before", b"after"]
+        assert press.codes.count(ServiceUnavailable.code) == 2
+        assert press.shelf.bodies() == {0: b"before", 1: b"after"}
+        assert press.shelf.bodies(number=1) == {}
+        assert press.fatal == []
+
+
+@in_virtual_time
+async def test_a_drain_ends_though_its_write_fails(disk):
+    async with Press(disk) as press:
+        press.send(b"lost")
+        disk.fail_writes(times=1)
+
+        await press.flusher.drain()
+
+        assert [placed.body for placed in press.refused] == [b"lost"]
+
+
+# --- syncs that fail ---
+
+
+@in_virtual_time
+async def test_a_failed_sync_stops_the_broker_and_answers_nobody(disk):
+    async with Press(disk) as press:
+        press.send(b"before")
+        await asyncio.sleep(1)
+        disk.slow_sync(0.5)
+        press.send(b"one")
+        await turns()
+        press.send(b"two")
+        disk.fail_next_sync()
+
+        await asyncio.sleep(60)
+
+        assert [type(problem) for problem in press.fatal] == [SyncFailed]
+        assert press.bodies_acknowledged() == [b"before"]
+        assert press.refused == []
+        with pytest.raises(ServiceUnavailable, match="disk failed"):
+            press.send(b"three")
+        await press.flusher.drain()
+        assert press.shelf.bodies() == {0: b"before"}
+
+
+@in_virtual_time
+async def test_what_was_staged_when_the_sync_failed_is_not_written_any_more(disk):
+    disk.slow_sync(0.05)
+    async with Press(disk) as press:
+        press.send(b"one")
+        await turns()
+        disk.fail_next_sync()
+        await asyncio.sleep(0.1)
+        end = press.store.log.end
+        assert len(press.fatal) == 1
+        press.shelf.put(b"two")
+
+        await press.flusher.drain()
+
+        assert press.store.log.end == end
+
+
+@in_virtual_time
+async def test_without_sync_a_failed_sync_stops_the_broker_too(disk):
+    async with Press(disk, ASYNC) as press:
+        press.send(b"one")
+        await turns()
+        disk.fail_next_sync()
+        await asyncio.sleep(60)
+
+        assert [type(problem) for problem in press.fatal] == [SyncFailed]
+        with pytest.raises(ServiceUnavailable):
+            press.send(b"two")
+
+
+@in_virtual_time
+async def test_a_sync_that_fails_in_a_checkpoint_stops_the_broker(disk):
+    async with Press(disk, Sizes(checkpoint_every=100)) as press:
+        press.send(b"one")
+        await turns(2)
+        disk.slow_sync(0.5)
+        await asyncio.sleep(0.1)  # the log is synced, its index is not
+        press.send(b"two")
+        await turns()
+        disk.fail_next_sync()
+
+        await asyncio.sleep(60)
+
+        assert [type(problem) for problem in press.fatal] == [SyncFailed]
+        assert "indexes" in str(press.fatal[0])
+        # The log's own sync passed, after the failure: who knows what it covered?
+        assert press.bodies_acknowledged() == [b"one"]
+
+
+@in_virtual_time
+async def test_a_flusher_that_breaks_down_stops_the_broker(disk):
+    async with Press(disk) as press:
+
+        def fail(span):
+            raise RuntimeError("a fault in a pull")
+
+        press.on_published = fail
+        press.send(b"one")
+        await asyncio.sleep(1)
+
+        assert "a fault in a pull" in str(press.fatal[0])
+        with pytest.raises(ServiceUnavailable):
+            press.send(b"two")
+
+
+# --- checkpoints ---
+
+
+@in_virtual_time
+async def test_checkpoints_are_made_while_messages_go_on_coming(disk):
+    disk.slow_sync(0.01, 0.05)
+    async with Press(disk, Sizes(checkpoint_every=1000)) as press:
+        for number in range(60):
+            press.send(b"%d" % number * 100, number=number % 3, keys="K")
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        before = press.shelf.everything(), press.shelf.found_by_key("K")
+        twin = disk.clone()
+
+        again = Shelf(twin)
+        assert (again.everything(), again.found_by_key("K")) == before
+        assert again.recovery.scanned_bytes < 2000
+
+
+@in_virtual_time
+async def test_a_drain_leaves_nothing_for_a_restart_to_do(disk):
+    disk.slow_sync(0.3)
+    for sizes in (Sizes(), ASYNC):
+        async with Press(disk, sizes) as press:
+            for number in range(7):
+                press.send(b"%d" % number + BIG)
+                await turns(1)
+
+            await press.flusher.drain()
+
+            assert len(press.acknowledged) == 7
+        disk.crash(loss=Loss.EVERYTHING)
+        again = Shelf(disk)
+        assert again.recovery.scanned_bytes == again.recovery.cut_bytes == 0
+        assert len(again.bodies()) % 7 == 0
+        again.close()
+
+
+@in_virtual_time
+async def test_messages_that_come_during_a_drain_are_stored_and_answered(disk):
+    disk.slow_sync(0.05, 0.2)
+    async with Press(disk, Sizes(checkpoint_every=1000)) as press:
+
+        async def go_on_sending():
+            for number in range(60):
+                press.send(b"%d" % number * 200)
+                await asyncio.sleep(0.02)
+
+        sending = asyncio.create_task(go_on_sending())
+        await asyncio.sleep(0.1)
+        for _ in range(4):
+            await press.flusher.drain()
+        await sending
+        await press.flusher.drain()
+
+        assert len(press.acknowledged) == 60
+        assert Shelf(disk.clone()).bodies() == press.shelf.bodies()
+        assert len(press.shelf.bodies()) == 60
+
+
+@in_virtual_time
+async def test_indexes_that_cannot_be_saved_hold_nobody_up_and_are_tried_again_later(disk):
+    attempts = []
+
+    def refuse(event):
+        if event.path.startswith("index/") and event.kind == "write":
+            attempts.append(asyncio.get_running_loop().time())
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk.on_write = refuse
+    async with Press(disk, Sizes(checkpoint_every=500)) as press:
+        for number in range(300):
+            press.send(b"%d" % number * 10)
+            await asyncio.sleep(0.05)
+
+        assert len(press.acknowledged) == 300
+        assert 2 <= len(attempts) <= 4
+        assert press.fatal == []
+
+        disk.on_write = None
+        await asyncio.sleep(flushing.CHECKPOINT_RETRY_S)
+        press.send(b"last")
+        await asyncio.sleep(1)
+        assert Shelf(disk.clone()).recovery.scanned_bytes == 0
+        assert len(press.shelf.bodies()) == 301
+
+
+@in_virtual_time
+async def test_without_sync_a_checkpoint_makes_its_log_durable_first(disk):
+    disk.slow_sync(0.01, 0.1)
+    sizes = Sizes(flush="async", flush_interval=30.0, checkpoint_every=1500)
+    points = []
+    disk.on_write = lambda event: points.append(disk.clone())
+    async with Press(disk, sizes) as press:
+        for number in range(40):
+            press.send(b"%d" % number * 150)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+    assert any(twin.names("index") for twin in points)
+
+    for number, twin in enumerate(points[::3]):
+        twin.crash(SeededEntropy(number), (Loss.PAGES, Loss.TAIL, Loss.EVERYTHING)[number % 3])
+        found = Shelf(twin).bodies()
+        assert found == {number: b"%d" % number * 150 for number in range(len(found))}
+
+
+# --- the end ---
+
+
+@in_virtual_time
+async def test_a_stop_during_a_sync_answers_nobody_and_loses_nothing_it_acknowledged(disk):
+    async with Press(disk) as press:
+        press.send(b"one")
+        await asyncio.sleep(1)
+        disk.slow_sync(5.0)
+        press.send(b"two")
+        await asyncio.sleep(1)
+
+        await press.flusher.stop()
+        await asyncio.sleep(10)
+
+        assert press.bodies_acknowledged() == [b"one"]
+        assert press.fatal == []
+    assert Shelf(disk).bodies()[0] == b"one"
+
+
+@in_virtual_time
+async def test_a_drain_that_is_given_up_can_be_followed_by_a_stop(disk):
+    async with Press(disk, Sizes(checkpoint_every=100)) as press:
+        press.send(b"one")
+        await turns(2)
+        disk.slow_sync(60.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await press.flusher.drain()
+    again = Shelf(disk)
+    again.add(b"two")
+    again.restart()
+    assert list(again.bodies().values())[-1] == b"two"
+
+
+# --- everything at once ---
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_send_is_answered_once_and_says_the_truth(seed):
+    async def scenario(world):
+        chance = world.entropy
+        disk = MemoryDisk(chance.fork("disk"))
+        disk.slow_sync(0.0, 0.05)
+        async with Press(disk, Sizes(checkpoint_every=3000)) as press:
+            peers = [Peer(press) for _ in range(4)]
+            busy = 0
+            for number in range(250):
+                try:
+                    body = b"%d" % number * chance.below(300)
+                    press.send(body, "TU"[chance.below(2)], chance.below(2), peers[number % 4])
+                except TxmqError:
+                    busy += 1
+                if chance.chance(0.05):
+                    disk.fail_writes(times=1 + chance.below(3), error=errno.ENOSPC)
+                if chance.chance(0.3):
+                    await asyncio.sleep(chance.fraction() / 20)
+            disk.repair()
+            await press.flusher.drain()
+
+            assert press.fatal == []
+            assert len(press.acknowledged) + len(press.refused) + busy == 250
+            assert press.refused
+            stored = {}
+            for each in press.acknowledged:
+                stored.setdefault((each.topic, each.number), {})[each.offset] = each.body
+            for (topic, number), messages in stored.items():
+                assert press.shelf.bodies(topic, number) == messages
+        disk.crash(loss=Loss.EVERYTHING)
+        again = Shelf(disk)
+        for (topic, number), messages in stored.items():
+            assert again.bodies(topic, number) == messages
+
+    simulate(scenario, seed)

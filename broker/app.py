@@ -38,7 +38,7 @@ from broker.names.server import NameServer
 from broker.registrar import Registrar
 from broker.store.message_store import MessageStore, Recovery, Span
 from broker.store.retention import decide
-from txmq.errors import StoreError
+from txmq.errors import ServiceUnavailable, StoreError
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -150,7 +150,7 @@ class Broker:
         self._registrar = Registrar(self._identity, self.topics, self._pool, names)
         self._build_handlers()
         self._flusher.start()
-        self._keeper.save_topics(self.topics)
+        self._save_topics()
         await self._registrar.start()
         self._tasks.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
 
@@ -256,7 +256,10 @@ class Broker:
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
         if self.failure is None:
-            self._save_tables()
+            try:
+                self._save_tables()
+            except OSError as problem:
+                log.error("the tables could not be saved: %s", problem)  # noqa: TRY400
         await self._give_up()
 
     async def _give_up(self) -> None:
@@ -289,9 +292,17 @@ class Broker:
         self.stopped.set()
 
     def _topics_changed(self) -> None:
-        self._keeper.save_topics(self.topics)
+        try:
+            self._save_topics()
+        except OSError as problem:
+            self.topics.undo()
+            raise ServiceUnavailable(f"the topics could not be saved: {problem}") from problem
         if self._registrar is not None:
             self._registrar.changed()
+
+    def _save_topics(self) -> None:
+        self._keeper.save_topics(self.topics)
+        self.topics.settle()
 
     def _forget_topic(self, name: str) -> None:
         self._floors[name] = self.store.forget_topic(name)
@@ -299,9 +310,6 @@ class Broker:
         self.statistics.forget_topic(name)
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
-        self.settings = settings
-        self.topics.defaults = settings.topics
-        self.groups.defaults = settings.topics
         missing = [
             config
             for config in system_topics(settings.name, settings.cluster, settings.topics)
@@ -311,6 +319,9 @@ class Broker:
             self.topics.put(config, self.clock.wall_ms())
         if missing:
             self._topics_changed()
+        self.settings = settings
+        self.topics.defaults = settings.topics
+        self.groups.defaults = settings.topics
 
     # Housekeeping
 

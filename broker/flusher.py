@@ -1,8 +1,8 @@
-"""Group commit: everything staged in one turn of the event loop is one write, one sync, one round of answers.
+"""Group commit: what is staged in one turn of the loop is one write, one sync, one row of answers.
 
-A turn ends when the loop comes back to us; then the span is written. With ``flush = "sync"`` its answers
-wait until the disk confirms, while later turns go on filling and writing spans that the next sync will
-cover. A failed sync stops the broker: what the disk holds is no longer known.
+A turn ends when the loop comes back to us; then the span is written. With ``flush = "sync"`` its
+answers wait until the disk confirms, while later turns go on filling and writing spans that the
+next sync will cover. A failed sync stops the broker: what the disk holds is no longer known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Flusher"]
 log = logging.getLogger(__name__)
 
 STUCK_S: Final = 1.0
-"""A sync that takes longer means that the disk is behind; sends are refused until it has caught up."""
+"""A sync that takes longer means that the disk is behind; sends are refused until it catches up."""
 
 CHECKPOINT_RETRY_S: Final = 5.0
 """How long after indexes could not be saved: each attempt lays out all of them anew."""
@@ -90,7 +90,7 @@ class Flusher:
         self._task.add_done_callback(self._ended)
 
     async def drain(self) -> None:
-        """Return when everything staged has been written, synced and answered, and a checkpoint made."""
+        """Return when all that is staged is written, synced and answered and a checkpoint made."""
         if self._store.has_staged:
             self._end_turn()
         if self._failed:

@@ -107,34 +107,44 @@ def _collect(
         entries = queue.read(at, ask)
         if not entries:
             break
-        taken, at = _take(entries, at, count_max - len(found), bytes_max, wanted)
+        room = count_max - len(found)
+        # The first message of an answer comes however large it is; no other may make it too large.
+        taken, looked_at = _take(entries, room, bytes_max, wanted, is_first=not found)
+        is_full = looked_at < len(entries) and len(taken) < room
+        at += looked_at
         records_ = _read(store, taken)
         bytes_max -= sum([entry[1] for entry in taken])
         found += (
             records_ if wanted is None else [one for one in records_ if _is_tagged(one, wanted)]
         )
-        if len(found) >= count_max or (found and bytes_max <= 0):
+        if is_full or len(found) >= count_max or (found and bytes_max <= 0):
             break
     return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
 
 
 def _take(
-    entries: list[Entry], at: int, count_max: int, bytes_max: int, wanted: TagFilter | None
+    entries: list[Entry],
+    count_max: int,
+    bytes_max: int,
+    wanted: TagFilter | None,
+    *,
+    is_first: bool,
 ) -> tuple[list[Entry], int]:
-    """The entries to read, and the offset behind the last one that was looked at."""
+    """The entries to read, and how many were looked at to find them."""
     if wanted is None:
         sizes = [entry[1] for entry in entries]
         if sum(sizes) <= bytes_max:
-            return entries, at + len(entries)
+            return entries, len(entries)
     taken: list[Entry] = []
     for looked_at, entry in enumerate(entries):
         if wanted is not None and entry.tags_code & _LOW not in wanted.hashes:
             continue
-        if len(taken) == count_max or (taken and entry.size > bytes_max):
-            return taken, at + looked_at
+        is_first = is_first and not taken
+        if len(taken) == count_max or (entry.size > bytes_max and not is_first):
+            return taken, looked_at
         taken.append(entry)
         bytes_max -= entry.size
-    return taken, at + len(entries)
+    return taken, len(entries)
 
 
 def _is_tagged(data: bytes, wanted: TagFilter) -> bool:

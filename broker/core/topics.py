@@ -93,6 +93,7 @@ class Topics:
         self.puts_forgotten = 0
         self.bytes_forgotten = 0
         self.version = DataVersion()
+        self._settled = TopicConfigs()
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._topics.values())
@@ -114,6 +115,21 @@ class Topics:
         """All topics, as they are kept and as name servers are told."""
         table = {topic.name: topic.config for topic in self._topics.values()}
         return TopicConfigs(data_version=self.version, topic_config_table=table)
+
+    def settle(self) -> None:
+        """Note that what there is now has been saved."""
+        self._settled = self.saved()
+
+    def undo(self) -> None:
+        """Go back to what was saved last: a restart must know every topic that has messages."""
+        kept = self._settled.topic_config_table
+        for name in [name for name in self._topics if name not in kept]:
+            del self._topics[name]
+            self.sendable.pop(name, None)
+        for name, config in kept.items():
+            if name not in self._topics or self._topics[name].config is not config:
+                self._put(config)
+        self.version = self._settled.data_version
 
     def find(self, name: str) -> Topic | None:
         """A topic, if there is one."""

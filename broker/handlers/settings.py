@@ -118,10 +118,11 @@ class SettingHandlers:
                 f"these can: {', '.join(_CHANGEABLE)}"
             )
         if wanted:
-            settings = self._settings = _changed(self._settings, wanted)
-            log.warning("%s changed %s until the next start", connection.address, wanted)
-            self._version = DataVersion(self._clock.wall_ms(), self._version.counter + 1)
+            settings = _changed(self._settings, wanted)
             self._changed(settings)
+            self._settings = settings
+            self._version = DataVersion(self._clock.wall_ms(), self._version.counter + 1)
+            log.warning("%s changed %s until the next start", connection.address, wanted)
         return answer(request)
 
     def _all(self) -> dict[str, object]:

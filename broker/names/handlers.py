@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from broker.names.key_values import ORDER_TOPICS, KeyValues
+from broker.names.options import OptionTable
 from broker.names.registration import read_registration
+from broker.names.routes import RouteTable
 from txmq.errors import InternalError, NotFound, RemoteProtocolError
 from txmq.protocol.bodies import BrokerMembers, DataVersion, Table, TopicRoute
 from txmq.protocol.codes import RequestCode
@@ -26,13 +28,9 @@ from txmq.protocol.headers import (
     TopicHeader,
     WritePermissionAnswer,
 )
-
-if TYPE_CHECKING:
-    from broker.names.options import OptionTable
-    from broker.names.routes import RouteTable
-    from txmq.remoting.connection import Connection
-    from txmq.remoting.dispatch import Handler
-    from txmq.runtime.clock import Clock
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
 
 __all__ = ["NameHandlers"]
 

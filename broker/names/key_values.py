@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from txmq.errors import ConfigError, LimitExceeded
 from txmq.limits import ROUTE_TOPICS_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["ORDER_TOPICS", "KeyValues"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txmq.errors import InternalError, NoPermission
 from txmq.protocol import java_properties
 from txmq.protocol.headers import camel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["NameOptions", "OptionTable"]
 

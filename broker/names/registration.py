@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txmq.errors import InternalError, RemoteProtocolError
 from txmq.protocol.bodies import DataVersion, RegistrationBody, TopicConfig, TopicConfigs
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.compression import decompress
-
-if TYPE_CHECKING:
-    from txmq.protocol.headers import BrokerRegistration
+from txmq.protocol.headers import BrokerRegistration
 
 __all__ = ["read_registration"]
 

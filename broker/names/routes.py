@@ -8,21 +8,26 @@ replica takes a topic away. Upstream's counterpart is ``RouteInfoManager``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from txmq.errors import LimitExceeded, TopicNotFound
 from txmq.limits import ROUTE_TOPICS_MAX
-from txmq.protocol.bodies import BrokerRoute, ClusterView, QueueRoute, TopicNames, TopicRoute
+from txmq.protocol.bodies import (
+    BrokerRoute,
+    ClusterView,
+    DataVersion,
+    QueueRoute,
+    TopicConfig,
+    TopicConfigs,
+    TopicNames,
+    TopicRoute,
+)
 from txmq.protocol.codes import Perm
 from txmq.protocol.headers import BrokerRegistration, RegistrationAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 
 __all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteTable"]
 

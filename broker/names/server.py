@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Self
 
 from broker.names.handlers import NameHandlers
 from broker.names.key_values import KeyValues
 from broker.names.options import NameOptions, OptionTable
 from broker.names.routes import Replica, RouteTable
 from txmq.errors import BrokerRefused, ConfigError, ProtocolError, UsageError, WriteFailed
+from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-
-    from txmq.remoting.connection import Connection
-    from txmq.runtime.clock import Clock
-    from txmq.runtime.disk import Disk
-    from txmq.runtime.network import Network
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk
+from txmq.runtime.network import Network
 
 __all__ = ["NameServer"]
 

@@ -1,8 +1,8 @@
 """Index files: one beside each segment of the log, a row of chunks, each covering a stretch of it.
 
-A chunk holds the consume-queue entries and keys of its stretch. The last whole chunk of a file tells how
-far that segment is indexed, so the index files are the checkpoint; there is no other. Deleting them costs
-a scan of the log, nothing else.
+A chunk holds the consume-queue entries and keys of its stretch. The last whole chunk of a file
+tells how far that segment is indexed, so the index files are the checkpoint; there is no other.
+Deleting them costs a scan of the log, nothing else.
 
     chunk   head · queues · entries · keys
     head    size, magic, checksum of head and queues, checksum of entries and keys,
@@ -12,10 +12,10 @@ a scan of the log, nothing else.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from struct import Struct
-from struct import error as StructError
 from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
@@ -25,7 +25,15 @@ from broker.store.segment import name_of
 from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import Disk, File
 
-__all__ = ["Chunk", "IndexFile", "Stretch", "draft", "indexed_segments", "path_of"]
+__all__ = [
+    "Chunk",
+    "IndexFile",
+    "Stretch",
+    "draft",
+    "indexed_segments",
+    "newest_indexed",
+    "path_of",
+]
 
 FOLDER: Final = "index"
 SUFFIX: Final = ".idx"
@@ -79,6 +87,18 @@ def indexed_segments(disk: Disk) -> list[int]:
     return [int(stem) for stem in stems if stem.isdecimal() and stem == name_of(int(stem))]
 
 
+def newest_indexed(disk: Disk) -> int | None:
+    """Where the last segment begins for which anything was indexed."""
+    for segment in reversed(indexed_segments(disk)):
+        file = disk.open(path_of(segment))
+        try:
+            if file.size():
+                return segment
+        finally:
+            file.close()
+    return None
+
+
 def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> tuple[bytes, Chunk]:
     """A chunk for a stretch of the log, from what is in memory; placed at 0 of its file."""
     table: list[bytes] = []
@@ -120,8 +140,8 @@ class IndexFile:
     def load(self, end: int) -> list[Chunk]:
         """The whole chunks up to the log's end, in order; what follows them is cut off.
 
-        Only the last chunk can have been torn by a crash, so only its body is checked here; the others'
-        are when they are first read.
+        Only the last chunk can have been torn by a crash, so only its body is checked here; those
+        of the others are when they are first read.
         """
         chunks: list[Chunk] = []
         reached = self.segment
@@ -133,9 +153,15 @@ class IndexFile:
             self.size += chunk.size
         while chunks and not self._body(chunks[-1]).is_whole():
             self.size = chunks.pop().at
+            del self._bodies[self.size]
         if self.file.size() != self.size:
             self.file.truncate(self.size)
         return chunks
+
+    def harden(self, chunk: Chunk) -> None:
+        """Make a chunk durable that was found here, whatever became of the sync it once had."""
+        self.file.write(chunk.at, self.file.read(chunk.at, chunk.size))
+        self.file.sync()
 
     def _read(self, at: int) -> Chunk | None:
         data = self.file.read(at, _HEAD_READ)
@@ -147,7 +173,7 @@ class IndexFile:
             return None
         try:
             queues, table_end, data = self._read_queues(at, data, queue_count, size)
-        except (StructError, UnicodeDecodeError):
+        except (struct.error, UnicodeDecodeError):
             return None
         if crc32(data[12:table_end]) != check:
             return None

@@ -1,8 +1,8 @@
-"""One queue of a topic: for each message, where it lies in the log, how long it is, and its tag's hash.
+"""One queue of a topic: for each message, where it lies in the log, its length, and its tag's hash.
 
-Entries live in memory until a checkpoint has put them into an index file; after that only the place of
-their block is remembered. Offsets are assigned when a record is staged and become visible when it is
-published, so nobody reads a message that a crash could still take back.
+Entries live in memory until a checkpoint has put them into an index file; after that only the place
+of their block is remembered. Offsets are assigned when a record is staged and become visible when
+it is published, so nobody reads a message that a crash could still take back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find messages by key: a hash and a place for each, in memory until a checkpoint sorts and saves them.
+"""Find messages by key: a hash and a place for each, in memory until a checkpoint saves them.
 
 An entry is one number: the key's 32-bit hash above its record's distance from where the run begins.
 Hashes collide; whoever reads the record compares the key itself.
@@ -126,7 +126,7 @@ def _entry(run: KeyRun, number: int) -> int:
 
 
 def keys_in(text: str) -> list[str]:
-    """The words by which a message with these properties can be found: its unique key and its keys."""
+    """The words by which a message with these properties is found: its unique key and its keys."""
     unique = properties.find(text, properties.UNIQUE_KEY)
     words = properties.find(text, properties.KEYS)
     keys = [unique] if unique else []

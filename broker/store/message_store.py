@@ -7,7 +7,15 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 from broker.config import StoreSettings
-from broker.store.checkpoint import Chunk, IndexFile, Stretch, draft, indexed_segments, path_of
+from broker.store.checkpoint import (
+    Chunk,
+    IndexFile,
+    Stretch,
+    draft,
+    indexed_segments,
+    newest_indexed,
+    path_of,
+)
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.key_index import KeyIndex, key_hash, keys_in, topic_seed
@@ -42,7 +50,7 @@ class Staged(NamedTuple):
 
 
 Postmark: TypeAlias = tuple[int, int, bytes, int, bytes, int]
-"""System flag, time and host of birth, time and host of storing, attempts: alike for a whole request."""
+"""System flag, time and host of birth, time and host of storing, attempts: one for a request."""
 
 
 class Span(NamedTuple):
@@ -119,13 +127,18 @@ class MessageStore:
         scanned = found = cut = 0
         extents = self._segments.extents()
         self._drop_stray_indexes(extents)
+        newest = newest_indexed(self._disk)
         for extent in extents:
-            self._load_index(extent)
+            self._load_index(extent, is_newest=extent.start == newest)
             start = self._checkpointed
             result = scan(self._segments, extent, start, self._restore)
             self._last_ms[extent.start] = self.last_ms
             scanned += result.end - start
             found += result.records
+            if result.end > start:
+                # A broker that was killed, or whose sync failed, may have left it to the system's
+                # cache; now everybody can read it.
+                self._segments.harden(start, result.end)
             if result.is_torn:
                 cut = self._segments.end - result.end
                 self._segments.cut(result.end)
@@ -133,9 +146,6 @@ class MessageStore:
                     if later.start > extent.start:
                         self._disk.remove(path_of(later.start))
                 break
-            if result.end > start:
-                # A killed broker may have left it to the system's cache; now everybody can read it.
-                self._segments.sync(extent)
             if extent is not extents[-1] and self._checkpointed < extent.end:
                 pending = self._write_chunk(self._stretch_to(extent.end, extent))
                 pending.file.file.sync()
@@ -150,15 +160,19 @@ class MessageStore:
             if not extents or segment < extents[-1].start:
                 raise CorruptRecord(
                     segment,
-                    f"a file of the log is missing there; put it back, or delete {path_of(segment)} "
-                    "as well to go on without its messages",
+                    "a file of the log is missing there; put it back, or delete "
+                    f"{path_of(segment)} as well to go on without its messages",
                 )
             # The log ends before: a crash or a restore from a backup took what this speaks of.
             self._disk.remove(path_of(segment))
 
-    def _load_index(self, extent: Extent) -> None:
+    def _load_index(self, extent: Extent, *, is_newest: bool) -> None:
         index = self._indexes[extent.start] = IndexFile(self._disk, extent.start)
-        for chunk in index.load(self._segments.reach(extent)):
+        chunks = index.load(self._segments.reach(extent))
+        if chunks and is_newest:
+            # Each of the others was durable before the one after it was begun.
+            index.harden(chunks[-1])
+        for chunk in chunks:
             for run, block in index.blocks(chunk):
                 self.queue(run.topic, run.number).add_block(block)
             self._keys.add_run(index.key_run(chunk))
@@ -230,7 +244,7 @@ class MessageStore:
     ) -> tuple[int, int]:
         """Stage one record and return the queue offset and the log position it has from now on.
 
-        ``tail`` is the topic and the properties as :func:`txmq.protocol.record.tail_of` writes them.
+        ``tail`` is topic and properties as :func:`txmq.protocol.record.tail_of` writes them.
         Positional, and short of a record object: this runs once for every message.
         """
         sys_flag, born_ms, born_host, stored_ms, store_host, attempts = postmark
@@ -431,7 +445,7 @@ class MessageStore:
         }
 
     def forget_topic(self, topic: str) -> dict[int, int]:
-        """Hide a topic's messages for good; returns the floors that keep them hidden after a restart."""
+        """Hide a topic's messages for good; returns the floors that hide them after a restart."""
         floors: dict[int, int] = {}
         for queue in self.queues_of(topic):
             # What is on its way counts as sent afterwards: were it taken back, its offsets would be

@@ -1,8 +1,8 @@
 """Bring the indexes up to the log's end, cut what a crash tore, and refuse what is damaged.
 
 Each segment is indexed as far as its chunks reach; the rest is scanned. A crash leaves at most the
-stretch since the last checkpoint to scan, so the cost of a restart follows that distance and not the
-size of the log.
+stretch since the last checkpoint to scan, so the cost of a restart follows that distance and not
+the size of the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which files of the log may go, and which sends must be refused: decisions only, nothing is done here."""
+"""Which files of the log may go, and when sends must be refused: decisions only, no deeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of an index file under one checksum, which is compared when something in it is first read."""
+"""A part of an index file under one checksum, which is compared when it is first read."""
 
 from __future__ import annotations
 

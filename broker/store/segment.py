@@ -1,4 +1,8 @@
-"""The files of the log: each named by the log position of its first byte, each ending where the next begins."""
+"""The files of the log: each named by the position of its first byte, ending where the next begins.
+
+A file's end may not be durable yet when the next one begins, and a write may fail between two
+files: what a crash can make of that is sorted out in :meth:`Segments.open`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ __all__ = ["Extent", "Segments", "name_of"]
 
 FOLDER: Final = "log"
 SUFFIX: Final = ".log"
+_HARDENED_AT_ONCE: Final = 4 * 1024 * 1024
 
 
 class Extent(NamedTuple):
@@ -24,7 +29,7 @@ class Extent(NamedTuple):
 
 
 def name_of(start: int) -> str:
-    """A segment's name without folder and suffix: twenty digits, so that names sort as positions do."""
+    """A segment's name, bare: twenty digits, so that names sort as positions do."""
     return f"{start:020d}"
 
 
@@ -43,8 +48,8 @@ class Segments:
     def open(self) -> None:
         """Open what is there; other names than ours are let be.
 
-        A crash may have taken the end of a file and left the next one, so a file that ends before the
-        next begins is no damage yet: what is missing is for recovery to judge (:meth:`goes_on_at`).
+        A crash may have taken the end of a file and left the next one, so a file that ends before
+        the next begins is no damage yet: that is for recovery to judge (:meth:`goes_on_at`).
         """
         for name in self._disk.names(FOLDER):
             digits = name.removesuffix(SUFFIX)
@@ -98,9 +103,18 @@ class Segments:
         extent = self.extent_at(position)
         return extent.end if self.reach(extent) < extent.end else None
 
-    def sync(self, extent: Extent) -> None:
-        """Make a file durable."""
-        self._files[self._starts.index(extent.start)].sync()
+    def harden(self, start: int, end: int) -> None:
+        """Make bytes of one file durable that were found there, perhaps only in the cache.
+
+        They are written once more: after a sync that failed, the system may take them for clean
+        though the disk never had them, and another sync alone does nothing for them.
+        """
+        at = bisect_right(self._starts, start) - 1
+        file, first = self._files[at], self._starts[at]
+        for position in range(start - first, end - first, _HARDENED_AT_ONCE):
+            size = min(_HARDENED_AT_ONCE, end - first - position)
+            file.write(position, file.read(position, size))
+        file.sync()
 
     @property
     def tail(self) -> File | None:
@@ -154,8 +168,8 @@ class Segments:
         self._files.append(fresh)
 
     def _tidy(self) -> None:
-        # Nothing is written before this has succeeded. Bytes behind the end would lie across the next
-        # file's name, and a file that could not be begun has a name that may not be durable.
+        # Nothing is written before this has succeeded. Bytes behind the end would lie across the
+        # next file's name, and a file that could not be begun has a name that may not be durable.
         if self._leftover is not None:
             self._disk.remove(self._leftover)
             self._leftover = None

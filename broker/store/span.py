@@ -1,9 +1,9 @@
-"""The unit in which the log is written: the records of one turn of the event loop under one checksum.
+"""The unit in which the log is written: the records of one turn of the loop under one checksum.
 
-A span is there whole or not at all: nothing in it is acknowledged before it was written in full. Its
-head also tells how much of the log was durable when it was written. That is how recovery tells a tail
-torn by a crash, which may be cut, from damage to bytes that somebody was promised, which may not: a bad
-span that a later head declares durable is damage.
+A span is there whole or not at all: nothing in it is acknowledged before it was written in full.
+Its head also tells how much of the log was durable when it was written. That is how recovery tells
+a tail torn by a crash, which may be cut, from damage to bytes that somebody was promised, which may
+not: a bad span that a later head declares durable is damage.
 """
 
 from __future__ import annotations

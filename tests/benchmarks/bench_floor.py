@@ -22,6 +22,7 @@ WORDS = Struct(">II")
 RECORD = Struct(">IIIIiqqiq8sq8siqI")
 NAME_END = Struct(">H")
 RECORD_MAGIC = 0xDAA320A7
+KEPT_BYTES = 500_000_000
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 
 ANSWER = (
@@ -43,6 +44,8 @@ class Send(msgspec.Struct, gc=False):
     h: int  # flag
     i: str  # properties
     j: int = 0  # attempts
+    k: bool = False  # unit mode
+    m: bool = False  # batch
 
 
 class Header(msgspec.Struct, gc=False):
@@ -51,6 +54,9 @@ class Header(msgspec.Struct, gc=False):
     code: int
     opaque: int
     extFields: Send
+    flag: int = 0
+    language: str = ""
+    version: int = 0
 
 
 class Floor(asyncio.Protocol):
@@ -64,7 +70,7 @@ class Floor(asyncio.Protocol):
 
     def connection_made(self, transport):
         self.transport = transport
-        self.log.empty()
+        self.log.make_room()
 
     def data_received(self, data):
         if self.rest:
@@ -88,7 +94,7 @@ class Floor(asyncio.Protocol):
             topic, properties = send.b.encode(), send.i.encode()
             size = RECORD.size + len(body) + 3 + len(topic) + len(properties)
             head = RECORD.pack(
-                size, RECORD_MAGIC, zlib.crc32(body), queue, send.h, offset, position, send.f,
+                size, RECORD_MAGIC, zlib.crc32(body) & 0x7FFFFFFF, queue, send.h, offset, position, send.f,
                 send.g, HOST, send.g, HOST, send.j, 0, len(body),
             )  # fmt: skip
             tail = b"%c%b%b%b" % (len(topic), topic, NAME_END.pack(len(properties)), properties)
@@ -103,16 +109,17 @@ class Floor(asyncio.Protocol):
 
 
 class Log:
-    """A file that grows, as long as one connection lasts."""
+    """A file that grows, and begins anew only between connections."""
 
     def __init__(self, path):
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self.end = 0
 
-    def empty(self):
-        os.ftruncate(self.file, 0)
-        os.lseek(self.file, 0, os.SEEK_SET)
-        self.end = 0
+    def make_room(self):
+        if self.end > KEPT_BYTES:
+            os.ftruncate(self.file, 0)
+            os.lseek(self.file, 0, os.SEEK_SET)
+            self.end = 0
 
     def append(self, data):
         self.end += os.write(self.file, data)

@@ -88,27 +88,10 @@ def max_offset(queue):
 
 
 def heartbeat(number):
-    """What an idle consumer says every 30 seconds."""
-    subscription = {
-        "classFilterMode": False,
-        "codeSet": [],
-        "expressionType": "TAG",
-        "subString": "*",
-        "subVersion": 1,
-        "tagsSet": [],
-        "topic": TOPIC,
-    }
-    consumer = {
-        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
-        "consumeType": "CONSUME_PASSIVELY",
-        "groupName": f"{GROUP}-{number}",
-        "messageModel": "CLUSTERING",
-        "subscriptionDataSet": [subscription],
-        "unitMode": False,
-    }
+    """What an idle producer says every 30 seconds."""
     beat = {
         "clientID": f"127.0.0.1@{number}",
-        "consumerDataSet": [consumer],
-        "producerDataSet": [{"groupName": f"{GROUP}-{number}"}],
+        "consumerDataSet": [],
+        "producerDataSet": [{"groupName": GROUP}],
     }
     return frame(HEART_BEAT, number, {}, json.dumps(beat).encode())

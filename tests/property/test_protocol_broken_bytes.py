@@ -5,6 +5,7 @@ No reader may set aside what a length claims; the last tests here watch the memo
 
 import tracemalloc
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -140,6 +141,37 @@ def test_noise_is_read_or_refused(name, data):
 
     with suppress(RemoteProtocolError):
         read(data)
+
+
+GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
+
+
+def golden(*patterns):
+    """Bytes of real clients and brokers."""
+    files = sorted(each for pattern in patterns for each in GOLDEN.glob(pattern))
+    assert files
+    return st.sampled_from(files).map(Path.read_bytes)
+
+
+REAL = {
+    "frames": (
+        read_stream,
+        golden("java-*-json.bin", "java-*-binary.bin", "cpp-*.bin", "ons-*.bin"),
+    ),
+    "records": (read_records, golden("java*-record-*.bin")),
+    "batches": (batch.unpack, golden("java*-batch.bin")),
+    "bodies": (fastjson.loads, golden("java-body-*.json")),
+    "maps": (lambda data: read_queue_map(data, "offsetTable", QueueStats), golden("*stats.json")),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+@given(data=st.data())
+def test_real_bytes_after_an_accident_are_read_or_refused(name, data):
+    read, intact = REAL[name]
+
+    with suppress(RemoteProtocolError):
+        read(data.draw(broken(intact)))
 
 
 @pytest.mark.parametrize("shape", BODY_SHAPES, ids=lambda shape: shape.__name__)

@@ -1,7 +1,8 @@
-"""Looking into brokers: over the wire while they serve, and at copies of their disks after a crash."""
+"""Looking into brokers: over the wire while they serve, at copies of their disks after a crash."""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -72,15 +73,15 @@ class Auditor:
         return True
 
     async def ends(self, node: BrokerNode, queues: Iterable[Queue]) -> list[tuple[Queue, int]]:
-        """Where the queues of a broker end now.
-
-        Raises:
-            TransportError: It does not answer.
-        """
+        """Where the queues of a broker end now; asks until it answers."""
         pool = Pool(self._machine.network, self._machine.clock)
         try:
-            connection = await pool.connection(node.address)
-            return [(queue, await _end(connection, queue)) for queue in queues]
+            while True:
+                try:
+                    connection = await pool.connection(node.address)
+                    return [(queue, await _end(connection, queue)) for queue in queues]
+                except TransportError:
+                    await asyncio.sleep(0.5)
         finally:
             await pool.close()
 

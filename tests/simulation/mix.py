@@ -1,7 +1,7 @@
 """What one seed is about: sizes, shapes and faults, each seed drawing its own mix.
 
-Where every seed had a little of everything, faults would hide one another and rare states would stay
-rare. So each draws which faults there are at all, and how far the dials are turned.
+Where every seed had a little of everything, faults would hide one another and rare states would
+stay rare. So each draws which faults there are at all, and how far the dials are turned.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Mix:
         """The mix of a seed."""
         draw = SeededEntropy(seed).fork("mix")
         is_sync = draw.chance(0.75)
+        window = _one(draw, (4096, 65536))
         return cls(
             is_sync=is_sync,
             segment=kib(_one(draw, (4, 16, 64, 256, 1024))),
@@ -113,16 +114,17 @@ class Mix:
             is_auto_created=draw.chance(0.3),
             producers=1 + draw.below(2),
             lanes=1 + draw.below(6),
-            sends=_one(draw, (10, 20, 40)),
+            sends=_one(draw, (10, 20, 30)),
             think_s=_one(draw, (0.01, 0.1, 1.0, 4.0)),
-            body_max=_one(draw, (20, 200, 2000, 20_000)),
+            # Large bodies through a narrow window take minutes of which nothing is learnt.
+            body_max=_one(draw, (20, 200, 2000, 20_000 if window > 4096 else 1000)),
             batch_chance=_one(draw, (0.0, 0.2, 0.5)),
             oneway_chance=_one(draw, (0.0, 0.2)),
             groups=1 + draw.chance(0.4),
             consumers=1 + draw.chance(0.3),
             has_tags=draw.chance(0.3),
             hold_s=_one(draw, (0.0, 1.0, 5.0, 18.0)),
-            chaos_s=_one(draw, (5.0, 15.0, 30.0)),
+            chaos_s=_one(draw, (5.0, 12.0, 25.0)),
             pause_s=_one(draw, (0.3, 1.0, 3.0, 8.0)),
             audit_chance=_one(draw, (0.3, 1.0)),
             recovery_chance=_one(draw, (0.0, 0.5)),
@@ -131,7 +133,7 @@ class Mix:
                 latency_s=_one(draw, (0.0001, 0.0002, 0.002, 0.02)),
                 jitter_s=_one(draw, (0.0, 0.0008, 0.02)),
                 spike_chance=_one(draw, (0.0, 0.005, 0.05)),
-                window=_one(draw, (4096, 65536)),
+                window=window,
                 give_up_s=_one(draw, (15.0, 60.0)),
             ),
         )

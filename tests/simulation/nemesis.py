@@ -28,8 +28,11 @@ Deed = Callable[[], Awaitable[None]]
 
 ENDS = ("power cut", "power cut at an event", "failed sync", "kill", "stop")
 LOSSES = (Loss.ANY, Loss.NOTHING, Loss.EVERYTHING, Loss.TAIL, Loss.PAGES)
-FAIL_STOP_S = 30.0
+FAIL_STOP_S = 3.0
 """How long a sync that will fail is waited for."""
+
+LOOK_S = 0.03
+"""How often it is looked whether something has come about."""
 
 
 class Nemesis:
@@ -150,7 +153,7 @@ class Nemesis:
         node = self._node(draw)
         life = node.lives
         node.disk.fail_next_sync(1 + draw.below(2))
-        await self._wait_for(lambda: node.lives != life or not node.is_serving, FAIL_STOP_S / 10)
+        await self._wait_for(lambda: node.lives != life or not node.is_serving, FAIL_STOP_S)
         node.disk.repair()
         if not node.is_serving and draw.chance(0.7):
             await node.crash(LOSSES[draw.below(len(LOSSES))])
@@ -278,7 +281,7 @@ class Nemesis:
     async def _wait_for(self, condition: Callable[[], bool], within_s: float) -> None:
         deadline = self._world.now() + within_s
         while not condition() and self._world.now() < deadline:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(LOOK_S)
 
 
 class SlowReader(asyncio.Protocol):

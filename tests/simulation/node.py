@@ -1,4 +1,4 @@
-"""A broker, or a name server, on a machine of its own: started, watched, brought down, started again."""
+"""A broker or a name server on a machine of its own: started, brought down, started again."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class BrokerNode(Node):
             failing.cancel()
             # It takes no more from here on, and what it does until the end is still of its life.
         how = "stopped" if broker.failure is None else f"failed: {broker.failure}"
-        self._went_down(how, kept=broker.failure is None)
+        self._went_down(how, kept=broker.failure is None and not broker.offsets.unsaved)
 
     def _went_down(self, how: str, *, kept: bool = False) -> None:
         self.broker = None

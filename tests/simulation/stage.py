@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import Context
-from functools import partial
 from typing import NamedTuple
 
 from tests.simulation.audit import Auditor, recover_in_several_ways
@@ -27,14 +26,20 @@ from tests.simulation.workload import AUTO_TOPIC, Client, Consumer, Producer
 from txmq.client import Admin, Session
 from txmq.client.routes import TEMPLATE_QUEUES_MAX
 from txmq.message import Queue
-from txmq.testing import SeededEntropy, World, simulate
+from txmq.testing import SeededEntropy, Trace, World
 
-__all__ = ["Outcome", "Stage", "check", "run_seed"]
+__all__ = ["TAIL", "Outcome", "Run", "Stage", "check", "live_through", "run_seed"]
 
 SETTLE_S = 200.0
 """How long a run waits for what must come; more than the checker of liveness allows."""
 
 LOOKED_UP = 5
+
+TAIL = 60
+"""So many events of a trace are worth showing."""
+
+LOOK_S = 0.03
+"""How often it is looked whether something has come about."""
 
 
 class Stage:
@@ -145,7 +150,7 @@ class Stage:
         """Wait until a broker serves, but not for ever."""
         deadline = self.world.now() + within_s
         while not node.is_serving and self.world.now() < deadline:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(LOOK_S)
 
     def examine(self, node: BrokerNode, draw: SeededEntropy, *, lost_power: bool) -> None:
         """Perhaps recover copies of a broker's disk in several ways."""
@@ -230,8 +235,10 @@ class Stage:
 
     async def close(self) -> None:
         """Stop everything in order, start it once more, and look at all that is there."""
-        for task in list(self._helpers):
-            await task
+        for node in self.brokers:
+            node.on_serving = _unwatched
+        while self._helpers:
+            await asyncio.wait(self._helpers)
         for node in self.brokers:
             await node.stop()
         for node in self.brokers:
@@ -249,12 +256,15 @@ class Stage:
         await self.auditor.look_up(chosen)
 
 
+def _unwatched(node: BrokerNode) -> None:
+    pass
+
+
 class Prober(Producer):
     """Sends one message to every queue."""
 
     async def _work(self, session: Session) -> None:
-        for number, queue in enumerate(self._queues):
-            self._count = number
+        for queue in self._queues:
             await self.deliver(
                 session, self.compose(session, queue.topic, queue, 1, is_batch=False)
             )
@@ -313,12 +323,30 @@ async def live_through(world: World, mix: Mix) -> Outcome:
     return Outcome.of(stage.history, world.now())
 
 
-def run_seed(seed: int, mix: Mix | None = None, *, twice: bool = False) -> Outcome:
+class Run(NamedTuple):
+    """What came of a seed, and the way it went."""
+
+    outcome: Outcome
+    trace: Trace
+
+
+def run_seed(seed: int, mix: Mix | None = None, *, keep_trace: bool = False) -> Run:
     """Run a seed with the mix it draws, or another.
+
+    Args:
+        seed: The seed.
+        mix: What it is about, where that is not drawn.
+        keep_trace: Whether the trace keeps its events; a failure then carries the last of them.
 
     Raises:
         AssertionError: A promise was broken, or the run failed as a simulation.
     """
     mix = mix or Mix.of(seed)
-    scenario = partial(live_through, mix=mix)
-    return simulate(scenario, seed, timeout=3600.0, conditions=mix.conditions, twice=twice)
+    name = live_through.__name__
+    world = World(seed, scenario=name, conditions=mix.conditions, keep_trace=keep_trace)
+    try:
+        return Run(world.run(live_through(world, mix)), world.trace)
+    except BaseException as error:
+        if keep_trace:
+            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
+        raise

@@ -1,4 +1,4 @@
-"""Producers and consumers. What they do is drawn from the seed; what they see goes into the history.
+"""Producers and consumers. What they do is drawn from the seed; what they see is written down.
 
 A producer tries a send until it is acknowledged, each time with the same bodies and message ids. A
 consumer reads its queues by pulls that wait, commits now and then, and after a crash of its machine
@@ -37,7 +37,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendMessageV2
 from txmq.testing import Machine, World
 
-__all__ = ["AUTO_TOPIC", "MARK", "TAGS", "Client", "Consumer", "Producer", "copy_of"]
+__all__ = ["AUTO_TOPIC", "MARK", "TAGS", "Client", "Consumer", "Producer", "Send", "copy_of"]
 
 AUTO_TOPIC = "Sudden"
 """The topic that comes into being by sending to it."""
@@ -47,8 +47,11 @@ MARK = "MARK"
 
 TAGS = ("red", "blue")
 
-RETRY_S = (0.05, 1.0)
+RETRY_S = (0.05, 2.0)
 """The least and the longest pause before something is tried again."""
+
+IDLE_S = 1.0
+"""The longest pause of a consumer that got nothing."""
 
 
 TROUBLE = (TransportError, BrokerRefused)
@@ -123,7 +126,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class _Send:
+class Send:
     """Something to be stored: one message, or several in a batch."""
 
     name: str
@@ -184,8 +187,8 @@ class Producer(Client):
             # Mostly at once, sometimes after a long while: bursts, and time for what is rare.
             await asyncio.sleep(mix.think_s * draw.fraction() ** 3)
 
-    def _write(self, session: Session, is_batch: bool) -> _Send:
-        draw, self._count = self._draw, self._count + 1
+    def _write(self, session: Session, is_batch: bool) -> Send:
+        draw = self._draw
         queue: Queue | None = self._queues[draw.below(len(self._queues))]
         topic = queue.topic
         if self.mix.is_auto_created and not is_batch and draw.chance(0.3):
@@ -195,9 +198,10 @@ class Producer(Client):
 
     def compose(
         self, session: Session, topic: str, queue: Queue | None, count: int, *, is_batch: bool
-    ) -> _Send:
+    ) -> Send:
         """Something to send, of a size drawn by lot."""
         draw = self._draw
+        self._count += 1
         name = f"{self.name}.{self._lives}-{self._count}"
         bodies = [
             f"{name}.{index} ".encode() + draw.token(draw.below(self.mix.body_max + 1))
@@ -205,16 +209,17 @@ class Producer(Client):
         ]
         tags = [TAGS[draw.below(len(TAGS))] for _ in bodies]
         ids = [session.ids.next() for _ in bodies]
-        return _Send(name, topic, queue, tuple(bodies), tuple(ids), tuple(tags), is_batch)
+        return Send(name, topic, queue, tuple(bodies), tuple(ids), tuple(tags), is_batch)
 
-    async def deliver(self, session: Session, send: _Send) -> None:
+    async def deliver(self, session: Session, send: Send) -> None:
         """Send until it is acknowledged."""
         attempt = 0
-        while not await self._attempt(Admin(session), send, attempt):
+        while not await self.attempt(Admin(session), send, attempt):
             await self._pause(attempt)
             attempt += 1
 
-    async def _attempt(self, admin: Admin, send: _Send, attempt: int) -> bool:
+    async def attempt(self, admin: Admin, send: Send, attempt: int) -> bool:
+        """Try once; whether it was acknowledged."""
         history = self.history
         history.add(Sending(self.now(), self.name, send.name, attempt, send.bodies))
         messages = send.messages(attempt)
@@ -233,11 +238,9 @@ class Producer(Client):
         history.add(Acknowledged(at, send.name, attempt, taken.queue, taken.offset, ids))
         return True
 
-    async def _throw(self, session: Session, send: _Send) -> None:
+    async def _throw(self, session: Session, send: Send) -> None:
         """Send one-way: nobody says whether it arrived."""
-        self.history.add(
-            Sending(self.now(), self.name, send.name, 0, send.bodies, answered=False)
-        )
+        self.history.add(Sending(self.now(), self.name, send.name, 0, send.bodies, answered=False))
         (message,) = send.messages(0)
         envelope = sealed(message, session.ids.next())
         try:
@@ -325,7 +328,7 @@ class Consumer(Client):
             copies = tuple(copy_of(each) for each in got.messages)
             self.history.add(Pulled(now, self.group, queue, offset, further, copies))
         else:
-            await asyncio.sleep(0.2 * self._draw.fraction())
+            await asyncio.sleep(IDLE_S * self._draw.fraction())
         self.places[queue] = further
         return further
 

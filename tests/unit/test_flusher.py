@@ -428,23 +428,25 @@ async def test_a_drain_leaves_nothing_for_a_restart_to_do(disk):
         again.close()
 
 
+@pytest.mark.parametrize("flush", ["sync", "async"])
 @in_virtual_time
-async def test_messages_that_come_during_a_drain_are_stored_and_answered(disk):
+async def test_messages_that_come_during_a_drain_are_stored_and_answered(disk, flush):
     disk.slow_sync(0.05, 0.2)
-    async with Press(disk, Sizes(checkpoint_every=1000)) as press:
+    async with Press(disk, Sizes(checkpoint_every=1000, flush=flush)) as press:
 
         async def go_on_sending():
             for number in range(60):
                 press.send(b"%d" % number * 200)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
 
         sending = asyncio.create_task(go_on_sending())
-        await asyncio.sleep(0.1)
-        for _ in range(4):
+        while not sending.done():
             await press.flusher.drain()
+            await asyncio.sleep(0.03)
         await sending
         await press.flusher.drain()
 
+        assert press.fatal == []
         assert len(press.acknowledged) == 60
         assert Shelf(disk.clone()).bodies() == press.shelf.bodies()
         assert len(press.shelf.bodies()) == 60

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from txmq.errors import RemoteProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["dumps", "loads"]
 

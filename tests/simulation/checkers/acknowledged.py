@@ -1,8 +1,8 @@
 """I3: what was acknowledged, or shown to anybody, is there after every restart, just as it was.
 
 A promise is an acknowledgement (queue, offset, offset id, body) or a copy that somebody got. Every
-audit that begins later must find each promise of its broker. Also: what was stored is what was sent,
-an attempt is stored once at most, and an attempt whose error says "nothing was stored" nowhere.
+audit that begins later must find each promise of its broker. Also: what was stored is what was
+sent, an attempt is stored once at most, and one whose error says "nothing was stored" nowhere.
 """
 
 from __future__ import annotations

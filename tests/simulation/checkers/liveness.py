@@ -26,7 +26,7 @@ from txmq.message import Queue
 __all__ = ["SOON_S", "broken"]
 
 SOON_S = 180.0
-"""How long it may take: two lost connections, a route that has to be learnt again, and the backlog."""
+"""How long it may take: lost connections, a route to be learnt again, and the backlog."""
 
 
 class _State:

@@ -1,8 +1,9 @@
 """I6: within a queue, order is the order of storing, and nobody is led backwards or past anything.
 
-A group reads a queue without gaps from where it began; it begins again at an offset it committed, no
-further back than what the broker has had time to save. Offsets are dense and rise with the position
-in the log and with the time of storing. What was acknowledged before an attempt began comes before it.
+A group reads a queue without gaps from where it began; it begins again at an offset it committed,
+no further back than what the broker has had time to save. Offsets are dense and rise with the
+position in the log and with the time of storing. What was acknowledged before an attempt began
+comes before it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from txmq.message import Queue
 __all__ = ["SAVED_S", "broken"]
 
 SAVED_S = 30.0
-"""A commit older than this when its broker goes down has been saved, whatever the disk did meanwhile."""
+"""A commit older than this when its broker goes down was saved, whatever the disk did since."""
 
 ALL = "*"
 
@@ -42,6 +43,8 @@ class _Reader:
     last_position: int = -1
     tried: int = 0
     """The largest offset it ever tried to commit."""
+    trying: int | None = None
+    """What it tries to commit; nothing any more once the broker went down under it."""
     committed: list[tuple[float, int]] = field(default_factory=list)
     """What the broker took, since it last went down."""
     kept: int = 0
@@ -81,7 +84,9 @@ class _Watch:
         at = event.offset
         for copy in event.copies:
             if not at <= copy.offset < event.next_offset:
-                self._complain(event, f"gets {copy.offset} where {at} to {event.next_offset} is due")
+                self._complain(
+                    event, f"gets {copy.offset} where {at} to {event.next_offset} is due"
+                )
             self._skip(event, reader, at, copy.offset)
             if copy.position <= reader.last_position:
                 self._complain(event, f"gets {copy.offset}, stored before what it got last")
@@ -105,11 +110,12 @@ class _Watch:
     def commit(self, event: Committing) -> None:
         reader = self._reader(event.group, event.queue)
         reader.tried = max(reader.tried, event.offset)
+        reader.trying = event.offset
 
     def committed(self, event: Committed) -> None:
         reader = self._reader(event.group, event.queue)
-        # Words that cross on the way may arrive in any order: only the largest is sure to be passed.
-        reader.committed.append((event.at, event.offset))
+        if reader.trying == event.offset:
+            reader.committed.append((event.at, event.offset))
 
     def down(self, event: Down) -> None:
         for (_, queue), reader in self._readers.items():
@@ -119,11 +125,10 @@ class _Watch:
                 if event.kept or at <= event.at - self._saved_s:
                     reader.kept = max(reader.kept, offset)
             reader.committed.clear()
+            reader.trying = None
 
     def _complain(self, event: Began | Pulled | Moved, what: str) -> None:
-        self.complaints.append(
-            f"{event.group} in {_name(event.queue)} at {event.at:.6f} {what}"
-        )
+        self.complaints.append(f"{event.group} in {_name(event.queue)} at {event.at:.6f} {what}")
 
     # Queues
 

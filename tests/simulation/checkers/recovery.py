@@ -1,8 +1,8 @@
 """Recovering twice equals recovering once.
 
-However a broker comes up after a crash, it finds the same log and the same queues: when it is stopped
-and started again, when the power goes once more in the middle of recovery, and when its indexes are
-gone and made anew. Only the first recovery may have anything to cut.
+However a broker comes up after a crash, it finds the same log and the same queues: when it is
+stopped and started again, when the power goes once more in the middle of recovery, and when its
+indexes are gone and made anew. Only the first recovery may have anything to cut.
 """
 
 from __future__ import annotations

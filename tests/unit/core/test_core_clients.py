@@ -119,9 +119,7 @@ def test_a_member_is_found_by_its_id_or_any_will_do(clients):
     assert clients.consumer("g", "id-c") is None
 
 
-@pytest.mark.parametrize(
-    ("topics", "ignored"), [(("T",), False), (("U",), True), ((), False)]
-)
+@pytest.mark.parametrize(("topics", "ignored"), [(("T",), False), (("U",), True), ((), False)])
 def test_a_group_ignores_what_it_does_not_name_if_it_names_anything(clients, topics, ignored):
     beat(clients, "a", consumer("g", *topics))
 

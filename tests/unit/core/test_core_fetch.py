@@ -142,7 +142,17 @@ def test_wanted_messages_are_counted_not_the_passed_ones(log):
     for number in range(10):
         queue = log.put("T", b"%d" % number, tags="A" if number % 2 else "B")
 
-    assert got(log, queue, 0, 2, wanted=wanted("A")) == (Outcome.FOUND, 4, [b"1", b"3"])
+    assert got(log, queue, 0, 2, wanted=wanted("A")) == (Outcome.FOUND, 5, [b"1", b"3"])
+    assert got(log, queue, 5, 3, wanted=wanted("A")) == (Outcome.FOUND, 10, [b"5", b"7", b"9"])
+
+
+def test_messages_that_only_hash_alike_leave_room_for_those_that_are_wanted(log):
+    for _ in range(3):
+        log.put("T", b"other", tags="BB", hashed=string_hash("Aa"))
+    queue = log.put("T", b"1", b"2", tags="Aa")
+
+    found = got(log, queue, 0, 2, wanted=wanted("Aa"))
+    assert found == (Outcome.FOUND, 5, [b"1", b"2"])
 
 
 def test_a_filter_keeps_to_the_size_of_an_answer_too(log):
@@ -186,9 +196,11 @@ def test_messages_in_several_files_of_the_log_come_together():
 def test_messages_before_and_behind_a_checkpoint_come_one_stretch_after_the_other(log):
     queue = log.put("T", b"0", b"1")
     log.checkpoint()
-    log.put("T", b"2")
+    log.put("T", b"2" * 1000, b"3")
 
-    assert got(log, queue)[2] == [b"0", b"1", b"2"]
+    assert got(log, queue)[2] == [b"0", b"1", b"2" * 1000, b"3"]
+    assert got(log, queue, bytes_max=600)[1:] == (2, [b"0", b"1"])
+    assert got(log, queue, 2, bytes_max=600)[1:] == (3, [b"2" * 1000])
 
 
 @pytest.mark.parametrize("born", [V4, V6])

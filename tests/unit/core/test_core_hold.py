@@ -1,3 +1,5 @@
+import random
+
 import pytest
 
 from broker.core.hold import Holds
@@ -71,3 +73,18 @@ def test_pulls_that_are_woken_again_and_again_leave_nothing_behind():
 
     assert len(holds._deadlines) < 1100
     assert holds.expired(1.0) == ["still here"]
+
+
+def test_those_who_are_left_still_go_in_the_order_of_their_deadlines():
+    order = random.Random(1)
+    deadlines = [float(number) for number in range(4000)]
+    order.shuffle(deadlines)
+    holds = Holds()
+    for number, deadline in enumerate(deadlines):
+        holds.hold("T", number % 100, deadline, deadline)
+    woken = [each for queue in range(80) for each in holds.wake("T", queue)]
+    holds.hold("T", 0, 4000.0, 4000.0)
+
+    left = sorted({*deadlines, 4000.0} - set(woken))
+    assert holds.expired(10_000.0) == left
+    assert len(left) == 801

@@ -20,9 +20,7 @@ class Scene:
         self.topics = self.log.topics()
         self.offsets = Offsets()
         self.clients = Clients()
-        self.progress = Progress(
-            "b", self.topics, self.offsets, self.clients, self.log.store
-        )
+        self.progress = Progress("b", self.topics, self.offsets, self.clients, self.log.store)
 
     def topic(self, name, queues=1, **given):
         return self.topics.put(topic(name, queues, **given), NOW_MS)

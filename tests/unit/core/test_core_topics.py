@@ -220,3 +220,30 @@ def test_what_needs_no_second_look_is_at_hand(topics):
     topics.remove("closed", NOW_MS)
     assert "closed" not in topics.sendable
     assert topics.for_sending("%RETRY%g") is topics.get("%RETRY%g")
+
+
+# What could not be saved
+
+
+def test_what_was_not_saved_can_be_undone(topics):
+    topics.put(topic("changed", 4), NOW_MS)
+    topics.put(topic("removed", 2), NOW_MS)
+    topics.settle()
+    before = topics.saved()
+    topics.put(topic("changed", 8, perm=4), NOW_MS + 1)
+    topics.remove("removed", NOW_MS + 1)
+    topics.put(topic("made"), NOW_MS + 1)
+    topics.undo()
+
+    assert topics.saved() == before
+    assert len(topics.get("changed").queues) == 4
+    assert {"changed", "removed"} <= set(topics.sendable)
+    assert "made" not in topics.sendable
+
+
+def test_what_was_saved_stays(topics):
+    topics.put(topic("T"), NOW_MS)
+    topics.settle()
+    topics.undo()
+
+    assert topics.find("T")

@@ -1,8 +1,9 @@
-"""A real broker and clients that talk to it in real bytes: on real sockets, or in a simulated world.
+"""A real broker and clients that talk to it in real bytes: on sockets, or in a simulated world.
 
-``on_sockets`` starts a broker in a directory and on free ports. ``in_world`` runs the same broker on a
-simulated machine, where waiting for a minute takes no time; it is for everything that has to do with
-time. Either fails when something goes wrong behind the back of the test or a task is left over.
+``on_sockets`` starts a broker on free ports, in a directory where one is given and else in memory.
+``in_world`` runs the same broker on a simulated machine, where waiting for a minute takes no time;
+it is for everything that has to do with time. Either fails when something goes wrong behind the
+back of the test or a task is left over.
 """
 
 import asyncio
@@ -37,8 +38,9 @@ from txmq.protocol.headers import (
 from txmq.protocol.java import string_hash
 from txmq.remoting.pool import Pool
 from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
-from txmq.testing import World
+from txmq.testing import MemoryDisk, World
 
 PATIENCE_S = 10.0
 SETTINGS = BrokerSettings(store=StoreSettings(flush="async"))
@@ -74,13 +76,14 @@ class Client:
 
     def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
         """Ask; the answer is awaited by whoever awaits what this returns."""
+        assert self.connection.is_open
         waiter = asyncio.get_running_loop().create_future()
         waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
         clock = self.connection._clock
         opaque = self.connection._exchange.open(waiter, clock.monotonic() + 1e6)
         frame = commands.request(code, opaque, header, body=body, kind=kind, oneway=oneway)
         if version is not None:
-            frame = frame.replace(b'"version":409', b'"version":%03d' % version)
+            frame = frame.replace(b'"version":409', b'"version":%-3d' % version)
         self.connection.send(frame)
         self.connection.flush()
         return waiter
@@ -175,16 +178,23 @@ class Inbox(asyncio.Queue):
 class Stage:
     """A broker and whoever talks to it."""
 
-    def __init__(self, broker, clock, connect):
+    def __init__(self, broker, clock, connect, world=None):
         self.broker = broker
         self.clock = clock
+        self.disk = broker.disk
+        self.world = world
         self._connect = connect
         self._clients = 0
 
-    async def client(self, name=None):
+    async def passes(self, seconds):
+        """Let virtual time pass."""
+        assert self.world is not None, "on real sockets nothing may wait"
+        await asyncio.sleep(seconds)
+
+    async def client(self, name=None, *, address=None):
         self._clients += 1
         inbox = Inbox()
-        connection = await self._connect(inbox.serve, self._clients)
+        connection = await self._connect(inbox.serve, self._clients, address)
         return Client(connection, inbox, name or f"client-{self._clients}")
 
     async def clients(self, count):
@@ -200,9 +210,7 @@ def text_of(**props):
 
 def sending(topic, *, queue=0, default="TBW102", queues=4, sys_flag=0, shape=SendMessage, **props):
     born = int(props.pop("born", 1_700_000_000_000))
-    return shape(
-        "producers", topic, default, queues, queue, sys_flag, born, 7, text_of(**props), 0
-    )
+    return shape("producers", topic, default, queues, queue, sys_flag, born, 7, text_of(**props), 0)
 
 
 def batching(topic, *, queue=0, **props):
@@ -216,7 +224,7 @@ def batch_of(*bodies, **props):
 
 
 def pulling(topic, offset=0, *, group="group", queue=0, count=32, hold_ms=0, tags="*", **given):
-    """A pull that brings its own subscription, as Go's do; ``tags=None`` relies on the heartbeat."""
+    """A pull with a subscription of its own, as Go's; ``tags=None`` relies on the heartbeat."""
     flags = given.pop("flags", 0)
     if hold_ms:
         flags |= PullFlag.SUSPEND
@@ -270,7 +278,7 @@ def queue(topic, number=0, broker="broker-a"):
 # The two kinds of stage
 
 
-def on_sockets(main, data, settings=SETTINGS):
+def on_sockets(main, data=None, settings=SETTINGS):
     """Run a coroutine function of a :class:`Stage` against a broker on this machine's loopback."""
 
     async def run():
@@ -294,12 +302,13 @@ async def sockets_stage(data, settings=SETTINGS):
     network = SystemNetwork()
     pools = []
 
-    async def connect(service, _):
+    async def connect(service, number, address):
         pools.append(Pool(network, SystemClock(), service))
         return await pools[-1].connection(broker.address)
 
+    disk = MemoryDisk() if data is None else LocalDisk(data)
     free = {"listen": "127.0.0.1:0", "names_listen": "127.0.0.1:0"}
-    broker = Broker(replace(settings, data=str(data), **free), clock=clock)
+    broker = Broker(replace(settings, **free), clock=clock, disk=disk)
     try:
         async with broker:
             yield Stage(broker, clock, connect)
@@ -308,8 +317,11 @@ async def sockets_stage(data, settings=SETTINGS):
             await pool.close()
 
 
-def in_world(main, settings=SETTINGS):
-    """Run it in a world where waiting takes no time."""
+def in_world(main, settings=SETTINGS, *, within=3600.0):
+    """Run it in a world where waiting takes no time.
+
+    Where it waits for more than two minutes it needs new clients: idle connections are closed.
+    """
 
     async def scenario(world):
         server = world.machine("server")
@@ -328,19 +340,16 @@ def in_world(main, settings=SETTINGS):
                 ready.set()
                 await over.wait()
 
-        async def connect(service, number):
-            machine = world.machine(f"client-{number}")
+        async def connect(service, number, address):
+            machine = world.machine(f"client-{number}", address)
             pool = Pool(machine.network, machine.clock, service)
             return await machine.run(pool.connection(broker.address))
 
         serving = server.run(serve())
         await ready.wait()
-        stage = Stage(broker, server.clock, connect)
-        stage.world = world
-        stage.disk = server.disk
-        await main(stage)
+        await main(Stage(broker, server.clock, connect, world))
         over.set()
         await serving
 
     world = World(1, scenario=main.__qualname__)
-    world.run(scenario(world))
+    world.run(scenario(world), timeout=within)

@@ -1,6 +1,5 @@
 """34, 35, 38, 40, 46, 203, 204, 328: protocol.md 2.5 and 2.9."""
 
-import asyncio
 import json
 
 import pytest
@@ -126,7 +125,11 @@ def test_a_group_without_members_is_an_error(serve):
 
 def test_members_are_listed_by_client_and_each_once(serve):
     async def main(stage):
-        one, again, other = await stage.client("one"), await stage.client("one"), await stage.client()
+        one, again, other = (
+            await stage.client("one"),
+            await stage.client("one"),
+            await stage.client(),
+        )
         for each in (one, again, other):
             await each.beat(consumer("group", "T"))
 
@@ -218,7 +221,7 @@ def test_whose_heartbeats_stop_is_cut_off_and_missed():
         for _ in range(14):
             await lively.beat(consumer("group", "T"), producers=["p"])
             await silent.max_offset("TBW102")
-            await asyncio.sleep(9.0)  # virtual
+            await stage.passes(9.0)
             if not silent.connection.is_open:
                 break
 

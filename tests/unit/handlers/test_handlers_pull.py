@@ -449,7 +449,7 @@ def test_being_woken_does_not_make_the_wait_longer():
         began = stage.world.now()
         held = client.asking(PULL, pulling("T", tags="A", hold_ms=5_000))
         for _ in range(4):
-            await asyncio.sleep(1.0)  # virtual
+            await stage.passes(1.0)
             await tagged(client, "B")
 
         assert (await held).code == AT_END
@@ -474,10 +474,15 @@ def test_the_offset_of_a_held_pull_is_kept_once():
 def test_a_pull_of_somebody_who_has_gone_is_let_go():
     async def main(stage):
         gone, sender = await stage.clients(2)
-        await gone.topic("T")
+        await sender.topic("T")
+        await gone.beat(consumer("group", "T"))
+        await sender.beat(consumer("group", "T"))
+        await sender.heard(40)
         gone.asking(PULL, pulling("T", hold_ms=15_000))
         await gone.max_offset("T")
+        assert stage.broker._pulls.held == 1
         gone.close()
+        await sender.heard(40)
         await sender.send("T")
 
         assert stage.broker._pulls.held == 0

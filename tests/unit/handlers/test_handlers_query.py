@@ -1,10 +1,12 @@
 """12, 33: protocol.md 2.4."""
 
-import asyncio
+from hashlib import md5
+from itertools import islice
 
 import pytest
 from handler_stage import in_world
 
+from broker.store.key_index import key_hash, topic_seed
 from txmq.protocol import record as records
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer, fields_of
@@ -45,7 +47,7 @@ def test_a_message_is_found_by_its_own_id(serve):
         await client.send("T", b"2", UNIQ_KEY="v", KEYS="u")
 
         assert await found(client, "T", "u", unique=True) == [b"1"]
-        assert await found(client, "T", "u") == [b"2"]
+        assert await found(client, "T", "u") == [b"2", b"1"]
         assert await found(client, "T", "k", unique=True) == -NOT_FOUND
 
     serve(main)
@@ -63,6 +65,23 @@ def test_a_topics_keys_are_its_own(serve):
     serve(main)
 
 
+def test_keys_whose_hashes_collide_are_told_apart(serve):
+    keys = (md5(b"%d" % number).hexdigest() for number in range(1_000_000))
+    seen = {key_hash(topic_seed("T"), key): key for key in islice(keys, 100_000)}
+    other = next(key for key in keys if key_hash(topic_seed("U"), key) in seen)
+    alike = seen[key_hash(topic_seed("U"), other)]
+
+    async def main(stage):
+        client = await stage.client()
+        await client.send("U", b"2", KEYS=other)
+        await client.topic("T")
+        assert await found(client, "T", alike) == -NOT_FOUND
+        await client.send("T", b"1", KEYS=alike)
+        assert await found(client, "T", alike) == [b"1"]
+
+    serve(main)
+
+
 def test_only_messages_of_the_wanted_time_are_found():
     async def main(stage):
         client = await stage.client()
@@ -70,7 +89,7 @@ def test_only_messages_of_the_wanted_time_are_found():
         for body in (b"1", b"2", b"3"):
             await client.send("T", body, KEYS="k")
             times.append(stage.clock.wall_ms())
-            await asyncio.sleep(1.0)  # virtual
+            await stage.passes(1.0)
 
         assert await found(client, "T", "k", begin=times[0] + 500) == [b"3", b"2"]
         assert await found(client, "T", "k", end=times[1] + 500) == [b"2", b"1"]

@@ -136,6 +136,21 @@ def test_bits_of_compression_pass_and_bits_of_addresses_are_the_brokers(serve):
     serve(main)
 
 
+def test_a_sender_with_a_long_address_is_named_in_full():
+    async def main(stage):
+        client = await stage.client(address="fd00::5")
+        await client.send("T", b"x")
+        await client.send("T", b"y")
+        first, second = await stored(client, "T")
+
+        assert first.sys_flag == 0x10
+        assert host_text(first.born_host).startswith("[fd00::5]:")
+        assert host_text(first.store_host) == stage.broker.address
+        assert (first.body, second.body) == (b"x", b"y")
+
+    in_world(main)
+
+
 # The order of the checks
 
 
@@ -260,9 +275,7 @@ def test_6_whoever_names_no_queue_gets_one_of_those_to_write_to(serve):
     async def main(stage):
         client = await stage.client()
         await client.topic("T", 4, write=2)
-        chosen = {
-            (await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)
-        }
+        chosen = {(await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)}
 
         assert chosen == {0, 1}
 
@@ -296,6 +309,21 @@ def test_7_a_group_comes_into_being_by_its_retry_topic_where_groups_may(serve):
         assert stage.broker.groups.find("g")
 
     serve(main)
+
+
+def test_7_a_retry_topic_that_is_there_is_used_as_it_is():
+    async def main(stage):
+        client = await stage.client()
+        await client.send("%RETRY%g")
+        state = stage.broker.topics.version
+        saved = []
+        stage.disk.on_write = lambda event: saved.append(event.path)
+        await client.send("%RETRY%g")
+
+        assert stage.broker.topics.version == state
+        assert not [path for path in saved if path.startswith("config/topics")]
+
+    in_world(main)
 
 
 def test_7_a_group_that_was_deleted_takes_no_retries(serve):

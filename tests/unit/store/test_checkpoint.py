@@ -1,4 +1,4 @@
-"""Index files: what is whole in them is used, what is not is cut off and made again from the log."""
+"""Index files: what is whole in them is used, the rest is cut off and made again from the log."""
 
 import errno
 import zlib
@@ -121,6 +121,19 @@ def test_any_bit_turned_over_in_the_last_chunk_drops_it(disk):
         twin.flip_bit(PATH, position, position % 8)
 
         assert len(loaded(twin)[1]) == 1, position
+
+
+def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(disk):
+    saved(disk, 1000, 2000)
+    disk.flip_bit(PATH, disk.open(PATH).size() - 1)
+    index, chunks = loaded(disk)
+    assert len(chunks) == 1
+
+    placed = index.append(*draft(Stretch(1000, 3000, 0, 0), *indexes(first=1500)))
+
+    queue = ConsumeQueue("T", 0)
+    queue.add_block(index.blocks(placed)[0][1])
+    assert [each.position for each in queue.read(0, 9)] == [1500, 1510, 1520]
 
 
 def test_any_bit_turned_over_in_an_earlier_chunk_drops_it_or_is_reported_when_read(disk):

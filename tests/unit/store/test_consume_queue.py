@@ -1,4 +1,4 @@
-"""One queue: what is visible, what is hidden below its floor, what lies in blocks and what in memory."""
+"""One queue: what is visible, what its floor hides, what lies in blocks and what in memory."""
 
 import zlib
 

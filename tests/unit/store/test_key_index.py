@@ -7,6 +7,7 @@ import pytest
 from broker.store import key_index
 from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun, key_hash, keys_in, topic_seed
 from broker.store.sealed import Sealed
+from tests.unit.store.shelf import Shelf
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
 from txmq.testing import MemoryDisk
@@ -111,8 +112,6 @@ def test_the_growing_run_reaches_as_far_as_a_distance_of_32_bits():
 
 
 def test_keys_beyond_the_reach_cannot_be_searched_and_lead_nobody_astray(monkeypatch):
-    from tests.unit.store.shelf import Shelf
-
     monkeypatch.setattr(key_index, "_REACH", 500)
     shelf = Shelf()
     shelf.add(*[b"%d" % number for number in range(9)], keys="K")
@@ -126,6 +125,17 @@ def test_keys_beyond_the_reach_cannot_be_searched_and_lead_nobody_astray(monkeyp
     assert shelf.found_by_key("K") == [b"again", *found]
     shelf.restart()
     assert shelf.found_by_key("K") == [b"again", *found]
+
+
+def test_keys_beyond_the_reach_are_left_out_when_the_log_is_scanned_too(monkeypatch):
+    shelf = Shelf()
+    shelf.add(*[b"%d" % number for number in range(9)], keys="K")
+    assert len(shelf.found_by_key("K")) == 9
+    monkeypatch.setattr(key_index, "_REACH", 500)
+
+    shelf.restart()
+
+    assert 0 < len(shelf.found_by_key("K")) < 9
 
 
 def test_a_key_hashes_differently_in_every_topic():

@@ -1,8 +1,8 @@
-"""The power goes at every step of a busy life: what was acknowledged is there, and where it was said.
+"""The power goes at every step of a busy life: what was acknowledged is there, where it was said.
 
-Nothing here is mocked but the disk: the flusher runs in virtual time, syncs are slow and overlap with
-writes, files end, checkpoints are saved, a topic is deleted, old files go. Before each operation on the
-disk a copy of it is taken; afterwards every copy loses its power and is opened again.
+The flusher runs in virtual time, syncs are slow and overlap with writes, files end, checkpoints are
+saved, a topic is deleted, old files go. Before each operation on the disk a copy of it is taken;
+afterwards every copy loses its power and is opened again.
 """
 
 import asyncio

@@ -1,0 +1,42 @@
+"""The checker of recovery lets equal outcomes pass and finds what differs."""
+
+from dataclasses import replace
+
+from tests.simulation.checkers.recovery import AGAIN, broken
+from tests.simulation.history import Recovered, Shape
+
+ONCE = Shape({"0.log": (100, 7), "1.log": (50, 8)}, {("Topic", 0): (0, 3, 9)}, cut_bytes=12)
+CALM = replace(ONCE, cut_bytes=0)
+
+
+def recovered(**others):
+    return [Recovered(1.0, "broker-a", ONCE, others)]
+
+
+def test_equal_outcomes_pass():
+    assert broken(recovered(again=CALM, interrupted=ONCE)) == []
+
+
+def test_a_second_recovery_that_cuts_again_is_found():
+    assert broken(recovered(**{AGAIN: ONCE})) == [
+        "broker-a at 1.000000, recovered again: 12 bytes were cut again"
+    ]
+
+
+def test_a_log_that_differs_is_found():
+    other = replace(CALM, log={"0.log": (100, 7), "1.log": (40, 6)})
+
+    (complaint,) = broken(recovered(again=other))
+
+    assert complaint.endswith("file 1.log is (40, 6), was (50, 8) at first")
+
+
+def test_a_file_that_is_gone_or_new_is_found():
+    other = replace(CALM, log={"0.log": (100, 7), "2.log": (1, 1)})
+
+    assert len(broken(recovered(again=other))) == 2
+
+
+def test_queues_that_differ_are_found():
+    for queues in ({}, {("Topic", 0): (0, 2, 9)}, {("Topic", 0): (0, 3, 1)}):
+        assert len(broken(recovered(interrupted=replace(CALM, queues=queues)))) == 1

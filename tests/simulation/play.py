@@ -1,0 +1,112 @@
+"""A stage for one named scenario: the same cluster, consumers and checkers, and a sender by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+from tests.simulation.history import Acknowledged, ClientDown, Event, Refused
+from tests.simulation.mix import Mix, kib
+from tests.simulation.node import BrokerNode
+from tests.simulation.stage import Stage, check
+from tests.simulation.workload import Producer, Send
+from txmq.client import Admin, Session
+from txmq.message import Queue
+from txmq.testing import Conditions, World, simulate
+
+__all__ = ["Play", "play"]
+
+QUIET = Mix(
+    producers=0,
+    queues=1,
+    body_max=200,
+    hold_s=5.0,
+    sync_s=(0.001, 0.002),
+    checkpoint=kib(1024),
+    conditions=Conditions(spike_chance=0.0),
+)
+"""A small cluster in which nothing happens by itself."""
+
+
+class Play:
+    """A running cluster with a consumer, and somebody who sends what the scenario says."""
+
+    def __init__(self, world: World, mix: Mix) -> None:
+        self.world = world
+        self.stage = Stage(world, mix)
+        self.history = self.stage.history
+        self.broker: BrokerNode = self.stage.brokers[0]
+        self.queue: Queue = self.stage.queues()[0]
+        self.sender = Producer(
+            world, "sender", self.stage.names_text, mix, self.history, self.stage.queues()
+        )
+        self._composed = 0
+
+    async def __aenter__(self) -> Self:
+        await self.stage.open()
+        self.stage.people()
+        machine = self.sender.machine
+        ports = (machine.network, machine.clock, machine.entropy)
+        self.session = await Session(self.stage.names_text, *ports).__aenter__()
+        self.admin = Admin(self.session)
+        return self
+
+    async def __aexit__(self, kind, problem, trace) -> None:
+        if kind is None:
+            # What a scenario gave up is nobody's fault.
+            self.history.add(ClientDown(self.world.now(), self.sender.name))
+            self.stage.calm()
+            await self.stage.settle()
+            await self.session.__aexit__(None, None, None)
+            await self.stage.close()
+            check(self.history)
+
+    def compose(self, count: int = 1, queue: Queue | None = None, topic: str = "") -> Send:
+        """A message, or a batch of several."""
+        if not topic:
+            queue = queue or self.queue
+            topic = queue.topic
+        return self.sender.compose(self.session, topic, queue, count, is_batch=count > 1)
+
+    async def attempt(self, send: Send | None = None, number: int = 0) -> Event:
+        """Send once and return how that ended."""
+        send = send or self.compose()
+        await self.sender.attempt(self.admin, send, number)
+        for event in reversed(self.history.events):
+            if isinstance(event, Acknowledged | Refused) and event.send == send.name:
+                return event
+        raise AssertionError("an attempt ends in one way or the other")
+
+    async def deliver(self, send: Send | None = None) -> None:
+        """Send until it is acknowledged."""
+        await self.sender.deliver(self.session, send or self.compose())
+
+    async def back(self) -> None:
+        """Start the broker again and wait until it serves."""
+        self.broker.start()
+        await self.stage.served(self.broker, within_s=30.0)
+        assert self.broker.is_serving
+
+    async def stored(self, send: Send) -> int:
+        """How many messages of a send are in its queue, whatever attempt put them there."""
+        await self.stage.auditor.audit(self.broker, self.stage.queues_of(self.broker))
+        copies = self.history.events[-1].queues[send.queue]
+        return sum(copy.mark.startswith(f"{send.name}#") for copy in copies)
+
+    def seen(self, kind: type[Event]) -> list[Event]:
+        """What happened of one kind."""
+        return [event for event in self.history.events if isinstance(event, kind)]
+
+
+def play(
+    act: Callable[[Play], Awaitable[None]], *, seeds: int = 3, mix: Mix = QUIET, **dials: object
+) -> None:
+    """Play a scenario with some seeds, each twice, and have every checker look at it."""
+
+    async def scenario(world: World) -> None:
+        async with Play(world, mix.but(**dials)) as running:
+            await act(running)
+
+    scenario.__qualname__ = getattr(act, "__qualname__", "play")
+    for seed in range(seeds):
+        simulate(scenario, seed, conditions=mix.but(**dials).conditions, twice=True)

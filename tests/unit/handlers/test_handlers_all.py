@@ -1,0 +1,164 @@
+"""What holds for every request there is: known or not, answered in kind, or not at all."""
+
+import pytest
+from handler_stage import consumer, pulling, sending
+
+from broker.app import Broker
+from txmq.protocol import command as commands
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.frame import BINARY, JSON, Frame
+
+ALL = """
+10 11 12 14 15 17 21 25 26 28 29 30 31 32 33 34 35 38 41 42 43 46 200 201 202 203 204 207 208 215
+222 223 225 300 303 305 306 307 308 309 310 314 315 316 317 320 321 324 325 328 329 343 345 351 352
+361
+"""
+SERVED = ALL.split()
+NEEDED = {
+    "mqadmin": "17 200 201 21 202 203 204 208 12 33 28 215 222 307 315",
+    "producers": "34 35 310 10 320 324 325",
+    "consumers": "34 35 38 11 14 15 30 29 41 42 46 361 31",
+}
+NOT_SUPPORTED = 3
+
+
+def test_the_broker_serves_what_stock_clients_and_tools_need(serve):
+    async def main(stage):
+        served = {str(code) for code in stage.broker._dispatch._handlers}
+
+        assert served >= set(SERVED)
+        for whose, codes in NEEDED.items():
+            assert served >= set(codes.split()), whose
+
+    serve(main)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("code", [0, 1, 13, 39, 40, 105, 301, 370, 400, 999, -7])
+def test_what_is_not_served_is_answered_so(serve, code, kind):
+    async def main(stage):
+        client = await stage.client()
+        answer = await client.ask(code, kind=kind)
+
+        assert (answer.code, answer.kind) == (NOT_SUPPORTED, kind)
+        assert answer.remark == f" request type {code} not supported"
+
+    serve(main)
+
+
+def test_a_code_too_large_for_a_binary_header_is_answered_all_the_same(serve):
+    async def main(stage):
+        assert await (await stage.client()).code_of(200_050) == NOT_SUPPORTED
+
+    serve(main)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("code", SERVED)
+def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothing(serve, code, kind):
+    async def main(stage):
+        client = await stage.client()
+        answer = await client.ask(int(code), kind=kind)
+
+        assert answer.kind == kind
+        assert answer.is_answer
+        assert answer.code in (0, 1, 17, 26)
+        assert client.connection.is_open
+
+    serve(main)
+
+
+@pytest.mark.parametrize("body", [b"{", b"null", b'{"a":1}', b"\x00" * 50])
+def test_any_body_is_answered(serve, body):
+    async def main(stage):
+        client = await stage.client()
+        for code in SERVED:
+            answer = await client.ask(int(code), body=body)
+            assert answer.code != NOT_SUPPORTED
+
+    serve(main)
+
+
+def test_one_way_requests_are_never_answered(serve):
+    async def main(stage):
+        client = await stage.client()
+        for code in (*SERVED, "999"):
+            assert await client.is_silent(int(code), oneway=True), code
+        assert await client.is_silent(10, sending("T"), body=b"x", oneway=True)
+        assert await client.is_silent(11, pulling("T"), oneway=True)
+        assert await client.max_offset("T") == 1
+
+    serve(main)
+
+
+def test_answers_carry_the_number_they_were_asked_with(serve):
+    async def main(stage):
+        client = await stage.client()
+        heard = []
+
+        class Ear:
+            def feed(self, data):
+                frames = reader.feed(data)
+                heard.extend(commands.decode(each) for each in frames)
+                return frames
+
+            @property
+            def held(self):
+                return reader.held
+
+        reader, client.connection._reader = client.connection._reader, Ear()
+        for opaque in (0, -1, 2**31 - 1, -(2**31)):
+            client.connection.send(commands.request(RequestCode.GET_ALL_TOPIC_CONFIG, opaque))
+        client.connection.flush()
+        await client.topic("T")
+
+        assert [each.opaque for each in heard[:4]] == [0, -1, 2**31 - 1, -(2**31)]
+
+    serve(main)
+
+
+def test_every_value_of_an_answers_fields_is_a_text(serve):
+    """Numbers there made the C++ client pull and deliver for ever."""
+
+    async def main(stage):
+        client = await stage.client()
+        raw = []
+        reader = client.connection._reader
+
+        class Ear:
+            held = 0
+
+            def feed(self, data):
+                frames = reader.feed(data)
+                raw.extend(frames)
+                return frames
+
+        client.connection._reader = Ear()
+        await client.send("T")
+        await client.pull("T")
+        await client.max_offset("T")
+        await client.ok(RequestCode.GET_BROKER_CONFIG)
+
+        assert len(raw) == 4
+        for frame in raw:
+            assert isinstance(frame, Frame)
+            assert all(
+                isinstance(each, str) for each in commands.decode(frame).field_map().values()
+            )
+            assert b'":"' in frame.header.split(b'"extFields":{', 1)[1]
+
+    serve(main)
+
+
+def test_a_broker_that_stops_finishes_what_it_took(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.beat(consumer("g", "T"))
+        sent = [client.asking(10, sending("T"), body=b"x") for _ in range(20)]
+        await client.topic("U")
+        await stage.broker.stop()
+
+        assert [(await each).code for each in sent] == [0] * 20
+        assert isinstance(stage.broker, Broker)
+
+    serve(main)

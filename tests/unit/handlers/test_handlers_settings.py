@@ -1,0 +1,262 @@
+"""25, 26: protocol.md 2.8."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from handler_stage import SETTINGS, in_world, sending, with_topics
+
+from broker.config import RetentionSettings, StoreSettings, TopicDefaults
+from txmq.config import Duration, Size
+from txmq.protocol import java_properties
+from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.headers import BrokerConfigAnswer
+
+CHANGE, SHOW = 25, 26
+ERROR, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 16, 17, 26
+
+
+async def shown(client, **given):
+    answer = await client.ok(SHOW, **given)
+    return java_properties.loads(answer.body)
+
+
+async def change(client, **wanted):
+    return await client.ask(CHANGE, body=java_properties.dumps(wanted))
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_settings_have_the_names_rocketmq_gives_them(serve, kind):
+    async def main(stage):
+        settings = await shown(await stage.client(), kind=kind)
+
+        host, port = stage.broker.address.rsplit(":", 1)
+        expected = {
+            "brokerName": "b1",
+            "brokerClusterName": "c1",
+            "brokerId": "0",
+            "brokerIP1": host,
+            "listenPort": port,
+            "namesrvAddr": stage.broker.names,
+            "autoCreateTopicEnable": "false",
+            "autoCreateSubscriptionGroup": "true",
+            "defaultTopicQueueNums": "6",
+            "maxMessageSize": "1000000",
+            "flushDiskType": "SYNC_FLUSH",
+            "flushIntervalCommitLog": "250",
+            "mappedFileSizeCommitLog": str(32 * 1024**2),
+            "storePathRootDir": stage.broker.settings.data,
+            "fileReservedTime": "48",
+            "deleteWhen": "04;05",
+            "diskMaxUsedSpaceRatio": "70",
+            "diskSpaceCleanForciblyRatio": "80",
+            "diskSpaceWarningLevelRatio": "88",
+            "enablePropertyFilter": "false",
+        }
+        assert settings.items() >= expected.items()
+
+    serve(
+        main,
+        replace(
+            SETTINGS,
+            name="b1",
+            cluster="c1",
+            store=StoreSettings(
+                flush="sync", flush_interval=Duration(0.25), segment_size=Size(32 * 1024**2)
+            ),
+            topics=TopicDefaults(auto_create=False, queues=6, message_size_max=Size(1_000_000)),
+            retention=RetentionSettings(
+                keep=Duration(48 * 3600.0),
+                delete_at="04;05",
+                delete_above=0.7,
+                force_above=0.8,
+                refuse_above=0.88,
+            ),
+        ),
+    )
+
+
+def test_async_flush_has_its_own_name(serve):
+    async def main(stage):
+        assert (await shown(await stage.client()))["flushDiskType"] == "ASYNC_FLUSH"
+
+    serve(main)
+
+
+def test_the_state_of_the_settings_is_told_with_them(serve):
+    async def main(stage):
+        client = await stage.client()
+
+        async def version():
+            answer = await client.ok(SHOW)
+            return json.loads(answer.read(BrokerConfigAnswer).version)
+
+        before = await version()
+        assert (await change(client, deleteWhen="05")).code == 0
+        after = await version()
+
+        assert (before["counter"], after["counter"]) == (0, 1)
+        assert after["timestamp"] >= before["timestamp"]
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("deleteWhen", "03;22", lambda settings: settings.retention.delete_at == "03;22"),
+        ("fileReservedTime", "24", lambda settings: settings.retention.keep == 24 * 3600),
+        ("diskMaxUsedSpaceRatio", "60", lambda settings: settings.retention.delete_above == 0.6),
+        (
+            "diskSpaceCleanForciblyRatio",
+            "80",
+            lambda settings: settings.retention.force_above == 0.8,
+        ),
+        (
+            "diskSpaceWarningLevelRatio",
+            "95",
+            lambda settings: settings.retention.refuse_above == 0.95,
+        ),
+        ("autoCreateTopicEnable", "false", lambda settings: not settings.topics.auto_create),
+        ("autoCreateSubscriptionGroup", "FALSE", lambda s: not s.topics.auto_create_groups),
+    ],
+)
+def test_some_settings_can_be_changed_while_the_broker_runs(serve, name, text, read):
+    async def main(stage):
+        client = await stage.client()
+        answer = await change(client, **{name: text})
+
+        assert answer.code == 0, answer.remark
+        assert read(stage.broker.settings)
+        assert (await shown(client))[name] == text.lower()
+
+    serve(main)
+
+
+def test_settings_that_have_to_fit_each_other_are_changed_together(serve):
+    async def main(stage):
+        client = await stage.client()
+        higher = {
+            "diskMaxUsedSpaceRatio": "92",
+            "diskSpaceCleanForciblyRatio": "94",
+            "diskSpaceWarningLevelRatio": "96",
+        }
+        assert (await change(client, **higher)).code == 0
+        assert (await change(client, diskMaxUsedSpaceRatio="97")).code == ERROR
+        assert (await shown(client)).items() >= higher.items()
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deleteWhen", "25"),
+        ("deleteWhen", "four"),
+        ("fileReservedTime", "0"),
+        ("fileReservedTime", "3d"),
+        ("diskMaxUsedSpaceRatio", "150"),
+        ("diskMaxUsedSpaceRatio", ""),
+        ("autoCreateTopicEnable", "yes"),
+    ],
+)
+def test_a_value_that_cannot_be_changes_nothing(serve, name, text):
+    async def main(stage):
+        client = await stage.client()
+        before = stage.broker.settings
+        answer = await change(client, **{name: text, "diskSpaceWarningLevelRatio": "95"})
+
+        assert answer.code == ERROR
+        assert stage.broker.settings == before
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"flushDiskType": "ASYNC_FLUSH_OR_NOT"},
+        {"brokerName": "other", "deleteWhen": "05"},
+        {"brokerConfigPath": "elsewhere"},
+        {"noSuchSetting": "1"},
+    ],
+)
+def test_other_settings_cannot_and_the_answer_says_which_can(serve, wanted):
+    async def main(stage):
+        client = await stage.client()
+        before = stage.broker.settings
+        answer = await change(client, **wanted)
+
+        assert answer.code == NO_PERMISSION
+        assert next(iter(wanted)) in answer.remark
+        assert "deleteWhen" in answer.remark
+        assert stage.broker.settings == before
+
+    serve(main)
+
+
+def test_saying_again_what_is_so_already_is_no_change(serve):
+    """Tools that send back everything they were shown must be able to change one line of it."""
+
+    async def main(stage):
+        client = await stage.client()
+        everything = await shown(client)
+        assert (await change(client, **everything)).code == 0
+        everything["deleteWhen"] = "05"
+        assert (await change(client, **everything)).code == 0
+        assert (await shown(client))["deleteWhen"] == "05"
+
+    serve(main)
+
+
+@pytest.mark.parametrize("body", [b"", b"# nothing\n"])
+def test_no_settings_are_no_change(serve, body):
+    async def main(stage):
+        assert await (await stage.client()).code_of(CHANGE, body=body) == 0
+
+    serve(main)
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"a=\\u12"])
+def test_a_body_that_is_no_settings_is_an_error(serve, body):
+    async def main(stage):
+        assert await (await stage.client()).code_of(CHANGE, body=body) == ERROR
+
+    serve(main)
+
+
+def test_whether_sending_makes_topics_changes_at_once(serve):
+    async def main(stage):
+        client = await stage.client()
+        assert await client.code_of(10, sending("T"), body=b"x") == NO_TOPIC
+        assert (await change(client, autoCreateTopicEnable="true")).code == 0
+        await client.send("T")
+        assert stage.broker.topics.get("TBW102").config.perm == 7
+        assert (await change(client, autoCreateTopicEnable="false")).code == 0
+        assert await client.code_of(10, sending("U"), body=b"x") == NO_TOPIC
+
+    serve(main, with_topics(auto_create=False))
+
+
+def test_a_change_whose_consequences_cannot_be_saved_is_no_change():
+    async def main(stage):
+        client = await stage.client()
+        stage.disk.fail_writes(1)
+        assert (await change(client, autoCreateTopicEnable="true")).code != 0
+        assert (await shown(client))["autoCreateTopicEnable"] == "false"
+        assert not stage.broker.settings.topics.auto_create
+        assert (await change(client, autoCreateTopicEnable="true")).code == 0
+
+    in_world(main, with_topics(auto_create=False))
+
+
+def test_whether_consuming_makes_groups_changes_at_once(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        assert (await change(client, autoCreateSubscriptionGroup="false")).code == 0
+        assert (await client.pull("T")).code == NO_GROUP
+        assert (await change(client, autoCreateSubscriptionGroup="true")).code == 0
+        assert (await client.pull("T")).code == 19
+
+    serve(main)

@@ -9,7 +9,7 @@ SOAK   ?= 1
 .PHONY: demo test soak check lint format bench docs pins clean
 
 demo: $(READY)  ## start a broker, send, consume, show
-	$(RUN) -m examples.rocketmq_tour.demo
+	$(RUN) -m examples.rocketmq_tour
 
 test: lint  ## every test, with modest counts
 	$(RUN) -m pytest tests

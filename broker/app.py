@@ -1,4 +1,6 @@
-"""The broker put together: what it is made of, in which order it starts, how it drains and stops."""
+"""The broker put together: what it is made of, in which order it starts, how it drains and
+stops.
+"""
 
 from __future__ import annotations
 

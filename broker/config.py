@@ -1,6 +1,7 @@
 """The broker's settings, grouped by the part they steer.
 
-How they are read (defaults, TOML, ``TXMQ_*`` variables, arguments) is :mod:`txmq.config`'s business.
+How they are read (defaults, TOML, ``TXMQ_*`` variables, arguments) is :mod:`txmq.config`'s
+business.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class StoreSettings:
     """The log is kept in files of this size."""
 
     checkpoint_every: Size = Size(32 * 1024**2)
-    """After this much log the indexes are saved; a restart after a crash reads at most about this."""
+    """After this much log the indexes are saved; a restart after a crash reads at most about
+    this.
+    """
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot work."""
@@ -111,7 +114,9 @@ class BrokerSettings:
     """Where clients reach it."""
 
     advertise: str = ""
-    """The address clients are told, where it differs from ``listen``; numeric, as records need it."""
+    """The address clients are told, where it differs from ``listen``; numeric, as records need
+    it.
+    """
 
     names_listen: str = "127.0.0.1:9876"
     """Where its own name server listens."""

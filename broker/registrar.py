@@ -1,4 +1,6 @@
-"""Tell every name server what this broker has: at start, on every change, and again every 30 seconds."""
+"""Tell every name server what this broker has: at start, on every change, and again every 30
+seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A real broker inside a test process: the same code, log and wire as ``txmq serve``, on free ports.
+"""A real broker inside a test process: the same code, log and wire as ``txmq serve``, on free
+ports.
 
 In asyncio tests::
 

@@ -1,4 +1,6 @@
-"""Print docs/reference/wire.md: every request, and who serves it, read from the handlers themselves."""
+"""Print docs/reference/wire.md: every request, and who serves it, read from the handlers
+themselves.
+"""
 
 import asyncio
 import inspect
@@ -13,8 +15,8 @@ HEAD = """\
 <!-- Printed by `python -m tools.wire_reference`; change the handlers, not this page. -->
 
 Which of RocketMQ's requests are served, and by whom.
-Every other code is answered with 3, "request code not supported", by brokers and name servers alike.
-Requests that a broker sends to clients are marked so.
+Every other code is answered with 3, "request code not supported", by brokers and name servers
+alike. Requests that a broker sends to clients are marked so.
 
 | code | request | broker | name server | |
 |---|---|---|---|---|

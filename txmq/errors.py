@@ -14,8 +14,9 @@
         └─ CorruptRecord · DiskFull · WriteFailed · SyncFailed · DirectoryInUse
 
 Each leaf says two things that a caller of a messaging system needs: ``retryable``, does trying the
-same again make sense, and ``effect``, may the operation have taken effect all the same. A refusal is
-raised by the broker's own code and by a client that receives its code, so both sides share one word.
+same again make sense, and ``effect``, may the operation have taken effect all the same. A refusal
+is raised by the broker's own code and by a client that receives its code, so both sides share one
+word.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class ConfigError(TxmqError, ValueError):
 
 
 class UsageError(TxmqError):
-    """Something was called in the wrong state: not started, closed, or nested where it cannot be."""
+    """Something was called in the wrong state: not started, closed, or nested where it cannot
+    be.
+    """
 
 
 class LimitExceeded(TxmqError):

@@ -1,7 +1,8 @@
-"""What a message's properties say on arrival, and how they are stored: one look for everything the broker needs.
+"""What a message's properties say on arrival, and how they are stored: one look for everything the
+broker needs.
 
-A regular expression reads all of it at once; asking for one property after another took three times as
-long, and this runs for every message.
+A regular expression reads all of it at once; asking for one property after another took three
+times as long, and this runs for every message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Pulls that found nothing and wait for a message: which to wake, and which have waited long enough."""
+"""Pulls that found nothing and wait for a message: which to wake, and which have waited long
+enough.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ class Trail:
             self._still_at = now
 
     def base(self, start: float) -> tuple[float, int]:
-        """Where the counter stood at a moment, or as near to it as is remembered: when, and where."""
+        """Where the counter stood at a moment, or as near to it as is remembered: when, and
+        where.
+        """
         still_at = start
         at, total = start, 0
         for at, total, moved_after in reversed(self._samples):

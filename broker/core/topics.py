@@ -1,4 +1,6 @@
-"""Topics: what they are called, how many queues they have, what they allow, and how they come to be."""
+"""Topics: what they are called, how many queues they have, what they allow, and how they come to
+be.
+"""
 
 from __future__ import annotations
 

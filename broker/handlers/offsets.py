@@ -80,7 +80,8 @@ class OffsetHandlers:
         """15: a group says how far it has come."""
         del connection
         header = request.read(OffsetCommit)
-        # The Node client says -1 where it has consumed nothing yet: that is no offset, and no fault.
+        # The Node client says -1 where it has consumed nothing yet: that is no offset, and no
+        # fault.
         if header.commit_offset >= 0:
             self._offsets.put(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
@@ -150,9 +151,9 @@ def offset_by_time(
 ) -> int:
     """The offset of the message stored nearest to a time.
 
-    Without a boundary this is RocketMQ 4.9's rule: the nearer neighbour, the earlier one of two equally
-    near, the last message for any later time. With ``lower`` it is the first message at or after the
-    time, with ``upper`` the last one at or before it.
+    Without a boundary this is RocketMQ 4.9's rule: the nearer neighbour, the earlier one of two
+    equally near, the last message for any later time. With ``lower`` it is the first message at or
+    after the time, with ``upper`` the last one at or before it.
     """
     low, high = queue.min_offset, queue.max_offset
     end = high

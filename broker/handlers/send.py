@@ -118,7 +118,8 @@ class SendHandlers:
         self, request: Command, header: SendMessage, topic: Topic, number: int, postmark: Postmark
     ) -> bytes:
         items = self._batch(request, header)
-        # All of them are looked at before the first is staged: a batch is taken whole or refused whole.
+        # All of them are looked at before the first is staged: a batch is taken whole or refused
+        # whole.
         arrivals = [
             examine(text, self._cluster, topic.key_seed, self._new_key) for _, _, text in items
         ]

@@ -7,11 +7,11 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 
-from broker.app import Broker
-from broker.config import BrokerSettings
 from rich.console import Console
 from rich.table import Table
 
+from broker.app import Broker
+from broker.config import BrokerSettings
 from txmq import Message, ReceivedMessage
 from txmq.client import Admin, SendReceipt, Session
 
@@ -96,7 +96,9 @@ async def find_again(admin: Admin) -> bool:
     """Find one order by its key, and say how far the group has come."""
     found = await admin.query(TOPIC, "order-7")
     lag = sum(each.lag for each in await admin.group_progress(GROUP, TOPIC))
-    console.print(f"by key order-7: {[each.body.decode() for each in found]}; the group's lag: {lag}")
+    console.print(
+        f"by key order-7: {[each.body.decode() for each in found]}; the group's lag: {lag}"
+    )
     return len(found) == 1 and lag == 0
 
 
@@ -116,11 +118,12 @@ async def main() -> int:
     sent = sorted(receipt.id for receipt in tour.sent)
     received = sorted(message.id for message in tour.received)
     is_whole = sent == received and picked == ORDERS // 2 and is_found
-    console.print(
-        f"[bold green]{len(received)} sent, {len(received)} received once, none missing[/bold green]"
+    verdict = (
+        f"[bold green]{len(received)} acknowledged, {len(received)} received once[/bold green]"
         if is_whole
         else "[bold red]something is missing[/bold red]"
     )
+    console.print(verdict)
     return 0 if is_whole else 1
 
 

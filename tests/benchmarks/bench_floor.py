@@ -94,8 +94,8 @@ class Floor(asyncio.Protocol):
             topic, properties = send.b.encode(), send.i.encode()
             size = RECORD.size + len(body) + 3 + len(topic) + len(properties)
             head = RECORD.pack(
-                size, RECORD_MAGIC, zlib.crc32(body) & 0x7FFFFFFF, queue, send.h, offset, position, send.f,
-                send.g, HOST, send.g, HOST, send.j, 0, len(body),
+                size, RECORD_MAGIC, zlib.crc32(body) & 0x7FFFFFFF, queue, send.h, offset, position,
+                send.f, send.g, HOST, send.g, HOST, send.j, 0, len(body),
             )  # fmt: skip
             tail = b"%c%b%b%b" % (len(topic), topic, NAME_END.pack(len(properties)), properties)
             records += (head, body, tail)

@@ -1,4 +1,6 @@
-"""Mutated frames against a real broker and its name server: answered or cut off, never a crash or a leak."""
+"""Mutated frames against a real broker and its name server: answered or cut off, never a crash or
+a leak.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ FIELDS = {
     "msgId": "7F0000010000A3470000000000000024", "isForce": "true", "srcGroup": "g", "index": "0",
     "destGroup": "h", "compareGroup": "g", "count": "10", "isOrder": "false", "cluster": "C",
 }  # fmt: skip
-LETTERS = dict(zip("abcdefghij", ["p", "Fuzz", "TBW102", "4", "0", "0", "1", "0", "", "0"], strict=True))
+LETTERS = dict(
+    zip("abcdefghij", ["p", "Fuzz", "TBW102", "4", "0", "0", "1", "0", "", "0"], strict=True)
+)
 HEARTBEAT = {
     "clientID": "c",
     "producerDataSet": [{"groupName": "p"}],
@@ -59,17 +63,34 @@ BODIES = [
     json.dumps(LOCK).encode(),
     batch.pack([batch.BatchItem(0, b"body", "KEYS\x01k\x02")] * 3),
     b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:12}}',
-    b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,"timestamp":17},"topicConfigTable":'
-    b'{"T":{"topicName":"T","perm":6,"readQueueNums":8,"writeQueueNums":8}}}}',
+    (
+        b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,"timestamp":17},'
+        b'"topicConfigTable":{"T":{"topicName":"T","perm":6,"readQueueNums":8}}}}'
+    ),
 ]
-VALUES = ["", "-1", "99999999999999999999", "0x7f", "null", "true", "\x01", "\x02", "é" * 70, "%s", "{}"]
+VALUES = [
+    "",
+    "-1",
+    "99999999999999999999",
+    "0x7f",
+    "null",
+    "true",
+    "\x01",
+    "\x02",
+    "é" * 70,
+    "%s",
+    "{}",
+]
 WORDS = [0, 1, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x01000000, 0x00FFFFFF]
 
 
 def binary_header(code: int, fields: dict[str, str], opaque: int) -> bytes:
     """RocketMQ's own form, written here so that a fault of our writer does not hide in it."""
     ext = b"".join(
-        struct.pack(">h", len(k.encode())) + k.encode() + struct.pack(">i", len(v.encode())) + v.encode()
+        struct.pack(">h", len(k.encode()))
+        + k.encode()
+        + struct.pack(">i", len(v.encode()))
+        + v.encode()
         for k, v in fields.items()
     )
     return struct.pack(">hBhiii", code, 3, 409, opaque, 0, 0) + struct.pack(">i", len(ext)) + ext
@@ -141,7 +162,9 @@ class Mutator:
 
 
 class Stream:
-    """A connection that throws frames and reads whatever comes back, and comes back when cut off."""
+    """A connection that throws frames and reads whatever comes back, and comes back when cut
+    off.
+    """
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)

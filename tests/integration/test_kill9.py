@@ -1,4 +1,6 @@
-"""Real processes, real kill -9, under load: what was acknowledged is there, where it was acknowledged."""
+"""Real processes, real kill -9, under load: what was acknowledged is there, where it was
+acknowledged.
+"""
 
 import asyncio
 import os
@@ -29,7 +31,9 @@ def broker(tmp_path) -> Iterator[BrokerProcess]:
     running.close()
 
 
-async def load(names: str, acknowledged: Acknowledged, enough: int, is_dying: asyncio.Event) -> None:
+async def load(
+    names: str, acknowledged: Acknowledged, enough: int, is_dying: asyncio.Event
+) -> None:
     """Send until the broker dies, noting what it acknowledged."""
     async with Session(names, answer_s=5.0) as session:
         admin = Admin(session)

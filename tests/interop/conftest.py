@@ -10,9 +10,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 for module in ("interop_clients", "interop_stage", "interop_scenarios"):
     pytest.register_assert_rewrite(module)  # their assertions explain themselves too
 
-from tests.serving import BrokerProcess  # noqa: E402
 from interop_clients import Unprepared, prepare_cpp, prepare_ons  # noqa: E402
 from interop_stage import Stage  # noqa: E402
+
+from tests.serving import BrokerProcess  # noqa: E402
 
 
 def prepared(prepare):

@@ -2,6 +2,7 @@
 
 import interop_scenarios as scenarios
 import pytest
+
 from tests.serving import BrokerProcess
 
 

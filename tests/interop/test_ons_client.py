@@ -7,8 +7,9 @@ import hashlib
 
 import interop_scenarios as scenarios
 import pytest
-from tests.serving import BrokerProcess
 from interop_stage import QUEUES
+
+from tests.serving import BrokerProcess
 
 CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]
 

@@ -1,4 +1,6 @@
-"""A stage for one named scenario: the same cluster, consumers and checkers, and a sender by hand."""
+"""A stage for one named scenario: the same cluster, consumers and checkers, and a sender by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +79,9 @@ class Play:
                 return event
         raise AssertionError("an attempt ends in one way or the other")
 
-    async def deliver(self, send: Send | None = None) -> None:
-        """Send until it is acknowledged."""
-        await self.sender.deliver(self.session, send or self.compose())
+    async def deliver(self, send: Send | None = None, attempt: int = 0) -> None:
+        """Send until it is acknowledged; attempts made before are not counted again."""
+        await self.sender.deliver(self.session, send or self.compose(), attempt)
 
     async def back(self) -> None:
         """Start the broker again and wait until it serves."""

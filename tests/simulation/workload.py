@@ -211,9 +211,8 @@ class Producer(Client):
         ids = [session.ids.next() for _ in bodies]
         return Send(name, topic, queue, tuple(bodies), tuple(ids), tuple(tags), is_batch)
 
-    async def deliver(self, session: Session, send: Send) -> None:
-        """Send until it is acknowledged."""
-        attempt = 0
+    async def deliver(self, session: Session, send: Send, attempt: int = 0) -> None:
+        """Send until it is acknowledged; attempts made before are not counted again."""
         while not await self.attempt(Admin(session), send, attempt):
             await self._pause(attempt)
             attempt += 1

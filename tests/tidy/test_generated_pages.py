@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tools import wire_reference
 from typer.testing import CliRunner
 
 from broker.testing import embedded
+from tools import wire_reference
 from txmq.cli.root import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -51,7 +51,9 @@ def test_every_error_says_whether_to_retry_and_whether_it_took_effect(leaf):
 
 
 def test_every_refusal_has_a_code_of_its_own():
-    codes = [leaf.code for leaf in leaves(errors.BrokerRefused) if leaf is not errors.UnknownRefusal]
+    codes = [
+        leaf.code for leaf in leaves(errors.BrokerRefused) if leaf is not errors.UnknownRefusal
+    ]
 
     assert len(set(codes)) == len(codes)
 

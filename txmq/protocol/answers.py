@@ -59,7 +59,9 @@ def sent(
 def pulled(
     to: Command, code: int, bounds: tuple[int, int, int], remark: str, records: list[bytes]
 ) -> bytes:
-    """The answer to a pull, found or not; ``bounds`` are the next, the least and the last offset."""
+    """The answer to a pull, found or not; ``bounds`` are the next, the least and the last
+    offset.
+    """
     next_offset, min_offset, max_offset = bounds
     if to.kind == JSON:
         header = _PULLED % (code, max_offset, min_offset, next_offset, to.opaque, _text(remark))

@@ -1,7 +1,7 @@
 """The JSON bodies of requests and answers, each declared once with its wire names.
 
-Reading tries strict JSON first and RocketMQ's own dialect second. Writing is strict and without white
-space; the maps whose keys are queues are written with objects as keys, which Java insists on.
+Reading tries strict JSON first and RocketMQ's own dialect second. Writing is strict and without
+white space; the maps whose keys are queues are written with objects as keys, which Java insists on.
 """
 
 from __future__ import annotations

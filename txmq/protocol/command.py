@@ -1,7 +1,8 @@
 """One request or answer: the header of a frame as a value, in either of its two written forms.
 
-The fields a request carries stay as they came until somebody asks for them by shape: a header is read
-in two steps, and the second one, :meth:`Command.read`, goes straight from bytes to typed attributes.
+The fields a request carries stay as they came until somebody asks for them by shape: a header is
+read in two steps, and the second one, :meth:`Command.read`, goes straight from bytes to typed
+attributes.
 """
 
 from __future__ import annotations
@@ -78,10 +79,11 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
             try:
                 decoder = _decoders.get(shape) or shape.json_decoder()
                 found: H = decoder.decode(ext)
-                return found
             except fastjson.NOT_STRICT:
                 # Numbers and truths that are not strings, or fastjson's dialect: the slow way.
                 pass
+            else:
+                return found
         try:
             return msgspec.convert(self.field_map(), shape, strict=False)
         except msgspec.ValidationError as problem:

@@ -1,8 +1,9 @@
 """The JSON dialect that RocketMQ's Java side reads and, in places, writes.
 
-It differs from JSON in what it tolerates: bare integer or word keys, an object used as a key, single
-quotes, trailing commas. Strict JSON is tried first everywhere (msgspec is much faster); this reader is
-the second try, and the writer serves the few bodies that Java accepts only with objects as keys.
+It differs from JSON in what it tolerates: bare integer or word keys, an object used as a key,
+single quotes, trailing commas. Strict JSON is tried first everywhere (msgspec is much faster); this
+reader is the second try, and the writer serves the few bodies that Java accepts only with objects
+as keys.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ObjectKey: TypeAlias = tuple[tuple[str, "Value"], ...]
 """An object that stood where a key stands: its members, sorted by name."""
 
 Key: TypeAlias = "str | ObjectKey"
-Value: TypeAlias = "None | bool | int | float | str | list[Value] | dict[Key, Value]"
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[Key, Value] | None"
 
 NOT_STRICT: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises at text that is not strict JSON of the wanted shape: broken UTF-8 and deep
@@ -176,7 +177,7 @@ class _Reader:
         if head in ("u", "x"):
             size = 4 if head == "u" else 2
             digits = self._text[self._at : self._at + size]
-            if not re.fullmatch(r"[0-9a-fA-F]{%d}" % size, digits):
+            if not re.fullmatch(rf"[0-9a-fA-F]{{{size}}}", digits):
                 raise self.fault("a broken escape")
             self._at += size
             return chr(int(digits, 16))

@@ -1,8 +1,8 @@
 """Cut a byte stream into frames.
 
-A frame is four bytes of length, then a word whose top byte tells how the header is written and whose
-low 24 bits are the header's length, then header, then body. The reader keeps only bytes that really
-arrived: a length that claims more than the limit is refused before anything is kept for it.
+A frame is four bytes of length, then a word whose top byte tells how the header is written and
+whose low 24 bits are the header's length, then header, then body. The reader keeps only bytes that
+really arrived: a length that claims more than the limit is refused before anything is kept for it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class FrameReader:
         """Take what arrived and return the frames it completes, in order.
 
         Raises:
-            RemoteProtocolError: The lengths contradict each other or the limit, or the header's form
+            RemoteProtocolError: The lengths contradict each other or the limit, or the header's
+            form
                 is unknown. Frames before the fault in the same data are lost with the connection.
         """
         if self._held:

@@ -312,7 +312,9 @@ class NamedGroup(Header):
 
 
 class ConsumeStatsQuery(Header):
-    """208: how far a group has come, in one topic, in several joined by ``;``, or in all it knows."""
+    """208: how far a group has come, in one topic, in several joined by ``;``, or in all it
+    knows.
+    """
 
     consumer_group: str
     topic: str | None = None

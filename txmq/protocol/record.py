@@ -1,7 +1,8 @@
 """The message as it is stored, pulled and shown: one layout for disk and wire.
 
 The fields up to the body have fixed places when both hosts are IPv4, which is nearly always; those
-places are named here because offsets and types are patched in copied bytes without reading the rest.
+places are named here because offsets and types are patched in copied bytes without reading the
+rest.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def head_of(
 ) -> tuple[bytes, int]:
     """What stands before the body, and the size of the whole record.
 
-    A record is head, body and tail (:func:`tail_of`); writers join many of them, so no body is copied
-    twice. The IPv6 bits of ``sys_flag`` must agree with the hosts' lengths.
+    A record is head, body and tail (:func:`tail_of`); writers join many of them, so no body is
+    copied twice. The IPv6 bits of ``sys_flag`` must agree with the hosts' lengths.
     """
     crc = crc32(body) & 0x7FFFFFFF
     body_size = len(body)

@@ -1,8 +1,8 @@
 """One end of a stream: reads requests and answers, writes requests and answers.
 
-The way of a request through here is plain calls on bytes: cut, decode, hand to the service, collect the
-answers of everything that arrived together, write them in one go. A service may also answer later, by
-:meth:`Connection.send` and :meth:`Connection.flush`.
+The way of a request through here is plain calls on bytes: cut, decode, hand to the service,
+collect the answers of everything that arrived together, write them in one go. A service may also
+answer later, by :meth:`Connection.send` and :meth:`Connection.flush`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Service(Protocol):
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
     """Answer every request with "not supported"."""
+    del connection
     if request.is_oneway:
         return None
     remark = f" request type {int(request.code)} not supported"
@@ -60,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._exchange: Exchange[asyncio.Future[Command]] = Exchange()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
         self._unread = False
         self.address = ""
@@ -109,6 +111,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail whoever still waits for an answer."""
+        del exc
         self._transport = None
         self._out.clear()
         if self._timer is not None:
@@ -174,7 +177,7 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
-        self.send(commands.request(code, 0, header, body=body, oneway=True))
+        self.send(commands.request(code, self._exchange.number(), header, body=body, oneway=True))
         self.flush()
 
     async def ask(
@@ -195,10 +198,10 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost(f"{self.address} is closed")
         waiter: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
-        self.send(commands.request(code, opaque, header, body=body))
-        self.flush()
-        self._watch()
         try:
+            self.send(commands.request(code, opaque, header, body=body))
+            self.flush()
+            self._watch()
             return await waiter
         finally:
             self._exchange.take(opaque)
@@ -232,9 +235,13 @@ class Connection(asyncio.Protocol):
 
     def _watch(self) -> None:
         deadline = self._exchange.next_deadline()
-        if self._timer is None and deadline is not None:
-            delay = max(0.0, deadline - self._clock.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(0.0, deadline - self._clock.monotonic())
+        self._timer_at = deadline
+        self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
 
     def _expire(self) -> None:
         self._timer = None

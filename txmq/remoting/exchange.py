@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = ["Exchange"]
 
 W = TypeVar("W")
 
-_OPAQUE_MAX = 2**31 - 1
+_OPAQUE_MAX: Final = 2**31 - 1
+_STALE_MAX: Final = 256
+"""Deadlines of requests long answered that are kept before they are swept together."""
 
 
 class Exchange(Generic[W]):
@@ -23,14 +25,22 @@ class Exchange(Generic[W]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def open(self, waiter: W, deadline: float) -> int:
-        """Remember a waiter and return the number its request must carry."""
+    def number(self) -> int:
+        """A number that nobody waits for, as requests carry that are not answered."""
         opaque = self._next
         while opaque in self._waiting:
             opaque = (opaque + 1) & _OPAQUE_MAX
         self._next = (opaque + 1) & _OPAQUE_MAX
+        return opaque
+
+    def open(self, waiter: W, deadline: float) -> int:
+        """Remember a waiter and return the number its request must carry."""
+        opaque = self.number()
         self._waiting[opaque] = waiter
         heapq.heappush(self._deadlines, (deadline, opaque))
+        if len(self._deadlines) > 2 * len(self._waiting) + _STALE_MAX:
+            self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
+            heapq.heapify(self._deadlines)
         return opaque
 
     def take(self, opaque: int) -> W | None:

@@ -1,4 +1,6 @@
-"""The connections of a client: one per address, opened when first needed, opened again when lost."""
+"""The connections of a client: one per address, opened when first needed, opened again when
+lost.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The disk: files by relative path under one root, written at positions and synced on demand.
 
-Paths use ``/`` and are relative to the root, so no caller ever needs to know where it lies. What was
-written but not synced may be lost, in whole or in part, when the power goes: callers that promise
-durability call ``sync`` and believe nothing before it returns.
+Paths use ``/`` and are relative to the root, so no caller ever needs to know where it lies. What
+was written but not synced may be lost, in whole or in part, when the power goes: callers that
+promise durability call ``sync`` and believe nothing before it returns.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Disk(Protocol):
         ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Put a small file in place whole and durable: after a crash it is the old one or the new."""
+        """Put a small file in place whole and durable: after a crash it is the old one or the
+        new.
+        """
         ...
 
     def remove(self, path: str) -> None:

@@ -1,7 +1,7 @@
 """Pytest fixtures: a real broker for the test that asks for one.
 
-Installed with txmq; nothing has to be imported. Needs the extra ``txmq[broker]`` only where the fixture
-is used.
+Installed with txmq; nothing has to be imported. Needs the extra ``txmq[broker]`` only where the
+fixture is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ __all__ = ["txmq_broker"]
 
 @pytest.fixture
 def txmq_broker() -> Iterator[BrokerThread]:
-    """A broker of this test's own: ``.names`` is what a client needs, ``.address`` the broker itself."""
+    """A broker of this test's own: ``.names`` is what a client needs, ``.address`` the broker
+    itself.
+    """
     from broker.testing import BrokerThread
 
     with BrokerThread() as running:

@@ -1,0 +1,185 @@
+"""Disks that fail, fill up, slow down or lie, each by name. Every checker looks at each, too."""
+
+import asyncio
+import errno
+
+from tests.simulation.history import Acknowledged, Down, Refused
+from tests.simulation.mix import kib
+from tests.simulation.play import play
+from tests.simulation.workload import AUTO_TOPIC
+from txmq.errors import Effect
+from txmq.testing import Loss
+from txmq.testing.pages import PAGE
+
+
+def test_a_full_disk_refuses_sends_and_takes_them_again_when_there_is_room():
+    """S7: no restart is needed, and nothing of what was refused is there."""
+
+    async def act(play):
+        await play.deliver()
+        disk = play.broker.disk
+        disk.capacity = disk.space().used
+        refusals = [await play.attempt(play.compose(20)) for _ in range(8)]
+        assert all(isinstance(each, Refused) for each in refusals)
+        assert all(each.effect is Effect.NONE for each in refusals)
+        assert all("ServiceUnavailable" in each.reason for each in refusals)
+        got = await play.admin.pull(play.queue, 0)
+        assert got.messages[0].offset == 0
+
+        disk.capacity = None
+
+        assert isinstance(await play.attempt(), Acknowledged)
+        assert play.broker.lives == 1
+
+    play(act, body_max=2000)
+
+
+def test_a_disk_that_fills_up_as_a_new_file_begins():
+    async def act(play):
+        disk = play.broker.disk
+        for room in range(12):
+            disk.capacity = disk.space().used + room * PAGE // 4
+            for _ in range(3):
+                await play.attempt(play.compose(2))
+            disk.capacity = None
+            await play.deliver()
+        await play.broker.kill()
+        await play.back()
+
+    play(act, segment=kib(4), checkpoint=kib(1), body_max=3000)
+
+
+def test_a_disk_remounted_read_only_refuses_sends_and_serves_what_is_there():
+    """S9."""
+
+    async def act(play):
+        await play.deliver()
+        play.broker.disk.fail_writes(error=errno.EROFS)
+        ended = await play.attempt()
+        assert isinstance(ended, Refused)
+        assert ended.effect is Effect.NONE
+        assert (await play.admin.pull(play.queue, 0)).found
+
+        play.broker.disk.repair()
+
+        assert isinstance(await play.attempt(), Acknowledged)
+
+    play(act)
+
+
+def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing():
+    """S6: what the disk holds is not known any more, and the next sync would only say that it is
+    well.
+    """
+
+    async def act(play):
+        await play.deliver()
+        play.broker.disk.fail_next_sync()
+
+        sends = [play.compose() for _ in range(5)]
+        ended = await asyncio.gather(*[play.attempt(each) for each in sends])
+
+        assert all(isinstance(each, Refused) for each in ended)
+        assert all(each.effect is Effect.MAYBE for each in ended)
+        (down,) = play.seen(Down)
+        assert down.how.startswith("failed: the disk could not make the log durable")
+        await play.back()
+        await play.deliver()
+
+    play(act)
+
+
+def test_after_a_failed_sync_a_restart_does_not_trust_the_cache():
+    """S6: the system takes the pages for clean, though the disk never had them.
+
+    The broker that starts next reads them from the cache; what it then shows must be durable.
+    """
+
+    async def act(play):
+        for _ in range(10):
+            await play.deliver()
+            play.broker.wire.before(1, play.broker.disk.fail_next_sync, "sync")
+            await play.attempt(play.compose(3))
+            await asyncio.sleep(0.1)
+            assert not play.broker.is_serving
+            await play.back()
+            await play.deliver()
+            await play.broker.crash(Loss.EVERYTHING)
+            await play.back()
+
+    play(act, segment=kib(4), checkpoint=kib(1))
+
+
+def test_a_failed_sync_of_an_index_does_not_outlive_the_restart():
+    """The same for the indexes: a chunk that only the cache has must not be built upon."""
+
+    async def act(play):
+        for _ in range(6):
+            await play.deliver(play.compose(3))
+            # A checkpoint follows the spans: its sync is the third from here, after two of the log.
+            play.broker.wire.before(3, play.broker.disk.fail_next_sync, "sync")
+            for _ in range(3):
+                await play.attempt(play.compose(3))
+            play.broker.wire.clear()
+            play.broker.disk.repair()
+            await play.back()
+            await play.deliver()
+            await play.broker.crash(Loss.PAGES)
+            await play.back()
+
+    play(act, segment=kib(64), checkpoint=kib(1), body_max=600, recovery_chance=1.0)
+
+
+def test_a_slow_disk_answers_busy_instead_of_letting_everybody_wait():
+    """S10: once a sync takes too long, sends are refused at once, and none of them is stored."""
+
+    async def act(play):
+        await play.deliver()
+        play.broker.disk.slow_sync(2.5)
+        first = asyncio.create_task(play.attempt())
+        await asyncio.sleep(1.5)
+
+        at = play.world.now()
+        refused = [await play.attempt() for _ in range(3)]
+
+        assert play.world.now() - at < 0.1
+        assert all("BrokerBusy" in each.reason for each in refused)
+        assert all(each.effect is Effect.NONE for each in refused)
+        play.broker.disk.slow_sync(0.001)
+        assert isinstance(await first, Acknowledged)
+        assert isinstance(await play.attempt(), Acknowledged)
+
+    play(act)
+
+
+def test_a_topic_that_could_not_be_saved_takes_no_messages():
+    """Or a restart would not know it, and its messages with it."""
+
+    async def act(play):
+        play.broker.disk.fail_writes(1)
+        send = play.compose(topic=AUTO_TOPIC)
+        ended = await play.attempt(send)
+        assert isinstance(ended, Refused)
+
+        await play.deliver(send, 1)
+        await play.broker.stop()
+
+        await play.back()
+        assert play.broker.broker.topics.find(AUTO_TOPIC) is not None
+
+    play(act, is_auto_created=True)
+
+
+def test_a_broker_stops_in_order_though_its_tables_cannot_be_saved():
+    async def act(play):
+        await play.deliver()
+        await play.admin.commit_offset("somebody", play.queue, 1)
+        play.broker.disk.fail_writes(error=errno.EROFS)
+
+        await play.broker.stop()
+
+        assert play.seen(Down)[-1].how == "stopped"
+        play.broker.disk.repair()
+        await play.back()
+
+    play(act)

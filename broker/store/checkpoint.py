@@ -113,8 +113,7 @@ def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> t
         table += (_SHORT.pack(len(name)), name, _QUEUE.pack(run.number, run.first, run.entries))
         entries.append(data)
         runs.append(run)
-    key_bytes = keys.sorted_before(stretch.end)
-    key_count = len(key_bytes) // ENTRY_BYTES
+    key_count, key_bytes = keys.before(stretch.end)
     table_bytes, entry_bytes = b"".join(table), b"".join(entries)
     body = entry_bytes + key_bytes
     size = _HEAD.size + len(table_bytes) + len(body)
@@ -236,6 +235,6 @@ class IndexFile:
 
     def key_run(self, chunk: Chunk) -> KeyRun:
         """The place of the chunk's keys."""
-        start, _, first_ms, last_ms = chunk.stretch
+        _, _, first_ms, last_ms = chunk.stretch
         body = self._body(chunk)
-        return KeyRun(start, first_ms, last_ms, self.segment, body, chunk.keys_at, chunk.keys)
+        return KeyRun(first_ms, last_ms, self.segment, body, chunk.keys_at, chunk.keys)

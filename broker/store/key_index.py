@@ -1,13 +1,15 @@
 """Find messages by key: a hash and a place for each, in memory until a checkpoint saves them.
 
-An entry is one number: the key's 32-bit hash above its record's distance from where the run begins.
-Hashes collide; whoever reads the record compares the key itself.
+Entries stay in the order of the log; nothing is sorted, for messages come often and questions
+rarely. A search is one pass over the hashes of a run, at the speed of memory. Hashes collide;
+whoever reads the record compares the key itself.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -18,9 +20,9 @@ from txmq.protocol.checksum import crc32
 
 __all__ = ["ENTRY_BYTES", "KeyIndex", "KeyRun", "key_hash", "keys_in", "topic_seed"]
 
-ENTRY_BYTES: Final = 8
-_LOW: Final = 0xFFFFFFFF
-_REACH: Final = 1 << 32
+HASH_BYTES: Final = 4
+POSITION_BYTES: Final = 8
+ENTRY_BYTES: Final = HASH_BYTES + POSITION_BYTES
 
 
 def topic_seed(topic: str) -> int:
@@ -34,9 +36,8 @@ def key_hash(seed: int, key: str) -> int:
 
 
 class KeyRun(NamedTuple):
-    """Sorted entries in an index file."""
+    """Entries in an index file: first all hashes, then all positions."""
 
-    base: int
     first_ms: int
     last_ms: int
     segment: int
@@ -50,41 +51,27 @@ class KeyIndex:
 
     def __init__(self) -> None:
         self._runs: list[KeyRun] = []
-        self._base = 0
-        self._growing = array("Q")
+        self._hashes = array("I")
+        self._positions = array("Q")
 
-    def begin(self, base: int) -> None:
-        """Start with an empty run at a position of the log."""
-        self._base = base
-        self._growing = array("Q")
+    def extend(self, hashes: list[int], positions: list[int]) -> None:
+        """Note the keys of many records, in the order of the log."""
+        self._hashes.extend(hashes)
+        self._positions.extend(positions)
 
-    @property
-    def reach(self) -> int:
-        """Where the positions end that fit into the growing run; keys behind cannot be searched.
-
-        It matters only where indexes could not be saved for all of this way.
-        """
-        return self._base + _REACH
-
-    def extend(self, found: list[tuple[int, int]]) -> None:
-        """Note the keys of many records, as pairs of hash and position."""
-        base = self._base
-        self._growing.extend([hashed << 32 | position - base for hashed, position in found])
-
-    def sorted_before(self, position: int) -> bytes:
-        """The growing run's entries before a position of the log, as an index file holds them."""
-        distance = position - self._base
-        run = array("Q", sorted(entry for entry in self._growing if entry & _LOW < distance))
+    def before(self, position: int) -> tuple[int, bytes]:
+        """The growing run's entries before a position, counted and as an index file holds them."""
+        count = bisect_left(self._positions, position)
+        hashes, positions = self._hashes[:count], self._positions[:count]
         if sys.byteorder == "little":
-            run.byteswap()
-        return run.tobytes()
+            hashes.byteswap()
+            positions.byteswap()
+        return count, hashes.tobytes() + positions.tobytes()
 
-    def saved(self, run: KeyRun, upto: int) -> None:
-        """Forget the entries that a saved run holds; the growing one now begins at ``upto``."""
-        shift = upto - self._base
-        rest = (entry for entry in self._growing if entry & _LOW >= shift)
-        self._growing = array("Q", [entry - shift for entry in rest])
-        self._base = upto
+    def saved(self, run: KeyRun) -> None:
+        """Forget the oldest entries of the growing run, which a saved one now holds."""
+        del self._hashes[: run.entries]
+        del self._positions[: run.entries]
         self._runs.append(run)
 
     def add_run(self, run: KeyRun) -> None:
@@ -96,33 +83,37 @@ class KeyIndex:
         self._runs = [run for run in self._runs if run.segment >= segment]
 
     def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Where records with this hash lie, newest first, from runs that touch a range of time."""
+        """Where records with this hash lie, newest first, from runs that touch a range of time.
+
+        Raises:
+            CorruptRecord: An index file differs from what was written.
+        """
         # A message may name a key twice; its place is given once.
-        growing = [self._base + (entry & _LOW) for entry in self._growing if entry >> 32 == hashed]
-        yield from dict.fromkeys(reversed(growing))
+        mark = hashed.to_bytes(HASH_BYTES, sys.byteorder)
+        numbers = _numbers_of(mark, self._hashes.tobytes())
+        yield from dict.fromkeys([self._positions[number] for number in numbers])
         for run in reversed(self._runs):
             if run.first_ms <= end_ms and run.last_ms >= begin_ms:
-                yield from dict.fromkeys(reversed(_search(run, hashed)))
+                yield from dict.fromkeys(_search(run, hashed))
 
 
 def _search(run: KeyRun, hashed: int) -> list[int]:
-    low, high = 0, run.entries
-    while low < high:
-        middle = (low + high) // 2
-        if _entry(run, middle) >> 32 < hashed:
-            low = middle + 1
-        else:
-            high = middle
+    hashes = run.file.read(run.at, run.entries * HASH_BYTES)
+    positions_at = run.at + run.entries * HASH_BYTES
     found: list[int] = []
-    while low < run.entries and (entry := _entry(run, low)) >> 32 == hashed:
-        found.append(run.base + (entry & _LOW))
-        low += 1
+    for number in _numbers_of(hashed.to_bytes(HASH_BYTES, "big"), hashes):
+        data = run.file.read(positions_at + number * POSITION_BYTES, POSITION_BYTES)
+        found.append(int.from_bytes(data, "big"))
     return found
 
 
-def _entry(run: KeyRun, number: int) -> int:
-    data = run.file.read(run.at + number * ENTRY_BYTES, ENTRY_BYTES)
-    return int.from_bytes(data, "big")
+def _numbers_of(mark: bytes, hashes: bytes) -> Iterator[int]:
+    """Which of many hashes are this one, last first."""
+    at = hashes.rfind(mark)
+    while at >= 0:
+        if at % HASH_BYTES == 0:
+            yield at // HASH_BYTES
+        at = hashes.rfind(mark, 0, at + HASH_BYTES - 1)
 
 
 def keys_in(text: str) -> list[str]:

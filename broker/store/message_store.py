@@ -126,7 +126,7 @@ class MessageStore:
     def _recover(self) -> Recovery:
         scanned = found = cut = 0
         extents = self._segments.extents()
-        self._drop_stray_indexes(extents)
+        self._refuse_stray_indexes(extents)
         newest = newest_indexed(self._disk)
         for extent in extents:
             self._load_index(extent, is_newest=extent.start == newest)
@@ -141,10 +141,10 @@ class MessageStore:
                 self._segments.harden(start, result.end)
             if result.is_torn:
                 cut = self._segments.end - result.end
-                self._segments.cut(result.end)
                 for later in extents:
                     if later.start > extent.start:
                         self._disk.remove(path_of(later.start))
+                self._segments.cut(result.end)
                 break
             if extent is not extents[-1] and self._checkpointed < extent.end:
                 pending = self._write_chunk(self._stretch_to(extent.end, extent))
@@ -152,18 +152,22 @@ class MessageStore:
                 self.confirm_checkpoint(pending)
         return Recovery(scanned, found, cut)
 
-    def _drop_stray_indexes(self, extents: list[Extent]) -> None:
+    def _refuse_stray_indexes(self, extents: list[Extent]) -> None:
+        # Whatever deletes a file of the log here deletes its index first, so this was somebody
+        # else.
         kept = {extent.start for extent in extents}
         for segment in indexed_segments(self._disk):
             if segment in kept:
                 continue
-            if not extents or segment < extents[-1].start:
+            index = IndexFile(self._disk, segment)
+            is_empty = index.file.size() == 0
+            index.file.close()
+            if not is_empty:
                 raise CorruptRecord(
                     segment,
                     "a file of the log is missing there; put it back, or delete "
                     f"{path_of(segment)} as well to go on without its messages",
                 )
-            # The log ends before: a crash or a restore from a backup took what this speaks of.
             self._disk.remove(path_of(segment))
 
     def _load_index(self, extent: Extent, *, is_newest: bool) -> None:
@@ -180,7 +184,6 @@ class MessageStore:
             self._checkpointed = chunk.stretch.end
         self._checkpointed = max(self._checkpointed, extent.start)
         self._first_ms = self.last_ms
-        self._keys.begin(self._checkpointed)
 
     def _restore(self, record: Record, size: int) -> None:
         self.last_ms = max(self.last_ms, record.stored_ms)
@@ -197,9 +200,8 @@ class MessageStore:
                 f"behind {queue.max_offset}",
             )
         seed = topic_seed(record.topic)
-        found = [(key_hash(seed, key), record.position) for key in keys_in(record.properties)]
-        if record.position < self._keys.reach:
-            self._keys.extend(found)
+        hashes = [key_hash(seed, key) for key in keys_in(record.properties)]
+        self._keys.extend(hashes, [record.position] * len(hashes))
 
     def close(self) -> None:
         """Let go of the directory; what is staged is lost, what is written stays."""
@@ -287,8 +289,10 @@ class MessageStore:
         """Make a span's messages visible to readers."""
         for queue, position, size, tags_code, _ in span.staged:
             queue.publish(position, size, tags_code)
-        if span.end <= self._keys.reach:
-            self._keys.extend([(hashed, each[1]) for each in span.staged for hashed in each[4]])
+        self._keys.extend(
+            [hashed for each in span.staged for hashed in each[4]],
+            [each[1] for each in span.staged for _ in each[4]],
+        )
         self._published = span.end
         segment = self._segments.tail_start
         if span.end <= segment:
@@ -400,7 +404,7 @@ class MessageStore:
         stretch = done.chunk.stretch
         for run, block in done.file.blocks(done.chunk):
             self.queue(run.topic, run.number).saved(block)
-        self._keys.saved(done.file.key_run(done.chunk), stretch.end)
+        self._keys.saved(done.file.key_run(done.chunk))
         self._checkpointed = stretch.end
         self._first_ms = stretch.last_ms
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from txmq.errors import ConnectFailed, NoPermission, TopicNotFound
@@ -122,13 +123,20 @@ class RouteTable:
             return None
         return found[0]
 
+    def last(self, topic: str) -> Route | None:
+        """The topic's route as it was last known, for when there is nobody to ask."""
+        found = self._routes.get(topic)
+        return None if found is None else found[0]
+
     def put(self, route: Route, now: float) -> None:
         """Remember a route as it is now."""
         self._routes[route.topic] = (route, now)
 
     def forget(self, topic: str) -> None:
         """Ask again before this topic is used again: something about its route was wrong."""
-        self._routes.pop(topic, None)
+        found = self._routes.get(topic)
+        if found is not None:
+            self._routes[topic] = (found[0], -inf)
 
     def next_queue(self, route: Route, first: int) -> Queue:
         """The queue whose turn it is to be written to.

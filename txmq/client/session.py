@@ -196,19 +196,19 @@ class Session:
     # Routes
 
     async def route(self, topic: str) -> Route:
-        """Where a topic lives.
+        """Where a topic lives; while no name server answers, where it lived when one last did.
 
         Raises:
             UsageError: The session is not open.
             TopicNotFound: No broker has it.
-            TransportError: No name server answers.
+            TransportError: No name server answers, and none ever did.
         """
         found = self._table.get(topic, self.clock.monotonic())
         if found is not None:
             return found
         asking = self._asking.get(topic)
         if asking is None:
-            asking = asyncio.ensure_future(self._ask_route(topic))
+            asking = asyncio.ensure_future(self._learn_route(topic))
             self._asking[topic] = asking
             asking.add_done_callback(lambda task: self._settle(topic, task))
         # Shielded: many may wait for one answer, and one that gives up must not take it from all.
@@ -273,6 +273,17 @@ class Session:
         if queue.broker not in route.addresses:
             route = await self.fresh_route(queue.topic)
         return route.reader(queue.broker) if reading else route.master(queue.broker)
+
+    async def _learn_route(self, topic: str) -> Route:
+        try:
+            return await self._ask_route(topic)
+        except TransportError:
+            known = self._table.last(topic)
+            if known is None:
+                raise
+            # Believed for a while again: to ask in vain takes its time.
+            self._table.put(known, self.clock.monotonic())
+            return known
 
     async def _ask_route(self, topic: str) -> Route:
         route = route_of(topic, await self._ask_about(topic))

@@ -19,14 +19,13 @@ PATH = path_of(0)
 def indexes(topics=("T",), numbers=(0, 1), first=0):
     """Queues with some messages, and their keys."""
     queues, keys = [], KeyIndex()
-    keys.begin(first)
     at = first
     for topic in topics:
         for number in numbers:
             queue = ConsumeQueue(topic, number, floor=number)
             for _ in range(3):
                 queue.publish(at, 10, -at)
-                keys.extend([(at % 3, at)])
+                keys.extend([at % 3], [at])
                 at += 10
             queues.append(queue)
     return queues, keys

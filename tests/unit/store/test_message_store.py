@@ -234,7 +234,7 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
 
     queue = shelf.store.find_queue("T", 0)
     assert len(queue._tail) < ENTRY.size
-    assert len(shelf.store._keys._growing) == 0
+    assert len(shelf.store._keys._positions) == 0
     assert len(shelf.store._last_ms) == len(shelf.log_files())
     while len(shelf.store.completed_files()):
         shelf.drop_first_file()

@@ -117,6 +117,8 @@ class Flusher:
             BrokerBusy: Too much waits for the disk, or waits too long.
             ServiceUnavailable: Writes are refused now.
         """
+        if self._turn_ms and self._store.log.next_position > self._turn_end:
+            self._end_turn()
         if not self._turn_ms:
             self._admission.check()
             self._refuse_if_behind()
@@ -144,8 +146,6 @@ class Flusher:
             tickets = self._tickets[connection] = ([], [])
         tickets[0].append(request)
         tickets[1].append(answer)
-        if self._store.log.next_position > self._turn_end:
-            self._end_turn()
 
     def _plan_turn(self) -> None:
         if not self._turn_planned:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from enum import Enum
-from struct import Struct
 from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue, Entry
 from broker.store.message_store import MessageStore
-from txmq.errors import CorruptRecord, RemoteProtocolError
+from txmq.errors import CorruptRecord
 from txmq.limits import PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import Subscription
 from txmq.protocol.checksum import crc32
-from txmq.protocol.record import Record
 
 __all__ = ["Fetched", "Outcome", "TagFilter", "fetch", "tag_filter"]
 
 _LOW: Final = 0xFFFFFFFF
-_CHECKED: Final = Struct(">III16xq48xI")
-_BODY_AT: Final = 88
-_V6_HOSTS: Final = 0x30
-_V6_AT: Final = records.SYS_FLAG_AT + 3
 _READ_TOGETHER: Final = 4
 """Records spread over at most so many times their size are read in one go and cut apart."""
 
@@ -137,58 +131,40 @@ def _take(
             return entries, len(entries)
     taken: list[Entry] = []
     for looked_at, entry in enumerate(entries):
-        if wanted is not None and entry.tags_code & _LOW not in wanted.hashes:
+        if wanted is not None and entry[2] & _LOW not in wanted.hashes:
             continue
         is_first = is_first and not taken
-        if len(taken) == count_max or (entry.size > bytes_max and not is_first):
+        if len(taken) == count_max or (entry[1] > bytes_max and not is_first):
             return taken, looked_at
         taken.append(entry)
-        bytes_max -= entry.size
+        bytes_max -= entry[1]
     return taken, len(entries)
 
 
 def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
-    record = _unpacked(data)
+    record, _ = records.unpack(data)
     return properties.find(record.properties, properties.TAGS) in wanted.words
 
 
 def _read(store: MessageStore, entries: list[Entry]) -> list[bytes]:
     if not entries:
         return []
-    start, last = entries[0].position, entries[-1]
-    stretch = last.position + last.size - start
+    start = entries[0][0]
+    stretch = entries[-1][0] + entries[-1][1] - start
     if stretch <= _READ_TOGETHER * sum([entry[1] for entry in entries]):
         data = store.read(start, stretch)
         if len(data) == stretch:
             return _cut(data, start, entries)
     # Far apart, or in two files of the log.
-    return [
-        _cut(store.read(each.position, each.size), each.position, [each])[0] for each in entries
-    ]
+    return [_cut(store.read(entry[0], entry[1]), entry[0], [entry])[0] for entry in entries]
 
 
 def _cut(data: bytes, start: int, entries: list[Entry]) -> list[bytes]:
-    """The records that lie in a stretch of the log, each compared with what should be there."""
+    """The records that lie in a stretch of the log, each compared with what was stored."""
     found: list[bytes] = []
-    for position, size, _ in entries:
-        at = position - start
-        record = data[at : at + size]
-        if len(record) != size or size < records.SMALLEST:
-            raise CorruptRecord(position, "a message is not where its queue says")
-        total, magic, crc, where, body_size = _CHECKED.unpack_from(record)
-        if total != size or magic != records.MAGIC or where != position:
-            raise CorruptRecord(position, "a message is not where its queue says")
-        if record[_V6_AT] & _V6_HOSTS:
-            _unpacked(record)
-        elif crc32(record[_BODY_AT : _BODY_AT + body_size]) & 0x7FFFFFFF != crc:
+    for position, size, _, checksum in entries:
+        record = data[position - start : position - start + size]
+        if crc32(record) != checksum:
             raise CorruptRecord(position, "a message differs from what was stored")
         found.append(record)
     return found
-
-
-def _unpacked(data: bytes) -> Record:
-    try:
-        return records.unpack(data)[0]
-    except RemoteProtocolError as problem:
-        position = int.from_bytes(data[records.POSITION_AT : records.POSITION_AT + 8], "big")
-        raise CorruptRecord(position, str(problem)) from problem

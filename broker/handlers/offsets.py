@@ -74,7 +74,7 @@ class OffsetHandlers:
         if queue is None or queue.max_offset == 0:
             return True
         first = queue.read(0, 1) if queue.min_offset == 0 else []
-        return bool(first) and self._store.log.end - first[0].position <= YOUNG_LOG_BYTES
+        return bool(first) and self._store.log.end - first[0][0] <= YOUNG_LOG_BYTES
 
     def commit(self, connection: Connection, request: Command) -> bytes:
         """15: a group says how far it has come."""

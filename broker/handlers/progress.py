@@ -196,7 +196,7 @@ class ProgressHandlers:
         queue = topic.queues[header.queue_id]
         found = _entries(queue, header.index, min(header.count, _ENTRIES_MAX))
         body = QueueEntries(
-            [QueueEntry(*each) for each in found], queue.max_offset, queue.min_offset
+            [QueueEntry(*each[:3]) for each in found], queue.max_offset, queue.min_offset
         )
         if header.consumer_group:
             wanted = self._clients.subscription(header.consumer_group, header.topic)

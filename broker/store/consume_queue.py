@@ -8,26 +8,20 @@ it is published, so nobody reads a message that a crash could still take back.
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import partial
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from broker.store.sealed import Sealed
 
 __all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
 
-ENTRY: Final = Struct(">qiq")
+ENTRY: Final = Struct(">qiqI")
 
 
-class Entry(NamedTuple):
-    """One message of a queue."""
+Entry: TypeAlias = tuple[int, int, int, int]
+"""One message of a queue: its position in the log, its size, its tag's hash, its checksum.
 
-    position: int
-    size: int
-    tags_code: int
-
-
-_entry = partial(tuple.__new__, Entry)  # An Entry of a tuple without a call in Python.
+The checksum is over every byte of the record, also those that the record's own leaves out."""
 
 
 class Block(NamedTuple):
@@ -80,11 +74,11 @@ class ConsumeQueue:
         """Entries that no index file holds yet."""
         return len(self._tail) // ENTRY.size
 
-    def publish(self, position: int, size: int, tags_code: int) -> None:
+    def publish(self, position: int, size: int, tags_code: int, checksum: int) -> None:
         """Make the next message visible."""
-        self._tail += ENTRY.pack(position, size, tags_code)
+        self._tail += ENTRY.pack(position, size, tags_code, checksum)
 
-    def restore(self, offset: int, position: int, size: int, tags_code: int) -> bool:
+    def restore(self, offset: int, entry: Entry) -> bool:
         """Take a record found in the log; false where it does not follow the last one.
 
         Only the first message of all may start anywhere: those before it were deleted.
@@ -96,7 +90,7 @@ class ConsumeQueue:
             if self._tail or self._blocks or offset < expected:
                 return False
             self._tail_first = offset
-        self._tail += ENTRY.pack(position, size, tags_code)
+        self._tail += ENTRY.pack(*entry)
         self.next_offset = offset + 1
         return True
 
@@ -168,4 +162,4 @@ class ConsumeQueue:
             if count <= 0:
                 return []
             data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
-        return list(map(_entry, ENTRY.iter_unpack(data)))
+        return list(ENTRY.iter_unpack(data))

@@ -26,6 +26,7 @@ from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.runtime.disk import Disk, Lock
@@ -46,6 +47,7 @@ class Staged(NamedTuple):
     position: int
     size: int
     tags_code: int
+    checksum: int
     key_hashes: tuple[int, ...]
 
 
@@ -185,7 +187,7 @@ class MessageStore:
         self._checkpointed = max(self._checkpointed, extent.start)
         self._first_ms = self.last_ms
 
-    def _restore(self, record: Record, size: int) -> None:
+    def _restore(self, record: Record, data: bytes) -> None:
         self.last_ms = max(self.last_ms, record.stored_ms)
         if record.sys_flag & _TYPE_BITS in _IN_NO_QUEUE:
             # Half messages and decisions are indexed by their own table, once there is one.
@@ -193,7 +195,8 @@ class MessageStore:
         tag = properties.find(record.properties, properties.TAGS)
         queue = self.queue(record.topic, record.queue_id)
         tags_code = java.string_hash(tag) if tag else 0
-        if not queue.restore(record.queue_offset, record.position, size, tags_code):
+        entry = (record.position, len(data), tags_code, crc32(data))
+        if not queue.restore(record.queue_offset, entry):
             raise CorruptRecord(
                 record.position,
                 f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
@@ -261,7 +264,8 @@ class MessageStore:
         queue.next_offset = offset + 1
         self.last_ms = stored_ms
         log.stage((head, body, tail), size)
-        self._staged.append(_new(Staged, (queue, position, size, tags_code, key_hashes)))
+        checksum = crc32(tail, crc32(body, crc32(head)))
+        self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
         return offset, position
 
     @property
@@ -287,11 +291,11 @@ class MessageStore:
 
     def publish(self, span: Span) -> None:
         """Make a span's messages visible to readers."""
-        for queue, position, size, tags_code, _ in span.staged:
-            queue.publish(position, size, tags_code)
+        for queue, position, size, tags_code, checksum, _ in span.staged:
+            queue.publish(position, size, tags_code, checksum)
         self._keys.extend(
-            [hashed for each in span.staged for hashed in each[4]],
-            [each[1] for each in span.staged for _ in each[4]],
+            [hashed for each in span.staged for hashed in each[5]],
+            [each[1] for each in span.staged for _ in each[5]],
         )
         self._published = span.end
         segment = self._segments.tail_start
@@ -321,12 +325,8 @@ class MessageStore:
         if len(head) < records.SMALLEST:
             return None
         size, magic = _SIZE_MAGIC.unpack_from(head)
-        if (
-            magic != records.MAGIC
-            or _POSITION.unpack_from(head, records.POSITION_AT)[0] != position
-        ):
-            return None
-        if size > FRAME_BYTES_MAX:
+        where = _POSITION.unpack_from(head, records.POSITION_AT)[0]
+        if magic != records.MAGIC or where != position or size > FRAME_BYTES_MAX:
             return None
         data = self._segments.read(position, size)
         try:
@@ -337,14 +337,18 @@ class MessageStore:
         if queue is None or record.queue_offset < queue.min_offset:
             return None
         entries = queue.read(record.queue_offset, 1)
-        return data if entries and entries[0].position == position else None
+        if not entries or entries[0][0] != position:
+            return None
+        if crc32(data) != entries[0][3]:
+            raise CorruptRecord(position, "a message differs from what was stored")
+        return data
 
     def stored_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
         """When a queue's message was stored."""
         entries = queue.read(offset, 1)
         if not entries:
             return None
-        data = self._segments.read(entries[0].position, records.SMALLEST)
+        data = self._segments.read(entries[0][0], records.SMALLEST)
         return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
 
     def positions_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:

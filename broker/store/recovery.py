@@ -33,7 +33,7 @@ class Scan(NamedTuple):
 
 
 def scan(
-    segments: Segments, extent: Extent, start: int, found: Callable[[Record, int], None]
+    segments: Segments, extent: Extent, start: int, found: Callable[[Record, bytes], None]
 ) -> Scan:
     """Read the spans of one segment from a position on.
 
@@ -41,7 +41,7 @@ def scan(
         segments: The log.
         extent: The segment.
         start: Where a span begins, from which on nothing is indexed.
-        found: Takes each record and its size.
+        found: Takes each record, read and as it lies in the log.
 
     Raises:
         CorruptRecord: A span is damaged that was durable, or holds what is no record.
@@ -52,8 +52,8 @@ def scan(
         if payload is None:
             _refuse_damage(segments, at)
             return Scan(count, at, is_torn=True)
-        for record, size in _records(payload, at):
-            found(record, size)
+        for record, data in _records(payload, at):
+            found(record, data)
             count += 1
         at += HEAD_BYTES + len(payload)
     return Scan(count, at, is_torn=False)
@@ -69,7 +69,7 @@ def _payload(segments: Segments, at: int, end: int) -> bytes | None:
     return payload
 
 
-def _records(payload: bytes, span_at: int) -> Iterator[tuple[Record, int]]:
+def _records(payload: bytes, span_at: int) -> Iterator[tuple[Record, bytes]]:
     at = 0
     while at < len(payload):
         where = span_at + HEAD_BYTES + at
@@ -80,7 +80,7 @@ def _records(payload: bytes, span_at: int) -> Iterator[tuple[Record, int]]:
             raise CorruptRecord(where, str(problem)) from problem
         if record.position != where:
             raise CorruptRecord(where, f"a record says it lies at {record.position}")
-        yield record, after - at
+        yield record, payload[at:after]
         at = after
 
 

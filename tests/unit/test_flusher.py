@@ -179,6 +179,22 @@ async def test_a_turn_that_grows_too_large_is_written_in_parts(disk, monkeypatch
 
 
 @in_virtual_time
+async def test_a_turn_of_oneway_messages_that_grows_too_large_is_written_in_parts(
+    disk, monkeypatch
+):
+    monkeypatch.setattr(flushing, "SPAN_BYTES_MAX", 1000)
+    async with Press(disk) as press:
+        for number in range(30):
+            press.send_oneway(b"%d" % number * 50)
+        await asyncio.sleep(1)
+
+        assert len(press.spans) > 3
+        for span in press.spans:
+            assert span.end - span.staged[0].position <= 1000 + 250
+        assert len(press.shelf.bodies()) == 30
+
+
+@in_virtual_time
 async def test_all_messages_of_a_turn_have_one_time_and_time_never_goes_back(disk):
     async with Press(disk) as press:
         times = []

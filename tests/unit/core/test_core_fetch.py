@@ -207,7 +207,7 @@ def test_messages_before_and_behind_a_checkpoint_come_one_stretch_after_the_othe
 @pytest.mark.parametrize("place", [0, 4, 28, 150])
 def test_a_damaged_message_is_an_error_and_never_given_out(log, place, born):
     queue = log.put("T", b"x" * 100, born=born)
-    position = queue.read(0, 1)[0].position
+    position = queue.read(0, 1)[0][0]
     file = log.disk.open("log/" + log.disk.names("log")[0])
     byte = file.read(position + place, 1)
     file.write(position + place, bytes([byte[0] ^ 1]))
@@ -218,7 +218,7 @@ def test_a_damaged_message_is_an_error_and_never_given_out(log, place, born):
 
 def test_damage_behind_the_checksum_is_found_by_who_looks_there(log):
     queue = log.put("T", b"x", tags="A")
-    position = queue.read(0, 1)[0].position
+    position = queue.read(0, 1)[0][0]
     file = log.disk.open("log/" + log.disk.names("log")[0])
     file.write(position + 88 + 1 + 2, b"\x7f")
 

@@ -70,7 +70,7 @@ def test_a_new_group_is_told_nothing_where_the_first_message_is_old(serve, more,
         client = await stage.client()
         await client.send("T")
         log = stage.broker.store.log
-        first = stage.broker.store.queue("T", 0).read(0, 1)[0].position
+        first = stage.broker.store.queue("T", 0).read(0, 1)[0][0]
         stage.broker.store.log = log_that_ends(log, first + YOUNG_LOG_BYTES + more)
         found_now = await client.committed("g", "T")
         stage.broker.store.log = log

@@ -24,7 +24,7 @@ def indexes(topics=("T",), numbers=(0, 1), first=0):
         for number in numbers:
             queue = ConsumeQueue(topic, number, floor=number)
             for _ in range(3):
-                queue.publish(at, 10, -at)
+                queue.publish(at, 10, -at, 7 * at)
                 keys.extend([at % 3], [at])
                 at += 10
             queues.append(queue)
@@ -65,7 +65,7 @@ def test_a_chunk_reads_as_it_was_written(disk):
     assert other == ("T", 1, 1, 3)
     queue = ConsumeQueue("T", 0)
     queue.add_block(block)
-    assert queue.read(0, 9) == [(1000, 10, -1000), (1010, 10, -1010), (1020, 10, -1020)]
+    assert queue.read(0, 9) == [(at, 10, -at, 7 * at) for at in (1000, 1010, 1020)]
     keys = KeyIndex()
     keys.add_run(index.key_run(chunks[1]))
     assert list(keys.positions(1, 0, 5000)) == [1030, 1000]
@@ -132,7 +132,7 @@ def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(dis
 
     queue = ConsumeQueue("T", 0)
     queue.add_block(index.blocks(placed)[0][1])
-    assert [each.position for each in queue.read(0, 9)] == [1500, 1510, 1520]
+    assert [position for position, _, _, _ in queue.read(0, 9)] == [1500, 1510, 1520]
 
 
 def test_any_bit_turned_over_in_an_earlier_chunk_drops_it_or_is_reported_when_read(disk):

@@ -4,14 +4,14 @@ import zlib
 
 import pytest
 
-from broker.store.consume_queue import ENTRY, Block, ConsumeQueue, Entry
+from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from broker.store.sealed import Sealed
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
 
 
 def entry(number):
-    return Entry(1000 * number, 100 + number, number % 7 - 3)
+    return (1000 * number, 100 + number, number % 7 - 3, 7 * number)
 
 
 def packed(numbers):
@@ -88,8 +88,8 @@ def test_the_tail_can_be_cut_at_any_position_of_the_log(count):
 def test_the_first_record_found_in_the_log_may_have_any_offset():
     queue = ConsumeQueue("T", 0)
 
-    assert queue.restore(7, *entry(7))
-    assert queue.restore(8, *entry(8))
+    assert queue.restore(7, entry(7))
+    assert queue.restore(8, entry(8))
 
     assert (queue.min_offset, queue.next_offset) == (7, 9)
 
@@ -97,24 +97,24 @@ def test_the_first_record_found_in_the_log_may_have_any_offset():
 @pytest.mark.parametrize("offset", [0, 7, 9, 10])
 def test_a_record_that_does_not_follow_the_last_one_is_refused(offset):
     queue = ConsumeQueue("T", 0)
-    queue.restore(7, *entry(7))
+    queue.restore(7, entry(7))
 
-    assert not queue.restore(offset, *entry(offset))
+    assert not queue.restore(offset, entry(offset))
 
 
 def test_a_record_that_does_not_follow_the_blocks_is_refused():
     queue = ConsumeQueue("T", 0)
     queue.add_block(block(0, 4))
 
-    assert not queue.restore(5, *entry(5))
-    assert not queue.restore(3, *entry(3))
-    assert queue.restore(4, *entry(4))
+    assert not queue.restore(5, entry(5))
+    assert not queue.restore(3, entry(3))
+    assert queue.restore(4, entry(4))
 
 
 def test_records_below_the_floor_are_passed_over():
     queue = ConsumeQueue("T", 0, floor=2)
 
-    assert all(queue.restore(number, *entry(number)) for number in range(4))
+    assert all(queue.restore(number, entry(number)) for number in range(4))
 
     assert (queue.min_offset, queue.max_offset) == (2, 4)
     assert queue.read(2, 9) == [entry(2), entry(3)]
@@ -128,7 +128,7 @@ def test_blocks_found_in_index_files_are_hidden_as_far_as_the_floor_goes(floor):
 
     assert queue.min_offset == floor
     assert queue.max_offset == queue.next_offset == max(6, floor)
-    assert queue.restore(queue.next_offset, *entry(queue.next_offset))
+    assert queue.restore(queue.next_offset, entry(queue.next_offset))
 
 
 def test_a_raised_floor_hides_what_is_there_and_nothing_that_follows():

@@ -1,0 +1,10 @@
+"""``python -m tests.benchmarks`` is ``python tests/benchmarks/run.py``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
+
+import run  # noqa: E402
+
+sys.exit(run.main())

@@ -35,6 +35,7 @@ bench: $(READY)  ## the benchmarks, JSON on stdout
 
 docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md
+	$(RUN) -m tools.wire_reference > docs/reference/wire.md
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

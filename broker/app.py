@@ -9,18 +9,16 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from datetime import datetime
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from broker.config import BrokerSettings, RetentionSettings
+from broker.config import BrokerSettings
 from broker.core.admission import Admission
 from broker.core.clients import Clients
 from broker.core.groups import Groups
 from broker.core.locks import Locks
 from broker.core.offsets import Offsets
-from broker.core.statistics import SAMPLE_S, Statistics
+from broker.core.statistics import Statistics
 from broker.core.topics import Topics, system_topics
 from broker.flusher import Flusher
 from broker.handlers.clients import ClientHandlers
@@ -34,12 +32,12 @@ from broker.handlers.send import SendHandlers
 from broker.handlers.settings import SettingHandlers
 from broker.handlers.statistics import StatisticsHandlers
 from broker.handlers.topics import TopicHandlers
+from broker.housekeeping import Housekeeping
 from broker.identity import Identity
 from broker.keeper import Keeper
 from broker.names.server import NameServer
 from broker.registrar import Registrar
 from broker.store.message_store import MessageStore, Recovery, Span
-from broker.store.retention import decide
 from txmq.errors import ServiceUnavailable, StoreError
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
@@ -54,8 +52,6 @@ __all__ = ["Broker", "run"]
 
 log = logging.getLogger(__name__)
 
-SAVE_S: Final = 5.0
-HOUSEKEEPING_S: Final = 10.0
 DRAIN_S: Final = 10.0
 
 
@@ -96,7 +92,18 @@ class Broker:
         self.failure: StoreError | None = None
         self.stopped = asyncio.Event()
         self._keeper = Keeper(self.disk)
-        self._floors: dict[str, dict[int, int]] = {}
+        self._housekeeping = Housekeeping(
+            self.store,
+            self.disk,
+            self.clock,
+            self._keeper,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.statistics,
+            self.admission,
+            settings.retention,
+        )
         self._pool = Pool(self.network, self.clock)
         self._names: NameServer | None = None
         self._dispatch = Dispatcher({})
@@ -116,8 +123,8 @@ class Broker:
         return self
 
     async def _start(self) -> None:
-        self._floors = self._keeper.floors().floors
-        self.recovery = self.store.open(self._floors)
+        self._housekeeping.floors = self._keeper.floors().floors
+        self.recovery = self.store.open(self._housekeeping.floors)
         if self.recovery.cut_bytes:
             log.warning("a crash left %d bytes unfinished; they were cut", self.recovery.cut_bytes)
         self.topics.load(
@@ -154,7 +161,8 @@ class Broker:
         self._flusher.start()
         self._save_topics()
         await self._registrar.start()
-        self._tasks.append(asyncio.create_task(self._keep_house(), name="housekeeping"))
+        chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
+        self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
 
     async def _open_names(self) -> list[str]:
         if self.settings.names:
@@ -166,6 +174,7 @@ class Broker:
         return [f"{host}:{port}"]
 
     def _build_handlers(self) -> None:
+        house = self._housekeeping
         self._pulls = PullHandlers(
             self.topics,
             self.groups,
@@ -198,10 +207,10 @@ class Broker:
             OffsetHandlers(self.topics, self.offsets, self.locks, self.store, self.clock),
             QueryHandlers(self.topics, self.store),
             TopicHandlers(
-                self.topics, self.offsets, self.clock, self._topics_changed, self._forget_topic
+                self.topics, self.offsets, self.clock, self._topics_changed, house.forget_topic
             ),
             GroupHandlers(
-                self.groups, self.offsets, self.statistics, self.clock, self._save_tables
+                self.groups, self.offsets, self.statistics, self.clock, house.save_tables
             ),
             ProgressHandlers(
                 self._identity,
@@ -222,7 +231,7 @@ class Broker:
                 self.disk,
                 self.clock,
                 self.started_ms,
-                self._retain_now,
+                house.retain_now,
             ),
             SettingHandlers(
                 self._identity, self.names, self.settings, self.clock, self._settings_changed
@@ -259,7 +268,7 @@ class Broker:
                 await self._flusher.drain()
         if self.failure is None:
             try:
-                self._save_tables()
+                self._housekeeping.save_tables()
             except OSError as problem:
                 log.error("the tables could not be saved: %s", problem)  # noqa: TRY400
         await self._give_up()
@@ -306,11 +315,6 @@ class Broker:
         self._keeper.save_topics(self.topics)
         self.topics.settle()
 
-    def _forget_topic(self, name: str) -> None:
-        self._floors[name] = self.store.forget_topic(name)
-        self._keeper.save_floors(self._floors)
-        self.statistics.forget_topic(name)
-
     def _settings_changed(self, settings: BrokerSettings) -> None:
         missing = [
             config
@@ -322,61 +326,12 @@ class Broker:
         if missing:
             self._topics_changed()
         self.settings = settings
+        self._housekeeping.retention = settings.retention
         self.topics.defaults = settings.topics
         self.groups.defaults = settings.topics
 
-    # Housekeeping
-
-    async def _keep_house(self) -> None:
-        next_sample = 0.0
-        while True:
-            now = self.clock.monotonic()
-            self._client_handlers.drop_silent()
-            self.locks.expire(now)
-            if now >= next_sample:
-                next_sample = now + SAMPLE_S
-                self._sample(now)
-            try:
-                self._save_tables()
-                self._retain(self.settings.retention)
-            except OSError as problem:
-                log.warning("housekeeping could not write: %s", problem)
-            await asyncio.sleep(SAVE_S)
-
-    def _sample(self, now: float) -> None:
-        self.statistics.count_puts(self.topics)
-        self.statistics.sample(now, self._local_time().toordinal())
-
-    def _save_tables(self) -> None:
-        self._keeper.save_groups(self.groups)
-        self._keeper.save_offsets(self.offsets)
-
-    def _local_time(self) -> datetime:
-        # An operator's own hours and days.
-        return datetime.fromtimestamp(self.clock.wall_ms() / 1000)  # noqa: DTZ006
-
-    def _retain_now(self) -> None:
-        hour = self._local_time().hour
-        self._retain(replace(self.settings.retention, delete_at=str(hour)))
-
-    def _retain(self, settings: RetentionSettings) -> None:
-        space = self.disk.space()
-        used = space.used / space.total if space.total else 0.0
-        hour = self._local_time().hour
-        files = self.store.completed_files()
-        verdict = decide(settings, files, self.clock.wall_ms(), hour, used)
-        if verdict.delete:
-            self._floors = self.store.floors_after(verdict.delete)
-            self._keeper.save_floors(self._floors)
-            for _ in range(verdict.delete):
-                self.store.drop_first_file()
-            log.info("deleted %d old files of the log", verdict.delete)
-        if verdict.refuse_sends:
-            mark = settings.refuse_above
-            if self.admission.refuse("disk", f"the disk is more than {mark:.0%} full"):
-                log.error("refusing sends: the disk is %.1f%% full", used * 100)
-        elif self.admission.lift("disk"):
-            log.info("taking sends again: the disk is %.1f%% full", used * 100)
+    def _expire_locks(self) -> None:
+        self.locks.expire(self.clock.monotonic())
 
     # What others may ask
 

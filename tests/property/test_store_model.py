@@ -257,6 +257,7 @@ class Store(RuleBasedStateMachine):
         advice = ""
         try:
             self.everything_is_as_it_should_be()
+            self.every_message_is_found_by_its_key()
         except CorruptRecord as problem:
             advice = str(problem)
         if advice:

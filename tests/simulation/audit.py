@@ -211,7 +211,7 @@ def _checksum(queue) -> int:
     checksum, at = 0, queue.min_offset
     while entries := queue.read(at, 1000):
         for entry in entries:
-            checksum = zlib.crc32(b"%d %d %d," % entry, checksum)
+            checksum = zlib.crc32(f"{tuple(entry)}".encode(), checksum)
         at += len(entries)
     return checksum
 

@@ -116,10 +116,13 @@ class LocalDisk:
         if not create:
             return _LocalFile(os.open(full, os.O_RDWR | os.O_CLOEXEC))
         self._make_folders(full.parent)
-        fresh = not full.exists()
         descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        if fresh:
+        try:
+            # Also where the file was there: whoever made it may not have lived to do this.
             _sync_folder(full.parent)
+        except OSError:
+            os.close(descriptor)
+            raise
         return _LocalFile(descriptor)
 
     def names(self, folder: str) -> list[str]:

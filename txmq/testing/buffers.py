@@ -49,6 +49,10 @@ class Outbox:
             del self.waiting[:size]
             self.travelling += size
             self.wire.send(piece)
+        if self.waiting and self.wire.is_idle():
+            # All that was sent has arrived and nobody takes it. A probe finds out whether anybody
+            # is still there: a host that has restarted since knows nothing of this connection.
+            self.wire.send(b"")
         if self.ending and not self.waiting and not self._ended:
             self._ended = True
             self.wire.send(Mark.END)

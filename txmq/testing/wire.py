@@ -103,6 +103,10 @@ class Wire:
         """Whether packets arrive, and the answers to them."""
         return self._ways.both_open(self.source, self.target)
 
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._queue
+
     def send(self, packet: Packet) -> None:
         """Give a packet to the wire."""
         due = self._ways.loop.time() + self._ways.delay(self.source, self.target)

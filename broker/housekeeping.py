@@ -1,0 +1,138 @@
+"""What a broker does every few seconds: save tables, drop the silent, sample counters, delete what
+is old.
+
+Each chore stands alone: one that fails is told and tried again, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from broker.config import RetentionSettings
+from broker.core.admission import Admission
+from broker.core.groups import Groups
+from broker.core.offsets import Offsets
+from broker.core.statistics import SAMPLE_S, Statistics
+from broker.core.topics import Topics
+from broker.keeper import Keeper
+from broker.store.message_store import MessageStore
+from broker.store.retention import decide
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk
+
+__all__ = ["Housekeeping"]
+
+log = logging.getLogger(__name__)
+
+ROUND_S: Final = 5.0
+"""How often there is a round; after a crash consumers' offsets are at most this old."""
+
+
+class Housekeeping:
+    """The chores of one broker, and the floors that deleting leaves behind."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        disk: Disk,
+        clock: Clock,
+        keeper: Keeper,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        statistics: Statistics,
+        admission: Admission,
+        retention: RetentionSettings,
+    ) -> None:
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self._keeper = keeper
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._statistics = statistics
+        self._admission = admission
+        self.retention = retention
+        self.floors: dict[str, dict[int, int]] = {}
+        self._sample_at = 0.0
+
+    async def run(self, *more: Callable[[], None]) -> None:
+        """Do the chores, and those that others bring, until cancelled."""
+        while True:
+            for chore in (*more, self._sample, self.save_tables, self._retain):
+                try:
+                    chore()
+                except OSError as problem:
+                    log.warning("housekeeping could not write: %s", problem)
+            await asyncio.sleep(ROUND_S)
+
+    def save_tables(self) -> None:
+        """Save groups and offsets where they have changed.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._keeper.save_groups(self._groups)
+        self._keeper.save_offsets(self._offsets)
+
+    def forget_topic(self, name: str) -> None:
+        """Hide a deleted topic's messages for good.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.floors[name] = self._store.forget_topic(name)
+        self._keeper.save_floors(self.floors)
+        self._statistics.forget_topic(name)
+
+    def retain_now(self) -> None:
+        """Delete what is old, whatever the hour.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        hour = self._local_time().hour
+        self._delete_old(replace(self.retention, delete_at=str(hour)))
+
+    def _sample(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._sample_at:
+            self._sample_at = now + SAMPLE_S
+            self._statistics.count_puts(self._topics)
+            self._statistics.sample(now, self._local_time().toordinal())
+
+    def _local_time(self) -> datetime:
+        # An operator's own hours and days.
+        return datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # noqa: DTZ006
+
+    def _retain(self) -> None:
+        self._delete_old(self.retention)
+
+    def _delete_old(self, settings: RetentionSettings) -> None:
+        space = self._disk.space()
+        used = space.used / space.total if space.total else 0.0
+        files = self._store.completed_files()
+        now_ms = self._clock.wall_ms()
+        verdict = decide(settings, files, now_ms, self._local_time().hour, used)
+        self._admit(verdict.refuse_sends, settings.refuse_above, used)
+        if verdict.delete:
+            # Saved first: no offset may ever be given twice.
+            floors = self._store.floors_after(verdict.delete)
+            self._keeper.save_floors(floors)
+            self.floors = floors
+            for _ in range(verdict.delete):
+                self._store.drop_first_file()
+            log.info("deleted %d old files of the log", verdict.delete)
+
+    def _admit(self, refuse: bool, mark: float, used: float) -> None:
+        if refuse:
+            if self._admission.refuse("disk", f"the disk is more than {mark:.0%} full"):
+                log.error("refusing sends: the disk is %.1f%% full", used * 100)
+        elif self._admission.lift("disk"):
+            log.info("taking sends again: the disk is %.1f%% full", used * 100)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -53,6 +54,9 @@ __all__ = ["Broker", "run"]
 log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 10.0
+
+FILES_OF_OUR_OWN: Final = 1024
+"""Files open beside connections: two for each segment of the log, and a few."""
 
 
 class HandlerFamily(Protocol):
@@ -363,7 +367,20 @@ def run(settings: BrokerSettings, *, ready: Callable[[Broker], None]) -> int:
     """
     import uvloop
 
+    _allow_files(settings.connections_max)
     return uvloop.run(_run(settings, ready))
+
+
+def _allow_files(connections: int) -> None:
+    """Raise this process's limit on open files towards what the connections and the log need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + FILES_OF_OUR_OWN
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log.warning("only %d files may be open; connections_max is %d", most, connections)
 
 
 async def _run(settings: BrokerSettings, ready: Callable[[Broker], None]) -> int:

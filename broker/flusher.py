@@ -1,8 +1,9 @@
 """Group commit: what is staged in one turn of the loop is one write, one sync, one row of answers.
 
 A turn ends when the loop comes back to us; then the span is written. With ``flush = "sync"`` its
-answers wait until the disk confirms, while later turns go on filling and writing spans that the
-next sync will cover. A failed sync stops the broker: what the disk holds is no longer known.
+answers wait until the disk confirms, and what later turns stage meanwhile becomes one span that is
+written when the disk is free again. A failed sync stops the broker: what the disk holds is no
+longer known.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Flusher:
         self._turn_planned = False
         self._turn_ms = 0
         self._turn_end = 0
+        self._is_syncing = False
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
         self._saving = asyncio.Lock()
@@ -123,7 +125,7 @@ class Flusher:
             self._admission.check()
             self._refuse_if_behind()
             self._turn_ms = max(self._clock.wall_ms(), self._store.last_ms)
-            self._turn_end = self._store.log.next_position + SPAN_BYTES_MAX
+            self._turn_end = self._store.log.end + SPAN_BYTES_MAX
             self._plan_turn()
         return self._turn_ms
 
@@ -134,7 +136,7 @@ class Flusher:
         if not waiting:
             return
         log_ = self._store.log
-        if log_.end - log_.durable > UNSYNCED_BYTES_MAX:
+        if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
             raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
         if self._clock.monotonic() - waiting[0].since > STUCK_S:
             raise BrokerBusy("[PCBUSY] the disk is slow; try again")
@@ -158,8 +160,15 @@ class Flusher:
     def _end_turn(self) -> None:
         self._turn_planned = False
         self._turn_ms = 0
+        if self._is_syncing and self._store.log.next_position <= self._turn_end:
+            # The disk is at work: what arrives meanwhile goes into one span, written when it is
+            # done.
+            return
+        self._write()
+        self._settle()
+
+    def _write(self) -> None:
         if self._failed or not self._store.has_staged:
-            self._settle()
             return
         tickets, self._tickets = self._tickets, {}
         try:
@@ -167,17 +176,16 @@ class Flusher:
         except StoreError as problem:
             log.warning("a write failed: %s", problem)
             self._refuse(tickets, str(problem))
-            self._settle()
             return
         if self._is_sync:
             self._waiting.append(Waiting(span, tickets, self._clock.monotonic()))
             self._wake.set()
         else:
             self._release(span, tickets)
-            self._settle()
 
     def _settle(self) -> None:
-        if not self._waiting and not self._turn_planned:
+        is_busy = self._waiting or self._turn_planned or self._is_syncing
+        if not is_busy and (self._failed or not self._store.has_staged):
             self._idle.set()
 
     def _refuse(self, tickets: Tickets, remark: str) -> None:
@@ -208,12 +216,25 @@ class Flusher:
                 self._wake.clear()
                 await self._wake.wait()
             covered = len(self._waiting)
+            self._is_syncing = True
             if not await self._sync_log():
                 return
-            for _ in range(covered):
-                done = self._waiting.popleft()
-                self._release(done.span, done.tickets)
-            self._settle()
+            self._is_syncing = False
+            done = [self._waiting.popleft() for _ in range(covered)]
+            self._write()
+            if self._waiting:
+                # The disk goes to work again before these answers are given.
+                asyncio.get_running_loop().call_soon(self._release_all, done)
+            else:
+                self._release_all(done)
+
+    def _release_all(self, done: list[Waiting]) -> None:
+        try:
+            for each in done:
+                self._release(each.span, each.tickets)
+        except Exception as problem:  # noqa: BLE001 - told, and the broker stops
+            self._break_down(problem)
+        self._settle()
 
     async def _sync_now_and_then(self) -> None:
         while True:
@@ -273,8 +294,11 @@ class Flusher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         # Without it nobody would be answered any more, and nobody would know why.
         if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("the flusher broke down", exc_info=problem)
-            self._fail(SyncFailed(f"the flusher broke down: {problem!r}"))
+            self._break_down(problem)
+
+    def _break_down(self, problem: BaseException) -> None:
+        log.error("the flusher broke down", exc_info=problem)
+        self._fail(SyncFailed(f"the flusher broke down: {problem!r}"))
 
     def _fail(self, problem: SyncFailed) -> None:
         if self._failed:

@@ -70,6 +70,8 @@ class Housekeeping:
                     chore()
                 except OSError as problem:
                     log.warning("housekeeping could not write: %s", problem)
+                except Exception:
+                    log.exception("housekeeping failed")
             await asyncio.sleep(ROUND_S)
 
     def save_tables(self) -> None:

@@ -1,5 +1,7 @@
-"""Tell every name server what this broker has: at start, on every change, and again every 30
-seconds.
+"""Tell every name server what this broker has: at start, on every change, every 30 seconds, and as
+soon as one that was told is heard no more.
+
+Each name server is told by a task of its own: one that does not answer holds up no other.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from txmq.errors import TxmqError
 from txmq.protocol.bodies import RegistrationBody
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import BrokerRegistration, BrokerUnregistration
+from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
 
 __all__ = ["Registrar"]
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 30.0
 RETRY_S: Final = 1.0
+"""How soon a name server is told again that could not be told, or whose connection broke."""
+
 TIMEOUT_S: Final = 3.0
 
 
@@ -33,43 +38,48 @@ class Registrar:
         self._identity = identity
         self._topics = topics
         self._pool = pool
-        self._names = names
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._unheard: set[str] = set()
+        self._changed = {name: asyncio.Event() for name in names}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told: dict[str, Connection] = {}
+        self._silent: set[str] = set()
 
     async def start(self) -> None:
         """Register once, and go on registering."""
-        await self._register_with_all()
-        self._task = asyncio.create_task(self._keep_registering(), name="registrar")
+        await asyncio.gather(*[self._register(name) for name in self._changed])
+        self._tasks = [
+            asyncio.create_task(self._keep_registering(name), name=f"registrar of {name}")
+            for name in self._changed
+        ]
 
     def changed(self) -> None:
         """The topics have changed: tell the name servers now."""
-        self._changed.set()
+        for each in self._changed.values():
+            each.set()
 
     async def stop(self) -> None:
         """Say goodbye to every name server."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        identity = self._identity
-        header = BrokerUnregistration(identity.name, identity.address, identity.cluster, 0)
-        for name in self._names:
-            with contextlib.suppress(TxmqError):
-                connection = await self._pool.connection(name)
-                await connection.request(RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # All at once: those that do not answer must not use up the time there is to stop.
+        await asyncio.gather(*[self._unregister(name) for name in self._changed])
 
-    async def _keep_registering(self) -> None:
+    async def _keep_registering(self, name: str) -> None:
         while True:
-            wait = RETRY_S if self._unheard else PERIOD_S
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._changed.wait()
-            self._changed.clear()
-            await self._register_with_all()
+            await self._until_due(name)
+            self._changed[name].clear()
+            await self._register(name)
 
-    async def _register_with_all(self) -> None:
-        await asyncio.gather(*[self._register(name) for name in self._names])
+    async def _until_due(self, name: str) -> None:
+        for _ in range(round(PERIOD_S / RETRY_S)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._changed[name].wait()
+                return
+            # A name server forgets a broker whose connection breaks, and knows none after a start.
+            told = self._told.get(name)
+            if told is None or not told.is_open:
+                return
 
     async def _register(self, name: str) -> None:
         identity = self._identity
@@ -77,16 +87,25 @@ class Registrar:
             identity.name, identity.address, identity.cluster, identity.address, 0
         )
         body = RegistrationBody(self._topics.saved()).write()
+        self._told.pop(name, None)
         try:
             connection = await self._pool.connection(name)
             await connection.request(
                 RequestCode.REGISTER_BROKER, header, body=body, timeout_s=TIMEOUT_S
             )
         except TxmqError as problem:
-            if name not in self._unheard:
+            if name not in self._silent:
                 log.warning("the name server %s cannot be told of this broker: %s", name, problem)
-            self._unheard.add(name)
+            self._silent.add(name)
             return
-        if name in self._unheard:
+        self._told[name] = connection
+        if name in self._silent:
             log.info("the name server %s knows this broker again", name)
-        self._unheard.discard(name)
+        self._silent.discard(name)
+
+    async def _unregister(self, name: str) -> None:
+        identity = self._identity
+        header = BrokerUnregistration(identity.name, identity.address, identity.cluster, 0)
+        with contextlib.suppress(TxmqError):
+            connection = await self._pool.connection(name)
+            await connection.request(RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S)

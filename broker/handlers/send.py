@@ -10,13 +10,13 @@ from broker.core.groups import Groups
 from broker.core.topics import RETRY, Topic, Topics
 from broker.flusher import Flusher
 from broker.identity import Identity
-from broker.store.message_store import MessageStore, Postmark
+from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, MessageIllegal, NoPermission, TopicNotFound
 from txmq.protocol import answers, batch, properties
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
-from txmq.protocol.record import tail_of
+from txmq.protocol.record import Postmark, tail_of
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
@@ -94,7 +94,7 @@ class SendHandlers:
             sys_flag |= _BORN_V6
         attempts = header.reconsume_times or 0
         postmark = (
-            sys_flag, header.born_timestamp, born_host, now_ms, self._store_host, attempts
+            sys_flag, header.born_timestamp, born_host, now_ms, self._store_host, attempts, 0
         )  # fmt: skip
         if header.batch:
             answer = self._stage_batch(request, header, topic, number, postmark)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from broker.config import StoreSettings
 from broker.store.checkpoint import (
@@ -28,10 +28,10 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record
+from txmq.protocol.record import Postmark, Record
 from txmq.runtime.disk import Disk, Lock
 
-__all__ = ["Checkpoint", "MessageStore", "Postmark", "Recovery", "Span", "Staged"]
+__all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _IN_NO_QUEUE: Final = (int(SysFlag.PREPARED), int(SysFlag.ROLLED_BACK))
@@ -49,10 +49,6 @@ class Staged(NamedTuple):
     tags_code: int
     checksum: int
     key_hashes: tuple[int, ...]
-
-
-Postmark: TypeAlias = tuple[int, int, bytes, int, bytes, int]
-"""System flag, time and host of birth, time and host of storing, attempts: one for a request."""
 
 
 class Span(NamedTuple):
@@ -252,17 +248,15 @@ class MessageStore:
         ``tail`` is topic and properties as :func:`txmq.protocol.record.tail_of` writes them.
         Positional, and short of a record object: this runs once for every message.
         """
-        sys_flag, born_ms, born_host, stored_ms, store_host, attempts = postmark
         log = self.log
         position = log.next_position
         offset = queue.next_offset
         head, size = records.head_of(
-            queue.number, flag, offset, position, sys_flag, born_ms, born_host,
-            stored_ms, store_host, attempts, 0, body, len(tail),
-        )  # fmt: skip
+            queue.number, flag, offset, position, postmark, body, len(tail)
+        )
         # Only now: what cannot be packed must not leave a gap behind.
         queue.next_offset = offset + 1
-        self.last_ms = stored_ms
+        self.last_ms = postmark[3]
         log.stage((head, body, tail), size)
         checksum = crc32(tail, crc32(body, crc32(head)))
         self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))

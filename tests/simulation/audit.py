@@ -14,6 +14,7 @@ from tests.simulation.checkers.recovery import AGAIN
 from tests.simulation.history import (
     Acknowledged,
     Audited,
+    Began,
     Copy,
     Found,
     History,
@@ -28,7 +29,7 @@ from txmq.client.envelope import received
 from txmq.errors import NotFound, TopicNotFound, TransportError
 from txmq.message import Queue
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
-from txmq.protocol.headers import OffsetAnswer, PullMessage, QueueHeader
+from txmq.protocol.headers import OffsetAnswer, OffsetQuery, PullMessage, QueueHeader
 from txmq.protocol.record import unpack_all
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
@@ -82,6 +83,21 @@ class Auditor:
                     return [(queue, await _end(connection, queue)) for queue in queues]
                 except TransportError:
                     await asyncio.sleep(0.5)
+        finally:
+            await pool.close()
+
+    async def note_places(self, group: str, node: BrokerNode, queues: Iterable[Queue]) -> None:
+        """Note where a group would begin now."""
+        pool = Pool(self._machine.network, self._machine.clock)
+        try:
+            connection = await pool.connection(node.address)
+            for queue in queues:
+                query = OffsetQuery(group, queue.topic, queue.number, set_zero_if_not_found=True)
+                answer = await connection.request(
+                    RequestCode.QUERY_CONSUMER_OFFSET, query, timeout_s=ANSWER_S
+                )
+                offset = answer.read(OffsetAnswer).offset
+                self._history.add(Began(self._world.now(), group, queue, offset))
         finally:
             await pool.close()
 

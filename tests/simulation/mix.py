@@ -14,15 +14,14 @@ from broker.config import BrokerSettings, RetentionSettings, StoreSettings
 from txmq.config import Size
 from txmq.testing import Conditions, SeededEntropy
 
-__all__ = ["FAULTS", "POWER_FAULTS", "Mix", "SmallStore", "kib"]
+__all__ = ["OTHER_FAULTS", "POWER_FAULTS", "Mix", "SmallStore", "kib"]
 
 T = TypeVar("T")
 
 POWER_FAULTS = ("power cut", "power cut at an event", "failed sync")
 """What may take written bytes away; nothing is promised then with ``flush = "async"``."""
 
-FAULTS = (
-    *POWER_FAULTS,
+OTHER_FAULTS = (
     "kill",
     "stop",
     "names away",
@@ -104,9 +103,9 @@ class Mix:
         window = _one(draw, (4096, 65536))
         return cls(
             is_sync=is_sync,
-            segment=kib(_one(draw, (4, 16, 64, 256, 1024))),
+            segment=kib(_one(draw, (2, 4, 16, 64, 1024))),
             checkpoint=kib(_one(draw, (1, 4, 16, 64, 1024))),
-            sync_s=_one(draw, ((0.0, 0.0), (0.0, 0.002), (0.001, 0.02), (0.0, 0.3))),
+            sync_s=_one(draw, ((0.0, 0.0), (0.0, 0.01), (0.005, 0.05), (0.0, 0.3))),
             brokers=1 + draw.chance(0.4),
             names=_one(draw, (0, 0, 1, 2)),
             topics=1 + draw.below(2),
@@ -114,7 +113,7 @@ class Mix:
             is_auto_created=draw.chance(0.3),
             producers=1 + draw.below(2),
             lanes=1 + draw.below(6),
-            sends=_one(draw, (10, 20, 30)),
+            sends=_one(draw, (10, 30, 60)),
             think_s=_one(draw, (0.01, 0.1, 1.0, 4.0)),
             # Large bodies through a narrow window take minutes of which nothing is learnt.
             body_max=_one(draw, (20, 200, 2000, 20_000 if window > 4096 else 1000)),
@@ -124,11 +123,14 @@ class Mix:
             consumers=1 + draw.chance(0.3),
             has_tags=draw.chance(0.3),
             hold_s=_one(draw, (0.0, 1.0, 5.0, 18.0)),
-            chaos_s=_one(draw, (5.0, 12.0, 25.0)),
+            chaos_s=_one(draw, (5.0, 15.0, 60.0)),
             pause_s=_one(draw, (0.3, 1.0, 3.0, 8.0)),
             audit_chance=_one(draw, (0.3, 1.0)),
             recovery_chance=_one(draw, (0.0, 0.5)),
-            faults=_some(draw, FAULTS if is_sync else FAULTS[len(POWER_FAULTS) :]),
+            faults=(
+                *_some(draw, POWER_FAULTS if is_sync else (), 0.5),
+                *_some(draw, OTHER_FAULTS, 0.25),
+            ),
             conditions=Conditions(
                 latency_s=_one(draw, (0.0001, 0.0002, 0.002, 0.02)),
                 jitter_s=_one(draw, (0.0, 0.0008, 0.02)),
@@ -167,7 +169,5 @@ def _one(draw: SeededEntropy, choices: Sequence[T]) -> T:
     return choices[draw.below(len(choices))]
 
 
-def _some(draw: SeededEntropy, choices: Sequence[T]) -> tuple[T, ...]:
-    """Each as likely in as out, at least one."""
-    chosen = tuple(each for each in choices if draw.chance(0.35))
-    return chosen or (_one(draw, choices),)
+def _some(draw: SeededEntropy, choices: Sequence[T], chance: float) -> tuple[T, ...]:
+    return tuple(each for each in choices if draw.chance(chance))

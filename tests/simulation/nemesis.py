@@ -43,7 +43,6 @@ class Nemesis:
         self._world = stage.world
         self._network = stage.world.network
         self._clients: Sequence[Client] = stage.clients
-        self.done: dict[str, int] = {}
 
     async def torment(self) -> None:
         """Let things go wrong for as long as the mix says."""
@@ -91,7 +90,6 @@ class Nemesis:
                 return
             fault = chosen[draw.below(len(chosen))]
             self._world.trace.record("fault", fault)
-            self.done[fault] = self.done.get(fault, 0) + 1
             await deeds[fault](draw)
 
     def _node(self, draw: SeededEntropy) -> BrokerNode:
@@ -112,12 +110,17 @@ class Nemesis:
         lost_power = not node.machine.is_up
         if lost_power:
             node.machine.restart()
+        node.disk.slow_sync(*self._stage.mix.sync_s)
         self._stage.examine(node, draw, lost_power=lost_power)
         node.start()
         await self._stage.served(node, within_s=5.0)
 
     async def _power_cut(self, draw: SeededEntropy) -> None:
+        """The power goes, in half of all cases while much waits for a slow disk."""
         node = self._node(draw)
+        if draw.chance(0.5):
+            node.disk.slow_sync(0.0, 0.5)
+            await asyncio.sleep(draw.fraction())
         await node.crash(LOSSES[draw.below(len(LOSSES))])
         await self._come_back(node, draw)
 

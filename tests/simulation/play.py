@@ -4,13 +4,15 @@ hand.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from types import ModuleType
 from typing import Self
 
 from tests.simulation.history import Acknowledged, ClientDown, Event, Refused
 from tests.simulation.mix import Mix, kib
 from tests.simulation.node import BrokerNode
-from tests.simulation.stage import Stage, check
+from tests.simulation.runs import CHECKERS, check
+from tests.simulation.stage import Stage
 from tests.simulation.workload import Producer, Send
 from txmq.client import Admin, Session
 from txmq.message import Queue
@@ -33,8 +35,9 @@ QUIET = Mix(
 class Play:
     """A running cluster with a consumer, and somebody who sends what the scenario says."""
 
-    def __init__(self, world: World, mix: Mix) -> None:
+    def __init__(self, world: World, mix: Mix, checkers: Sequence[ModuleType]) -> None:
         self.world = world
+        self._checkers = checkers
         self.stage = Stage(world, mix)
         self.history = self.stage.history
         self.broker: BrokerNode = self.stage.brokers[0]
@@ -42,7 +45,6 @@ class Play:
         self.sender = Producer(
             world, "sender", self.stage.names_text, mix, self.history, self.stage.queues()
         )
-        self._composed = 0
 
     async def __aenter__(self) -> Self:
         await self.stage.open()
@@ -61,7 +63,7 @@ class Play:
             await self.stage.settle()
             await self.session.__aexit__(None, None, None)
             await self.stage.close()
-            check(self.history)
+            check(self.history, self._checkers)
 
     def compose(self, count: int = 1, queue: Queue | None = None, topic: str = "") -> Send:
         """A message, or a batch of several."""
@@ -95,20 +97,37 @@ class Play:
         copies = self.history.events[-1].queues[send.queue]
         return sum(copy.mark.startswith(f"{send.name}#") for copy in copies)
 
+    async def marks(self) -> list[str]:
+        """What the queue holds, from its beginning to its end."""
+        await self.stage.auditor.audit(self.broker, [self.queue])
+        return [copy.mark for copy in self.history.events[-1].queues[self.queue]]
+
     def seen(self, kind: type[Event]) -> list[Event]:
         """What happened of one kind."""
         return [event for event in self.history.events if isinstance(event, kind)]
 
 
 def play(
-    act: Callable[[Play], Awaitable[None]], *, seeds: int = 3, mix: Mix = QUIET, **dials: object
+    act: Callable[[Play], Awaitable[None]],
+    *,
+    seeds: int = 3,
+    checkers: Sequence[ModuleType] = CHECKERS,
+    **dials: object,
 ) -> None:
-    """Play a scenario with some seeds, each twice, and have every checker look at it."""
+    """Play a scenario with some seeds, each twice, and have the checkers look at it.
+
+    Args:
+        act: What happens.
+        seeds: How many.
+        checkers: Those whose promises hold in it.
+        dials: How the cluster differs from a quiet one.
+    """
+    mix = QUIET.but(**dials)
 
     async def scenario(world: World) -> None:
-        async with Play(world, mix.but(**dials)) as running:
+        async with Play(world, mix, checkers) as running:
             await act(running)
 
     scenario.__qualname__ = getattr(act, "__qualname__", "play")
     for seed in range(seeds):
-        simulate(scenario, seed, conditions=mix.but(**dials).conditions, twice=True)
+        simulate(scenario, seed, conditions=mix.conditions, twice=True)

@@ -1,42 +1,27 @@
-"""One run: a cluster, its clients, a time of trouble, a calm end, and what was seen of it all."""
+"""A cluster with its clients, from the first start to the last look at what is there."""
 
 from __future__ import annotations
 
 import asyncio
 from contextvars import Context
-from typing import NamedTuple
 
 from tests.simulation.audit import Auditor, recover_in_several_ways
-from tests.simulation.checkers import acknowledged, liveness, order, recovery
-from tests.simulation.history import (
-    Acknowledged,
-    Audited,
-    Calm,
-    Down,
-    Ended,
-    History,
-    Pulled,
-    QueueEnd,
-    Recovered,
-)
+from tests.simulation.history import Acknowledged, Calm, Ended, History, QueueEnd
 from tests.simulation.mix import Mix
-from tests.simulation.nemesis import Nemesis
 from tests.simulation.node import BrokerNode, NamesNode
 from tests.simulation.workload import AUTO_TOPIC, Client, Consumer, Producer
 from txmq.client import Admin, Session
 from txmq.client.routes import TEMPLATE_QUEUES_MAX
 from txmq.message import Queue
-from txmq.testing import SeededEntropy, Trace, World
+from txmq.testing import SeededEntropy, World
 
-__all__ = ["TAIL", "Outcome", "Run", "Stage", "check", "live_through", "run_seed"]
+__all__ = ["Stage"]
 
 SETTLE_S = 200.0
 """How long a run waits for what must come; more than the checker of liveness allows."""
 
 LOOKED_UP = 5
-
-TAIL = 60
-"""So many events of a trace are worth showing."""
+"""So many acknowledged messages are looked for by id and by key when all is over."""
 
 LOOK_S = 0.03
 """How often it is looked whether something has come about."""
@@ -62,6 +47,7 @@ class Stage:
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
         self._helpers: set[asyncio.Task[bool]] = set()
+        self._ends: dict[Queue, int] = {}
         self._draw = world.entropy.fork("stage")
 
     def _broker(self, name: str, names: str) -> BrokerNode:
@@ -221,7 +207,6 @@ class Stage:
         await prober.done()
 
     async def _note_ends(self) -> None:
-        self._ends: dict[Queue, int] = {}
         for node in self.brokers:
             for queue, end in await self.auditor.ends(node, self.queues_of(node)):
                 if end:
@@ -246,6 +231,8 @@ class Stage:
         for node in self.brokers:
             await self.served(node, within_s=30.0)
             await self.auditor.audit(node, self.queues_of(node))
+            for group in range(self.mix.groups):
+                await self.auditor.note_places(f"group-{group}", node, self.queues_of(node))
         await self._look_up()
         for node in (*self.brokers, *self.names):
             await node.stop()
@@ -256,97 +243,14 @@ class Stage:
         await self.auditor.look_up(chosen)
 
 
-def _unwatched(node: BrokerNode) -> None:
-    pass
-
-
 class Prober(Producer):
     """Sends one message to every queue."""
 
     async def _work(self, session: Session) -> None:
         for queue in self._queues:
-            await self.deliver(
-                session, self.compose(session, queue.topic, queue, 1, is_batch=False)
-            )
+            send = self.compose(session, queue.topic, queue, 1, is_batch=False)
+            await self.deliver(session, send)
 
 
-class Outcome(NamedTuple):
-    """What a run amounted to."""
-
-    seconds: float
-    acknowledged: int
-    pulled: int
-    ends: int
-    audits: int
-    recoveries: int
-
-    @classmethod
-    def of(cls, history: History, seconds: float) -> Outcome:
-        """The figures of a history."""
-        events = history.events
-        return cls(
-            seconds,
-            sum(len(each.offset_ids) for each in events if isinstance(each, Acknowledged)),
-            sum(len(each.copies) for each in events if isinstance(each, Pulled)),
-            history.count(Down),
-            history.count(Audited),
-            history.count(Recovered),
-        )
-
-
-def check(history: History) -> None:
-    """Have every checker look at a history.
-
-    Raises:
-        AssertionError: One of them complains.
-    """
-    found = [
-        f"{checker.__name__.rpartition('.')[2]}: {complaint}"
-        for checker in (acknowledged, order, recovery, liveness)
-        for complaint in checker.broken(history.events)
-    ]
-    if found:
-        more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
-        raise AssertionError("\n  ".join(("broken promises:", *found[:20])) + more)
-
-
-async def live_through(world: World, mix: Mix) -> Outcome:
-    """One whole run; the scenario of every seed."""
-    stage = Stage(world, mix)
-    await stage.open()
-    stage.people()
-    await Nemesis(stage).torment()
-    stage.calm()
-    await stage.settle()
-    await stage.close()
-    check(stage.history)
-    return Outcome.of(stage.history, world.now())
-
-
-class Run(NamedTuple):
-    """What came of a seed, and the way it went."""
-
-    outcome: Outcome
-    trace: Trace
-
-
-def run_seed(seed: int, mix: Mix | None = None, *, keep_trace: bool = False) -> Run:
-    """Run a seed with the mix it draws, or another.
-
-    Args:
-        seed: The seed.
-        mix: What it is about, where that is not drawn.
-        keep_trace: Whether the trace keeps its events; a failure then carries the last of them.
-
-    Raises:
-        AssertionError: A promise was broken, or the run failed as a simulation.
-    """
-    mix = mix or Mix.of(seed)
-    name = live_through.__name__
-    world = World(seed, scenario=name, conditions=mix.conditions, keep_trace=keep_trace)
-    try:
-        return Run(world.run(live_through(world, mix)), world.trace)
-    except BaseException as error:
-        if keep_trace:
-            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
-        raise
+def _unwatched(node: BrokerNode) -> None:
+    pass

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.simulation.checkers import liveness, recovery
 from tests.simulation.history import Acknowledged, Down, Recovered, Refused
 from tests.simulation.mix import kib
 from tests.simulation.play import play
@@ -75,7 +76,41 @@ def test_a_torn_span_is_there_whole_or_not_at_all(loss):
         await play.back()
         assert await play.stored(torn) in (0, 5)
 
-    play(act, seeds=8)
+    # Spans of several pages, so that their head may be whole and their end not.
+    play(act, seeds=12, body_max=4000)
+
+
+@pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES])
+def test_a_crash_while_spans_in_several_files_wait_for_the_disk(loss):
+    """One sync covers the end of a file, whole files, and the beginning of another."""
+
+    async def act(play):
+        for _ in range(6):
+            play.broker.disk.slow_sync(0.1)
+            sends = []
+            for _ in range(15):
+                sends.append(asyncio.create_task(play.attempt()))
+                await asyncio.sleep(0.02)
+            await play.broker.crash(loss)
+            await asyncio.gather(*sends)
+            await play.back()
+        assert play.seen(Acknowledged)
+
+    play(act, seeds=5, segment=kib(1), body_max=400)
+
+
+def test_a_crash_while_indexes_are_saved():
+    """Chunks of several pages, of which a crash takes some: none is believed that is not whole."""
+
+    async def act(play):
+        for _ in range(6):
+            for _ in range(8):
+                await play.deliver(play.compose(20))
+            await play.broker.crash(Loss.PAGES)
+            await play.back()
+            await play.marks()
+
+    play(act, seeds=2, checkpoint=kib(12), segment=kib(256), body_max=20, groups=0)
 
 
 def test_a_crash_in_the_middle_of_recovery():
@@ -123,6 +158,35 @@ def test_kill_9_takes_nothing_from_a_broker_that_does_not_wait_for_the_disk():
             await play.back()
 
     play(act, is_sync=False, segment=kib(2), checkpoint=kib(1))
+
+
+@pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.TAIL, Loss.PAGES])
+def test_a_power_cut_takes_only_the_newest_of_a_broker_that_does_not_wait_for_the_disk(loss):
+    """What is left is what was stored first, and it is whole; the indexes know nothing more."""
+
+    async def act(play):
+        for _ in range(8):
+            for _ in range(6):
+                await play.deliver(play.compose(2))
+                await asyncio.sleep(0.1)
+            before = await play.marks()
+            await play.broker.crash(loss)
+            play.broker.machine.restart()
+            play.stage.examine(play.broker, play.world.entropy, lost_power=True)
+            await play.back()
+            after = await play.marks()
+            assert after == before[: len(after)]
+
+    play(
+        act,
+        checkers=(recovery, liveness),
+        is_sync=False,
+        segment=kib(4),
+        checkpoint=kib(1),
+        body_max=600,
+        groups=0,
+        recovery_chance=1.0,
+    )
 
 
 def test_an_orderly_stop_answers_what_it_has_taken():

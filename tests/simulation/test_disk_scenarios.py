@@ -107,7 +107,8 @@ def test_after_a_failed_sync_a_restart_does_not_trust_the_cache():
             await play.broker.crash(Loss.EVERYTHING)
             await play.back()
 
-    play(act, segment=kib(4), checkpoint=kib(1))
+    # Bodies of several pages: a page that is written again afterwards is saved by that.
+    play(act, segment=kib(64), checkpoint=kib(1024), body_max=12_000)
 
 
 def test_a_failed_sync_of_an_index_does_not_outlive_the_restart():
@@ -128,6 +129,26 @@ def test_a_failed_sync_of_an_index_does_not_outlive_the_restart():
             await play.back()
 
     play(act, segment=kib(64), checkpoint=kib(1), body_max=600, recovery_chance=1.0)
+
+
+def test_a_broker_at_rest_has_everything_on_the_disk():
+    """Log, indexes and tables: nothing waits in the cache for a power cut to take it."""
+
+    async def act(play):
+        for _ in range(10):
+            await play.deliver(play.compose(8))
+        await play.admin.commit_offset("somebody", play.queue, 1)
+        await asyncio.sleep(10)
+
+        disk = play.broker.disk
+        paths = [f"{f}/{name}" for f in ("log", "index", "config") for name in disk.names(f)]
+        assert len(paths) > 10
+        for path in paths:
+            file = disk.open(path)
+            assert file.read(0, file.size()) == disk.durable(path), path
+            file.close()
+
+    play(act, segment=kib(4), checkpoint=kib(1), body_max=2000)
 
 
 def test_a_slow_disk_answers_busy_instead_of_letting_everybody_wait():

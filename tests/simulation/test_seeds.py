@@ -4,15 +4,14 @@ Half of the seeds are always the same, the others fresh. ``TXMQ_SEEDS`` says how
 ``TXMQ_SEED`` runs a single one and shows what happened in it, ``TXMQ_SOAK`` runs thousands.
 """
 
-import logging
 import os
 import random
 import subprocess
 
 import pytest
 
-from tests.simulation.mix import Mix
-from tests.simulation.stage import TAIL, run_seed
+from tests.simulation.mix import OTHER_FAULTS, POWER_FAULTS, Mix
+from tests.simulation.runs import TAIL, run_seed
 from tests.simulation.twin import CHECKOUT, Twin
 
 ALONE = os.environ.get("TXMQ_SEED")
@@ -35,14 +34,6 @@ def twin():
         yield running
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    """What brokers log of simulated trouble is in nobody's interest."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def commit():
     asked = ["git", "describe", "--always", "--dirty"]
     told = subprocess.run(asked, cwd=CHECKOUT, capture_output=True, text=True, check=False)
@@ -56,6 +47,12 @@ def repeat(seed):
 def difference(seed):
     first, second = (run_seed(seed, keep_trace=True).trace for _ in range(2))
     return first.difference(second) or "only in another process: something follows hashes"
+
+
+def test_every_kind_of_fault_happens_to_some_of_the_fixed_seeds():
+    drawn = {fault for seed in range(100) for fault in Mix.of(seed).faults}
+
+    assert drawn == {*POWER_FAULTS, *OTHER_FAULTS}
 
 
 @pytest.mark.parametrize("seed", [int(ALONE)] if ALONE else list(seeds()))

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import IO, Self
 
-from tests.simulation.stage import run_seed
+from tests.simulation.runs import run_seed
 
 __all__ = ["Twin"]
 

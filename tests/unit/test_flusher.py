@@ -111,7 +111,7 @@ async def test_what_comes_during_a_sync_is_answered_after_the_next(disk):
         await asyncio.sleep(1.0)
 
         assert press.bodies_acknowledged() == [b"one", b"two", b"three"]
-        assert len(press.spans) == 3
+        assert [len(span.staged) for span in press.spans] == [1, 2], "one write for what waited"
 
 
 @in_virtual_time
@@ -293,7 +293,7 @@ async def test_a_failed_write_refuses_its_turn_and_nothing_else(disk, sizes):
         press.send(b"lost")
         press.send(b"lost too", number=1)
         disk.fail_writes(times=1, error=errno.ENOSPC)
-        await turns()
+        await asyncio.sleep(0.3)  # virtual; the write waits for the sync that is under way
         assert [placed.body for placed in press.refused] == [b"lost", b"lost too"]
         press.send(b"after")
         await asyncio.sleep(2)

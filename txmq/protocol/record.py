@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,7 @@ from txmq.protocol.message_id import offset_id
 __all__ = [
     "MAGIC",
     "MAGIC_V2",
+    "Postmark",
     "Record",
     "body_crc",
     "head_of",
@@ -102,33 +103,35 @@ def body_crc(body: bytes) -> int:
     return crc32(body) & 0x7FFFFFFF
 
 
+Postmark: TypeAlias = tuple[int, int, bytes, int, bytes, int, int]
+"""System flag, time and host of birth, time and host of storing, attempts, prepared position.
+
+All messages of one request have it in common. The IPv6 bits agree with the hosts' lengths.
+"""
+
+
 def head_of(
     queue_id: int,
     flag: int,
     queue_offset: int,
     position: int,
-    sys_flag: int,
-    born_ms: int,
-    born_host: bytes,
-    stored_ms: int,
-    store_host: bytes,
-    attempts: int,
-    prepared_position: int,
+    postmark: Postmark,
     body: bytes,
     tail_size: int,
 ) -> tuple[bytes, int]:
     """What stands before the body, and the size of the whole record.
 
     A record is head, body and tail (:func:`tail_of`); writers join many of them, so no body is
-    copied twice. The IPv6 bits of ``sys_flag`` must agree with the hosts' lengths.
+    copied twice.
     """
+    sys_flag, born_ms, born_host, stored_ms, store_host, attempts, prepared = postmark
     crc = crc32(body) & 0x7FFFFFFF
     body_size = len(body)
     if not sys_flag & _V6:
         size = _HEAD_BYTES + body_size + tail_size
         head = _HEAD.pack(
             size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms,
-            born_host, stored_ms, store_host, attempts, prepared_position, body_size,
+            born_host, stored_ms, store_host, attempts, prepared, body_size,
         )  # fmt: skip
         return head, size
     size = _HEAD_BYTES - 16 + len(born_host) + len(store_host) + body_size + tail_size
@@ -139,7 +142,7 @@ def head_of(
         + born_host
         + _LONG.pack(stored_ms)
         + store_host
-        + _AFTER_HOSTS.pack(attempts, prepared_position, body_size)
+        + _AFTER_HOSTS.pack(attempts, prepared, body_size)
     )
     return head, size
 
@@ -168,18 +171,16 @@ def pack(record: Record) -> bytes:
     if len(record.store_host) > 8:
         sys_flag |= _STORE_V6
     tail = tail_of(topic_field(record.topic), record.properties.encode())
+    postmark = (
+        sys_flag, record.born_ms, record.born_host, record.stored_ms, record.store_host,
+        record.attempts, record.prepared_position,
+    )  # fmt: skip
     head, _ = head_of(
         record.queue_id,
         record.flag,
         record.queue_offset,
         record.position,
-        sys_flag,
-        record.born_ms,
-        record.born_host,
-        record.stored_ms,
-        record.store_host,
-        record.attempts,
-        record.prepared_position,
+        postmark,
         record.body,
         len(tail),
     )

@@ -17,7 +17,7 @@ from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands
 from txmq.protocol.codes import SUCCESS
 from txmq.protocol.command import Command
-from txmq.protocol.frame import FrameReader
+from txmq.protocol.frame import Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.message_id import host_bytes
 from txmq.remoting.exchange import Exchange
@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
         self._unread = False
+        self._unserved: list[Frame] = []
         self.address = ""
         self.born_host = b"\0" * 8
         self.active_at = clock.monotonic()
@@ -83,27 +84,49 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Serve everything that has arrived whole, and answer it in one write."""
         self.active_at = self._clock.monotonic()
-        out = self._out
         try:
-            for part in self._reader.feed(data):
-                command = commands.decode(part)
-                if command.flag & 1:
-                    self._complete(command)
-                else:
-                    answer = self._service(self, command)
-                    if answer is not None:
-                        out.append(answer)
+            parts = self._reader.feed(data)
         except RemoteProtocolError as problem:
-            log.warning("closing %s: %s", self.address, problem)
-            self.flush()
-            self.close()
+            self._give_up(problem)
             return
         if not self._reader.held:
             self.partial_since = None
-        elif self.partial_since is None:
+        elif parts or self.partial_since is None:
             self.partial_since = self.active_at
+        if self._unserved:
+            self._unserved += parts
+        else:
+            self._serve(parts)
+
+    def _serve(self, parts: list[Frame]) -> None:
+        out, collected = self._out, 0
+        try:
+            for at, part in enumerate(parts, 1):
+                command = commands.decode(part)
+                if command.flag & 1:
+                    self._complete(command)
+                    continue
+                answer = self._service(self, command)
+                if answer is not None:
+                    out.append(answer)
+                    collected += len(answer)
+                    if collected > CONNECTION_BACKLOG_BYTES:
+                        # One read may hold requests for more than any peer takes in at once.
+                        self.flush()
+                        collected = 0
+                        if self._unread:
+                            self._unserved = parts[at:]
+                            return
+        except RemoteProtocolError as problem:
+            self._give_up(problem)
+            return
         if out:
             self.flush()
+
+    def _give_up(self, problem: RemoteProtocolError) -> None:
+        log.warning("closing %s: %s", self.address, problem)
+        self.flush()
+        self.close()
 
     def eof_received(self) -> bool:
         """The peer will write no more; close our side too."""
@@ -114,6 +137,7 @@ class Connection(asyncio.Protocol):
         del exc
         self._transport = None
         self._out.clear()
+        self._unserved.clear()
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._exchange.close():
@@ -131,7 +155,11 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self._unread = False
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
+            return
+        parts, self._unserved = self._unserved, []
+        self._serve(parts)
+        if self.is_open and not self._unread:
             self._transport.resume_reading()
 
     # What the rest of the house calls

@@ -65,7 +65,8 @@ class Pool:
                 made = await self._network.connect(
                     lambda: Connection(self._clock, self._service), host, port
                 )
-        except (OSError, TimeoutError) as problem:
+        except (OSError, TimeoutError, UnicodeError) as problem:
+            # UnicodeError: what resolves names has an error of its own for what can be none.
             raise ConnectFailed(f"cannot connect to {address}: {problem}") from problem
         self._open[address] = made
         return made

@@ -33,7 +33,7 @@ class Log:
         tail = tail_of(topic_field(topic), text.encode())
         code = hashed if hashed is not None else string_hash(tags) if tags else 0
         flags = BORN_V6 if len(born) > 8 else 0
-        postmark = (flags, self.last_ms, born, self.last_ms, V4, 0)
+        postmark = (flags, self.last_ms, born, self.last_ms, V4, 0, 0)
         for body in bodies:
             self.store.append(queue, postmark, 0, body, tail, code, ())
         self.store.publish(self.store.write())

@@ -252,10 +252,8 @@ def test_a_record_is_head_body_and_tail():
     body = b"hello"
     tail = record.tail_of(record.topic_field("T"), PROPERTIES)
 
-    head, size = record.head_of(
-        3, 7, 2, 1024, 0, 1_700_000_000_000, V4_BORN, 1_700_000_000_001, V4_STORE, 1, 512,
-        body, len(tail),
-    )  # fmt: skip
+    postmark = (0, 1_700_000_000_000, V4_BORN, 1_700_000_000_001, V4_STORE, 1, 512)
+    head, size = record.head_of(3, 7, 2, 1024, postmark, body, len(tail))
 
     assert head + body + tail == written_out()
     assert size == len(written_out())

@@ -77,7 +77,7 @@ class Shelf:
         seed = topic_seed(topic)
         offset, position = self.store.append(
             self.store.queue(topic, number),
-            (0, START_MS, HOST, stored_ms if at_ms is None else at_ms, HOST, 0),
+            (0, START_MS, HOST, stored_ms if at_ms is None else at_ms, HOST, 0, 0),
             0,
             body,
             tail_of(topic_field(topic), text.encode()),

@@ -51,7 +51,7 @@ def test_a_record_is_stored_as_it_was_given(shelf):
     sys_flag = 0x10 | 0x20 | 0x1
 
     shelf.store.append(
-        shelf.store.queue("T", 3), (sys_flag, -5, host, START_MS, host, 7), -1, b"body",
+        shelf.store.queue("T", 3), (sys_flag, -5, host, START_MS, host, 7, 0), -1, b"body",
         b"\x01T\0\x03abc", 0, (),
     )  # fmt: skip
     shelf.flush()
@@ -67,7 +67,7 @@ def test_a_record_is_stored_as_it_was_given(shelf):
 def test_what_cannot_be_packed_leaves_no_gap(shelf):
     queue = shelf.store.queue("T", 0)
     with pytest.raises(struct.error):
-        shelf.store.append(queue, (0, 2**63, HOST, 0, HOST, 0), 0, b"", b"\x01T\0\0", 0, ())
+        shelf.store.append(queue, (0, 2**63, HOST, 0, HOST, 0, 0), 0, b"", b"\x01T\0\0", 0, ())
 
     assert shelf.add(b"one")[0].offset == 0
     shelf.restart()
@@ -431,7 +431,7 @@ def test_the_time_of_a_message_reads_the_same_for_both_kinds_of_hosts(shelf):
     for flag, born in ((0, HOST), (0x10, host), (0x30, host)):
         store_host = host if flag & 0x20 else HOST
         shelf.store.append(
-            queue, (flag, 1, born, START_MS, store_host, 0), 0, b"", b"\x01T\0\0", 0, ()
+            queue, (flag, 1, born, START_MS, store_host, 0, 0), 0, b"", b"\x01T\0\0", 0, ()
         )
     shelf.flush()
 

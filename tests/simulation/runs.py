@@ -1,0 +1,107 @@
+"""Whole runs: a cluster, a time of trouble, a calm end, and the judgement of every checker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from tests.simulation.checkers import acknowledged, liveness, order, recovery
+from tests.simulation.history import Acknowledged, Audited, Down, History, Pulled, Recovered
+from tests.simulation.mix import Mix
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.stage import Stage
+from txmq.testing import Trace, World
+
+__all__ = ["CHECKERS", "TAIL", "Outcome", "Run", "check", "live_through", "run_seed"]
+
+TAIL = 60
+"""So many events of a trace are worth showing."""
+
+COMPLAINTS = 20
+"""So many complaints are worth showing."""
+
+CHECKERS = (acknowledged, order, recovery, liveness)
+
+
+class Outcome(NamedTuple):
+    """What a run amounted to."""
+
+    seconds: float
+    acknowledged: int
+    pulled: int
+    ends: int
+    audits: int
+    recoveries: int
+
+    @classmethod
+    def of(cls, history: History, seconds: float) -> Outcome:
+        """The figures of a history."""
+        events = history.events
+        return cls(
+            seconds,
+            sum(len(each.offset_ids) for each in events if isinstance(each, Acknowledged)),
+            sum(len(each.copies) for each in events if isinstance(each, Pulled)),
+            history.count(Down),
+            history.count(Audited),
+            history.count(Recovered),
+        )
+
+
+def check(history: History, checkers: Sequence[ModuleType] = CHECKERS) -> None:
+    """Have every checker look at a history.
+
+    Raises:
+        AssertionError: One of them complains.
+    """
+    found = [
+        f"{checker.__name__.rpartition('.')[2]}: {complaint}"
+        for checker in checkers
+        for complaint in checker.broken(history.events)
+    ]
+    if found:
+        left = len(found) - COMPLAINTS
+        more = [f"and {left} more"] if left > 0 else []
+        raise AssertionError("\n  ".join(("broken promises:", *found[:COMPLAINTS], *more)))
+
+
+async def live_through(world: World, mix: Mix) -> Outcome:
+    """One whole run; the scenario of every seed."""
+    stage = Stage(world, mix)
+    await stage.open()
+    stage.people()
+    await Nemesis(stage).torment()
+    stage.calm()
+    await stage.settle()
+    await stage.close()
+    check(stage.history)
+    return Outcome.of(stage.history, world.now())
+
+
+class Run(NamedTuple):
+    """What came of a seed, and the way it went."""
+
+    outcome: Outcome
+    trace: Trace
+
+
+def run_seed(seed: int, mix: Mix | None = None, *, keep_trace: bool = False) -> Run:
+    """Run a seed with the mix it draws, or another.
+
+    Args:
+        seed: The seed.
+        mix: What it is about, where that is not drawn.
+        keep_trace: Whether the trace keeps its events; a failure then carries the last of them.
+
+    Raises:
+        AssertionError: A promise was broken, or the run failed as a simulation.
+    """
+    mix = mix or Mix.of(seed)
+    name = live_through.__name__
+    world = World(seed, scenario=name, conditions=mix.conditions, keep_trace=keep_trace)
+    try:
+        return Run(world.run(live_through(world, mix)), world.trace)
+    except BaseException as error:
+        if keep_trace:
+            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
+        raise

@@ -1,0 +1,477 @@
+"""One end of a stream: who gets which answer, by when, and what is left when it breaks."""
+
+import asyncio
+import struct
+
+import pytest
+from remoting_stage import Desk, Stage, echo, failure, in_world
+
+from txmq.errors import BrokerBusy, ConnectionLost, LocalProtocolError, RequestTimeout
+from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
+from txmq.protocol import command as commands
+from txmq.remoting.connection import Connection
+
+CODE = 10
+
+
+def asking(connection, body=b"", timeout_s=5.0):
+    return asyncio.ensure_future(connection.ask(CODE, body=body, timeout_s=timeout_s))
+
+
+# --- answers ---
+
+
+@in_world
+async def test_answers_in_any_order_find_whoever_asked(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        waiting = [asking(client, b"%d" % n) for n in range(10)]
+        await asyncio.sleep(1)
+        assert len(desk.asked) == 10
+
+        for index in (7, 0, 9, 3, 1, 8, 2, 6, 5, 4):
+            desk.answer(index)
+
+        assert [(await each).body for each in waiting] == [b"%d" % n for n in range(10)]
+        assert len(client._exchange) == 0
+
+
+@in_world
+async def test_a_refusal_is_an_answer_to_ask_and_an_error_to_request(world):
+    def busy(connection, request):
+        return commands.answer(request, BrokerBusy.code, remark="try later")
+
+    async with Stage(world, busy) as stage:
+        client = await stage.connect()
+
+        assert (await client.ask(CODE, timeout_s=5.0)).code == BrokerBusy.code
+        with pytest.raises(BrokerBusy, match="try later"):
+            await client.request(CODE, timeout_s=5.0)
+        assert client.is_open
+
+
+@in_world
+async def test_what_no_service_serves_is_answered_with_code_3(world):
+    async with Stage(world) as stage:
+        client = await stage.connect()
+
+        assert (await client.ask(4711, timeout_s=5.0)).code == 3
+
+
+@in_world
+async def test_both_ends_ask_at_the_same_time_under_the_same_numbers(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect(echo)
+        ours = asking(client, b"to the server")
+        await asyncio.sleep(1)
+        (end,) = stage.ends
+
+        found = await end.ask(CODE, body=b"to the client", timeout_s=5.0)
+        assert found.body == b"to the client"
+        assert not ours.done()
+
+        desk.answer(0)
+        assert (await ours).body == b"to the server"
+
+
+@in_world
+async def test_one_way_requests_arrive_in_order_and_leave_nobody_waiting(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        for n in range(5):
+            client.oneway(CODE, body=b"%d" % n)
+        await asyncio.sleep(1)
+
+        assert [request.body for _, request in desk.asked] == [b"%d" % n for n in range(5)]
+        assert all(request.is_oneway for _, request in desk.asked)
+        assert len({request.opaque for _, request in desk.asked}) == 5
+        assert len(client._exchange) == 0
+
+
+@in_world
+async def test_requests_that_arrive_together_are_answered_in_one_write(world):
+    async with Stage(world, echo) as stage:
+        peer = await stage.raw()
+        await asyncio.sleep(1)
+        (end,) = stage.ends
+        writes = []
+        write = end._transport.write
+        end._transport.write = lambda data: writes.append(len(data)) or write(data)
+
+        peer.write(b"".join(commands.request(CODE, n, body=b"x") for n in range(20)))
+        await asyncio.sleep(1)
+
+        assert sorted(peer.answers()) == list(range(20))
+        assert len(writes) == 1
+
+
+@in_world
+async def test_frames_may_come_byte_by_byte(world):
+    async with Stage(world, echo) as stage:
+        peer = await stage.raw()
+        for byte in commands.request(CODE, 5, body=b"slowly"):
+            peer.write(bytes([byte]))
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
+
+        assert peer.answers()[5].body == b"slowly"
+        assert stage.ends[0].partial_since is None
+
+
+# --- deadlines ---
+
+
+@in_world
+async def test_every_request_has_a_deadline_of_its_own(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        began = world.now()
+        limits = (7.0, 1.0, 4.0, 2.0)
+        ended = {}
+
+        async def ask(limit):
+            with pytest.raises(RequestTimeout):
+                await client.ask(CODE, timeout_s=limit)
+            ended[limit] = world.now() - began
+
+        await asyncio.gather(*[ask(limit) for limit in limits])
+
+        assert ended == {limit: pytest.approx(limit, abs=1e-6) for limit in limits}
+        assert list(ended) == sorted(limits)
+        assert client.is_open
+
+
+@in_world
+async def test_a_shorter_deadline_that_comes_later_is_kept_too(world):
+    async with Stage(world, Desk()) as stage:
+        client = await stage.connect()
+        long = asking(client, timeout_s=100.0)
+        await asyncio.sleep(1)
+        began = world.now()
+
+        assert isinstance(await failure(asking(client, timeout_s=0.5)), RequestTimeout)
+
+        assert world.now() - began == pytest.approx(0.5)
+        assert not long.done()
+        assert isinstance(await failure(long), RequestTimeout)
+
+
+@in_world
+async def test_a_late_answer_is_dropped_and_the_next_request_gets_its_own(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        assert isinstance(await failure(asking(client, b"late", 1.0)), RequestTimeout)
+        second = asking(client, b"second")
+        await asyncio.sleep(1)
+
+        desk.answer(0)
+        await asyncio.sleep(1)
+        assert not second.done()
+        desk.answer(1)
+
+        assert (await second).body == b"second"
+
+
+@in_world
+async def test_an_answer_nobody_asked_for_changes_nothing(world):
+    async with Stage(world, echo) as stage:
+        peer = await stage.raw()
+        request = commands.decode(_one(commands.request(CODE, 99)))
+        peer.write(commands.answer(request) + commands.request(CODE, 1, body=b"still here"))
+        await asyncio.sleep(1)
+
+        assert list(peer.answers()) == [1]
+
+
+# --- ends ---
+
+
+@in_world
+async def test_a_lost_connection_fails_everybody_who_waits_at_once(world):
+    async with Stage(world, Desk()) as stage:
+        client = await stage.connect()
+        waiting = [asking(client, timeout_s=1000.0) for _ in range(5)]
+        await asyncio.sleep(1)
+        began = world.now()
+
+        world.network.cut("server", "client")
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+
+        assert [type(each) for each in found] == [ConnectionLost] * 5
+        assert world.now() - began < 0.01
+        assert not client.is_open
+        assert len(stage.lost) == 1
+        assert len(client._exchange) == 0
+
+
+@in_world
+async def test_nothing_is_sent_on_a_closed_connection(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        client.close()
+        client.close()
+
+        with pytest.raises(ConnectionLost):
+            await client.ask(CODE, timeout_s=5.0)
+        with pytest.raises(ConnectionLost):
+            client.oneway(CODE)
+        await asyncio.sleep(1)
+        client.send(b"into the void")
+        client.flush()
+        client.abort()
+
+        assert desk.asked == []
+        assert stage.listener.connections == 0
+
+
+@in_world
+async def test_what_was_written_before_closing_still_arrives(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        for _ in range(50):
+            client.oneway(CODE, body=b"x" * 10_000)
+        client.close()
+        await asyncio.sleep(5)
+
+        assert len(desk.asked) == 50
+
+
+@in_world
+async def test_cancelling_leaves_nothing_behind(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        waiting = [asking(client, b"%d" % n, 60.0) for n in range(20)]
+        await asyncio.sleep(1)
+
+        for each in waiting[::2]:
+            each.cancel()
+        await asyncio.gather(*waiting[::2], return_exceptions=True)
+        assert len(client._exchange) == 10
+        for index in range(20):
+            desk.answer(index)
+
+        kept = [(await each).body for each in waiting[1::2]]
+        assert kept == [b"%d" % n for n in range(1, 20, 2)]
+        assert len(client._exchange) == 0
+        assert client.is_open
+        await asyncio.sleep(61)  # the deadlines of the answered and the cancelled
+        assert client._timer is None
+        assert client._exchange._deadlines == []
+
+
+@in_world
+async def test_a_request_too_large_for_a_frame_leaves_nobody_waiting(world):
+    async with Stage(world, echo) as stage:
+        client = await stage.connect()
+
+        with pytest.raises(LocalProtocolError):
+            await client.ask(CODE, body=bytes(17 * 1024 * 1024), timeout_s=5.0)
+
+        assert len(client._exchange) == 0
+        assert (await client.ask(CODE, body=b"smaller", timeout_s=5.0)).body == b"smaller"
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(struct.pack(">II", 14, 10) + b"not a head", id="no header"),
+        pytest.param(struct.pack(">II", 6, 2) + b"[]", id="header of another shape"),
+        pytest.param(struct.pack(">II", 14, 1 << 24 | 10) + b"not a head", id="binary header"),
+    ],
+)
+def test_frames_before_an_unreadable_header_are_answered_and_those_behind_it_are_not(fault):
+    @in_world
+    async def scenario(world):
+        served = []
+
+        def service(connection, request):
+            served.append(request.opaque)
+            return echo(connection, request)
+
+        async with Stage(world, service) as stage:
+            peer, other = await stage.raw(), await stage.connect()
+            before, behind = commands.request(CODE, 1), commands.request(CODE, 2)
+            peer.write(before + fault + behind)
+            await asyncio.sleep(1)
+
+            assert list(peer.answers()) == [1]
+            assert served == [1]
+            assert peer.closed_at is not None
+            assert (await other.ask(CODE, body=b"y", timeout_s=5.0)).body == b"y"
+            assert stage.listener.connections == 1
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(16 * 1024 * 1024 - 3, 10), (2**32 - 1, 10), (3, 0), (0, 0), (10, 7), (10, 2 << 24)],
+)
+def test_lengths_that_cannot_be_close_the_connection_before_anything_is_kept(words):
+    @in_world
+    async def scenario(world):
+        async with Stage(world, echo) as stage:
+            peer = await stage.raw()
+            peer.write(struct.pack(">II", *words))
+            await asyncio.sleep(1)
+
+            assert peer.closed_at is not None
+            assert stage.listener.connections == 0
+
+    scenario()
+
+
+# --- peers that do not read ---
+
+
+@in_world
+async def test_a_peer_that_reads_slowly_is_not_read_until_it_has_caught_up(world):
+    served = []
+
+    def large(connection, request):
+        served.append(request.opaque)
+        return commands.answer(request, body=bytes(1024 * 1024))
+
+    async with Stage(world, large) as stage:
+        peer = await stage.raw()
+        peer.transport.pause_reading()
+        for n in range(40):
+            peer.write(commands.request(CODE, n, body=b"x" * 100))
+            await asyncio.sleep(1)
+
+        (end,) = stage.ends
+        held = end._transport.get_write_buffer_size()
+        assert CONNECTION_BACKLOG_BYTES < held < CONNECTION_BACKLOG_BYTES + 2 * 1024 * 1024
+        assert len(served) < 8
+        assert not end._transport.is_reading()
+
+        peer.transport.resume_reading()
+        await asyncio.sleep(60)
+        assert served == list(range(40))
+        assert sorted(peer.answers()) == list(range(40))
+        assert end._transport.is_reading()
+
+
+@in_world
+async def test_a_peer_that_leaves_too_much_unread_is_cut_off_and_the_others_are_served(world):
+    async with Stage(world, echo) as stage:
+        deaf, other = await stage.raw(), await stage.connect()
+        deaf.transport.pause_reading()
+        await asyncio.sleep(1)
+        end = stage.ends[0]
+        push = commands.request(CODE, 1, body=bytes(1024 * 1024), oneway=True)
+        highest = pushed = 0
+        while end.is_open and pushed < 100:
+            end.send(push)
+            end.flush()
+            pushed += 1
+            highest = max(highest, end._transport.get_write_buffer_size())
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+
+        assert PUSH_BACKLOG_BYTES // len(push) <= pushed < 20
+        assert highest <= PUSH_BACKLOG_BYTES
+        assert stage.lost == [end]
+        assert (await other.ask(CODE, body=b"y", timeout_s=5.0)).body == b"y"
+
+
+@in_world
+async def test_whoever_waits_on_a_peer_that_is_cut_off_is_told(world):
+    async with Stage(world, echo) as stage:
+        deaf = await stage.raw()
+        deaf.transport.pause_reading()
+        await asyncio.sleep(1)
+        (end,) = stage.ends
+        asked = [asking(end, bytes(3 * 1024 * 1024), 1000.0) for _ in range(8)]
+        began = world.now()
+
+        found = await asyncio.gather(*asked, return_exceptions=True)
+
+        assert {type(each) for each in found} == {ConnectionLost}
+        assert world.now() - began < 1.0
+        assert len(end._exchange) == 0
+
+
+@in_world
+async def test_one_read_full_of_large_requests_does_not_cut_off_a_peer_that_reads(world):
+    """Sixty pulls in one read ask for more than a peer may leave unread, and it leaves nothing."""
+    served, highest = [], 0
+
+    def large(connection, request):
+        nonlocal highest
+        served.append(request.opaque)
+        highest = max(highest, connection._transport.get_write_buffer_size())
+        return commands.answer(request, body=bytes(512 * 1024))
+
+    async with Stage(world, large) as stage:
+        peer = await stage.raw()
+        peer.write(b"".join(commands.request(CODE, n) for n in range(60)))
+        await asyncio.sleep(60)
+
+        assert served == list(range(60))
+        assert sorted(peer.answers()) == list(range(60))
+        assert highest < CONNECTION_BACKLOG_BYTES + 2 * 1024 * 1024
+        (end,) = stage.ends
+        assert end._transport.is_reading()
+
+
+@in_world
+async def test_a_header_that_cannot_be_read_is_found_after_a_pause_too(world):
+    def large(connection, request):
+        return commands.answer(request, body=bytes(3 * 1024 * 1024))
+
+    async with Stage(world, large) as stage:
+        peer = await stage.raw()
+        requests = b"".join(commands.request(CODE, n) for n in range(10))
+        peer.write(requests + struct.pack(">II", 6, 2) + b"[]" + commands.request(CODE, 99))
+        await asyncio.sleep(60)
+
+        assert sorted(peer.answers()) == list(range(10))
+        assert peer.closed_at is not None
+
+
+# --- addresses ---
+
+
+@in_world
+async def test_each_end_knows_where_the_other_is(world):
+    async with Stage(world) as stage:
+        client = await stage.connect()
+        await asyncio.sleep(1)
+        (end,) = stage.ends
+
+        assert client.address == "10.0.0.1:9000"
+        assert end.address.startswith("10.0.0.2:")
+        port = int(end.address.split(":")[1])
+        assert end.born_host == bytes([10, 0, 0, 2]) + struct.pack(">i", port)
+
+
+def _one(data):
+    from txmq.protocol.frame import FrameReader
+
+    (part,) = FrameReader().feed(data)
+    return part
+
+
+def test_a_connection_that_was_never_made_is_not_open():
+    class Still:
+        def monotonic(self):
+            return 0.0
+
+    connection = Connection(Still())
+
+    assert not connection.is_open
+    connection.send(b"x")
+    connection.flush()
+    connection.close()

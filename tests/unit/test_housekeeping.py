@@ -1,0 +1,310 @@
+"""The chores of a broker in virtual time: each alone, in the order that loses nothing."""
+
+import asyncio
+import errno
+import logging
+from functools import wraps
+
+import pytest
+
+from broker.config import RetentionSettings, TopicDefaults
+from broker.core.admission import Admission
+from broker.core.groups import Groups
+from broker.core.offsets import Offsets
+from broker.core.statistics import Statistics
+from broker.core.topics import Topics
+from broker.housekeeping import ROUND_S, Housekeeping
+from broker.keeper import Keeper
+from tests.unit.store.shelf import Shelf
+from txmq.errors import ServiceUnavailable
+from txmq.testing import simulate
+
+BIG = b"x" * 1500
+ALWAYS = RetentionSettings(delete_at=";".join(str(hour) for hour in range(24)))
+NEVER = RetentionSettings(delete_at="")
+FOUR_DAYS_S = 4 * 24 * 3600.0
+
+
+def in_world(scenario):
+    """Run a test that is a coroutine of a stage in a world."""
+
+    @wraps(scenario)
+    def test():
+        async def run(world):
+            stage = Stage(world)
+            try:
+                await scenario(stage)
+            finally:
+                await stage.close()
+
+        simulate(run, 5, timeout=30 * 24 * 3600.0)
+
+    del test.__wrapped__  # the stage is no fixture
+    return test
+
+
+class Stage:
+    """Housekeeping over a small store on a simulated machine's disk and clock."""
+
+    def __init__(self, world, retention=NEVER):
+        machine = world.machine("broker")
+        self.disk, self.clock = machine.disk, machine.clock
+        self.shelf = Shelf(self.disk)
+        self.store = self.shelf.store
+        self.admission = Admission()
+        self.offsets = Offsets()
+        self.keeper = Keeper(self.disk)
+        defaults = TopicDefaults()
+        self.house = Housekeeping(
+            self.store,
+            self.disk,
+            self.clock,
+            self.keeper,
+            Topics(self.store, defaults),
+            Groups(defaults),
+            self.offsets,
+            Statistics(),
+            self.admission,
+            retention,
+        )
+        self.task = None
+
+    def start(self, *more):
+        self.task = asyncio.create_task(self.house.run(*more))
+
+    async def close(self):
+        self.disk.on_write = None
+        if self.task is not None:
+            assert not self.task.done(), "housekeeping has ended by itself"
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        self.store.close()
+
+    def fill(self, count=8):
+        """Messages in several files, two in each."""
+        self.shelf.add(*[BIG] * count)
+        self.shelf.checkpoint()
+        return len(self.files())
+
+    def files(self):
+        return self.disk.names("log")
+
+    def events(self):
+        """A list that grows by what is done to the disk."""
+        found = []
+        self.disk.on_write = lambda event: found.append((event.kind, event.path))
+        return found
+
+    def refuse(self, prefix):
+        """Let the disk refuse whatever begins so."""
+
+        def hook(event):
+            if event.path.startswith(prefix):
+                raise OSError(errno.ENOSPC, "No space left on device", event.path)
+
+        self.disk.on_write = hook
+
+    @property
+    def is_admitting(self):
+        try:
+            self.admission.check()
+        except ServiceUnavailable:
+            return False
+        return True
+
+
+# --- rounds ---
+
+
+@in_world
+async def test_every_chore_is_done_at_once_and_then_every_round(stage):
+    times = []
+    stage.start(lambda: times.append(stage.clock.monotonic()))
+    began = stage.clock.monotonic()
+    await asyncio.sleep(10 * ROUND_S + 1)
+
+    assert [each - began for each in times] == pytest.approx([ROUND_S * n for n in range(11)])
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.EIO, "I/O error"), RuntimeError("a mistake")])
+def test_a_chore_that_fails_is_told_and_tried_again_and_the_others_go_on(problem, caplog):
+    tried, done = [], []
+
+    def failing():
+        tried.append(1)
+        raise problem
+
+    @in_world
+    async def scenario(stage):
+        stage.offsets.put("g", "T", 0, 7)
+        stage.start(failing, lambda: done.append(1))
+        await asyncio.sleep(3 * ROUND_S + 1)
+
+        assert stage.keeper.offsets().offset_table == {"T@g": {0: 7}}
+
+    with caplog.at_level(logging.WARNING):
+        scenario()
+
+    assert len(tried) == len(done) == 4
+    assert str(problem) in caplog.text
+    assert len([each for each in caplog.records if each.name == "broker.housekeeping"]) == 4
+
+
+@in_world
+async def test_offsets_are_saved_when_the_disk_takes_them_again(stage):
+    stage.refuse("config/offsets")
+    stage.offsets.put("g", "T", 0, 7)
+    stage.start()
+    await asyncio.sleep(2 * ROUND_S)
+    assert stage.offsets.unsaved
+
+    stage.disk.on_write = None
+    await asyncio.sleep(ROUND_S + 1)
+
+    assert not stage.offsets.unsaved
+    assert stage.keeper.offsets().offset_table == {"T@g": {0: 7}}
+
+
+@in_world
+async def test_what_has_not_changed_is_not_written(stage):
+    stage.offsets.put("g", "T", 0, 7)
+    stage.start()
+    await asyncio.sleep(1)
+    events = stage.events()
+    await asyncio.sleep(5 * ROUND_S)
+
+    assert events == []
+
+
+# --- deleting ---
+
+
+@in_world
+async def test_floors_are_durable_before_the_first_file_goes(stage):
+    count = stage.fill()
+    stage.house.retention = ALWAYS
+    stage.clock.jump(FOUR_DAYS_S)
+    events = stage.events()
+    stage.start()
+    await asyncio.sleep(1)
+
+    removed = [
+        at for at, (kind, path) in enumerate(events) if (kind, path[:4]) == ("remove", "log/")
+    ]
+    saved = events.index(("rename", "config/floors.json"))
+    assert len(removed) == count - 1
+    assert saved < removed[0]
+    assert len(stage.files()) == 1
+    assert stage.keeper.floors().floors == stage.house.floors == {"T": {0: 6}}
+    assert sorted(stage.shelf.bodies()) == [6, 7]
+
+
+@in_world
+async def test_nothing_is_deleted_while_the_floors_cannot_be_saved(stage):
+    count = stage.fill()
+    stage.house.retention = ALWAYS
+    stage.clock.jump(FOUR_DAYS_S)
+    stage.refuse("config/floors")
+    stage.start()
+    await asyncio.sleep(3 * ROUND_S)
+    assert len(stage.files()) == count
+    assert stage.house.floors == {}
+
+    stage.disk.on_write = None
+    await asyncio.sleep(ROUND_S)
+
+    assert len(stage.files()) == 1
+
+
+@in_world
+async def test_a_file_that_cannot_be_removed_is_removed_later(stage):
+    count = stage.fill()
+    stage.house.retention = ALWAYS
+    stage.clock.jump(FOUR_DAYS_S)
+    stage.refuse("log/")
+    stage.start()
+    await asyncio.sleep(2 * ROUND_S)
+    assert len(stage.files()) == count
+
+    stage.disk.on_write = None
+    await asyncio.sleep(ROUND_S)
+
+    assert len(stage.files()) == 1
+    assert sorted(stage.shelf.bodies()) == [6, 7]
+
+
+@in_world
+async def test_only_what_is_old_goes_and_only_when_it_is_time(stage):
+    count = stage.fill()
+    stage.house.retention = ALWAYS
+    stage.start()
+    await asyncio.sleep(3600)
+    assert len(stage.files()) == count  # young
+
+    stage.house.retention = NEVER
+    stage.clock.jump(FOUR_DAYS_S)
+    await asyncio.sleep(3600)
+    assert len(stage.files()) == count  # old, but not now
+
+    stage.house.retain_now()
+    assert len(stage.files()) == 1
+
+
+@in_world
+async def test_a_deleted_topic_is_hidden_for_good(stage):
+    stage.fill()
+
+    stage.house.forget_topic("T")
+
+    assert stage.keeper.floors().floors == {"T": {0: 8}}
+    assert stage.shelf.bodies() == {}
+
+
+# --- the disk's mark ---
+
+
+@in_world
+async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stage):
+    stage.fill()
+    used = stage.disk.space().used
+    stage.start()
+    await asyncio.sleep(1)
+    assert stage.is_admitting
+
+    stage.disk.capacity = int(used / 0.95)
+    stage.house.retention = RetentionSettings(
+        delete_at="", delete_above=1.0, force_above=1.0, refuse_above=1.0
+    )
+    await asyncio.sleep(ROUND_S)
+    assert stage.is_admitting  # the mark is the operator's
+
+    marks = RetentionSettings(delete_at="", delete_above=0.9, force_above=0.9, refuse_above=0.9)
+    stage.house.retention = marks
+    stage.admission.refuse("stopping", "the broker is stopping")
+    await asyncio.sleep(ROUND_S)
+    with pytest.raises(ServiceUnavailable, match="90%"):
+        stage.admission.check()
+
+    stage.disk.capacity = 100 * used
+    await asyncio.sleep(ROUND_S)
+    with pytest.raises(ServiceUnavailable, match="stopping") as caught:
+        stage.admission.check()  # one reason lifted is not all reasons lifted
+    assert "full" not in str(caught.value)
+    stage.admission.lift("stopping")
+    assert stage.is_admitting
+
+
+@in_world
+async def test_a_disk_above_the_force_mark_wins_room_from_what_is_young(stage):
+    count = stage.fill()
+    used = stage.disk.space().used
+    stage.start()
+    await asyncio.sleep(1)
+    assert len(stage.files()) == count
+
+    stage.disk.capacity = int(used / 0.87)
+    await asyncio.sleep(ROUND_S)
+
+    assert len(stage.files()) < count
+    assert stage.is_admitting
+    assert sorted(stage.shelf.bodies())[-2:] == [6, 7]

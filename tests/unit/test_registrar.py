@@ -1,0 +1,265 @@
+"""Being known: to several name servers, through their deaths, none holding up another."""
+
+import asyncio
+import logging
+from functools import wraps
+
+import pytest
+
+from broker import registrar as registering
+from broker.config import BrokerSettings
+from broker.identity import Identity
+from broker.names.server import NameServer
+from broker.registrar import Registrar
+from txmq.protocol import command as commands
+from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from txmq.protocol.codes import RequestCode
+from txmq.remoting.listener import Listener
+from txmq.remoting.pool import Pool
+from txmq.testing import simulate
+
+PORT = 9876
+PERIOD_S, RETRY_S = registering.PERIOD_S, registering.RETRY_S
+
+
+def in_world(scenario):
+    """Run a test that is a coroutine of a world."""
+
+    @wraps(scenario)
+    def test():
+        simulate(scenario, 3, timeout=3600.0)
+
+    del test.__wrapped__  # the world is no fixture
+    return test
+
+
+class Topics:
+    """Only what a registrar needs of topics."""
+
+    def __init__(self, *names):
+        self._names = names
+        self._version = DataVersion(counter=1, timestamp=1)
+
+    def become(self, *names):
+        self._names = names
+        self._version = DataVersion(counter=self._version.counter + 1, timestamp=1)
+
+    def saved(self):
+        table = {name: TopicConfig(name) for name in self._names}
+        return TopicConfigs(data_version=self._version, topic_config_table=table)
+
+
+class Stage:
+    """A registrar on one machine, name servers on others."""
+
+    def __init__(self, world, *servers):
+        self.world = world
+        self.machines = {name: world.machine(name) for name in servers}
+        self.servers = {}
+        machine = world.machine("broker", "10.0.1.1")
+        identity = Identity.of(BrokerSettings(), "10.0.1.1", 10911, machine.entropy, machine.clock)
+        self.topics = Topics("First")
+        self.pool = Pool(machine.network, machine.clock)
+        self.registrar = Registrar(
+            identity, self.topics, self.pool, [f"{name}:{PORT}" for name in servers]
+        )
+
+    async def serve(self, *names):
+        """Start name servers; each knows nothing yet."""
+        for name in names:
+            machine = self.machines[name]
+            server = self.servers[name] = NameServer(machine.network, machine.clock)
+            await server.__aenter__()
+            await server.open(machine.address, PORT)
+
+    async def kill(self, name):
+        await self.servers.pop(name).__aexit__(None, None, None)
+
+    def knows(self, name, topic="First"):
+        """Whether a name server has a route to a topic."""
+        return topic in self.servers[name].routes.topics().topic_list
+
+    async def close(self):
+        await self.registrar.stop()
+        await self.pool.close()
+        for name in list(self.servers):
+            await self.kill(name)
+
+
+async def until(holds, world, within_s):
+    """Virtual seconds until something is so."""
+    began = world.now()
+    while not holds():
+        assert world.now() - began < within_s
+        await asyncio.sleep(0.01)
+    return world.now() - began
+
+
+@in_world
+async def test_every_name_server_knows_the_broker_when_it_has_started(world):
+    stage = Stage(world, "n1", "n2", "n3")
+    await stage.serve("n1", "n2", "n3")
+
+    await stage.registrar.start()
+
+    assert all(stage.knows(name) for name in stage.servers)
+    await stage.close()
+
+
+@in_world
+async def test_a_change_is_told_at_once_and_stopping_is_a_goodbye(world):
+    stage = Stage(world, "n1", "n2")
+    await stage.serve("n1", "n2")
+    await stage.registrar.start()
+
+    stage.topics.become("First", "Second")
+    stage.registrar.changed()
+    await asyncio.sleep(0.5)
+    assert stage.knows("n1", "Second")
+    assert stage.knows("n2", "Second")
+
+    await stage.registrar.stop()
+    assert not stage.knows("n1")
+    assert not stage.knows("n2")
+    await stage.close()
+
+
+@in_world
+async def test_a_name_server_that_starts_later_is_found(world):
+    stage = Stage(world, "n1", "n2")
+    await stage.serve("n1")
+    await stage.registrar.start()
+    assert stage.knows("n1")
+
+    await asyncio.sleep(20)
+    await stage.serve("n2")
+
+    assert await until(lambda: stage.knows("n2"), world, 10.0) <= RETRY_S + 0.5
+    await stage.close()
+
+
+@in_world
+async def test_a_name_server_that_was_restarted_knows_the_broker_again_within_seconds(world):
+    stage = Stage(world, "n1", "n2")
+    await stage.serve("n1", "n2")
+    await stage.registrar.start()
+    await asyncio.sleep(5)
+
+    await stage.kill("n1")
+    await stage.serve("n1")
+
+    assert await until(lambda: stage.knows("n1"), world, PERIOD_S) <= RETRY_S + 0.5
+    assert stage.knows("n2")
+    await stage.close()
+
+
+@in_world
+async def test_a_broken_connection_is_made_good_within_seconds(world):
+    stage = Stage(world, "n1")
+    await stage.serve("n1")
+    await stage.registrar.start()
+    world.network.cut("broker", "n1")
+    await asyncio.sleep(0.1)
+    assert not stage.knows("n1")
+
+    assert await until(lambda: stage.knows("n1"), world, PERIOD_S) <= RETRY_S + 0.5
+    await stage.close()
+
+
+@in_world
+async def test_a_name_server_that_does_not_answer_holds_up_no_other(world):
+    stage = Stage(world, "n1", "n2")
+    await stage.serve("n1", "n2")
+    world.network.partition("broker", "n2")
+    await stage.registrar.start()
+
+    for number in range(20):
+        stage.topics.become(f"T{number}")
+        stage.registrar.changed()
+        told = await until(lambda n=number: stage.knows("n1", f"T{n}"), world, 10.0)
+        assert told < 0.5
+        await asyncio.sleep(0.7)
+
+    world.network.heal()
+    assert await until(lambda: stage.knows("n2", "T19"), world, 30.0) <= 5.0
+    await stage.close()
+
+
+@in_world
+async def test_stopping_waits_for_silent_name_servers_together_not_one_by_one(world):
+    names = [f"n{n}" for n in range(5)]
+    stage = Stage(world, *names)
+    await stage.serve(*names)
+    await stage.registrar.start()
+    for name in names[1:]:
+        world.network.partition("broker", name)
+    began = world.now()
+
+    await stage.registrar.stop()
+
+    assert world.now() - began <= 2 * registering.TIMEOUT_S
+    assert not stage.knows("n0")
+    world.network.heal()
+    await stage.close()
+
+
+@in_world
+async def test_registrations_are_as_rare_as_they_may_be(world):
+    """Every 30 seconds where all is well, and one a second where a name server refuses."""
+    times = {}
+
+    def service(name, code):
+        def serve(connection, request):
+            if request.code == RequestCode.REGISTER_BROKER:
+                times.setdefault(name, []).append(world.now())
+            return commands.answer(request, code)
+
+        return serve
+
+    stage = Stage(world, "well", "sour")
+    doors = []
+    for name, code in (("well", 0), ("sour", 1)):
+        machine = stage.machines[name]
+        door = Listener(machine.network, machine.clock, service(name, code), connections_max=9)
+        await door.open(machine.address, PORT)
+        doors.append(door)
+    await stage.registrar.start()
+    await asyncio.sleep(301)
+
+    assert 10 <= len(times["well"]) <= 12
+    assert 280 <= len(times["sour"]) <= 303
+    gaps = [b - a for a, b in zip(times["sour"], times["sour"][1:], strict=False)]
+    assert min(gaps) >= RETRY_S
+    await stage.close()
+    for door in doors:
+        door.close()
+
+
+def test_silence_is_told_once_and_so_is_its_end(caplog):
+    @in_world
+    async def scenario(world):
+        stage = Stage(world, "n1")
+        await stage.registrar.start()
+        await asyncio.sleep(60)
+        await stage.serve("n1")
+        await asyncio.sleep(60)
+        await stage.close()
+
+    with caplog.at_level(logging.INFO, logger="broker.registrar"):
+        scenario()
+
+    said = [each.getMessage() for each in caplog.records if each.name == "broker.registrar"]
+    assert len(said) == 2
+    assert "cannot be told" in said[0]
+    assert "knows this broker again" in said[1]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_it_can_be_stopped_before_it_was_started(count):
+    @in_world
+    async def scenario(world):
+        stage = Stage(world, *["n1"][:count])
+        await stage.registrar.stop()
+        await stage.close()
+
+    scenario()

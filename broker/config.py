@@ -6,16 +6,28 @@ business.
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from txmq.config import Duration, Size
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX, SPAN_BYTES_MAX
+from txmq.remoting.pool import split_address
 
-__all__ = ["BrokerSettings", "RetentionSettings", "StoreSettings", "TopicDefaults"]
+__all__ = [
+    "HOW_TO_ADVERTISE",
+    "BrokerSettings",
+    "RetentionSettings",
+    "StoreSettings",
+    "TopicDefaults",
+]
 
 FlushMode = Literal["sync", "async"]
+
+HOW_TO_ADVERTISE: Final = (
+    "set advertise to the address clients shall use, for instance --set advertise=192.0.2.1:10911"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +64,9 @@ class RetentionSettings:
     """How long a message is kept at least, unless the disk runs full."""
 
     delete_at: str = "04"
-    """The hours of the day, separated by ``;``, in which old files are deleted."""
+    """The hours of the day, separated by ``;``, in which old files are deleted; none where
+    empty.
+    """
 
     delete_above: float = 0.75
     """Used part of the disk above which old files are deleted at any hour."""
@@ -64,7 +78,13 @@ class RetentionSettings:
     """Used part of the disk above which sends are refused."""
 
     def __post_init__(self) -> None:
-        """Refuse marks out of order."""
+        """Refuse hours that no day has, and marks out of order."""
+        for hour in self.delete_at.split(";") if self.delete_at else []:
+            if not (hour.strip().isdecimal() and int(hour) < 24):
+                raise ConfigError(
+                    f"retention.delete_at cannot be {self.delete_at!r}; "
+                    "it takes hours from 0 to 23, separated by ';', such as 04;16"
+                )
         if not 0 < self.delete_above <= self.force_above <= self.refuse_above <= 1:
             raise ConfigError(
                 "retention marks must rise: 0 < delete_above <= force_above <= refuse_above <= 1"
@@ -133,3 +153,49 @@ class BrokerSettings:
     store: StoreSettings = field(default_factory=StoreSettings)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+
+    def __post_init__(self) -> None:
+        """Refuse addresses that cannot be, before anything is opened."""
+        _address("names_listen", self.names_listen)
+        host, _ = _address("listen", self.listen)
+        if self.advertise:
+            _check_advertise(self.advertise)
+        elif _is_every_address(host):
+            raise ConfigError(
+                f"listen {self.listen!r} is every address of this machine; {HOW_TO_ADVERTISE}"
+            )
+        if self.names:
+            servers = [each.strip() for each in self.names.split(";") if each.strip()]
+            for each in servers or [self.names]:
+                _address("names", each, port_min=1)
+
+
+def _address(setting: str, text: str, *, port_min: int = 0) -> tuple[str, int]:
+    try:
+        host, port = split_address(text)
+    except ConfigError:
+        port = -1
+    if port < port_min:
+        takes = f"it takes host:port, the port from {port_min} to 65535"
+        raise ConfigError(f"{setting} cannot be {text!r}; {takes}")
+    return host, port
+
+
+def _check_advertise(text: str) -> None:
+    host, _ = _address("advertise", text, port_min=1)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        why = "records hold numeric addresses, no names"
+    else:
+        if not _is_every_address(host):
+            return
+        why = "it is every address of this machine"
+    raise ConfigError(f"advertise cannot be {text!r}: {why}; {HOW_TO_ADVERTISE}")
+
+
+def _is_every_address(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False  # A name; what it stands for is seen when it is opened.

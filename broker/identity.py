@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.config import BrokerSettings
+from broker.config import HOW_TO_ADVERTISE, BrokerSettings
+from txmq.errors import ConfigError
 from txmq.protocol.message_id import host_bytes, unique_id
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import Clock
@@ -35,17 +36,19 @@ class Identity:
         """The identity of a broker that listens at an address.
 
         Raises:
-            ValueError: The address clients are told is a name, or means "every address here".
+            ConfigError: The address clients are told is a name, or means "every address here".
         """
         told_host, told_port = (
             split_address(settings.advertise) if settings.advertise else (host, port)
         )
-        packed = host_bytes(told_host, told_port)
+        try:
+            packed = host_bytes(told_host, told_port)
+        except ValueError as problem:
+            raise ConfigError(
+                f"{told_host!r} is no numeric address; {HOW_TO_ADVERTISE}"
+            ) from problem
         if not any(packed[:-4]):
-            raise ValueError(
-                f"{told_host} is every address of this machine; "
-                "set advertise to the one that clients shall use"
-            )
+            raise ConfigError(f"{told_host} is every address of this machine; {HOW_TO_ADVERTISE}")
         text = f"[{told_host}]:{told_port}" if ":" in told_host else f"{told_host}:{told_port}"
         return cls(
             settings.name,

@@ -64,3 +64,21 @@ PUSH_BACKLOG_BYTES: Final = 16 * 1024 * 1024
 
 ROUTE_TOPICS_MAX: Final = 100_000
 """Topics a name server keeps; a broker that registers more is refused."""
+
+TOPICS_MAX: Final = 50_000
+"""Topics one broker keeps: all of them must fit the one frame that registers it."""
+
+GROUPS_MAX: Final = 50_000
+"""Consumer groups one broker keeps; each has a retry topic."""
+
+GROUPS_PER_CLIENT_MAX: Final = 1_000
+"""Groups one heartbeat may name; programs have a handful."""
+
+SUBSCRIPTION_CHARS_MAX: Final = 16 * 1024
+"""A filter expression that comes with a pull; it may be held with it."""
+
+LAX_HEADER_BYTES_MAX: Final = 64 * 1024
+"""A header that is no strict JSON: reading 1 MiB the slow way would stop everybody for a second."""
+
+LAX_BODY_BYTES_MAX: Final = 128 * 1024
+"""A body that is no strict JSON, likewise; statistics, which only clients read, have their own."""

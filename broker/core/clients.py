@@ -48,6 +48,8 @@ class Clients(Generic[C]):
     def __init__(self) -> None:
         self._consumers: dict[str, ConsumerGroup[C]] = {}
         self._producers: dict[str, dict[C, Member[C]]] = {}
+        self._groups_of: dict[C, tuple[dict[str, None], dict[str, None]]] = {}
+        """Producer and consumer groups by connection, so that a loss costs what it touches."""
 
     def consumer_group(self, name: str) -> ConsumerGroup[C] | None:
         """A consumer group with members, if there is one."""
@@ -97,11 +99,14 @@ class Clients(Generic[C]):
         self, connection: C, beat: Heartbeat, language: str, version: int, now: float
     ) -> list[str]:
         """Take a heartbeat; returns the consumer groups whose membership or topics changed."""
+        produces, consumes = self._groups_of.setdefault(connection, ({}, {}))
         for producer in beat.producer_data_set:
+            produces[producer.group_name] = None
             members = self._producers.setdefault(producer.group_name, {})
             members[connection] = Member(connection, beat.client_id, language, version, now)
         changed: list[str] = []
         for consumer in beat.consumer_data_set:
+            consumes[consumer.group_name] = None
             member = Member(connection, beat.client_id, language, version, now)
             if self._consumes(consumer, member):
                 changed.append(consumer.group_name)
@@ -146,9 +151,10 @@ class Clients(Generic[C]):
 
     def drop(self, connection: C) -> list[str]:
         """Take a lost connection out of all groups; returns the consumer groups that changed."""
-        for name in list(self._producers):
+        produces, consumes = self._groups_of.pop(connection, ({}, {}))
+        for name in produces:
             self._leave_producers(connection, name)
-        return [name for name in list(self._consumers) if self._leave_consumers(connection, name)]
+        return [name for name in consumes if self._leave_consumers(connection, name)]
 
     def silent(self, now: float) -> list[C]:
         """The connections whose heartbeats have stopped."""

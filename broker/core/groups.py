@@ -7,8 +7,8 @@ from typing import Final
 
 from broker.config import TopicDefaults
 from broker.core.topics import QUEUES_MAX
-from txmq.errors import GroupNotFound, InternalError
-from txmq.limits import GROUP_CHARS_MAX
+from txmq.errors import GroupNotFound, InternalError, NoPermission
+from txmq.limits import GROUP_CHARS_MAX, GROUPS_MAX
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
 
 __all__ = ["Groups"]
@@ -81,8 +81,11 @@ class Groups:
 
         Raises:
             InternalError: It has settings that no group can have.
+            NoPermission: There are as many groups as this broker keeps.
         """
         self.check(config)
+        if config.group_name not in self._groups and len(self._groups) >= GROUPS_MAX:
+            raise NoPermission(f"this broker has {GROUPS_MAX} groups, the most it keeps")
         self._groups[config.group_name] = config
         self._changed(now_ms)
         return config

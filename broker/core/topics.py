@@ -13,7 +13,7 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.key_index import topic_seed
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NoPermission, TopicNotFound
-from txmq.limits import TOPIC_CHARS_MAX
+from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
 from txmq.protocol.record import topic_field
@@ -157,11 +157,14 @@ class Topics:
 
         Raises:
             InternalError: Its name or its number of queues cannot be.
+            NoPermission: There are as many topics as this broker keeps.
         """
         check_name(config.topic_name)
         queues = (config.read_queue_nums, config.write_queue_nums)
         if min(queues) < 0 or not 1 <= max(queues) <= QUEUES_MAX:
             raise InternalError(f"a topic has from 1 to {QUEUES_MAX} queues")
+        if config.topic_name not in self._topics and len(self._topics) >= TOPICS_MAX:
+            raise NoPermission(f"this broker has {TOPICS_MAX} topics, the most it keeps")
         self._changed(now_ms)
         return self._put(config)
 

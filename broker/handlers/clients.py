@@ -9,10 +9,10 @@ import msgspec
 from broker.core.clients import Clients, Member
 from broker.core.groups import Groups
 from broker.core.locks import Locks
-from broker.core.topics import RETRY, Topics
+from broker.core.topics import RETRY, Topics, check_name
 from broker.handlers.pull import NO_SQL
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
-from txmq.limits import TOPIC_CHARS_MAX
+from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
 from txmq.protocol.bodies import (
     ConnectedClient,
     ConsumerConnections,
@@ -65,21 +65,30 @@ class ClientHandlers:
     def beat(self, connection: Connection, request: Command) -> bytes:
         """34: a client is alive and belongs to these groups."""
         beat = Heartbeat.read(request.body)
-        now_ms = self._clock.wall_ms()
-        made = False
-        for consumer in beat.consumer_data_set:
-            group = self._groups.get(consumer.group_name, now_ms)
-            retry = RETRY + consumer.group_name
-            if len(retry) <= TOPIC_CHARS_MAX and self._topics.find(retry) is None:
-                self._topics.create_for_group(retry, max(1, group.retry_queue_nums), now_ms)
-                made = True
-        if made:
-            self._topics_changed()
+        self._make_groups([each.group_name for each in beat.consumer_data_set])
         changed = self._clients.beat(
             connection, beat, request.client_language, request.version, self._clock.monotonic()
         )
         self.notify(changed)
         return answer(request)
+
+    def _make_groups(self, names: list[str]) -> None:
+        """Make the groups that are new, each with its retry topic: all of them, or none."""
+        if len(names) > GROUPS_PER_CLIENT_MAX:
+            raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
+        retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
+        fresh = [retry for retry in retries if self._topics.find(retry) is None]
+        for retry in fresh:
+            check_name(retry)
+        now_ms = self._clock.wall_ms()
+        queues = {RETRY + name: self._groups.get(name, now_ms).retry_queue_nums for name in names}
+        try:
+            for retry in fresh:
+                self._topics.create_for_group(retry, max(1, queues[retry]), now_ms)
+        finally:
+            # What was made is saved, also where one of them was refused.
+            if fresh:
+                self._topics_changed()
 
     def leave(self, connection: Connection, request: Command) -> bytes:
         """35: a client leaves its groups."""

@@ -54,7 +54,7 @@ class GroupHandlers:
         return answer(request)
 
     def put_all(self, connection: Connection, request: Command) -> bytes:
-        """225: several at once; where one is refused, none is changed."""
+        """225: make or change several groups; where one is refused, none is changed."""
         del connection
         configs = GroupConfigList.read(request.body).group_config_list
         for config in configs:

@@ -134,7 +134,7 @@ class OffsetHandlers:
         return answer(request, body=LockedQueues(owned).write())
 
     def unlock(self, connection: Connection, request: Command) -> bytes:
-        """42: it gives them back."""
+        """42: a consumer gives queues back."""
         del connection
         given = LockRequest.read(request.body)
         self._locks.unlock(given.consumer_group, given.client_id, given.mq_set)

@@ -112,7 +112,7 @@ class ProgressHandlers:
         return answer(request, body=with_queue_map("offsetTable", pairs, {"consumeTps": rate}))
 
     def of_all_groups(self, connection: Connection, request: Command) -> bytes:
-        """317: the same of every group, topic by topic, and how much there is left to consume."""
+        """317: how far every group is, topic by topic, and how much there is left to consume."""
         del connection
         only_ordered = request.read(BrokerStatsQuery).is_order
         lag = 0

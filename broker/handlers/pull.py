@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Final, NamedTuple
 
+import msgspec
+
 from broker.core.clients import Clients
 from broker.core.fetch import Fetched, Outcome, TagFilter, fetch, tag_filter
 from broker.core.groups import Groups
@@ -21,11 +23,12 @@ from txmq.errors import (
     OffsetMoved,
     PullNotFound,
     PullRetryImmediately,
+    SubscriptionInvalid,
     SubscriptionMissing,
     SubscriptionStale,
     TxmqError,
 )
-from txmq.limits import PULL_BYTES_MAX
+from txmq.limits import PULL_BYTES_MAX, SUBSCRIPTION_CHARS_MAX
 from txmq.protocol import answers, command
 from txmq.protocol.bodies import Subscription
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
@@ -52,6 +55,7 @@ _CODES: Final = {
 }
 _WAITING: Final = (Outcome.AT_END, Outcome.EMPTY)
 _COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
+_NO_FIELDS: Final = msgspec.Raw(b"")
 _SUSPEND: Final = int(PullFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 
@@ -108,7 +112,7 @@ class PullHandlers:
         return len(self._holds)
 
     def pull(self, connection: Connection, request: Command) -> bytes | None:
-        """Answer with messages, or hold the pull until there are some."""
+        """11 and 361: answer with messages, or hold the pull until there are some."""
         header = request.read(PullMessage)
         topic = self._permitted(header)
         queue = topic.queues[header.queue_id]
@@ -141,6 +145,10 @@ class PullHandlers:
 
     def _wanted(self, header: PullMessage) -> TagFilter | None:
         if header.sys_flag & _SUBSCRIPTION:
+            if len(header.subscription or "") > SUBSCRIPTION_CHARS_MAX:
+                raise SubscriptionInvalid(
+                    f"a filter has at most {SUBSCRIPTION_CHARS_MAX} characters"
+                )
             kind = header.expression_type or "TAG"
             wanted = Subscription(header.topic, header.subscription or "*", expression_type=kind)
         else:
@@ -201,6 +209,9 @@ class PullHandlers:
         return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
 
     def _hold(self, pull: HeldPull) -> None:
+        # Only the numbers are needed for the answer; the texts may be long, and the wait too.
+        pull.request.ext, pull.request.fields, pull.request.body = _NO_FIELDS, None, b""
+        pull.header.subscription = None
         self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
         if self._timer is None or pull.deadline < self._timer_at:
             self._watch()

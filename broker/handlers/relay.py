@@ -249,11 +249,13 @@ class RelayHandlers:
     # 324, 325
 
     def reply(self, connection: Connection, request: Command) -> None:
-        """324: the answer to a message that a producer waits for, in the long spelling."""
+        """324: pass a reply to the producer that waits for it; the header's names are spelled
+        out.
+        """
         self._reply(connection, request, request.read(SendMessage))
 
     def reply_v2(self, connection: Connection, request: Command) -> None:
-        """325: the same in the short one."""
+        """325: pass a reply to the producer that waits; the header's names are single letters."""
         self._reply(connection, request, request.read(SendMessageV2))
 
     def _reply(self, connection: Connection, request: Command, header: SendMessage) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from broker.core.arrival import examine
+from broker.core.arrival import Arrival, examine
 from broker.core.groups import Groups
 from broker.core.topics import RETRY, Topic, Topics
 from broker.flusher import Flusher
 from broker.identity import Identity
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, MessageIllegal, NoPermission, TopicNotFound
+from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol import answers, batch, properties
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
@@ -68,11 +69,11 @@ class SendHandlers:
         }
 
     def send(self, connection: Connection, request: Command) -> bytes | None:
-        """10: the long spelling."""
+        """10: store a message; the header's names are spelled out."""
         return self._take(connection, request, request.read(SendMessage))
 
     def send_v2(self, connection: Connection, request: Command) -> bytes | None:
-        """310 and 320: the short one."""
+        """310 and 320: store a message, or a batch; the header's names are single letters."""
         return self._take(connection, request, request.read(SendMessageV2))
 
     def _take(self, connection: Connection, request: Command, header: SendMessage) -> bytes | None:
@@ -120,9 +121,14 @@ class SendHandlers:
         items = self._batch(request, header)
         # All of them are looked at before the first is staged: a batch is taken whole or refused
         # whole.
-        arrivals = [
-            examine(text, self._cluster, topic.key_seed, self._new_key) for _, _, text in items
-        ]
+        arrivals: list[Arrival] = []
+        size = 0
+        for _, body, text in items:
+            arrivals.append(examine(text, self._cluster, topic.key_seed, self._new_key))
+            # What all of them share is stored with each: little on the wire can be much in the log.
+            size += len(body) + len(arrivals[-1][0])
+            if size > SPAN_BYTES_MAX:
+                raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
         queue = topic.queues[number]
         first = queue.next_offset
         ids: list[bytes] = []

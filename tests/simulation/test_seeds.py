@@ -41,7 +41,7 @@ def commit():
 
 
 def repeat(seed):
-    return f"commit {commit()}, TXMQ_SEED={seed} python -m pytest -s {__file__}"
+    return f"commit {commit()}, TXMQ_SEED={seed} python -m pytest -s tests/simulation/test_seeds.py"
 
 
 def difference(seed):

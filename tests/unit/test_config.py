@@ -172,6 +172,16 @@ FLSH, FLUSH, QUICK = "store.flsh=async", "flush=async", "store.flush=quick"
         ("retention.delete_above=nan", "it takes a number"),
         ("topics.auto_create=perhaps", "it takes true or false"),
         ("store.segment_size=1KiB", "store.segment_size must be at least"),
+        ("listen=127.0.0.1:99999", "listen cannot be '127.0.0.1:99999'; it takes host:port, the"),
+        ("listen=[::]:10911", "set advertise to the address clients shall use, for instance --set"),
+        ("names_listen=9876", "names_listen cannot be '9876'; it takes host:port"),
+        ("names=a:1;b", "names cannot be 'b'; it takes host:port"),
+        ("names=;", "names cannot be ';'"),
+        ("advertise=192.0.2.1:0", "advertise cannot be '192.0.2.1:0'; it takes host:port, the"),
+        ("advertise=broker.example:1", "records hold numeric addresses, no names; set advertise"),
+        ("advertise=0.0.0.0:1", "it is every address of this machine; set advertise"),
+        ("retention.delete_at=99", "retention.delete_at cannot be '99'; it takes hours from 0 to"),
+        ("retention.delete_at=04;", "retention.delete_at cannot be '04;'"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(argument, text):
@@ -180,6 +190,20 @@ def test_a_mistake_is_told_in_one_sentence(argument, text):
 
     assert text in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["listen=127.0.0.1:0", "names_listen=127.0.0.1:0"],
+        ["listen=0.0.0.0:10911", "advertise=192.0.2.1:10911"],
+        ["listen=[::1]:10911", "advertise=[2001:db8::1]:1"],
+        ["names=names-1:9876; names-2:9876;"],
+        ["retention.delete_at=0;04; 23"],
+    ],
+)
+def test_addresses_and_hours_that_can_be_are_taken(arguments):
+    load(BrokerSettings, arguments=arguments)
 
 
 def test_a_mistake_in_a_variable_names_the_variable():

@@ -12,6 +12,7 @@ from txmq.errors import (
     Effect,
     LimitExceeded,
     LocalProtocolError,
+    TransportError,
     TxmqError,
     UsageError,
 )
@@ -36,15 +37,15 @@ Cluster = Annotated[
 T = TypeVar("T")
 
 _CALLERS_FAULT: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
-_IN_DOUBT: Final = {
-    Effect.NONE: "",
-    Effect.MAYBE: " (it may have taken effect all the same)",
-    Effect.APPLIED: " (it took effect all the same)",
-}
 
 
-def ask(names: str, question: Callable[[Admin], Awaitable[T]]) -> T:
+def ask(names: str, question: Callable[[Admin], Awaitable[T]], *, changes: bool = False) -> T:
     """Ask a cluster something, or end the program saying why that failed.
+
+    Args:
+        names: The name servers.
+        question: What to ask.
+        changes: Whether it changes something, so that a failure may leave that in doubt.
 
     Raises:
         typer.Exit: It failed.
@@ -60,7 +61,16 @@ def ask(names: str, question: Callable[[Admin], Awaitable[T]]) -> T:
         fail(str(problem), WRONGLY_CALLED)
     except TxmqError as problem:
         # Brokers begin some remarks with a blank.
-        fail(f"{str(problem).strip()}{_IN_DOUBT[problem.effect]}")
+        fail(f"{str(problem).strip()}{_in_doubt(problem) if changes else ''}")
+
+
+def _in_doubt(problem: TxmqError) -> str:
+    if problem.effect is Effect.APPLIED:
+        return " (it took effect all the same)"
+    # A refusal is an answer: only where none came is anything in doubt.
+    if problem.effect is Effect.MAYBE and isinstance(problem, TransportError):
+        return " (it may have taken effect all the same)"
+    return ""
 
 
 def fail(text: str, code: int = FAILED) -> NoReturn:

@@ -8,7 +8,7 @@ from txmq.config import Setting, describe, variable
 
 __all__ = ["app", "reference"]
 
-app = typer.Typer(no_args_is_help=True, hidden=True, help="What can be set.")
+app = typer.Typer(no_args_is_help=True, help="What can be set.")
 
 _HEAD = """\
 # Configuration

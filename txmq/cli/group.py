@@ -1,12 +1,15 @@
 """``txmq group``: consumer groups made, watched, moved and removed."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, ask
 from txmq.cli.moments import moment_ms
 from txmq.cli.output import as_json, say, table
+from txmq.client import Admin
+from txmq.client.values import QueueProgress
+from txmq.errors import NotFound
 from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
@@ -14,6 +17,23 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, help="Make, watch, move and remove consumer groups.")
 
 Name = Annotated[str, typer.Argument(help="The group.")]
+
+_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+_OF_THE_SYSTEM: Final = frozenset(
+    (
+        "DEFAULT_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "SELF_TEST_CONSUMER_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+    )
+)
 
 
 @app.command()
@@ -35,6 +55,7 @@ def create(
         lambda admin: admin.create_group(
             name, retries=retries, enabled=enabled, broker=broker, cluster=cluster
         ),
+        changes=True,
     )
     if json:
         as_json({"group": name, "retries": retries, "enabled": enabled})
@@ -43,15 +64,25 @@ def create(
 
 
 @app.command("list")
-def list_(*, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+def list_(
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Those of the system too.")] = False,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
     """List consumer groups."""
     found = ask(names, lambda admin: admin.groups(cluster=cluster))
     rows = [
         {"group": name, "enabled": each.consume_enable, "retries": each.retry_max_times}
         for name, each in found.items()
+        if everything or not (name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX))
     ]
     if json:
         as_json(rows)
+        return
+    if not rows:
+        say("no groups")
         return
     table(
         ["group", "may consume", "retries"],
@@ -74,7 +105,11 @@ def delete(
     """Remove a consumer group."""
     if not yes:
         typer.confirm(f"remove group {name}?", abort=True, err=True)
-    ask(names, lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster))
+    ask(
+        names,
+        lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster),
+        changes=True,
+    )
     if json:
         as_json({"group": name, "deleted": True})
     else:
@@ -91,7 +126,15 @@ def progress(
     json: AsJson = False,
 ) -> None:
     """Show how far a group has come in each queue."""
-    found = ask(names, lambda admin: admin.group_progress(name, topic, cluster=cluster))
+
+    async def come(admin: Admin) -> list[QueueProgress]:
+        found = await admin.group_progress(name, topic, cluster=cluster)
+        # Brokers say of a group they never saw what they say of one that has consumed nothing.
+        if not found and name not in await admin.groups(cluster=cluster):
+            raise NotFound(f"group {name} is unknown")
+        return found
+
+    found = ask(names, come)
     lag = sum(each.lag for each in found)
     if json:
         as_json(
@@ -148,7 +191,11 @@ def reset(
         time_ms = moment_ms(to, SystemClock().wall_ms())
     except ValueError as problem:
         raise typer.BadParameter(f"{to!r}; write {problem}", param_hint="--to") from problem
-    moved = ask(names, lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back))
+    moved = ask(
+        names,
+        lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back),
+        changes=True,
+    )
     if json:
         as_json([{"queue": queue, "offset": offset} for queue, offset in moved.items()])
         return

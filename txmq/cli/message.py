@@ -45,7 +45,7 @@ def send(
         properties=dict(_pair(each) for each in property_ or ()),
     )
     target = None if queue is None else queue_of(topic, queue)
-    receipt = ask(names, lambda admin: admin.send(message, target))
+    receipt = ask(names, lambda admin: admin.send(message, target), changes=True)
     if json:
         as_json(receipt)
         return
@@ -59,7 +59,7 @@ def pull(
     *,
     queue: OneQueue = None,
     offset: Annotated[
-        int | None, typer.Option(help="The first message wanted; the oldest if not given.")
+        int | None, typer.Option(min=0, help="The first message wanted; the oldest if not given.")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="The most messages of each queue.")] = 32,
     tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
@@ -147,6 +147,9 @@ def _pair(text: str) -> tuple[str, str]:
 def _show(found: list[ReceivedMessage], *, json: bool) -> None:
     if json:
         as_json([message_fields(each) for each in found])
+        return
+    if not found:
+        say("no messages")
         return
     table(
         ["broker", "queue", "offset", "id", "tag", "keys", "body"],

@@ -41,7 +41,7 @@ def names(
     try:
         uvloop.run(_serve(listen, data))
     except (TxmqError, OSError) as problem:
-        give_up(problem, started=False)
+        give_up(problem, started=False, addresses={"--listen": listen}, data=data)
 
 
 async def _serve(listen: str, data: str | None) -> None:

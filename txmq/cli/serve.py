@@ -4,8 +4,12 @@ Only this module and :mod:`txmq.cli.names` know that brokers can be built, and o
 asked for: commands of a client load no broker.
 """
 
+import errno
+import logging
 import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
@@ -15,13 +19,17 @@ import txmq
 from txmq.cli import logs
 from txmq.cli.asking import FAILED, WRONGLY_CALLED, fail
 from txmq.config import load
-from txmq.errors import ConfigError, TxmqError
+from txmq.errors import ConfigError, DirectoryInUse, TxmqError
+from txmq.remoting.pool import split_address
+from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from broker.app import Broker
     from broker.config import BrokerSettings
 
 __all__ = ["NOT_SETTINGS", "LogForm", "LogLevel", "give_up", "serve", "settings_shape"]
+
+log = logging.getLogger(__name__)
 
 CONFIG_VARIABLE: Final = "TXMQ_CONFIG"
 LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
@@ -53,20 +61,40 @@ _FLUSH_MEANS: Final = {
 def serve(
     *,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The directory that holds everything.")
+        str | None,
+        typer.Option(
+            metavar="DIR", show_default="txmq-data", help="What holds everything it keeps."
+        ),
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where clients reach it.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", show_default="127.0.0.1:10911", help="Where clients reach it."
+        ),
     ] = None,
     names_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where its own name server listens.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default="127.0.0.1:9876",
+            help="Where its own name server listens.",
+        ),
     ] = None,
     names: Annotated[
         str | None,
-        typer.Option(metavar="ADDRS", help="Name servers elsewhere, in place of its own."),
+        typer.Option(
+            metavar="ADDRS",
+            help="Name servers elsewhere (separated by ';'), in place of its own; also TXMQ_NAMES.",
+        ),
     ] = None,
     flush: Annotated[
-        str | None, typer.Option(metavar="sync|async", help="When a send is answered.")
+        str | None,
+        typer.Option(
+            metavar="sync|async",
+            show_default="sync",
+            help="When a send is answered: once it would survive a power cut (sync), or once it "
+            "is written, so that a power cut may take what came last (async).",
+        ),
     ] = None,
     config: Annotated[
         str | None,
@@ -76,9 +104,15 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated."),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="BROKER", help="This broker's name.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="BROKER", show_default="broker-a", help="This broker's name."),
+    ] = None,
     cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The cluster it belongs to.")
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default="DefaultCluster", help="The cluster it belongs to."
+        ),
     ] = None,
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
@@ -86,6 +120,7 @@ def serve(
     """Run a broker until it is told to stop; SIGTERM drains it.
 
     Settings come from the file, TXMQ_* variables, --set and the other options, each over the last.
+    All of them are in docs/reference/configuration.md; `txmq config reference` prints that page.
     """
     if not __debug__:
         fail("a broker checks itself by assertions; run it without python -O", WRONGLY_CALLED)
@@ -144,8 +179,16 @@ def banner(settings: "BrokerSettings") -> str:
     return "\n".join(lines)
 
 
-def give_up(problem: Exception, *, started: bool) -> NoReturn:
+def give_up(
+    problem: Exception, *, started: bool, addresses: Mapping[str, str], data: str | None
+) -> NoReturn:
     """End the program with the one sentence that tells an operator what to change.
+
+    Args:
+        problem: Why it ends.
+        started: Whether it has served.
+        addresses: Where it was to listen, by the option that says so.
+        data: The directory it was to have.
 
     Raises:
         typer.Exit: Always.
@@ -155,23 +198,52 @@ def give_up(problem: Exception, *, started: bool) -> NoReturn:
     what = str(problem)
     if isinstance(problem, OSError) and problem.strerror:
         what = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        what = _taken(problem, addresses) or what
+    if isinstance(problem, DirectoryInUse) and data is not None:
+        what += f": {Path(data).absolute()}"
     fail(f"{'stopped' if started else 'cannot start'}: {what}", FAILED)
+
+
+def _taken(problem: OSError, addresses: Mapping[str, str]) -> str | None:
+    # The event loop tells the address only in its text: "... address ('127.0.0.1', 9876): ...".
+    if problem.errno != errno.EADDRINUSE:
+        return None
+    told = re.search(r"\('[^']*', (\d+)", str(problem))
+    for option, address in addresses.items():
+        if told is None or split_address(address)[1] == int(told[1]):
+            return f"{address} is taken; choose another {option}"
+    return None
 
 
 def _run(settings: "BrokerSettings") -> int:
     from broker import app
 
+    clock = SystemClock()
+    began = clock.monotonic()
     started = False
 
     def ready(broker: "Broker") -> None:
         nonlocal started
         started = True
+        log.info(
+            "started",
+            extra={
+                "records_scanned": broker.recovery.records,
+                "bytes_cut": broker.recovery.cut_bytes,
+                "ms": round((clock.monotonic() - began) * 1000),
+            },
+        )
         _say_ready(broker)
 
+    addresses = {"--listen": settings.listen}
+    if not settings.names:
+        addresses["--names-listen"] = settings.names_listen
     try:
-        return app.run(settings, ready=ready)
+        code = app.run(settings, ready=ready)
     except (TxmqError, OSError) as problem:
-        give_up(problem, started=started)
+        give_up(problem, started=started, addresses=addresses, data=settings.data)
+    log.info("stopped", extra={"code": code})
+    return code
 
 
 def _say_ready(broker: "Broker") -> None:

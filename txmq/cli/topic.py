@@ -53,6 +53,7 @@ def create(
         lambda admin: admin.create_topic(
             name, queues, broker, cluster=cluster, perm=allowed, order=order
         ),
+        changes=True,
     )
     if json:
         as_json({"topic": name, "queues": queues, "brokers": route.brokers})
@@ -85,7 +86,7 @@ def list_(
     if json:
         as_json(found)
     else:
-        for each in found:
+        for each in found or ["no topics"]:
             say(each)
 
 
@@ -148,7 +149,7 @@ def delete(
     """Remove a topic and its messages everywhere."""
     if not yes:
         typer.confirm(f"remove topic {name} with all its messages?", abort=True, err=True)
-    ask(names, lambda admin: admin.delete_topic(name))
+    ask(names, lambda admin: admin.delete_topic(name), changes=True)
     if json:
         as_json({"topic": name, "deleted": True})
     else:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 import msgspec
 
 from txmq.errors import RemoteProtocolError
+from txmq.limits import LAX_BODY_BYTES_MAX
 from txmq.protocol import fastjson
 from txmq.protocol.headers import camel
 
@@ -86,7 +87,9 @@ class Body(msgspec.Struct, rename=camel):
         else:
             return found
         try:
-            return msgspec.convert(_without_nulls(fastjson.loads(data)), cls, strict=False)
+            return msgspec.convert(
+                _without_nulls(fastjson.loads(data, LAX_BODY_BYTES_MAX)), cls, strict=False
+            )
         except msgspec.ValidationError as problem:
             raise RemoteProtocolError(f"{cls.__name__}: {problem}") from problem
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.limits import HEADER_FIELDS_MAX
+from txmq.limits import HEADER_FIELDS_MAX, LAX_HEADER_BYTES_MAX
 from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.frame import BINARY, JSON, Frame, frame
@@ -100,7 +100,9 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
             self.fields = fields_of(ext)
         elif self.fields is None:
             text = bytes(ext)
-            self.fields = {} if text in _NO_FIELDS else _texts(fastjson.loads(text))
+            self.fields = (
+                {} if text in _NO_FIELDS else _texts(fastjson.loads(text, LAX_HEADER_BYTES_MAX))
+            )
         return self.fields
 
 
@@ -152,7 +154,7 @@ def decode(part: Frame) -> Command:
 
 
 def _decode_lax(header: bytes) -> Command:
-    value = fastjson.loads(header)
+    value = fastjson.loads(header, LAX_HEADER_BYTES_MAX)
     if not isinstance(value, dict):
         raise RemoteProtocolError("a header is no object")
     ext = value.pop("extFields", None)

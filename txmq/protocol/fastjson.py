@@ -42,13 +42,13 @@ _NAMES: Final[dict[str, Value]] = {"true": True, "false": False, "null": None}
 _DIGITS_MAX: Final = 40
 
 
-def loads(data: bytes) -> Value:
+def loads(data: bytes, limit: int = BYTES_MAX) -> Value:
     """Read one value; only white space may follow it.
 
     Raises:
         RemoteProtocolError: It is not even this dialect, nests too deep or is too long.
     """
-    if len(data) > BYTES_MAX:
+    if len(data) > limit:
         raise RemoteProtocolError(f"{len(data)} bytes of text are no strict JSON, and too many")
     try:
         text = data.decode()

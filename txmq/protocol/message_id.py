@@ -12,6 +12,7 @@ __all__ = ["host_bytes", "host_text", "offset_id", "split_offset_id", "unique_id
 
 _PORT = Struct(">i")
 _PORT_AND_POSITION = Struct(">iq")
+_PORT_MAX = 65535
 _UNIQUE = Struct(">4sHiiH")
 
 
@@ -52,6 +53,8 @@ def split_offset_id(text: str) -> tuple[str, int, LogPosition]:
     if len(data) not in (16, 28):
         raise RemoteProtocolError(f"{text!r} is no message id")
     port, position = _PORT_AND_POSITION.unpack(data[-12:])
+    if not 0 <= port <= _PORT_MAX:
+        raise RemoteProtocolError(f"{text} is a producer's id, not a place; add --topic")
     return str(ipaddress.ip_address(data[:-12])), port, LogPosition(position)
 
 

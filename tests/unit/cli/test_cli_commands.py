@@ -1,8 +1,13 @@
+import contextlib
+import io
 import json
 
 import pytest
+import typer
 
-from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, Subscription
+from txmq.cli.asking import ask
+from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
+from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, GroupConfig, Subscription
 
 
 def told(result):
@@ -73,7 +78,8 @@ def test_a_topic_is_not_removed_by_accident(asking, cluster):
     assert refused.exit_code == 1
     assert told(asking("topic", "list")) == "T\n"
     assert told(asking("topic", "delete", "T", "--yes")) == "topic T is removed\n"
-    assert told(asking("topic", "list")) == ""
+    assert told(asking("topic", "list")) == "no topics\n"
+    assert as_json(asking("topic", "list", "--json")) == []
 
 
 # Groups
@@ -91,6 +97,22 @@ def test_a_group_is_made_listed_and_removed(asking):
         "deleted": True,
     }
     assert as_json(asking("group", "list", "--json")) == []
+
+
+def test_groups_of_the_system_are_listed_on_demand(asking, cluster):
+    assert told(asking("group", "list")) == "no groups\n"
+    for name in ("g", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS"):
+        cluster.brokers[0].groups[name] = GroupConfig(name)
+
+    assert [each["group"] for each in as_json(asking("group", "list", "--json"))] == ["g"]
+    assert len(as_json(asking("group", "list", "--all", "--json"))) == 3
+
+
+def test_the_progress_of_a_group_nobody_knows_is_an_error(asking, cluster):
+    failed(asking("group", "progress", "nosuch"), 1, "txmq: group nosuch is unknown\n")
+    told(asking("group", "create", "g"))
+
+    assert told(asking("group", "progress", "g")).endswith("0 messages behind\n")
 
 
 def test_a_groups_progress_is_summed_up(asking, cluster):
@@ -214,6 +236,13 @@ class Request:
         self.born_timestamp = cluster.clock.wall_ms()
 
 
+def test_no_messages_are_told_to_people_only(asking, cluster):
+    cluster.add_topic("T")
+
+    assert told(asking("message", "pull", "T")) == "no messages\n"
+    assert as_json(asking("message", "pull", "T", "--json")) == []
+
+
 # The cluster
 
 
@@ -251,6 +280,25 @@ def test_a_refusal_is_one_sentence_and_code_1(asking):
     failed(result, 1, "txmq: No topic route info\n")
 
 
+IN_DOUBT = "(it may have taken effect all the same)"
+
+
+def test_only_what_changes_something_and_got_no_answer_is_in_doubt():
+    def why(problem, **more):
+        async def failing(admin):
+            raise problem
+
+        with pytest.raises(typer.Exit), contextlib.redirect_stderr(io.StringIO()) as err:
+            ask("127.0.0.1:1", failing, **more)
+        return err.getvalue()
+
+    assert why(RequestTimeout("late"), changes=True) == f"txmq: late {IN_DOUBT}\n"
+    assert why(ConnectionLost("gone"), changes=True) == f"txmq: gone {IN_DOUBT}\n"
+    assert why(ConnectionLost("gone")) == "txmq: gone\n"
+    assert why(ConnectFailed("no way"), changes=True) == "txmq: no way\n"
+    assert why(InternalError("bad"), changes=True) == "txmq: bad\n"
+
+
 def test_nobody_there_is_one_sentence_and_code_1(txmq):
     failed(
         txmq("topic", "list", "--names", "127.0.0.1:1"), 1, "txmq: cannot connect to 127.0.0.1:1"
@@ -282,6 +330,8 @@ def test_what_may_have_happened_is_said(asking, cluster):
         ("message", "send", "T", ""),
         ("message", "view", "no id"),
         ("message", "pull", "T", "--count", "0"),
+        ("message", "pull", "T", "--offset", "-1"),
+        ("message", "view", "AC110001001A355DA2541234ABCD0001"),
         ("nonsense",),
         ("topic", "list", "--names", "nowhere"),
     ],

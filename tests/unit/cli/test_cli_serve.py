@@ -86,6 +86,15 @@ def test_the_reference_is_printed(txmq):
     assert result.stdout == reference(describe(BrokerSettings)).rstrip("\n") + "\n"
 
 
+def test_the_help_tells_the_true_defaults(txmq):
+    text = re.sub(r"[\s│]+", " ", txmq("serve", "--help").stdout)
+    options = ("data", "listen", "names_listen", "name", "cluster")
+
+    for default in (*(getattr(BrokerSettings(), each) for each in options), "sync"):
+        assert f"[default: ({default})]" in text
+    assert "docs/reference/configuration.md" in text
+
+
 # What goes wrong before it serves
 
 
@@ -97,7 +106,11 @@ def test_the_reference_is_printed(txmq):
         (("--flush", "quick"), 'it takes "sync" or "async"'),
         (("--config", "nowhere.toml"), "cannot read settings from nowhere.toml"),
         (("--names", "a:1", "--names-listen", "b:2"), "exclude each other"),
-        (("--listen", "nowhere"), "'nowhere' is no address"),
+        (("--listen", "nowhere"), "listen cannot be 'nowhere'; it takes host:port"),
+        (("--listen", "127.0.0.1:99999"), "listen cannot be '127.0.0.1:99999'; it takes"),
+        (("--listen", "0.0.0.0:10911"), "--set advertise=192.0.2.1:10911"),
+        (("--set", "advertise=localhost:1"), "--set advertise=192.0.2.1:10911"),
+        (("--set", "retention.delete_at=99"), "retention.delete_at cannot be '99'"),
     ],
 )
 def test_a_setting_that_cannot_be_is_code_2(txmq, tmp_path, monkeypatch, arguments, text):
@@ -145,8 +158,9 @@ def test_an_address_that_is_taken_is_one_sentence_and_code_1(tmp_path):
             out, err = process.communicate(timeout=20)
 
             assert (process.returncode, out) == (1, "")
-            assert err.splitlines()[-1].startswith("txmq: cannot start: ")
-            assert "address already in use" in err
+            assert err.splitlines()[-1] == (
+                f"txmq: cannot start: {address} is taken; choose another --listen"
+            )
             assert "Traceback" not in err
 
 
@@ -171,6 +185,10 @@ def test_a_broker_says_when_it_is_ready_and_drains(tmp_path):
     assert f"data    {tmp_path / 'd'}" in err
     logged = [json.loads(each) for each in err.splitlines() if each.startswith("{")]
     assert all({"time", "level", "logger", "message"} <= set(each) for each in logged)
+    told = {each["message"]: each for each in logged if each["logger"] == "txmq.cli.serve"}
+    assert list(told) == ["started", "stopped"]
+    assert (told["started"]["records_scanned"], told["started"]["bytes_cut"]) == (0, 0)
+    assert told["started"]["ms"] >= 0
 
 
 def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
@@ -185,7 +203,9 @@ def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
         stopped(first)
 
     assert (second.returncode, out) == (1, "")
-    assert err.splitlines()[-1].startswith("txmq: cannot start: ")
+    assert err.splitlines()[-1] == (
+        f"txmq: cannot start: another broker has this data directory open: {tmp_path / 'd'}"
+    )
     assert "Traceback" not in err
 
 

@@ -315,7 +315,7 @@ SEGMENT = 2 * SPAN_BYTES_MAX
 OLD = replace(
     SETTINGS,
     store=StoreSettings(flush="sync", segment_size=Size(SEGMENT)),
-    retention=RetentionSettings(keep=Duration(3600.0), delete_at="99"),
+    retention=RetentionSettings(keep=Duration(3600.0), delete_at=""),
 )
 
 

@@ -396,4 +396,5 @@ async def _run(settings: BrokerSettings, ready: Callable[[Broker], None]) -> int
             task.cancel()
         if broker.failure is not None:
             return 1
+        log.info("draining")
     return 0

@@ -174,7 +174,7 @@ class NameHandlers:
         return answer(request, body=found.write())
 
     def _only_subscribed_topics(self, _: Connection, request: Command) -> bytes:
-        """313: those of them that are no unit's own."""
+        """313: topics that units subscribe to and that are no unit's own."""
         both = _UNIT | _UNIT_SUBSCRIPTION
         found = self._routes.topics_by_flag(lambda flag: flag & both == _UNIT_SUBSCRIPTION)
         return answer(request, body=found.write())

@@ -27,7 +27,7 @@ def bodies(found):
     return [records.unpack(each)[0].body for each in found.records]
 
 
-# Filters (protocol.md 4.3)
+# Filters
 
 
 @pytest.mark.parametrize("text", ["", "*", " * ", "A || *", "||"])
@@ -52,7 +52,7 @@ def test_other_kinds_of_expressions_are_not_ours_to_read():
     assert wanted("A", kind="").words == {"A"}
 
 
-# Bounds (protocol.md 2.2, the table of outcomes)
+# Bounds
 
 
 @pytest.mark.parametrize(

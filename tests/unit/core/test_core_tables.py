@@ -83,7 +83,7 @@ def test_a_topic_is_forgotten_for_everybody(offsets):
     assert offsets.get("g", "%RETRY%g", 0) == 1
 
 
-# Locks (protocol.md 2.6)
+# Locks
 
 
 @pytest.fixture

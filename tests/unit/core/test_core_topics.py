@@ -136,7 +136,7 @@ def test_permissions_say_who_may_do_what(topics, perm, readable, writeable):
     assert (made.is_readable, made.is_writeable) == (readable, writeable)
 
 
-# Topics made by sending (protocol.md 4.1)
+# Topics made by sending
 
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (9, 8), (1, 1), (0, 1), (-3, 1)])
@@ -183,7 +183,7 @@ def test_a_groups_topic_is_made_when_first_needed(topics):
     assert len(made.queues) == 2
 
 
-# Who may send to what (protocol.md 4.2)
+# Who may send to what
 
 
 @pytest.mark.parametrize("name", CLOSED)

@@ -1,4 +1,4 @@
-"""34, 35, 38, 40, 46, 203, 204, 328: protocol.md 2.5 and 2.9."""
+"""34, 35, 38, 40, 46, 203, 204, 328: clients come, say who they are, and leave."""
 
 import json
 

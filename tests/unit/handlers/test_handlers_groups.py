@@ -1,4 +1,4 @@
-"""200, 201, 207, 225, 352: protocol.md 2.8."""
+"""200, 201, 207, 225, 352: consumer groups and their settings."""
 
 import pytest
 from handler_stage import in_world, on_sockets

@@ -1,4 +1,4 @@
-"""14, 15, 29 to 32, 41 to 43: protocol.md 2.3 and 2.6."""
+"""14, 15, 29 to 32, 41 to 43: places in queues, and who holds a queue."""
 
 import pytest
 from handler_stage import in_world, queue, with_topics

@@ -1,4 +1,4 @@
-"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: protocol.md 2.9, as Java reads it."""
+"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: how far groups have come, as Java reads it."""
 
 import json
 import re

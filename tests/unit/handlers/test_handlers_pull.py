@@ -1,4 +1,4 @@
-"""11, 361: protocol.md 2.2 and 4.8, row by row."""
+"""11, 361: every check and every outcome of a pull, and holding."""
 
 import asyncio
 from dataclasses import replace
@@ -301,7 +301,7 @@ def test_an_offset_that_cannot_be_is_not_kept(serve, topic, commit):
     serve(main)
 
 
-# Holding (protocol.md 4.8)
+# Holding
 
 
 def test_a_pull_at_the_end_is_held_until_its_time_is_over():

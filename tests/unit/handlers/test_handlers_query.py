@@ -1,4 +1,4 @@
-"""12, 33: protocol.md 2.4."""
+"""12, 33: messages by key and by id."""
 
 from hashlib import md5
 from itertools import islice

@@ -1,4 +1,4 @@
-"""222, 223, 307, 309, 324, 325 and what they make the broker ask: protocol.md 2.1 and 2.9."""
+"""222, 223, 307, 309, 324, 325: what the broker passes on to clients, and what they answer."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""10, 310, 320: protocol.md 2.1, row by row."""
+"""10, 310, 320: every check and every outcome of a send."""
 
 import asyncio
 import errno

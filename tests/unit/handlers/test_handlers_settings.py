@@ -1,4 +1,4 @@
-"""25, 26: protocol.md 2.8."""
+"""25, 26: the broker's own settings."""
 
 import json
 from dataclasses import replace

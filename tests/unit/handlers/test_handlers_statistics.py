@@ -1,4 +1,4 @@
-"""28, 315, 306, 316, 329: protocol.md 2.8 and 2.10."""
+"""28, 315, 306, 316, 329: counters, and what they are asked for."""
 
 import errno
 from dataclasses import replace

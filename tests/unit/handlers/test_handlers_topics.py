@@ -1,4 +1,4 @@
-"""17, 21, 215, 305, 351: protocol.md 2.8 and 4.1."""
+"""17, 21, 215, 305, 351: topics are made, changed and deleted."""
 
 import pytest
 from handler_stage import on_sockets, sending, with_topics

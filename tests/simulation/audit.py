@@ -39,6 +39,9 @@ __all__ = ["Auditor", "recover_in_several_ways", "shape_of"]
 
 ANSWER_S = 10.0
 
+ROUTE_TRIES = 60
+"""So many seconds are enough for a broker to register again, which it does every 30."""
+
 
 class Auditor:
     """Reads everything, from a machine of its own that nothing ever happens to."""
@@ -107,11 +110,11 @@ class Auditor:
         async with Session(
             self._names, machine.network, machine.clock, machine.entropy, answer_s=ANSWER_S
         ) as session:
-            admin = Admin(session)
             for each in acknowledged:
-                await self._look_up(admin, each)
+                await self._look_up(session, each)
 
-    async def _look_up(self, admin: Admin, each: Acknowledged) -> None:
+    async def _look_up(self, session: Session, each: Acknowledged) -> None:
+        admin = Admin(session)
         name = mark(each.send, each.attempt, 0)
         offset_id = each.offset_ids[0]
         viewed = None
@@ -119,10 +122,21 @@ class Auditor:
             viewed = copy_of(await admin.view(offset_id))
         now = self._world.now()
         self._history.add(Found(now, "offset id", name, offset_id, viewed))
-        matches = await admin.query(each.queue.topic, each.send)
-        by_key = [copy for copy in map(copy_of, matches) if copy.mark == name]
-        now = self._world.now()
-        self._history.add(Found(now, "key", name, offset_id, by_key[0] if by_key else None))
+        by_key = await self._find(session, each, name)
+        self._history.add(Found(self._world.now(), "key", name, offset_id, by_key))
+
+    async def _find(self, session: Session, each: Acknowledged, name: str) -> Copy | None:
+        """Search by key; again where a name server has yet to learn of the broker."""
+        topic = each.queue.topic
+        for _ in range(ROUTE_TRIES):
+            with suppress(TopicNotFound):
+                for message in await Admin(session).query(topic, each.send):
+                    copy = copy_of(message)
+                    if copy.mark == name:
+                        return copy
+            session.forget(topic)
+            await asyncio.sleep(1)
+        return None
 
 
 async def _end(connection: Connection, queue: Queue) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from broker.config import StoreSettings
@@ -24,7 +24,7 @@ from txmq.protocol import command as commands
 from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
-from txmq.runtime.disk import Disk
+from txmq.runtime.disk import Disk, File
 
 __all__ = ["Flusher"]
 
@@ -47,6 +47,15 @@ class Waiting(NamedTuple):
     span: Span
     tickets: Tickets
     since: float
+
+
+class Syncing(NamedTuple):
+    """The disk at work: what it makes durable, and how many of the spans that wait."""
+
+    done: Awaitable[None]
+    files: list[File]
+    end: int
+    covered: int
 
 
 class Flusher:
@@ -78,7 +87,7 @@ class Flusher:
         self._turn_planned = False
         self._turn_ms = 0
         self._turn_end = 0
-        self._is_syncing = False
+        self._syncing: Syncing | None = None
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
         self._saving = asyncio.Lock()
@@ -160,7 +169,7 @@ class Flusher:
     def _end_turn(self) -> None:
         self._turn_planned = False
         self._turn_ms = 0
-        if self._is_syncing and self._store.log.next_position <= self._turn_end:
+        if self._syncing is not None and self._store.log.next_position <= self._turn_end:
             # The disk is at work: what arrives meanwhile goes into one span, written when it is
             # done.
             return
@@ -179,12 +188,15 @@ class Flusher:
             return
         if self._is_sync:
             self._waiting.append(Waiting(span, tickets, self._clock.monotonic()))
-            self._wake.set()
+            if self._syncing is None:
+                # At once and not when a task's turn comes: the disk is what everybody waits for.
+                self._syncing = self._begin_sync()
+                self._wake.set()
         else:
             self._release(span, tickets)
 
     def _settle(self) -> None:
-        is_busy = self._waiting or self._turn_planned or self._is_syncing
+        is_busy = self._waiting or self._turn_planned or self._syncing is not None
         if not is_busy and (self._failed or not self._store.has_staged):
             self._idle.set()
 
@@ -212,43 +224,40 @@ class Flusher:
 
     async def _sync_spans(self) -> None:
         while True:
-            if not self._waiting:
+            if self._syncing is None:
                 self._wake.clear()
                 await self._wake.wait()
-            covered = len(self._waiting)
-            self._is_syncing = True
-            if not await self._sync_log():
+                continue
+            syncing = self._syncing
+            if not await self._synced(syncing):
                 return
-            self._is_syncing = False
-            done = [self._waiting.popleft() for _ in range(covered)]
+            self._syncing = None
+            done = [self._waiting.popleft() for _ in range(syncing.covered)]
+            # The disk goes to work again before these answers are given.
             self._write()
-            if self._waiting:
-                # The disk goes to work again before these answers are given.
-                asyncio.get_running_loop().call_soon(self._release_all, done)
-            else:
-                self._release_all(done)
-
-    def _release_all(self, done: list[Waiting]) -> None:
-        try:
+            if self._waiting and self._syncing is None:
+                self._syncing = self._begin_sync()
             for each in done:
                 self._release(each.span, each.tickets)
-        except Exception as problem:  # noqa: BLE001 - told, and the broker stops
-            self._break_down(problem)
-        self._settle()
+            self._settle()
 
     async def _sync_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            store_log = self._store.log
-            if store_log.durable < store_log.end and not await self._sync_log():
+            if not await self._sync_log():
                 return
 
     async def _sync_log(self) -> bool:
-        store_log = self._store.log
-        files, end = store_log.files_to_sync(), store_log.end
+        log_ = self._store.log
+        return log_.durable == log_.end or await self._synced(self._begin_sync())
+
+    def _begin_sync(self) -> Syncing:
+        files, end = self._store.log.files_to_sync(), self._store.log.end
+        return Syncing(self._disk.sync_soon(files), files, end, len(self._waiting))
+
+    async def _synced(self, syncing: Syncing) -> bool:
         try:
-            for file in files:
-                await self._disk.sync_soon(file)
+            await syncing.done
         except OSError as problem:
             self._fail(SyncFailed(f"the disk could not make the log durable: {problem}"))
             return False
@@ -256,7 +265,7 @@ class Flusher:
             # Somebody else's sync met the failure. A file tells of it once: that this one passed
             # means nothing.
             return False
-        store_log.synced(files, end)
+        self._store.log.synced(syncing.files, syncing.end)
         return True
 
     async def _save_indexes(self) -> None:
@@ -284,7 +293,7 @@ class Flusher:
             self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
             return False
         try:
-            await self._disk.sync_soon(pending.file.file)
+            await self._disk.sync_soon([pending.file.file])
         except OSError as problem:
             self._fail(SyncFailed(f"the disk could not keep the indexes: {problem}"))
             return False

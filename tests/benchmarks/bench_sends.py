@@ -4,6 +4,7 @@ Tables by messages in flight are taken from fresh servers with empty logs. Ratio
 servers that take turns.
 """
 
+import os
 import statistics
 
 import bench_driver
@@ -40,8 +41,8 @@ def ratios(bench, plan):
     """Floor and broker by short turns, so that what disturbs the machine disturbs both.
 
     Cost is compared in bursts. Throughput of the two ways to flush is compared in a stream, where
-    there are 64 in flight all the time: in bursts, told beside, none is while the disk syncs. The
-    floor runs between the two, and so the disk has settled when the one that syncs has its turn.
+    there are 64 in flight all the time: in bursts, told beside, none is while the disk syncs. What
+    one server has left to be written goes to the disk before the next has its turn.
     """
     frames = bench_frames.sends(COMPARED_AT, BODY_BYTES)
     turns = []
@@ -53,6 +54,7 @@ def ratios(bench, plan):
             turn = {}
             for shape in (bench_driver.bursts, bench_driver.stream):
                 for name, server in (("async", lazy), ("floor", bare), ("sync", safe)):
+                    os.sync()
                     turn[name, shape.__name__] = bench_driver.measured_sends(
                         server, frames, plan.turn_s, shape, TURN_WARM_UP_S
                     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from broker.app import Broker
@@ -62,9 +62,12 @@ class Tripwire:
         """Let nothing happen any more."""
         self._disk.on_write = self._after_sync = None
 
-    async def sync_soon(self, file: File) -> None:
+    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
         """See :meth:`txmq.runtime.Disk.sync_soon`."""
-        await self._disk.sync_soon(file)
+        return asyncio.ensure_future(self._sync(files))
+
+    async def _sync(self, files: Sequence[File]) -> None:
+        await self._disk.sync_soon(files)
         if self._after_sync is not None:
             self._after_sync()
 

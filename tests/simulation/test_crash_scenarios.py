@@ -99,6 +99,30 @@ def test_a_crash_while_spans_in_several_files_wait_for_the_disk(loss):
     play(act, seeds=5, segment=kib(1), body_max=400)
 
 
+@pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES])
+@pytest.mark.parametrize("is_second_safe", [True, False])
+def test_a_crash_after_more_than_a_span_holds_came_during_one_sync(loss, is_second_safe):
+    """Then a second span is written while the disk is at work on the first, into another file."""
+
+    async def act(play):
+        play.broker.disk.slow_sync(0.5)
+        first = asyncio.create_task(play.attempt())
+        await asyncio.sleep(0.1)
+        many = [asyncio.create_task(play.attempt()) for _ in range(24)]
+
+        assert isinstance(await first, Acknowledged)
+        if is_second_safe:
+            done, _ = await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
+            assert all(isinstance(each.result(), Acknowledged) for each in done)
+        await play.broker.crash(loss)
+
+        await asyncio.gather(*many)
+        await play.back()
+        await play.deliver()
+
+    play(act, seeds=1, segment=kib(4096), body_max=900_000, groups=0)
+
+
 def test_a_crash_while_indexes_are_saved():
     """Chunks of several pages, of which a crash takes some: none is believed that is not whole."""
 

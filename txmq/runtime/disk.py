@@ -11,6 +11,7 @@ import asyncio
 import errno
 import fcntl
 import os
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -98,8 +99,8 @@ class Disk(Protocol):
         """
         ...
 
-    async def sync_soon(self, file: File) -> None:
-        """Do ``file.sync()`` without holding up the event loop."""
+    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
+        """Begin ``file.sync()`` for one after the other, without holding up the event loop."""
         ...
 
 
@@ -172,11 +173,11 @@ class LocalDisk:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return _LocalLock(descriptor)
 
-    async def sync_soon(self, file: File) -> None:
+    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
         """See :meth:`Disk.sync_soon`."""
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, thread_name_prefix="txmq-sync")
-        await asyncio.get_running_loop().run_in_executor(self._syncer, file.sync)
+        return asyncio.get_running_loop().run_in_executor(self._syncer, _sync_all, files)
 
     def _make_folders(self, folder: Path) -> None:
         missing = []
@@ -231,6 +232,11 @@ def _write_all(descriptor: int, data: bytes, position: int) -> None:
         if step == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done += step
+
+
+def _sync_all(files: Sequence[File]) -> None:
+    for file in files:
+        file.sync()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from txmq.runtime.disk import File, Lock, Space
 from txmq.testing.device import Device, DiskEvent, MemoryFile, MemoryLock
@@ -88,12 +88,19 @@ class MemoryDisk:
         self._device.locked = True
         return MemoryLock(self._device)
 
-    async def sync_soon(self, file: File) -> None:
+    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
         """See :meth:`txmq.runtime.Disk.sync_soon`.
 
-        Bytes written while it waits are not covered: the port promises no more than that.
+        Bytes written while it runs are not covered: the port promises no more than that.
         """
-        assert isinstance(file, MemoryFile)
+        return asyncio.ensure_future(self._sync_all(files))
+
+    async def _sync_all(self, files: Sequence[File]) -> None:
+        for file in files:
+            assert isinstance(file, MemoryFile)
+            await self._sync(file)
+
+    async def _sync(self, file: MemoryFile) -> None:
         file.check()
         self._device.announce("sync", file.path)
         staged = file.pages.stage()

@@ -504,14 +504,14 @@ def test_a_slow_sync_does_not_cover_what_is_written_meanwhile():
         disk.slow_sync(2.0)
         file = disk.open("f", create=True)
         file.write(0, b"before")
-        sync = asyncio.create_task(disk.sync_soon(file))
+        sync = asyncio.ensure_future(disk.sync_soon([file]))
         await asyncio.sleep(1)
         file.write(6, b" while it ran")
         assert disk.durable("f") == b""
         await sync
         assert world.now() == 2
         assert disk.durable("f") == b"before"
-        await disk.sync_soon(file)
+        await disk.sync_soon([file])
         assert disk.durable("f") == b"before while it ran"
 
     simulate(scenario, 1)
@@ -522,7 +522,7 @@ def test_syncs_wait_for_each_other():
         disk = MemoryDisk()
         disk.slow_sync(1.0)
         file = disk.open("f", create=True)
-        await asyncio.gather(*(disk.sync_soon(file) for _ in range(5)))
+        await asyncio.gather(*(disk.sync_soon([file]) for _ in range(5)))
         assert world.now() == 5
 
     simulate(scenario, 1)
@@ -534,7 +534,7 @@ def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before():
         disk.slow_sync(1.0)
         file = disk.open("f", create=True)
         file.write(0, b"old")
-        slow = asyncio.create_task(disk.sync_soon(file))
+        slow = asyncio.ensure_future(disk.sync_soon([file]))
         await asyncio.sleep(0.5)
         file.write(0, b"new")
         file.sync()
@@ -552,9 +552,9 @@ def test_a_slow_sync_can_fail_or_meet_a_crash():
         file.write(0, b"x")
         disk.fail_next_sync()
         with pytest.raises(OSError, match="Input/output"):
-            await disk.sync_soon(file)
+            await disk.sync_soon([file])
         file.write(0, b"y")
-        sync = asyncio.create_task(disk.sync_soon(file))
+        sync = asyncio.ensure_future(disk.sync_soon([file]))
         await asyncio.sleep(0.5)
         disk.crash(loss=Loss.EVERYTHING)
         with pytest.raises(StaleHandleError):

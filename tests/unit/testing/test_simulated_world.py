@@ -136,7 +136,7 @@ def test_a_crash_keeps_what_was_synced_and_a_restart_finds_it():
     async def program(machine):
         file = machine.disk.open("log", create=True)
         file.write(0, b"synced")
-        await machine.disk.sync_soon(file)
+        await machine.disk.sync_soon([file])
         file.write(6, b" unsynced")
         machine.disk.lock()
         await forever()

@@ -32,7 +32,7 @@ async def serve(machine):
     file = machine.disk.open("log", create=True)
     while True:
         file.write(file.size(), machine.entropy.token(machine.entropy.below(9000)))
-        await machine.disk.sync_soon(file)
+        await machine.disk.sync_soon([file])
         await asyncio.sleep(machine.entropy.fraction())
 
 

@@ -48,6 +48,10 @@ TURNS_AT_ONE_MOMENT_MAX = 1_000_000
 TURNS_PER_COLLECTION = 50_000
 """How often cyclic garbage is collected: it bounds memory and must cost nothing."""
 
+OBJECTS_LEFT_MAX = 50_000
+"""So many objects may finished runs leave behind, about ten busy worlds, until the next collects.
+Collecting looks at the whole process, so doing it before each run would cost more than the run."""
+
 CLOSE_ATTEMPTS_MAX = 100
 """How often a dead coroutine that awaits in its ``finally`` is closed again before it is let be."""
 
@@ -134,7 +138,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """
         self._deadline = self._now + within
         main.add_done_callback(lambda _: self.stop())
-        with _collection_on_schedule(), real_world_closed():
+        with _COLLECTOR.on_schedule(), real_world_closed():
             self.run_forever()
             self._settle()
             gc.collect()
@@ -280,18 +284,36 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
 
-@contextmanager
-def _collection_on_schedule() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    # What existed before is none of the run's business, and leaving it out makes collecting cheap.
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+class _Collector:
+    """Collects cyclic garbage when a run says so and, between runs, what finished ones left."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    @contextmanager
+    def on_schedule(self) -> Iterator[None]:
+        """While inside, collecting is up to the run and sees only what the run has made."""
+        # A finished world is one big cycle, and Python takes whatever was thawed for old: by itself
+        # it would hardly look there again, and worlds would pile up.
+        if self._left >= OBJECTS_LEFT_MAX:
+            self._left = 0
+            gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        # What existed before is none of the run's business, and leaving it out makes collecting
+        # cheap.
+        gc.freeze()
+        try:
+            yield
+        finally:
+            self._left += len(gc.get_objects())
+            gc.unfreeze()
+            if was_enabled:
+                gc.enable()
+
+
+_COLLECTOR = _Collector()
+"""One for the process, as there is one heap."""
 
 
 def _discard(task: asyncio.Task[Any]) -> None:

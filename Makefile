@@ -36,6 +36,7 @@ bench: $(READY)  ## the benchmarks, JSON on stdout
 docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md
 	$(RUN) -m tools.wire_reference > docs/reference/wire.md
+	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from broker.checker import Checker
 from broker.config import BrokerSettings
 from broker.core.admission import Admission
 from broker.core.clients import Clients
+from broker.core.coordinator import Coordinator
 from broker.core.groups import Groups
 from broker.core.locks import Locks
 from broker.core.offsets import Offsets
@@ -33,6 +35,7 @@ from broker.handlers.send import SendHandlers
 from broker.handlers.settings import SettingHandlers
 from broker.handlers.statistics import StatisticsHandlers
 from broker.handlers.topics import TopicHandlers
+from broker.handlers.transactions import TransactionHandlers
 from broker.housekeeping import Housekeeping
 from broker.identity import Identity
 from broker.keeper import Keeper
@@ -89,6 +92,7 @@ class Broker:
         self.groups = Groups(settings.topics)
         self.offsets = Offsets()
         self.clients: Clients[Connection] = Clients()
+        self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
         self.locks = Locks()
         self.statistics = Statistics()
         self.admission = Admission()
@@ -167,6 +171,7 @@ class Broker:
         await self._registrar.start()
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
+        self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
 
     async def _open_names(self) -> list[str]:
         if self.settings.names:
@@ -189,8 +194,17 @@ class Broker:
             self.clock,
             self.settings.hold_max,
         )
+        self._checker = Checker(
+            self.coordinator, self.clients, self.clock, self._flusher.decision_ms
+        )
         self._client_handlers = ClientHandlers(
-            self.clients, self.groups, self.topics, self.locks, self.clock, self._topics_changed
+            self.clients,
+            self.groups,
+            self.topics,
+            self.locks,
+            self.clock,
+            self._topics_changed,
+            self._checker.producers_seen,
         )
         self._relays = RelayHandlers(
             self._identity, self.topics, self.clients, self.offsets, self.store, self.clock
@@ -201,11 +215,15 @@ class Broker:
                 self.topics,
                 self.groups,
                 self.store,
+                self.coordinator,
+                self.clients,
+                self.admission,
                 self._flusher,
                 self.clock,
                 self.entropy,
                 self._topics_changed,
             ),
+            TransactionHandlers(self.coordinator, self._checker, self._flusher, self.clock),
             self._pulls,
             self._client_handlers,
             OffsetHandlers(self.topics, self.offsets, self.locks, self.store, self.clock),
@@ -231,6 +249,7 @@ class Broker:
                 self.topics,
                 self.offsets,
                 self.store,
+                self.coordinator,
                 self.statistics,
                 self.disk,
                 self.clock,
@@ -297,9 +316,12 @@ class Broker:
     # What the parts tell each other
 
     def _published(self, span: Span) -> None:
+        if span.halves or span.markers:
+            self._checker.published(span)
         self._pulls.arrived(span)
 
     def _lost(self, connection: Connection) -> None:
+        self._checker.lost(connection)
         self._client_handlers.lost(connection)
 
     def _failed(self, problem: StoreError) -> None:
@@ -333,6 +355,7 @@ class Broker:
         self._housekeeping.retention = settings.retention
         self.topics.defaults = settings.topics
         self.groups.defaults = settings.topics
+        self.coordinator.settings = settings.transaction
 
     def _expire_locks(self) -> None:
         self.locks.expire(self.clock.monotonic())

@@ -10,18 +10,46 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from txmq.config import Duration, Size
+from txmq.config import Alias, Duration, Size
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX, SPAN_BYTES_MAX
 from txmq.remoting.pool import split_address
 
 __all__ = [
+    "ALIASES",
     "HOW_TO_ADVERTISE",
     "BrokerSettings",
     "RetentionSettings",
     "StoreSettings",
     "TopicDefaults",
+    "TransactionSettings",
 ]
+
+
+def _seconds(value: object) -> object:
+    text = str(value).strip()
+    if text.isdecimal() and int(text) >= 1000:
+        # Under this name RocketMQ counts milliseconds, and nobody checks every quarter of an hour.
+        raise ValueError("seconds, or a duration with its unit such as 60s or 60000ms")
+    return value
+
+
+def _milliseconds(value: object) -> object:
+    text = str(value).strip()
+    return f"{text}ms" if text.isdecimal() else value
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+ALIASES: Final = {
+    "transactionTimeout": Alias("transaction.timeout", _seconds),
+    "transactionTimeOut": Alias("transaction.timeout", _milliseconds),
+    "transactionCheckMax": Alias("transaction.check_max", _as_it_is),
+    "transactionCheckInterval": Alias("transaction.check_interval", _seconds),
+}
+"""Other names under which settings may be given; ``transactionTimeOut`` is RocketMQ's own."""
 
 FlushMode = Literal["sync", "async"]
 
@@ -74,8 +102,12 @@ class RetentionSettings:
     force_above: float = 0.85
     """Used part of the disk above which files are deleted before they are old."""
 
+    refuse_halves_above: float = 0.88
+    """Used part of the disk above which new half messages are refused, to leave room for the
+    decisions on those that are open."""
+
     refuse_above: float = 0.90
-    """Used part of the disk above which sends are refused."""
+    """Used part of the disk above which sends are refused; decisions are still taken."""
 
     def __post_init__(self) -> None:
         """Refuse hours that no day has, and marks out of order."""
@@ -85,10 +117,13 @@ class RetentionSettings:
                     f"retention.delete_at cannot be {self.delete_at!r}; "
                     "it takes hours from 0 to 23, separated by ';', such as 04;16"
                 )
-        if not 0 < self.delete_above <= self.force_above <= self.refuse_above <= 1:
+        marks = (self.delete_above, self.force_above, self.refuse_above)
+        if not 0 < marks[0] <= marks[1] <= marks[2] <= 1:
             raise ConfigError(
                 "retention marks must rise: 0 < delete_above <= force_above <= refuse_above <= 1"
             )
+        if not 0 < self.refuse_halves_above <= 1:
+            raise ConfigError("retention.refuse_halves_above must be from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +150,37 @@ class TopicDefaults:
             )
         if not 1 <= self.queues <= 1024:
             raise ConfigError("topics.queues must be from 1 to 1024")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSettings:
+    """How the broker finds out what became of half messages."""
+
+    timeout: Duration = Duration(60.0)
+    """How long after a half message its producer is first asked, if it has not decided; also
+    ``transactionTimeout``, and RocketMQ's ``transactionTimeOut`` in milliseconds.
+    """
+
+    check_interval: Duration = Duration(60.0)
+    """How long between one check of a transaction and the next; also ``transactionCheckInterval``.
+    """
+
+    check_max: int = 15
+    """After so many checks that brought no decision a transaction is parked; also
+    ``transactionCheckMax``.
+    """
+
+    pending_max: int = 1_000_000
+    """Transactions open at once; further half messages are refused, decisions never."""
+
+    def __post_init__(self) -> None:
+        """Refuse times and numbers that cannot work."""
+        if self.timeout < 0 or self.check_interval <= 0:
+            raise ConfigError("transaction.timeout and check_interval must be positive")
+        if not 1 <= self.check_max <= 60_000:
+            raise ConfigError("transaction.check_max must be from 1 to 60000")
+        if self.pending_max < 0:
+            raise ConfigError("transaction.pending_max cannot be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +218,7 @@ class BrokerSettings:
 
     store: StoreSettings = field(default_factory=StoreSettings)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
+    transaction: TransactionSettings = field(default_factory=TransactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:

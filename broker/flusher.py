@@ -58,6 +58,14 @@ class Syncing(NamedTuple):
     covered: int
 
 
+def _add(tickets: Tickets, connection: Connection, request: Command, answer: bytes) -> None:
+    found = tickets.get(connection)
+    if found is None:
+        found = tickets[connection] = ([], [])
+    found[0].append(request)
+    found[1].append(answer)
+
+
 class Flusher:
     """Writes, syncs and releases spans for one store."""
 
@@ -152,11 +160,37 @@ class Flusher:
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Give this answer once what is staged now is safe."""
-        tickets = self._tickets.get(connection)
-        if tickets is None:
-            tickets = self._tickets[connection] = ([], [])
-        tickets[0].append(request)
-        tickets[1].append(answer)
+        _add(self._tickets, connection, request, answer)
+
+    def decision_ms(self) -> int:
+        """The same for a decision, which is taken whatever else is refused.
+
+        Raises:
+            ServiceUnavailable: The disk failed.
+        """
+        if self._turn_ms and self._store.log.next_position <= self._turn_end:
+            return self._turn_ms
+        try:
+            return self.turn_ms()
+        except (BrokerBusy, ServiceUnavailable):
+            if self._failed:
+                raise
+        if self._store.log.staged_bytes > SPAN_BYTES_MAX:
+            # Messages that are written again; markers rely on it that a span is no longer.
+            self._end_turn()
+        # No turn is begun, so whatever comes next is still asked whether it may.
+        self._plan_turn()
+        return max(self._clock.wall_ms(), self._store.last_ms)
+
+    def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
+        """Give this answer once everything that is staged or written by now is safe."""
+        if self._store.has_staged:
+            self.staged(connection, request, answer)
+        elif self._waiting:
+            _add(self._waiting[-1].tickets, connection, request, answer)
+        else:
+            connection.send(answer)
+            connection.flush()
 
     def _plan_turn(self) -> None:
         if not self._turn_planned:

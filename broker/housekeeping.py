@@ -121,7 +121,9 @@ class Housekeeping:
         used = space.used / space.total if space.total else 0.0
         files = self._store.completed_files()
         now_ms = self._clock.wall_ms()
-        verdict = decide(settings, files, now_ms, self._local_time().hour, used)
+        pinned = self._store.halves.pending.pinned()
+        verdict = decide(settings, files, now_ms, self._local_time().hour, used, pinned)
+        self._admit_halves(used > settings.refuse_halves_above, settings.refuse_halves_above)
         self._admit(verdict.refuse_sends, settings.refuse_above, used)
         if verdict.delete:
             # Saved first: no offset may ever be given twice.
@@ -131,6 +133,14 @@ class Housekeeping:
             for _ in range(verdict.delete):
                 self._store.drop_first_file()
             log.info("deleted %d old files of the log", verdict.delete)
+
+    def _admit_halves(self, refuse: bool, mark: float) -> None:
+        if refuse:
+            reason = f"the disk is more than {mark:.0%} full; the rest is for decisions"
+            if self._admission.refuse_halves("disk", reason):
+                log.error("refusing half messages: the disk is more than %.0f%% full", mark * 100)
+        elif self._admission.lift_halves("disk"):
+            log.info("taking half messages again")
 
     def _admit(self, refuse: bool, mark: float, used: float) -> None:
         if refuse:

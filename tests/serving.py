@@ -22,9 +22,12 @@ STOP_SECONDS = 20
 
 # Request codes, and one answer.
 PULL_MESSAGE = 11
+QUERY_MESSAGE = 12
 QUERY_CONSUMER_OFFSET = 14
 GET_MAX_OFFSET = 30
 GET_ROUTE = 105
+LIST_TRANSACTIONS = 7701
+DECIDE_TRANSACTION = 7703
 QUERY_NOT_FOUND = 22
 
 
@@ -60,9 +63,17 @@ class Record(NamedTuple):
     """What the tests look at in a stored message (hosts as IPv4)."""
 
     offset: int
+    position: int
     flag: int
+    prepared_position: int
     body_size: int
-    tags: str | None
+    body: bytes
+    topic: str
+    properties: dict[str, str]
+
+    @property
+    def tags(self):
+        return self.properties.get("TAGS") or None
 
 
 def split_records(body):
@@ -73,21 +84,24 @@ def split_records(body):
 
 
 def read_record(record):
-    offset, _, flag = struct.unpack_from(">qqi", record, 20)
-    size = struct.unpack_from(">i", record, 84)[0]
-    topic_at = 88 + size
-    pairs = record[topic_at + 1 + record[topic_at] + 2 :].decode().split("\x02")
+    offset, position, flag = struct.unpack_from(">qqi", record, 20)
+    prepared, size = struct.unpack_from(">qi", record, 76)
+    body, topic_at = record[88 : 88 + size], 88 + size
+    topic_end = topic_at + 1 + record[topic_at]
+    topic = record[topic_at + 1 : topic_end].decode()
+    pairs = record[topic_end + 2 :].decode().split("\x02")
     properties = dict(pair.split("\x01", 1) for pair in pairs if pair)
-    return Record(offset, flag, size, properties.get("TAGS") or None)
+    return Record(offset, position, flag, prepared, size, body, topic, properties)
 
 
 class BrokerProcess:
     """A broker that can be stopped, killed and started again on the same ports and data."""
 
-    def __init__(self, folder, flush="async"):
+    def __init__(self, folder, flush="async", settings=()):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.flush = flush
+        self.settings = settings
         self.address = f"127.0.0.1:{free_port()}"
         self.names = f"127.0.0.1:{free_port()}"
         self.log = self.folder / "broker.log"
@@ -96,7 +110,8 @@ class BrokerProcess:
     def command(self):
         where = ["--data", str(self.folder / "data"), "--flush", self.flush]
         listen = ["--listen", self.address, "--names-listen", self.names]
-        return [sys.executable, "-m", "txmq", "serve", *where, *listen]
+        chosen = [part for setting in self.settings for part in ("--set", setting)]
+        return [sys.executable, "-m", "txmq", "serve", *where, *listen, *chosen]
 
     def start(self):
         with self.log.open("ab") as log:
@@ -188,3 +203,20 @@ class BrokerProcess:
         code, _, body = ask(self.address, PULL_MESSAGE, **fields)
         assert code == 0, f"pull of {topic}/{queue_id}@{offset} was answered with {code}"
         return list(split_records(body))
+
+    def found_by_key(self, topic, key, **how):
+        """What a search finds; with `_UNIQUE_KEY_QUERY` by the id that its sender gave."""
+        fields = {"topic": topic, "key": key, "maxNum": 32, "beginTimestamp": 0}
+        code, _, body = ask(self.address, QUERY_MESSAGE, **fields, endTimestamp=2**62, **how)
+        assert code in (0, QUERY_NOT_FOUND), f"search for {key} was answered with {code}"
+        return list(split_records(body)) if code == 0 else []
+
+    def open_transactions(self, group, state=""):
+        fields = {"producerGroup": group, "state": state}
+        code, _, body = ask(self.address, LIST_TRANSACTIONS, **fields)
+        assert code == 0, f"listing transactions was answered with {code}"
+        return json.loads(body)["transactions"]
+
+    def decide(self, transaction_id, decision, operator, reason):
+        fields = {"decision": decision, "operator": operator, "reason": reason}
+        return ask(self.address, DECIDE_TRANSACTION, transactionId=transaction_id, **fields)[0]

@@ -23,7 +23,7 @@ alike. Requests that a broker sends to clients are marked so.
 """
 
 TO_CLIENTS = {
-    RequestCode.CHECK_TRANSACTION_STATE: "with half messages, which are not served yet",
+    RequestCode.CHECK_TRANSACTION_STATE: "sent to a producer that has not ended its half message",
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: "sent to clients when their group changes",
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: "sent to the client that waits for a reply",
     RequestCode.RESET_CONSUMER_CLIENT_OFFSET: "sent to clients when their offsets are reset",

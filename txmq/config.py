@@ -16,7 +16,7 @@ import math
 import re
 import textwrap
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PREFIX",
+    "Alias",
     "Duration",
     "Setting",
     "Size",
@@ -95,6 +96,20 @@ class _Given(NamedTuple):
 
     value: object
     origin: str
+
+
+class Alias(NamedTuple):
+    """A setting's name elsewhere: the key it has here, and how a value there is meant."""
+
+    key: str
+    reads: Callable[[object], object]
+
+
+_NO_ALIASES: Final[Mapping[str, Alias]] = MappingProxyType({})
+
+
+def _as_it_is(value: object) -> object:
+    return value
 
 
 # Values
@@ -265,6 +280,7 @@ def load(
     environ: Mapping[str, str] = _NO_VARIABLES,
     reserved: Collection[str] = (),
     arguments: Iterable[str] = (),
+    aliases: Mapping[str, Alias] = _NO_ALIASES,
 ) -> S:
     """Fill a tree of settings.
 
@@ -274,6 +290,7 @@ def load(
         environ: Variables; those that do not begin with ``TXMQ_`` count for nothing.
         reserved: Variables that begin so and are no settings all the same.
         arguments: Texts of the form ``key=value``.
+        aliases: Names that settings have elsewhere, for a file and for arguments.
 
     Raises:
         ConfigError: A key is unknown, a value cannot be, or the file cannot be read.
@@ -292,13 +309,14 @@ def load(
             raise ConfigError(f"{each!r} sets nothing; write key=value, such as store.flush=async")
         given[key.strip()] = _Given(text, f"in argument {each}")
     values: dict[str, object] = {}
-    for key, (value, origin) in given.items():
+    for name, (value, origin) in given.items():
+        key, reads = aliases.get(name) or Alias(name, _as_it_is)
         if key not in kinds:
             raise _unknown(key, origin, kinds)
         try:
-            values[key] = _converted(kinds[key], value)
+            values[key] = _converted(kinds[key], reads(value))
         except ValueError as problem:
-            text = f"{key} cannot be {value!r} ({origin}); it takes {problem}"
+            text = f"{name} cannot be {value!r} ({origin}); it takes {problem}"
             raise ConfigError(text) from problem
     return _build(shape, "", values)
 

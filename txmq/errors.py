@@ -41,6 +41,7 @@ __all__ = [
     "FlowControlled",
     "FlushTimeout",
     "GroupNotFound",
+    "IllegalOperation",
     "InternalError",
     "InvalidParameter",
     "LimitExceeded",
@@ -58,6 +59,8 @@ __all__ = [
     "RequestNotSupported",
     "RequestTimeout",
     "ServiceUnavailable",
+    "ShouldCommit",
+    "ShouldRollBack",
     "StoreError",
     "SubscriptionInvalid",
     "SubscriptionMissing",
@@ -66,6 +69,7 @@ __all__ = [
     "TopicExists",
     "TopicNotFound",
     "TransactionFailed",
+    "TransactionGroupWrong",
     "TransportError",
     "TxmqError",
     "UnknownRefusal",
@@ -315,6 +319,24 @@ class InvalidParameter(BrokerRefused):
     code = 29
 
 
+class ShouldCommit(BrokerRefused):
+    """A rollback came for a transaction that is committed; the decision stands."""
+
+    code = 200
+
+
+class ShouldRollBack(BrokerRefused):
+    """A commit came for a transaction that is rolled back; the decision stands."""
+
+    code = 201
+
+
+class TransactionGroupWrong(BrokerRefused):
+    """The transaction belongs to another producer group."""
+
+    code = 203
+
+
 class ConsumerOffline(BrokerRefused):
     """No consumer of the group is connected."""
 
@@ -333,6 +355,12 @@ class FlowControlled(BrokerRefused):
 
     code = 215
     retryable = True
+
+
+class IllegalOperation(BrokerRefused):
+    """The request contradicts itself or what the broker knows."""
+
+    code = 604
 
 
 class UnknownRefusal(BrokerRefused):

@@ -28,6 +28,21 @@ JSON_DEPTH_MAX: Final = 64
 HEADER_FIELDS_MAX: Final = 1_024
 """Fields in one header; the largest known has 20."""
 
+PROPERTIES_OF_HALF_MAX: Final = PROPERTIES_BYTES_MAX - 256
+"""A half message's properties; what the broker adds when it is delivered must still fit."""
+
+CHECKS_MAX: Final = 8_192
+"""Transactions whose producers are being asked at once; the others wait their turn."""
+
+CHECKS_PER_PRODUCER_MAX: Final = 1_024
+"""Of these at one producer: a stock client queues 2,000 and drops the rest without a word."""
+
+RECENT_TRANSACTIONS: Final = 262_144
+"""Decided transactions that are known without a search: a repeated request costs no more."""
+
+RECALLED_TRANSACTIONS: Final = 4_096
+"""Of these, how many a start reads again; a tenth of a second of its time."""
+
 KEYS_PER_MESSAGE_MAX: Final = 64
 """Index keys of one message; more are stored but cannot be searched."""
 

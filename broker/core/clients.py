@@ -63,6 +63,11 @@ class Clients(Generic[C]):
         """The producers of a group."""
         return list(self._producers.get(group, {}).values())
 
+    def client_id(self, group: str, connection: C) -> str:
+        """As whom a connection produces for a group; empty where it has not said so."""
+        member = self._producers.get(group, {}).get(connection)
+        return "" if member is None else member.client_id
+
     def producer_groups(self) -> dict[str, list[Member[C]]]:
         """All producers by group."""
         return {group: list(members.values()) for group, members in self._producers.items()}

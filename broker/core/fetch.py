@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue, Entry
 from broker.store.message_store import MessageStore
-from txmq.errors import CorruptRecord
 from txmq.limits import PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
@@ -106,7 +105,7 @@ def _collect(
         taken, looked_at = _take(entries, room, bytes_max, wanted, is_first=not found)
         is_full = looked_at < len(entries) and len(taken) < room
         at += looked_at
-        records_ = _read(store, taken)
+        records_ = _read(store, queue, taken)
         bytes_max -= sum([entry[1] for entry in taken])
         found += (
             records_ if wanted is None else [one for one in records_ if _is_tagged(one, wanted)]
@@ -146,7 +145,7 @@ def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
     return properties.find(record.properties, properties.TAGS) in wanted.words
 
 
-def _read(store: MessageStore, entries: list[Entry]) -> list[bytes]:
+def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> list[bytes]:
     if not entries:
         return []
     start = entries[0][0]
@@ -154,17 +153,24 @@ def _read(store: MessageStore, entries: list[Entry]) -> list[bytes]:
     if stretch <= _READ_TOGETHER * sum([entry[1] for entry in entries]):
         data = store.read(start, stretch)
         if len(data) == stretch:
-            return _cut(data, start, entries)
+            return _cut(store, queue, data, start, entries)
     # Far apart, or in two files of the log.
-    return [_cut(store.read(entry[0], entry[1]), entry[0], [entry])[0] for entry in entries]
+    return [
+        _cut(store, queue, store.read(entry[0], entry[1]), entry[0], [entry])[0]
+        for entry in entries
+    ]
 
 
-def _cut(data: bytes, start: int, entries: list[Entry]) -> list[bytes]:
+def _cut(
+    store: MessageStore, queue: ConsumeQueue, data: bytes, start: int, entries: list[Entry]
+) -> list[bytes]:
     """The records that lie in a stretch of the log, each compared with what was stored."""
     found: list[bytes] = []
-    for position, size, _, checksum in entries:
+    for entry in entries:
+        position, size, _, checksum = entry
         record = data[position - start : position - start + size]
         if crc32(record) != checksum:
-            raise CorruptRecord(position, "a message differs from what was stored")
+            # A committed half message, which has to be put together; or damage, which says so.
+            record = store.halves.shown(queue, entry)
         found.append(record)
     return found

@@ -10,6 +10,7 @@ from typing import Final
 
 from broker.config import TopicDefaults
 from broker.store.consume_queue import ConsumeQueue
+from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.key_index import topic_seed
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NoPermission, TopicNotFound
@@ -26,15 +27,12 @@ TEMPLATE: Final = "TBW102"
 RETRY: Final = "%RETRY%"
 DLQ: Final = "%DLQ%"
 
-HALF: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-DECISIONS: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-
 CLOSED_TO_CLIENTS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
-        HALF,
-        DECISIONS,
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        HALF_TOPIC,
+        OP_TOPIC,
+        PARKED_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }
@@ -251,6 +249,9 @@ def system_topics(broker: str, cluster: str, defaults: TopicDefaults) -> list[To
         TopicConfig(cluster, 16, 16, inherit),
         TopicConfig(broker, 1, 1, inherit),
         TopicConfig("OFFSET_MOVED_EVENT", 1, 1, _READ_WRITE),
+        TopicConfig(HALF_TOPIC, 1, 1, _READ_WRITE),
+        TopicConfig(OP_TOPIC, 1, 1, _READ_WRITE),
+        TopicConfig(PARKED_TOPIC, 1, 1, _READ_WRITE),
         TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1, _READ_WRITE),
         TopicConfig("BenchmarkTest", 16, 16, _READ_WRITE),
     ]

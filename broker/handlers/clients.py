@@ -42,8 +42,10 @@ class ClientHandlers:
         locks: Locks,
         clock: Clock,
         topics_changed: Callable[[], None],
+        producers_seen: Callable[[Iterable[str]], None],
     ) -> None:
         self._clients = clients
+        self._producers_seen = producers_seen
         self._groups = groups
         self._topics = topics
         self._locks = locks
@@ -70,6 +72,8 @@ class ClientHandlers:
             connection, beat, request.client_language, request.version, self._clock.monotonic()
         )
         self.notify(changed)
+        if beat.producer_data_set:
+            self._producers_seen([each.group_name for each in beat.producer_data_set])
         return answer(request)
 
     def _make_groups(self, names: list[str]) -> None:

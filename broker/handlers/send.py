@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from broker.core.arrival import Arrival, examine
+from broker.core.admission import Admission
+from broker.core.arrival import Arrival, UndeclaredHalf, examine, examine_half
+from broker.core.clients import Clients
+from broker.core.coordinator import Coordinator
 from broker.core.groups import Groups
-from broker.core.topics import RETRY, Topic, Topics
+from broker.core.topics import DLQ, RETRY, Topic, Topics
 from broker.flusher import Flusher
 from broker.identity import Identity
 from broker.store.message_store import MessageStore
@@ -27,8 +30,9 @@ __all__ = ["SendHandlers"]
 
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.ROLLED_BACK)
 _TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class SendHandlers:
@@ -40,6 +44,9 @@ class SendHandlers:
         topics: Topics,
         groups: Groups,
         store: MessageStore,
+        coordinator: Coordinator,
+        clients: Clients[Connection],
+        admission: Admission,
         flusher: Flusher,
         clock: Clock,
         entropy: Entropy,
@@ -49,6 +56,9 @@ class SendHandlers:
         self._topics = topics
         self._groups = groups
         self._store = store
+        self._coordinator = coordinator
+        self._clients = clients
+        self._admission = admission
         self._flusher = flusher
         self._clock = clock
         self._entropy = entropy
@@ -87,8 +97,6 @@ class SendHandlers:
         body = request.body
         if not 0 < len(body) <= self._body_max:
             raise MessageIllegal(f"a body has from 1 to {self._body_max} bytes, not {len(body)}")
-        if header.sys_flag & _TRANSACTION_BITS:
-            raise NoPermission("this broker does not take half messages yet")
         born_host = connection.born_host
         sys_flag = header.sys_flag & _CLIENTS_BITS | self._store_bits
         if len(born_host) > 8:
@@ -99,10 +107,15 @@ class SendHandlers:
         )  # fmt: skip
         if header.batch:
             answer = self._stage_batch(request, header, topic, number, postmark)
+        elif header.sys_flag & _TRANSACTION_BITS:
+            return self._take_half(connection, request, header, topic, number, postmark)
         else:
-            data, unique, tags_code, hashes = examine(
-                header.properties or "", self._cluster, topic.key_seed, self._new_key
-            )
+            try:
+                data, unique, tags_code, hashes = examine(
+                    header.properties or "", self._cluster, topic.key_seed, self._new_key
+                )
+            except UndeclaredHalf:
+                return self._take_half(connection, request, header, topic, number, postmark)
             tail = tail_of(topic.name_field, data)
             offset, position = self._store.append(
                 topic.queues[number], postmark, header.flag, body, tail, tags_code, hashes
@@ -115,16 +128,59 @@ class SendHandlers:
             self._flusher.staged(connection, request, answer)
         return None
 
+    def _take_half(
+        self,
+        connection: Connection,
+        request: Command,
+        header: SendMessage,
+        topic: Topic,
+        number: int,
+        postmark: Postmark,
+    ) -> bytes | None:
+        if header.sys_flag & _TRANSACTION_BITS not in (0, _PREPARED):
+            raise MessageIllegal("a message cannot be sent as committed or rolled back")
+        if topic.name.startswith((RETRY, DLQ)):
+            raise NoPermission(f"half messages cannot go to {topic.name}")
+        self._admission.check_halves()
+        arrival, words = examine_half(
+            header.properties or "",
+            header.producer_group,
+            self._cluster,
+            topic.key_seed,
+            self._new_key,
+        )
+        prepared = (postmark[0] | _PREPARED, *postmark[1:])
+        offset, position = self._coordinator.prepare(
+            topic,
+            number,
+            prepared,
+            header.flag,
+            request.body,
+            arrival,
+            words,
+            self._clients.client_id(header.producer_group, connection),
+        )
+        if not request.flag & ONEWAY:
+            offset_id = b"%b%016X" % (self._store_host_hex, position)
+            answer = answers.sent(request, offset_id, number, offset, arrival[1])
+            self._flusher.follow(connection, request, answer)
+        return None
+
     def _stage_batch(
         self, request: Command, header: SendMessage, topic: Topic, number: int, postmark: Postmark
     ) -> bytes:
+        if header.sys_flag & _TRANSACTION_BITS:
+            raise MessageIllegal("a batch cannot be transactional")
         items = self._batch(request, header)
         # All of them are looked at before the first is staged: a batch is taken whole or refused
         # whole.
         arrivals: list[Arrival] = []
         size = 0
         for _, body, text in items:
-            arrivals.append(examine(text, self._cluster, topic.key_seed, self._new_key))
+            try:
+                arrivals.append(examine(text, self._cluster, topic.key_seed, self._new_key))
+            except UndeclaredHalf:
+                raise MessageIllegal("a batch cannot be transactional") from None
             # What all of them share is stored with each: little on the wire can be much in the log.
             size += len(body) + len(arrivals[-1][0])
             if size > SPAN_BYTES_MAX:

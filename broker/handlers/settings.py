@@ -48,6 +48,12 @@ def _hours(text: str) -> Duration:
     return Duration(float(int(text) * _HOUR_S))
 
 
+def _milliseconds(text: str) -> Duration:
+    if int(text) <= 0:
+        raise ValueError("it is a number of milliseconds")
+    return Duration(int(text) / 1000)
+
+
 def _percent(text: str) -> float:
     return int(text) / 100
 
@@ -61,6 +67,9 @@ class Changeable(NamedTuple):
 
 
 _CHANGEABLE: Final[Mapping[str, Changeable]] = {
+    "transactionTimeOut": Changeable("transaction", "timeout", _milliseconds),
+    "transactionCheckInterval": Changeable("transaction", "check_interval", _milliseconds),
+    "transactionCheckMax": Changeable("transaction", "check_max", int),
     "autoCreateTopicEnable": Changeable("topics", "auto_create", _truth),
     "autoCreateSubscriptionGroup": Changeable("topics", "auto_create_groups", _truth),
     "deleteWhen": Changeable("retention", "delete_at", _hours_of_day),
@@ -127,7 +136,7 @@ class SettingHandlers:
 
     def _all(self) -> dict[str, object]:
         settings, store, topics = self._settings, self._settings.store, self._settings.topics
-        retention = settings.retention
+        retention, transaction = settings.retention, settings.transaction
         host, port = split_address(self._identity.address)
         return {
             "brokerName": settings.name,
@@ -154,6 +163,10 @@ class SettingHandlers:
             "diskMaxUsedSpaceRatio": round(retention.delete_above * 100),
             "diskSpaceCleanForciblyRatio": round(retention.force_above * 100),
             "diskSpaceWarningLevelRatio": round(retention.refuse_above * 100),
+            "transactionTimeOut": int(transaction.timeout * 1000),
+            "transactionCheckInterval": int(transaction.check_interval * 1000),
+            "transactionCheckMax": transaction.check_max,
+            "rejectTransactionMessage": False,
             "longPollingEnable": True,
             "enablePropertyFilter": False,
             "slaveReadEnable": False,
@@ -164,7 +177,7 @@ class SettingHandlers:
 
 
 def _changed(settings: BrokerSettings, wanted: Mapping[str, str]) -> BrokerSettings:
-    changes: dict[str, dict[str, Any]] = {"topics": {}, "retention": {}}
+    changes: dict[str, dict[str, Any]] = {"topics": {}, "retention": {}, "transaction": {}}
     for name, text in wanted.items():
         group, field, read = _CHANGEABLE[name]
         try:
@@ -175,9 +188,10 @@ def _changed(settings: BrokerSettings, wanted: Mapping[str, str]) -> BrokerSetti
         # Together, as some have to fit each other.
         topics = replace(settings.topics, **changes["topics"])
         retention = replace(settings.retention, **changes["retention"])
+        transaction = replace(settings.transaction, **changes["transaction"])
     except ConfigError as problem:
         raise InternalError(str(problem)) from problem
-    return replace(settings, topics=topics, retention=retention)
+    return replace(settings, topics=topics, retention=retention, transaction=transaction)
 
 
 def _text(value: object) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final
 
+from broker.core.coordinator import Coordinator
 from broker.core.offsets import Offsets
 from broker.core.statistics import DAY_S, HOUR_S, MINUTE_S, Meter, Statistics
 from broker.core.topics import Topics
 from broker.identity import Identity
 from broker.store.message_store import MessageStore
-from broker.store.span import HEAD_BYTES
 from txmq.errors import InternalError
 from txmq.protocol.bodies import CounterView, CounterWindow, Table
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import VERSION, Command, answer
-from txmq.protocol.headers import StatsQuery
-from txmq.protocol.record import SMALLEST, stored_ms_of
+from txmq.protocol.headers import StatsQuery, camel
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
@@ -65,6 +65,7 @@ class StatisticsHandlers:
         topics: Topics,
         offsets: Offsets,
         store: MessageStore,
+        coordinator: Coordinator,
         statistics: Statistics,
         disk: Disk,
         clock: Clock,
@@ -75,6 +76,7 @@ class StatisticsHandlers:
         self._topics = topics
         self._offsets = offsets
         self._store = store
+        self._coordinator = coordinator
         self._statistics = statistics
         self._disk = disk
         self._clock = clock
@@ -105,6 +107,7 @@ class StatisticsHandlers:
             **self._totals(),
             **self._rates(),
             **self._space(),
+            **self._transactions(),
         }
         return answer(request, body=Table(dict(sorted(table.items()))).write())
 
@@ -113,14 +116,11 @@ class StatisticsHandlers:
         minutes, seconds = divmod(up_s, 60)
         hours, minutes = divmod(minutes, 60)
         days, hours = divmod(hours, 24)
-        # The first record of the log stands behind the head of the first span.
-        head = self._store.read(self._store.start + HEAD_BYTES, SMALLEST)
+        earliest = self._store.earliest_ms()
         return {
             "bootTimestamp": str(self._started_ms),
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",
-            "earliestMessageTimeStamp": (
-                str(stored_ms_of(head)) if len(head) == SMALLEST else _UNKNOWN
-            ),
+            "earliestMessageTimeStamp": _UNKNOWN if earliest is None else str(earliest),
         }
 
     def _totals(self) -> dict[str, str]:
@@ -177,6 +177,11 @@ class StatisticsHandlers:
             "consumeQueueDiskRatio": ratio,
             "commitLogDirCapacity": f"Total : {_readable(space.total)}, Free : {free}.",
         }
+
+    def _transactions(self) -> dict[str, str]:
+        coordinator, pending = self._coordinator, self._store.halves.pending
+        told = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
+        return {camel(f"transactions_{name}"): str(value) for name, value in told.items()}
 
     # 315
 

@@ -1,12 +1,14 @@
 """Index files: one beside each segment of the log, a row of chunks, each covering a stretch of it.
 
-A chunk holds the consume-queue entries and keys of its stretch. The last whole chunk of a file
+A chunk holds the consume-queue entries and keys of its stretch, and which half messages it left
+open, decided or parked. The last whole chunk of a file
 tells how far that segment is indexed, so the index files are the checkpoint; there is no other.
 Deleting them costs a scan of the log, nothing else.
 
-    chunk   head · queues · entries · keys
-    head    size, magic, checksum of head and queues, checksum of entries and keys,
-            from, to, not before, not after, number of queues, number of keys
+    chunk   head · queues · entries · keys · halves
+    head    size, magic, checksum of head and queues, checksum of the rest,
+            from, to, not before, not after, number of queues, number of keys,
+            number of halves opened, closed, parked
     queue   length of topic, topic, queue number, first offset, count
 """
 
@@ -20,6 +22,7 @@ from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
+from broker.store.pending import Changes
 from broker.store.sealed import Sealed
 from broker.store.segment import name_of
 from txmq.protocol.checksum import crc32
@@ -37,9 +40,10 @@ __all__ = [
 
 FOLDER: Final = "index"
 SUFFIX: Final = ".idx"
-MAGIC: Final = 0x7478_6978
+MAGIC: Final = 0x7478_6979
 
-_HEAD: Final = Struct(">IIIIqqqqII")
+_HEAD: Final = Struct(">IIIIqqqqIIIII")
+_POSITION_BYTES: Final = 8
 _QUEUE: Final = Struct(">iqI")
 _SHORT: Final = Struct(">H")
 _HEAD_READ: Final = 4096
@@ -73,6 +77,8 @@ class Chunk(NamedTuple):
     entries_at: int
     keys_at: int
     keys: int
+    halves: tuple[int, int, int]
+    """How many were opened, closed and parked; their positions follow the keys."""
     checksum: int
 
 
@@ -99,7 +105,9 @@ def newest_indexed(disk: Disk) -> int | None:
     return None
 
 
-def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> tuple[bytes, Chunk]:
+def draft(
+    stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex, changes: Changes
+) -> tuple[bytes, Chunk]:
     """A chunk for a stretch of the log, from what is in memory; placed at 0 of its file."""
     table: list[bytes] = []
     entries: list[bytes] = []
@@ -115,16 +123,23 @@ def draft(stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex) -> t
         runs.append(run)
     key_count, key_bytes = keys.before(stretch.end)
     table_bytes, entry_bytes = b"".join(table), b"".join(entries)
-    body = entry_bytes + key_bytes
+    halves = (len(changes.opened), len(changes.closed), len(changes.parked))
+    body = entry_bytes + key_bytes + _packed(changes)
     size = _HEAD.size + len(table_bytes) + len(body)
     checksum = crc32(body)
-    fields = (checksum, *stretch, len(runs), key_count)
+    fields = (checksum, *stretch, len(runs), key_count, *halves)
     bare = _HEAD.pack(size, MAGIC, 0, *fields)
     check = crc32(bare[12:] + table_bytes)
     data = _HEAD.pack(size, MAGIC, check, *fields) + table_bytes + body
     entries_at = _HEAD.size + len(table_bytes)
     keys_at = entries_at + len(entry_bytes)
-    return data, Chunk(0, size, stretch, runs, entries_at, keys_at, key_count, checksum)
+    chunk = Chunk(0, size, stretch, runs, entries_at, keys_at, key_count, halves, checksum)
+    return data, chunk
+
+
+def _packed(changes: Changes) -> bytes:
+    positions = [*changes.opened, *changes.closed, *changes.parked]
+    return struct.pack(f">{len(positions)}q", *positions)
 
 
 class IndexFile:
@@ -167,7 +182,7 @@ class IndexFile:
         if len(data) < _HEAD.size:
             return None
         size, magic, check, checksum, *rest = _HEAD.unpack_from(data)
-        start, end, first_ms, last_ms, queue_count, keys = rest
+        start, end, first_ms, last_ms, queue_count, keys, *halves = rest
         if magic != MAGIC or at + size > self.file.size():
             return None
         try:
@@ -178,10 +193,14 @@ class IndexFile:
             return None
         entries = sum(run.entries for run in queues) * ENTRY.size
         keys_at = at + table_end + entries
-        if keys_at + keys * ENTRY_BYTES != at + size:
+        if keys_at + keys * ENTRY_BYTES + sum(halves) * _POSITION_BYTES != at + size:
             return None
         stretch = Stretch(start, end, first_ms, last_ms)
-        return Chunk(at, size, stretch, queues, at + table_end, keys_at, keys, checksum)
+        opened, closed, parked = halves
+        return Chunk(
+            at, size, stretch, queues, at + table_end, keys_at, keys, (opened, closed, parked),
+            checksum,
+        )  # fmt: skip
 
     def _read_queues(
         self, at: int, data: bytes, count: int, size: int
@@ -238,3 +257,16 @@ class IndexFile:
         _, _, first_ms, last_ms = chunk.stretch
         body = self._body(chunk)
         return KeyRun(first_ms, last_ms, self.segment, body, chunk.keys_at, chunk.keys)
+
+    def changes(self, chunk: Chunk) -> Changes:
+        """What the chunk says of half messages.
+
+        Raises:
+            CorruptRecord: The index file differs from what was written.
+        """
+        opened, closed, _ = chunk.halves
+        count = sum(chunk.halves)
+        at = chunk.keys_at + chunk.keys * ENTRY_BYTES
+        data = self._body(chunk).read(at, count * _POSITION_BYTES) if count else b""
+        places = list(struct.unpack(f">{count}q", data))
+        return Changes(places[:opened], places[opened : opened + closed], places[opened + closed :])

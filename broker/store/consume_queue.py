@@ -8,6 +8,7 @@ it is published, so nobody reads a message that a crash could still take back.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
@@ -16,6 +17,8 @@ from broker.store.sealed import Sealed
 __all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
 
 ENTRY: Final = Struct(">qiqI")
+_CODE: Final = Struct(">q")
+_CODE_AT: Final = 12
 
 
 Entry: TypeAlias = tuple[int, int, int, int]
@@ -163,3 +166,22 @@ class ConsumeQueue:
                 return []
             data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
         return list(ENTRY.iter_unpack(data))
+
+    def with_code(self, code: int, segment: int) -> Iterator[Entry]:
+        """The entries from a segment on that have this code in the place of a tag's hash, oldest
+        first: a search.
+        """
+        mark = _CODE.pack(code)
+        for block in self._blocks:
+            if block.segment < segment:
+                continue
+            yield from _marked(block.file.read(block.at, block.entries * ENTRY.size), mark)
+        yield from _marked(bytes(self._tail), mark)
+
+
+def _marked(data: bytes, mark: bytes) -> Iterator[Entry]:
+    at = data.find(mark)
+    while at >= 0:
+        if at % ENTRY.size == _CODE_AT:
+            yield ENTRY.unpack_from(data, at - _CODE_AT)
+        at = data.find(mark, at + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from broker.store.sealed import Sealed
@@ -54,7 +54,7 @@ class KeyIndex:
         self._hashes = array("I")
         self._positions = array("Q")
 
-    def extend(self, hashes: list[int], positions: list[int]) -> None:
+    def extend(self, hashes: Iterable[int], positions: Iterable[int]) -> None:
         """Note the keys of many records, in the order of the log."""
         self._hashes.extend(hashes)
         self._positions.extend(positions)

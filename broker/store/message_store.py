@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -18,23 +18,26 @@ from broker.store.checkpoint import (
 )
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
+from broker.store.decision import MARKER, MARKER_BYTES, Decision, decided_ms_of
+from broker.store.half_store import Closing, HalfStore, Opening
 from broker.store.key_index import KeyIndex, key_hash, keys_in, topic_seed
-from broker.store.recovery import scan
+from broker.store.recovery import Found, scan
 from broker.store.retention import Age
 from broker.store.segment import Extent, Segments
+from broker.store.span import HEAD_BYTES
 from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Postmark, Record
+from txmq.protocol.record import Postmark
 from txmq.runtime.disk import Disk, Lock
 
 __all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_IN_NO_QUEUE: Final = (int(SysFlag.PREPARED), int(SysFlag.ROLLED_BACK))
+_PREPARED: Final = int(SysFlag.PREPARED)
 _SIZE_MAGIC: Final = Struct(">II")
 _new: Final = tuple.__new__  # A NamedTuple without a call of its own; it is made once a message.
 _POSITION: Final = Struct(">q")
@@ -55,6 +58,8 @@ class Span(NamedTuple):
     """Records that were written together."""
 
     staged: list[Staged]
+    halves: list[Opening]
+    markers: list[Closing]
     end: int
     last_ms: int
 
@@ -93,6 +98,7 @@ class MessageStore:
         self._lock: Lock | None = None
         self.last_ms = 0
         self.log = CommitLog(self._segments)
+        self.halves = HalfStore(self)
 
     # Opening and closing
 
@@ -114,9 +120,11 @@ class MessageStore:
         for topic, numbers in floors.items():
             for number in numbers:
                 self.queue(topic, number)
+        self.halves.begin()
         self._segments.open()
         self._checkpointed = self._segments.start
         recovery = self._recover()
+        self.halves.recovered(self._segments.end)
         self.log = CommitLog(self._segments)
         self._published = self._segments.end
         return recovery
@@ -178,15 +186,22 @@ class MessageStore:
             for run, block in index.blocks(chunk):
                 self.queue(run.topic, run.number).add_block(block)
             self._keys.add_run(index.key_run(chunk))
+            self.halves.loaded(index.changes(chunk))
             self.last_ms = max(self.last_ms, chunk.stretch.last_ms)
             self._checkpointed = chunk.stretch.end
         self._checkpointed = max(self._checkpointed, extent.start)
         self._first_ms = self.last_ms
 
-    def _restore(self, record: Record, data: bytes) -> None:
+    def _restore(self, record: Found, position: int, data: bytes) -> None:
+        if isinstance(record, Decision):
+            self.last_ms = max(self.last_ms, record.decided_ms)
+            if not self.halves.found_decision(record, position, data):
+                raise CorruptRecord(position, "a decision does not follow the last one")
+            return
         self.last_ms = max(self.last_ms, record.stored_ms)
-        if record.sys_flag & _TYPE_BITS in _IN_NO_QUEUE:
-            # Half messages and decisions are indexed by their own table, once there is one.
+        if record.sys_flag & _TYPE_BITS == _PREPARED:
+            if not self.halves.found_half(record, data):
+                raise CorruptRecord(position, "a half message does not follow the last one")
             return
         tag = properties.find(record.properties, properties.TAGS)
         queue = self.queue(record.topic, record.queue_id)
@@ -199,8 +214,11 @@ class MessageStore:
                 f"behind {queue.max_offset}",
             )
         seed = topic_seed(record.topic)
-        hashes = [key_hash(seed, key) for key in keys_in(record.properties)]
-        self._keys.extend(hashes, [record.position] * len(hashes))
+        self.restore_keys([key_hash(seed, key) for key in keys_in(record.properties)], position)
+
+    def restore_keys(self, hashes: Sequence[int], position: int) -> None:
+        """Take the keys of what was found at a position of the log."""
+        self._keys.extend(hashes, [position] * len(hashes))
 
     def close(self) -> None:
         """Let go of the directory; what is staged is lost, what is written stays."""
@@ -262,6 +280,34 @@ class MessageStore:
         self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
         return offset, position
 
+    def stage(
+        self,
+        queue: ConsumeQueue,
+        pieces: tuple[bytes, ...],
+        size: int,
+        tags_code: int,
+        checksum: int,
+        key_hashes: tuple[int, ...],
+    ) -> None:
+        """Stage bytes that say where they lie, and an entry for them."""
+        position = self.log.next_position
+        self.log.stage(pieces, size)
+        queue.next_offset += 1
+        self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
+
+    def stage_entry(
+        self,
+        queue: ConsumeQueue,
+        position: int,
+        size: int,
+        tags_code: int,
+        checksum: int,
+        key_hashes: tuple[int, ...],
+    ) -> None:
+        """Stage a queue's next entry for what is staged at a position."""
+        queue.next_offset += 1
+        self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
+
     @property
     def has_staged(self) -> bool:
         """Whether there is anything to write."""
@@ -275,13 +321,15 @@ class MessageStore:
             WriteFailed: The disk refused; likewise.
         """
         staged, self._staged = self._staged, []
+        halves, markers = self.halves.take_staged()
         try:
             end = self.log.write()
         except BaseException:
             for each in staged:
                 each.queue.next_offset -= 1
+            self.halves.take_back(halves, markers)
             raise
-        return Span(staged, end, self.last_ms)
+        return Span(staged, halves, markers, end, self.last_ms)
 
     def publish(self, span: Span) -> None:
         """Make a span's messages visible to readers."""
@@ -291,6 +339,8 @@ class MessageStore:
             [hashed for each in span.staged for hashed in each[5]],
             [each[1] for each in span.staged for _ in each[5]],
         )
+        if span.halves or span.markers:
+            self.halves.publish(span.halves, span.markers)
         self._published = span.end
         segment = self._segments.tail_start
         if span.end <= segment:
@@ -316,6 +366,12 @@ class MessageStore:
         if not self._segments.start <= position < self._published:
             return None
         head = self._segments.read(position, records.SMALLEST)
+        if self.halves.is_hidden(head):
+            place = self.halves.entry_at(position, head)
+            return None if place is None else self.halves.shown(*place)
+        return self._plain_record(position, head)
+
+    def _plain_record(self, position: int, head: bytes) -> bytes | None:
         if len(head) < records.SMALLEST:
             return None
         size, magic = _SIZE_MAGIC.unpack_from(head)
@@ -338,11 +394,20 @@ class MessageStore:
         return data
 
     def stored_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
-        """When a queue's message was stored."""
+        """When a queue's message was stored, or committed where it was a half message."""
         entries = queue.read(offset, 1)
         if not entries:
             return None
-        data = self._segments.read(entries[0][0], records.SMALLEST)
+        return self._stored_ms_at(entries[0][0])
+
+    def earliest_ms(self) -> int | None:
+        """When the oldest record of the log was stored."""
+        return self._stored_ms_at(self._segments.start + HEAD_BYTES)
+
+    def _stored_ms_at(self, position: int) -> int | None:
+        data = self._segments.read(position, records.SMALLEST)
+        if data[4:8] == MARKER and len(data) >= MARKER_BYTES:
+            return decided_ms_of(data)
         return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
 
     def positions_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
@@ -394,7 +459,8 @@ class MessageStore:
             for queue in numbers.values()
             if queue.tail_count
         ]
-        data, chunk = draft(stretch, dirty, self._keys)
+        changes = self.halves.pending.changes_before(stretch.end)
+        data, chunk = draft(stretch, dirty, self._keys, changes)
         return Checkpoint(index, index.append(data, chunk))
 
     def confirm_checkpoint(self, done: Checkpoint) -> None:
@@ -403,6 +469,7 @@ class MessageStore:
         for run, block in done.file.blocks(done.chunk):
             self.queue(run.topic, run.number).saved(block)
         self._keys.saved(done.file.key_run(done.chunk))
+        self.halves.pending.saved_before(stretch.end)
         self._checkpointed = stretch.end
         self._first_ms = stretch.last_ms
 
@@ -412,6 +479,20 @@ class MessageStore:
     def start(self) -> int:
         """The position of the oldest byte of the log that is kept."""
         return self._segments.start
+
+    @property
+    def tail_start(self) -> int:
+        """Where the file that is being written begins."""
+        return self._segments.tail_start
+
+    def file_at(self, position: int) -> int:
+        """Where the file begins that holds a position."""
+        return self._segments.extent_at(position).start
+
+    @property
+    def segment_size(self) -> int:
+        """How large a file of the log becomes."""
+        return self._settings.segment_size
 
     def completed_files(self) -> list[Age]:
         """The files that will never be written again and are fully indexed, oldest first."""
@@ -441,10 +522,11 @@ class MessageStore:
     def floors_after(self, files: int) -> dict[str, dict[int, int]]:
         """Each queue's oldest offset once a number of the oldest files is deleted."""
         start = self._segments.extents()[files].start
-        return {
-            topic: {queue.number: queue.min_offset_from(start) for queue in numbers.values()}
-            for topic, numbers in self._queues.items()
-        }
+        floors: dict[str, dict[int, int]] = {}
+        for queue in self._all_queues():
+            if queue.max_offset:  # One that never held anything starts at 0 all the same.
+                floors.setdefault(queue.topic, {})[queue.number] = queue.min_offset_from(start)
+        return floors
 
     def forget_topic(self, topic: str) -> dict[int, int]:
         """Hide a topic's messages for good; returns the floors that hide them after a restart."""

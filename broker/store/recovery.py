@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
+from broker.store.decision import MARKER, Decision
 from broker.store.segment import Extent, Segments
 from broker.store.span import HEAD_BYTES, MAGIC, read_head
 from txmq.errors import CorruptRecord, RemoteProtocolError
@@ -18,10 +19,12 @@ from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Record
 
-__all__ = ["Scan", "scan"]
+__all__ = ["Found", "Scan", "scan"]
 
 _MAGIC_BYTES: Final = Struct(">I").pack(MAGIC)
 _WINDOW: Final = 4 * 1024 * 1024
+
+Found: TypeAlias = Record | Decision
 
 
 class Scan(NamedTuple):
@@ -33,7 +36,7 @@ class Scan(NamedTuple):
 
 
 def scan(
-    segments: Segments, extent: Extent, start: int, found: Callable[[Record, bytes], None]
+    segments: Segments, extent: Extent, start: int, found: Callable[[Found, int, bytes], None]
 ) -> Scan:
     """Read the spans of one segment from a position on.
 
@@ -41,7 +44,7 @@ def scan(
         segments: The log.
         extent: The segment.
         start: Where a span begins, from which on nothing is indexed.
-        found: Takes each record, read and as it lies in the log.
+        found: Takes each record: read, its position, and as it lies in the log.
 
     Raises:
         CorruptRecord: A span is damaged that was durable, or holds what is no record.
@@ -52,8 +55,8 @@ def scan(
         if payload is None:
             _refuse_damage(segments, at)
             return Scan(count, at, is_torn=True)
-        for record, data in _records(payload, at):
-            found(record, data)
+        for record, where, data in _records(payload, at):
+            found(record, where, data)
             count += 1
         at += HEAD_BYTES + len(payload)
     return Scan(count, at, is_torn=False)
@@ -69,10 +72,16 @@ def _payload(segments: Segments, at: int, end: int) -> bytes | None:
     return payload
 
 
-def _records(payload: bytes, span_at: int) -> Iterator[tuple[Record, bytes]]:
+def _records(payload: bytes, span_at: int) -> Iterator[tuple[Found, int, bytes]]:
     at = 0
     while at < len(payload):
         where = span_at + HEAD_BYTES + at
+        if payload[at + 4 : at + 8] == MARKER:
+            size = int.from_bytes(payload[at : at + 4], "big")
+            data = payload[at : at + size]
+            yield Decision.unpack(data, where), where, data
+            at += size
+            continue
         try:
             record, after = records.unpack(payload, at)
         except RemoteProtocolError as problem:
@@ -80,7 +89,7 @@ def _records(payload: bytes, span_at: int) -> Iterator[tuple[Record, bytes]]:
             raise CorruptRecord(where, str(problem)) from problem
         if record.position != where:
             raise CorruptRecord(where, f"a record says it lies at {record.position}")
-        yield record, payload[at:after]
+        yield record, where, payload[at:after]
         at = after
 
 

@@ -14,6 +14,8 @@ GROUP = "bench"
 QUEUES = 4
 
 SEND_MESSAGE_V2 = 310
+END_TRANSACTION = 37
+PREPARED = 4
 PULL_MESSAGE = 11
 HEART_BEAT = 34
 GET_MAX_OFFSET = 30
@@ -95,3 +97,69 @@ def heartbeat(number):
         "producerDataSet": [{"groupName": GROUP}],
     }
     return frame(HEART_BEAT, number, {}, json.dumps(beat).encode())
+
+
+class Template:
+    """A frame with gaps; each mark stands for one, and what fills it may be of any length."""
+
+    def __init__(self, header, body, *marks):
+        text = json.dumps(header, separators=(",", ":")).encode()
+        for mark in marks:
+            text = text.replace(mark, b"%b")
+        self.text = text
+        self.body = body
+
+    def fill(self, *values):
+        text = self.text % values
+        return WORDS.pack(4 + len(text) + len(self.body), len(text)) + text + self.body
+
+
+def _header(code, fields):
+    return {
+        "code": code,
+        "extFields": fields,
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": 1,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": 409,
+    }
+
+
+def half_template(body_bytes):
+    """A half message as a Java producer sends it; its gap is the unique key."""
+    properties = (
+        "KEYS\x01order-17\x02UNIQ_KEY\x01@ID\x02WAIT\x01true\x02TAGS\x01TagA\x02"
+        f"TRAN_MSG\x01true\x02PGROUP\x01{GROUP}\x02"
+    )
+    fields = {
+        "a": GROUP,
+        "b": TOPIC,
+        "c": "TBW102",
+        "d": str(QUEUES),
+        "e": "1",
+        "f": str(PREPARED),
+        "g": str(int(time.time() * 1000)),
+        "h": "0",
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "false",
+        "n": "broker-a",
+    }
+    return Template(_header(SEND_MESSAGE_V2, fields), b"x" * body_bytes, b"@ID")
+
+
+def end_template(decision):
+    """An END; its gaps are the unique key, the position and the offset."""
+    fields = {
+        "msgId": "@ID",
+        "commitLogOffset": "@POSITION",
+        "tranStateTableOffset": "@OFFSET",
+        "commitOrRollback": str(decision),
+        "fromTransactionCheck": "false",
+        "producerGroup": GROUP,
+        "transactionId": "17",
+        "bname": "broker-a",
+    }
+    return Template(_header(END_TRANSACTION, fields), b"", b"@ID", b"@POSITION", b"@OFFSET")

@@ -128,6 +128,19 @@ class Server:
             self.process.stdout.close()
             self.process = None
 
+    def stop(self):
+        """Tell it to end in good order, and wait until it has."""
+        self.process.terminate()
+        if self.process.wait(START_S) != 0:
+            raise CannotStart(f"{type(self).__name__} ended with {self.process.returncode}")
+        self.process.stdout.close()
+        self.process = None
+
+    def written_bytes(self):
+        """What it has had written to the disk so far."""
+        said = Path(f"/proc/{self.process.pid}/io").read_text()
+        return int(re.search(r"^write_bytes: (\d+)", said, re.MULTILINE)[1])
+
     def cpu_s(self):
         """CPU the whole process has used, user and system."""
         return time.clock_gettime((~self.process.pid << 3) | CPUCLOCK_SCHED)
@@ -155,6 +168,11 @@ class Broker(Server):
         super().__init__(bench, folder)
         self.flush = flush
         self.data = folder / "data"
+
+    def stored_bytes(self):
+        """The length of its log and of the indexes."""
+        folders = [self.data / "log", self.data / "index"]
+        return sum(each.stat().st_size for folder in folders for each in folder.iterdir())
 
     def command(self):
         serve = [sys.executable, "-m", "txmq", "serve", "--data", str(self.data)]

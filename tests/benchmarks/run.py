@@ -20,8 +20,10 @@ from bench_checks import checks
 from bench_disk import disk
 from bench_drain import drain
 from bench_idle import idle
+from bench_pending import pending
 from bench_restart import restart
 from bench_sends import floor, ratios, sends
+from bench_transactions import transactions
 
 SECTIONS = {
     "disk": disk,
@@ -29,6 +31,8 @@ SECTIONS = {
     "sends": sends,
     "ratios": ratios,
     "drain": drain,
+    "transactions": transactions,
+    "pending": pending,
     "idle": idle,
     "restart": restart,
 }
@@ -45,6 +49,7 @@ class Plan:
     connections: int = 2000
     starts: int = 5
     log_bytes: tuple[int, int] = (100_000_000, 1_000_000_000)
+    open_transactions: int = 1_000_000
     is_full: bool = False
     begun: float = field(default_factory=time.monotonic)
 
@@ -64,6 +69,7 @@ def plan_for(options):
             connections=500,
             starts=2,
             log_bytes=(60_000_000, 180_000_000),
+            open_transactions=100_000,
             is_full=options.full,
         )
     return Plan(seconds=options.seconds or 4.0, is_full=options.full)

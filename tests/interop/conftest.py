@@ -11,7 +11,7 @@ for module in ("interop_clients", "interop_stage", "interop_scenarios"):
     pytest.register_assert_rewrite(module)  # their assertions explain themselves too
 
 from interop_clients import Unprepared, prepare_cpp, prepare_ons  # noqa: E402
-from interop_stage import Stage  # noqa: E402
+from interop_stage import ASKS_SOON, Stage  # noqa: E402
 
 from tests.serving import BrokerProcess  # noqa: E402
 
@@ -60,3 +60,20 @@ def own_stage(tmp_path, request):
     yield stage
     stage.close()
     broker.close()
+
+
+@pytest.fixture(scope="session")
+def asking_broker(tmp_path_factory):
+    """A broker that asks about half messages soon, and gives up soon."""
+    broker = BrokerProcess(tmp_path_factory.mktemp("asking"), flush="sync", settings=ASKS_SOON)
+    broker.start()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def asking_stage(asking_broker, tmp_path, request):
+    """A stage on the broker that asks soon."""
+    stage = Stage(asking_broker, tmp_path, request.node.name)
+    yield stage
+    stage.close()

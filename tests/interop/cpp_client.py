@@ -4,6 +4,10 @@ Stands alone: it runs in the interpreter that holds the package and imports noth
 Senders read one JSON message per line from stdin; every fact goes to stdout as one JSON line.
 Closing stdin or SIGTERM makes it leave in good order: the client is shut down, exit code 0.
 
+The verb `transact` takes lines that say what the local transaction comes to (`local`; with `holds`
+it waits for one line more), plain messages (no `local`), and `{"beat": true}`; what checks are told
+is said once, by --checks.
+
 Bodies are text without NUL: the wrapper hands them to C as NUL-terminated strings.
 """
 
@@ -15,11 +19,21 @@ import sys
 import threading
 import time
 
-from rocketmq.client import ConsumeStatus, Message, Producer, PushConsumer
+from rocketmq.client import (
+    ConsumeStatus,
+    Message,
+    Producer,
+    PushConsumer,
+    TransactionMQProducer,
+    TransactionStatus,
+)
 from rocketmq.exceptions import RocketMQException
 from rocketmq.ffi import MessageModel
 
 RETRY_PAUSE_S = 0.1
+SILENT = "SILENT"  # in place of an answer: whoever asks waits for as long as the process lives
+TOLD_PROPERTIES = ("TRAN_MSG", "PGROUP", "UNIQ_KEY", "REAL_TOPIC", "REAL_QID")
+TOLD_PROPERTIES += ("TRANSACTION_CHECK_TIMES", "__transactionId__", "KEYS", "TAGS")
 _output = threading.Lock()
 
 
@@ -100,19 +114,114 @@ def produce(options):
     emit("stopped")
 
 
+def transact(options):
+    """The library beats when a producer starts, if it knows a broker by then, and then every 30 s.
+
+    So the process first sends a message with a plain producer, which makes it know the broker, and
+    starts the transactional one after it: all producers of a process share their connections.
+    """
+    plain = started(Producer(f"{options.group}-plain"), options)
+    send_until_acknowledged(plain, "send", options.topic, json.loads(sys.stdin.readline()))
+    checks = Answers(options.checks.split(","))
+    producer = started(TransactionMQProducer(options.group, checks), options)
+    others = []
+    emit("ready")
+    try:
+        for text_line in sys.stdin:
+            line = json.loads(text_line)
+            if line.get("beat"):
+                others.append(started(Producer(f"{options.group}-beat-{len(others)}"), options))
+                emit("beaten")
+            elif line.get("local"):
+                send_half(producer, options.topic, line)
+            else:
+                send_until_acknowledged(plain, "send", options.topic, line)
+    except Leave:
+        pass
+    finally:
+        for each in (producer, plain, *others):
+            each.shutdown()
+    emit("stopped")
+
+
+def started(producer, options):
+    producer.set_namesrv_addr(options.names)
+    producer.start()
+    return producer
+
+
+def send_half(producer, topic, line):
+    def execute(message, argument):
+        emit("executed", local=line["local"], **sent_facts(message))
+        if line.get("holds"):
+            sys.stdin.readline()
+        return told(line["local"])
+
+    message = build(topic, line)
+    try:
+        result = producer.send_message_in_transaction(message, execute)
+    finally:
+        message.destroy()
+    emit(
+        "sent",
+        keys=line["keys"],
+        status=result.status.name,
+        msg_id=result.msg_id,
+        queue_offset=result.offset,
+    )
+
+
+class Answers:
+    """What checks are told, in turn; the last answer holds for all that follow."""
+
+    def __init__(self, names):
+        self._names = names
+
+    def __call__(self, message):
+        name = self._names.pop(0) if len(self._names) > 1 else self._names[0]
+        emit("checked", said=name, **described(message))
+        return told(name)
+
+
+def told(name):
+    while name == SILENT:
+        time.sleep(60)
+    return TransactionStatus[name]
+
+
+def sent_facts(message):
+    """All that may be asked of a message on its way out: asked for its id, the library crashes."""
+    properties = {name: message.get_property(name) for name in TOLD_PROPERTIES}
+    return {
+        "topic": message.topic,
+        "keys": text(message.keys),
+        "body": text(message.body),
+        "properties": {name: text(value) for name, value in properties.items() if value},
+    }
+
+
+def described(message):
+    return {
+        **sent_facts(message),
+        "msg_id": message.id,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "position": message.commit_log_offset,
+        "prepared_position": message.prepared_transaction_offset,
+    }
+
+
 def handle(message):
     body = message.body or b""
+    facts = described(message)
+    facts.pop("body")  # may be large
     emit(
         "message",
-        topic=message.topic,
-        msg_id=message.id,
-        keys=text(message.keys),
         tags=text(message.tags),
         body_size=len(body),
         body_sha256=hashlib.sha256(body).hexdigest(),
-        queue_id=message.queue_id,
-        queue_offset=message.queue_offset,
         reconsume_times=message.reconsume_times,
+        **facts,
     )
     return ConsumeStatus.CONSUME_SUCCESS
 
@@ -136,7 +245,8 @@ def consume(options):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("verb", choices=["send", "send-oneway", "send-orderly", "consume"])
+    verbs = ["send", "send-oneway", "send-orderly", "transact", "consume"]
+    parser.add_argument("verb", choices=verbs)
     parser.add_argument("--names", required=True, help="name server, HOST:PORT")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--group", required=True)
@@ -144,6 +254,8 @@ def parse():
     parser.add_argument("--tags", default="*", help="tag expression, for example 'A || B'")
     parser.add_argument("--broadcasting", action="store_true")
     parser.add_argument("--orderly", action="store_true")
+    answers = "comma separated: COMMIT, ROLLBACK, UNKNOWN, SILENT"
+    parser.add_argument("--checks", default="UNKNOWN", help=f"what checks are told, {answers}")
     return parser.parse_args()
 
 
@@ -152,6 +264,8 @@ def main():
     signal.signal(signal.SIGTERM, leave)
     if options.verb == "consume":
         consume(options)
+    elif options.verb == "transact":
+        transact(options)
     else:
         produce(options)
 

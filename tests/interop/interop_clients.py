@@ -198,6 +198,16 @@ class ClientProcess:
     def handled_keys(self):
         return [event["keys"] for event in self.handled]
 
+    @property
+    def executed(self):
+        """Local transactions that were run."""
+        return list(self.events["executed"])
+
+    @property
+    def checked(self):
+        """Checks that came from the broker."""
+        return list(self.events["checked"])
+
     def leave(self):
         """Close stdin and wait: the client must shut down in good order."""
         self.leaving = True
@@ -209,6 +219,12 @@ class ClientProcess:
         self.leaving = True
         self.process.send_signal(signal.SIGTERM)
         self._wait_for_exit()
+
+    def kill(self):
+        """kill -9: it says good-bye to nobody."""
+        self.leaving = True
+        self.process.kill()
+        self.process.wait(LEAVE_SECONDS)
 
     def _wait_for_exit(self):
         code = self.process.wait(LEAVE_SECONDS)

@@ -15,11 +15,24 @@ QUEUES = 4
 WAIT_SECONDS = 40
 POLL_SECONDS = 0.05  # for facts that only the broker knows
 SETTLED_ROUNDS = 5
+CHECKS = 3
+
+# Settings of a broker that asks about half messages soon, and soon gives up.
+ASKS_SOON = (
+    "transaction.timeout=1s",
+    "transaction.check_interval=1s",
+    f"transaction.check_max={CHECKS}",
+)
 
 
 def letter(keys, body=None, tags=None, shard=None):
     """One message for a sender; its keys are its name in every assertion."""
     return {"keys": keys, "body": body or f"body of {keys}", "tags": tags, "shard": shard}
+
+
+def half(keys, local, holds=False, **rest):
+    """A half message, and what its local transaction comes to, when let go if it holds."""
+    return {**letter(keys, **rest), "local": local, "holds": holds}
 
 
 def letters(prefix, count, **rest):
@@ -64,11 +77,17 @@ class Stage:
     def consumer(self, client, topic, group, *flags, tags="*"):
         return self._run(client, topic, group, "consume", "--tags", tags, *flags)
 
-    def _run(self, client, topic, group, verb, *rest):
+    def transactor(self, client, topic, group, checks="UNKNOWN"):
+        """A producer of half messages that the broker knows by its heartbeat once this returns."""
+        opening = letter(f"opening-{next(numbers)}")
+        return self._run(client, topic, group, "transact", "--checks", checks, first=[opening])
+
+    def _run(self, client, topic, group, verb, *rest, first=()):
         label = f"{client.name}-{verb}-{next(numbers)}"
         common = ["--names", self.broker.names, "--topic", topic, "--group", group]
         process = ClientProcess(client, self.folder, label, [verb, *common, *rest])
         self.processes.append(process)
+        process.write(first)
         self.wait(lambda: process.ready, f"{label} to start")
         return process
 
@@ -126,6 +145,15 @@ class Stage:
         self.wait(
             lambda: self.broker.all_committed(group, topic, queues), "offsets to be committed"
         )
+
+    def wait_checked(self, sender, keys, times=1):
+        """The checks that a producer had for a message, once there are so many."""
+
+        def checks():
+            found = [event for event in sender.checked if event["keys"] == keys]
+            return found if len(found) >= times else None
+
+        return self.wait(checks, f"{times} checks of {keys}")
 
     # -- actions -----------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """The store against a model: a list of messages, of which so many are durable and so many seen.
 
+Half messages and decisions are entries of that list like any other: they have queues of their own.
+
 Writes, syncs, checkpoints and their halves happen in any order, between restarts of every kind,
 failing disks, deleted topics, deleted files and damaged indexes. After each step everything that
 can be read is compared with the list.
@@ -8,24 +10,37 @@ can be read is compared with the list.
 import errno
 from contextlib import suppress
 from typing import NamedTuple
+from unittest.mock import patch
 
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from broker.store import half_store
+from broker.store.decision import Kind
+from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
+from broker.store.pending import transaction_key
 from tests.unit.store.shelf import Placed, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
 
 PLACES = [(topic, number) for topic in "TU" for number in (0, 1)]
+HALVES, DECISIONS, PARKED = (HALF_TOPIC, 0), (OP_TOPIC, 0), (PARKED_TOPIC, 0)
+EVERY_PLACE = [*PLACES, HALVES, DECISIONS, PARKED]
 KEYS = ["k0", "k1", "k2"]
 BODY_SIZES = [0, 10, 300, 1500, 5000]
+SMALL = 300
+TURN_BYTES = 1000
+"""How much may be staged before it is written, where markers are among it."""
 
 
 class Message(NamedTuple):
     placed: Placed
     key: str
     at_ms: int
+    unique: str = ""
+    kind: Kind | None = None
+    """What this entry decides, if it is a decision."""
 
     @property
     def place(self):
@@ -43,11 +58,15 @@ class Store(RuleBasedStateMachine):
         self.seen = 0
         self.staged: list[Message] = []
         self.waiting = []
-        self.lows = dict.fromkeys(PLACES, 0)
+        self.lows = dict.fromkeys(EVERY_PLACE, 0)
         self.syncing = None
         self.saving = None
+        # What is one turn's at most for a broker is little enough for files this small.
+        self.turn = patch.object(half_store, "SPAN_BYTES_MAX", TURN_BYTES)
+        self.turn.start()
 
     def teardown(self):
+        self.turn.stop()
         self.shelf.close()
 
     # --- messages ---
@@ -59,12 +78,77 @@ class Store(RuleBasedStateMachine):
     )
     def put(self, place, size, key):
         self.count += 1
+        self._make_room(size)
         before = [each.placed.offset for each in self.log + self.staged if each.place == place]
 
         placed = self.shelf.put(b"%d" % self.count + b"." * size, *place, keys=key)
 
         assert placed.offset == max([self.lows[place], *(offset + 1 for offset in before)])
         self.staged.append(Message(placed, key, self.shelf.store.last_ms))
+
+    def _make_room(self, size):
+        """As a flusher does, end the turn before what follows a marker is too much."""
+        is_much = size > SMALL or self.shelf.store.log.staged_bytes > TURN_BYTES
+        if is_much and any(each.kind for each in self.staged):
+            self.write()
+
+    @rule(
+        place=st.sampled_from(PLACES),
+        size=st.sampled_from([0, 10, SMALL]),
+        key=st.sampled_from(KEYS),
+    )
+    def prepare(self, place, size, key):
+        self.count += 1
+        self._make_room(size)
+        unique, body = f"u{self.count}", b"%d" % self.count + b"." * size
+
+        half = self.shelf.prepare(body, *place, unique=unique, keys=key)
+
+        before = [each for each in self.log + self.staged if each.place == HALVES]
+        assert half.offset == max(self.lows[HALVES], len(before))
+        placed = Placed(*HALVES, half.offset, half.position, body)
+        self.staged.append(Message(placed, key, self.shelf.store.last_ms, unique))
+
+    def open_halves(self):
+        """Those that are open, and whether they are parked, by what was seen."""
+        found = {}
+        for each in self.log[: self.seen]:
+            if each.place == HALVES:
+                found[each.unique] = each, False
+            elif each.kind is Kind.PARKED:
+                found[each.unique] = found[each.unique][0], True
+            elif each.kind is not None:
+                del found[each.unique]
+        return found
+
+    @precondition(lambda self: self.open_halves())
+    @rule(which=st.integers(0, 99), kind=st.sampled_from(Kind))
+    def decide(self, which, kind):
+        halves, store = self.shelf.store.halves, self.shelf.store
+        able = [
+            half
+            for half, is_parked in self.open_halves().values()
+            if (key := transaction_key(half.unique)) not in halves.closing
+            and not (kind is Kind.PARKED and (is_parked or key in halves.parking))
+        ]
+        assume(able)
+        half = able[which % len(able)]
+        self._make_room(len(half.placed.body))
+        before = len(store._staged)
+
+        self.shelf.decide(half.unique, kind)
+
+        marker, *messages = store._staged[before:]
+        assert len(messages) == (kind is not Kind.ROLLED_BACK)
+        self._stage(marker, b"%d" % half.placed.offset, half, kind)
+        for each in messages:
+            self._stage(each, half.placed.body, half, None)
+
+    def _stage(self, entry, body, half, kind):
+        queue = entry.queue
+        placed = Placed(queue.topic, queue.number, queue.next_offset - 1, entry.position, body)
+        at_ms = self.shelf.store.last_ms
+        self.staged.append(Message(placed, half.key, at_ms, half.unique, kind))
 
     @precondition(lambda self: self.staged)
     @rule()
@@ -210,13 +294,18 @@ class Store(RuleBasedStateMachine):
 
     # --- what operators and their disks do ---
 
-    @precondition(lambda self: self.shelf.store.completed_files())
+    def _may_delete(self):
+        files = self.shelf.store.completed_files()
+        is_open = [half.placed.position for half, _ in self.open_halves().values()]
+        return files and files[0].end <= min(is_open, default=files[0].end)
+
+    @precondition(lambda self: self._may_delete())
     @rule()
     def delete_the_oldest_file(self):
         self.shelf.drop_first_file()
 
         start = self.shelf.store.start
-        for place in PLACES:
+        for place in EVERY_PLACE:
             mine = [each.placed for each in self.log[: self.seen] if each.place == place]
             kept = [each.offset for each in mine if each.position >= start]
             end = mine[-1].offset + 1 if mine else 0
@@ -249,13 +338,15 @@ class Store(RuleBasedStateMachine):
             file.sync()
         else:
             self.disk.flip_bit(path, where % size, bit)
-        self.kill()
         if harm == "flip":
             self._follow_the_advice(path)
+        else:
+            self.kill()
 
     def _follow_the_advice(self, path):
         advice = ""
         try:
+            self.kill()
             self.everything_is_as_it_should_be()
             self.every_message_is_found_by_its_key()
         except CorruptRecord as problem:
@@ -272,7 +363,7 @@ class Store(RuleBasedStateMachine):
     def everything_is_as_it_should_be(self):
         seen = self.log[: self.seen]
         queues = self.shelf.queues()
-        for place in PLACES:
+        for place in EVERY_PLACE:
             mine = [each.placed for each in seen if each.place == place]
             low, high = self.lows[place], mine[-1].offset + 1 if mine else self.lows[place]
             expected = {each.offset: each.body for each in mine if each.offset >= low}
@@ -296,9 +387,52 @@ class Store(RuleBasedStateMachine):
                     if (each.placed.topic, each.key) == (topic, key)
                 ]
                 assert self.shelf.found_by_key(key, topic) == expected
-        for each in seen[:1] + seen[-1:]:
+        plain = [each for each in seen if each.place in PLACES]
+        for each in plain[:1] + plain[-1:]:
             found = self.shelf.found_by_key(each.key, each.placed.topic, each.at_ms, each.at_ms)
             assert each.placed.body in found
+
+    @invariant()
+    def every_transaction_is_open_until_it_is_decided(self):
+        expected = {
+            unique: (half.placed.offset, half.placed.position, half.placed.body, is_parked)
+            for unique, (half, is_parked) in self.open_halves().items()
+        }
+        found = {
+            unique: (half.offset, half.position, body, half.is_parked)
+            for unique, (half, body) in self.shelf.transactions().items()
+        }
+        assert found == expected
+        assert list(found) == list(expected)
+
+    @invariant()
+    def what_is_on_its_way_is_known_and_what_failed_is_not(self):
+        halves, on_its_way = self.shelf.store.halves, self.log[self.seen :] + self.staged
+        prepared = {each.unique for each in on_its_way if each.place == HALVES}
+        decided = {each.unique: each.kind for each in on_its_way if each.kind}
+        parked = {each.unique for each in on_its_way if each.kind is Kind.PARKED}
+        assert halves.opening.keys() == {transaction_key(unique) for unique in prepared}
+        assert halves.closing == {
+            transaction_key(unique): kind
+            for unique, kind in decided.items()
+            if kind is not Kind.PARKED
+        }
+        assert halves.parking == {transaction_key(unique) for unique in parked}
+
+    @invariant()
+    def every_decision_is_found_by_its_half_message(self):
+        halves, last = self.shelf.store.halves, {}
+        seen = self.log[: self.seen]
+        for each in seen:
+            if each.kind is not None:
+                last[each.unique] = each.kind
+        mine = [each for each in seen if each.place == HALVES]
+        for each in mine[:3] + mine[-3:]:
+            known = halves.half_of(each.placed.offset, each.placed.position)
+            assert (known is not None) == (each.placed.offset >= self.lows[HALVES])
+            if known is not None:
+                decision = halves.decision_on(known[0])
+                assert (decision and decision.kind) == last.get(each.unique)
 
 
 TestStore = Store.TestCase

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.testing import embedded
-from tools import wire_reference
+from tools import state_diagram, wire_reference
 from txmq.cli.root import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -25,6 +25,12 @@ def test_the_wire_page_is_fresh():
             return wire_reference.page(broker)
 
     assert (DOCS / "reference/wire.md").read_text() == asyncio.run(printed()), "run: make docs"
+
+
+def test_the_state_diagram_is_fresh():
+    text = (DOCS / "explanation/half-messages.md").read_text()
+
+    assert state_diagram.page_with_diagram(text) == text, "run: make docs"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)

@@ -15,6 +15,7 @@ from broker.core.statistics import Statistics
 from broker.core.topics import Topics
 from broker.housekeeping import ROUND_S, Housekeeping
 from broker.keeper import Keeper
+from broker.store.decision import Kind
 from tests.unit.store.shelf import Shelf
 from txmq.errors import ServiceUnavailable
 from txmq.testing import simulate
@@ -248,6 +249,34 @@ async def test_only_what_is_old_goes_and_only_when_it_is_time(stage):
 
     stage.house.retain_now()
     assert len(stage.files()) == 1
+
+
+@in_world
+async def test_an_open_transaction_keeps_its_file_however_old_and_full_the_disk_is(stage):
+    stage.shelf.prepare(b"half", unique="u")
+    stage.shelf.flush()
+    count = stage.fill()
+    stage.house.retention = ALWAYS
+    stage.clock.jump(FOUR_DAYS_S)
+    stage.disk.capacity = stage.disk.space().used
+    stage.start()
+    await asyncio.sleep(3600)
+    assert len(stage.files()) == count
+    stage.disk.capacity = None
+
+    stage.shelf.decide("u", Kind.PARKED)
+    stage.shelf.flush()
+    stage.shelf.checkpoint()
+    await asyncio.sleep(3600)
+    assert len(stage.files()) == count, "what is parked is open"
+
+    stage.shelf.decide("u", Kind.COMMITTED)
+    stage.shelf.flush()
+    stage.shelf.checkpoint()
+    await asyncio.sleep(3600)
+    assert len(stage.files()) == 1
+    assert stage.shelf.bodies()[8] == b"half"
+    assert stage.keeper.floors().floors["RMQ_SYS_TRANS_HALF_TOPIC"] == {0: 1}
 
 
 @in_world

@@ -18,7 +18,7 @@ import typer
 import txmq
 from txmq.cli import logs
 from txmq.cli.asking import FAILED, WRONGLY_CALLED, fail
-from txmq.config import load
+from txmq.config import Alias, load
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
@@ -147,6 +147,7 @@ def serve(
             environ=os.environ,
             reserved=NOT_SETTINGS,
             arguments=[*(set_ or ()), *given],
+            aliases=_aliases(),
         )
     except ConfigError as problem:
         fail(str(problem), WRONGLY_CALLED)
@@ -159,6 +160,12 @@ def settings_shape() -> "type[BrokerSettings]":
     from broker.config import BrokerSettings
 
     return BrokerSettings
+
+
+def _aliases() -> Mapping[str, Alias]:
+    from broker.config import ALIASES
+
+    return ALIASES
 
 
 def banner(settings: "BrokerSettings") -> str:

@@ -1,4 +1,4 @@
-"""The two answers that are written for every message, by hand: sent, and pulled.
+"""The answers that are written for every message, by hand: sent, done, and pulled.
 
 They say exactly what :func:`txmq.protocol.command.answer` would say; a test holds them to it.
 """
@@ -14,7 +14,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.frame import JSON
 from txmq.protocol.headers import PullAnswer
 
-__all__ = ["pulled", "sent"]
+__all__ = ["done", "pulled", "sent"]
 
 _WORDS: Final = Struct(">II")
 _REGION: Final = "DefaultRegion"
@@ -24,6 +24,10 @@ _SENT: Final = (
     b'{"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"%b",'
     b'"queueId":"%d","queueOffset":"%d","transactionId":%b},"flag":1,"language":"JAVA",'
     b'"opaque":%d,"serializeTypeCurrentRPC":"JSON","version":409}'
+)
+_DONE: Final = (
+    b'{"code":0,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON",'
+    b'"version":409}'
 )
 _PULLED: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
@@ -54,6 +58,14 @@ def sent(
         "transactionId": transaction_id,
     }
     return answer(to, 0, fields)
+
+
+def done(to: Command) -> bytes:
+    """The answer that says that all is well, and nothing else."""
+    if to.kind == JSON:
+        header = _DONE % to.opaque
+        return _WORDS.pack(4 + len(header), len(header)) + header
+    return answer(to)
 
 
 def pulled(

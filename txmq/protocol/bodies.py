@@ -42,6 +42,8 @@ __all__ = [
     "LockedQueues",
     "MessageQueue",
     "OffsetPair",
+    "OpenTransaction",
+    "OpenTransactions",
     "ProducerConnections",
     "ProducerRegistration",
     "QueueEntries",
@@ -228,6 +230,32 @@ class ConsumerIds(Body):
     """The answer to 38: who consumes for a group."""
 
     consumer_id_list: list[str]
+
+
+class OpenTransaction(Body):
+    """A transaction that nobody has decided, as 7701 and 7702 show it."""
+
+    transaction_id: str
+    state: str
+    producer_group: str
+    topic: str
+    queue_id: int
+    half_offset: int
+    commit_log_offset: int
+    offset_msg_id: str
+    keys: str
+    stored_ms: int
+    checks: int
+    client_id: str
+    is_being_decided: bool = False
+
+
+class OpenTransactions(Body):
+    """The answer to 7701: a page of them, and how many there are in all."""
+
+    transactions: list[OpenTransaction]
+    open: int
+    parked: int
 
 
 class ConnectedClient(Body):

@@ -102,6 +102,11 @@ class RequestCode(IntEnum):
     LITE_PULL_MESSAGE = 361
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
+    # Our own, far from RocketMQ's and small enough for both serializations.
+    LIST_TRANSACTIONS = 7701
+    SHOW_TRANSACTION = 7702
+    DECIDE_TRANSACTION = 7703
+    RECHECK_TRANSACTION = 7704
 
 
 class Perm(IntFlag):

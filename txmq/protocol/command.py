@@ -17,7 +17,7 @@ from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.frame import BINARY, JSON, Frame, frame
 from txmq.protocol.header_binary import BinaryHeader
-from txmq.protocol.headers import Header, SendMessageV2, fields_of
+from txmq.protocol.headers import EndTransaction, Header, SendMessageV2, fields_of
 
 __all__ = ["VERSION", "Command", "answer", "decode", "request"]
 
@@ -90,7 +90,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
             raise RemoteProtocolError(f"{shape.__name__}: {problem}") from problem
 
     def field_map(self) -> dict[str, str]:
-        """All fields by their wire names, every value as text; of a 310, those it declares.
+        """All fields by their wire names, every value as text; of 310 and 37, those they declare.
 
         Raises:
             RemoteProtocolError: They are no map.
@@ -112,9 +112,17 @@ class _Send(Command, gc=False, kw_only=True):
     ext: SendMessageV2  # type: ignore[valid-type]
 
 
+class _End(Command, gc=False, kw_only=True):
+    """The END of a transaction, likewise."""
+
+    ext: EndTransaction  # type: ignore[assignment]
+
+
 _command_decoder: Final = msgspec.json.Decoder(Command)
 _send_decoder: Final = msgspec.json.Decoder(_Send, strict=False)
+_end_decoder: Final = msgspec.json.Decoder(_End, strict=False)
 _SEND_BEGINS: Final = (b'{"code":310,', b'{"code": 310,')  # Python's json leaves a blank.
+_END_BEGINS: Final = (b'{"code":37,', b'{"code": 37,')
 
 
 def decode(part: Frame) -> Command:
@@ -141,6 +149,10 @@ def decode(part: Frame) -> Command:
         if header.startswith(_SEND_BEGINS):
             command: Command = _send_decoder.decode(header)
             if command.code != RequestCode.SEND_MESSAGE_V2:  # it was named a second time
+                command = _command_decoder.decode(header)
+        elif header.startswith(_END_BEGINS):
+            command = _end_decoder.decode(header)
+            if command.code != RequestCode.END_TRANSACTION:
                 command = _command_decoder.decode(header)
         else:
             command = _command_decoder.decode(header)

@@ -27,15 +27,18 @@ __all__ = [
     "ConsumerStatusQuery",
     "CorrectionQuery",
     "DataVersionAnswer",
+    "DecideTransaction",
     "DeleteGroup",
     "EndTransaction",
     "GroupHeader",
     "Header",
     "KeyValue",
+    "ListTransactions",
     "MessagePosition",
     "MessageQuery",
     "NamedBroker",
     "NamedGroup",
+    "NamedTransaction",
     "OffsetAnswer",
     "OffsetByTime",
     "OffsetCommit",
@@ -48,6 +51,7 @@ __all__ = [
     "RegistrationAnswer",
     "ReplyPush",
     "ResetOffset",
+    "ResumeCheck",
     "RouteQuery",
     "SendAnswer",
     "SendBack",
@@ -180,6 +184,37 @@ class EndTransaction(Header):
     from_transaction_check: bool = False
     msg_id: str | None = None
     transaction_id: str | None = None
+    topic: str | None = None
+
+
+class ListTransactions(Header):
+    """7701: open transactions, oldest first, from a place in the half queue on."""
+
+    state: str = ""
+    producer_group: str = ""
+    from_offset: Int64 = 0
+    count: Int32 = 100
+
+
+class NamedTransaction(Header):
+    """7702, 7704: a transaction by its id, or by the id of its half message."""
+
+    transaction_id: str
+
+
+class DecideTransaction(Header):
+    """7703: commit or roll back by hand."""
+
+    transaction_id: str
+    decision: str
+    operator: str
+    reason: str
+
+
+class ResumeCheck(Header):
+    """323: a half message, by the id of the place where it is stored."""
+
+    msg_id: str | None = None
     topic: str | None = None
 
 

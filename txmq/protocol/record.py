@@ -27,8 +27,11 @@ __all__ = [
     "Postmark",
     "Record",
     "body_crc",
+    "committed",
     "head_of",
     "pack",
+    "queue_offset_of",
+    "real_place",
     "stored_ms_of",
     "tail_of",
     "topic_field",
@@ -50,12 +53,19 @@ _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">H")
 # Plain numbers: the complement of an enum's flag would forget the bits the enum has no name for.
 _V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_COMMITTED: Final = int(SysFlag.COMMITTED)
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+
+_WORD: Final = Struct(">I")
+_PLACES: Final = Struct(">qqI")
+_PAIR_END: Final = 2
 
 SIZE_AT: Final = 0
 MAGIC_AT: Final = 4
 CRC_AT: Final = 8
+QUEUE_ID_AT: Final = 12
 QUEUE_OFFSET_AT: Final = 20
 POSITION_AT: Final = 28
 SYS_FLAG_AT: Final = 36
@@ -192,6 +202,48 @@ def stored_ms_of(data: bytes) -> int:
     at = 68 if data[SYS_FLAG_AT + 3] & _BORN_V6 else 56
     stored: int = _LONG.unpack_from(data, at)[0]
     return stored
+
+
+def queue_offset_of(data: bytes) -> int:
+    """Where in its queue a record says it stands, without reading the rest."""
+    offset: int = _LONG.unpack_from(data, QUEUE_OFFSET_AT)[0]
+    return offset
+
+
+def real_place(topic: str, queue_id: int) -> bytes:
+    """The properties that tell where a half message wants to go, as RocketMQ adds them."""
+    return b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+
+
+def committed(
+    half: bytes, queue_offset: int, position: int, stored_ms: int, half_position: int
+) -> bytes:
+    """A half message as the message it became: its bytes copied, a few fields patched.
+
+    RocketMQ delivers it with all properties of the half message, and where it really goes among
+    them.
+    """
+    data = bytearray(half)
+    (sys_flag,) = _WORD.unpack_from(data, SYS_FLAG_AT)
+    shift = 12 if sys_flag & _BORN_V6 else 0
+    later = shift + (12 if sys_flag & _STORE_V6 else 0)
+    (body_size,) = _WORD.unpack_from(data, 84 + later)
+    topic_at = 88 + later + body_size
+    properties_at = topic_at + 1 + data[topic_at]
+    topic = half[topic_at + 1 : properties_at].decode()
+    (length,) = _SHORT.unpack_from(data, properties_at)
+    more = real_place(topic, _WORD.unpack_from(data, QUEUE_ID_AT)[0])
+    if length and data[-1] != _PAIR_END:
+        more = b"\x02" + more
+    _SHORT.pack_into(data, properties_at, length + len(more))
+    _WORD.pack_into(data, SIZE_AT, len(data) + len(more))
+    _PLACES.pack_into(
+        data, QUEUE_OFFSET_AT, queue_offset, position, sys_flag & ~_TYPE_BITS | _COMMITTED
+    )
+    _LONG.pack_into(data, 56 + shift, stored_ms)
+    _LONG.pack_into(data, 76 + later, half_position)
+    data += more
+    return bytes(data)
 
 
 def unpack_all(data: bytes) -> Iterator[Record]:

@@ -169,6 +169,11 @@ class Connection(asyncio.Protocol):
         """Whether something written now has a chance to arrive."""
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether the peer reads so slowly that nothing should be pushed to it now."""
+        return self._unread
+
     def send(self, *frames: bytes) -> None:
         """Collect frames for the next :meth:`flush`."""
         if self._transport is not None:

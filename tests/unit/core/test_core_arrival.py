@@ -1,11 +1,12 @@
 import pytest
 
-from broker.core.arrival import examine
+from broker.core.arrival import UndeclaredHalf, examine, examine_half
 from broker.store.key_index import key_hash, topic_seed
 from txmq.errors import MessageIllegal, NoPermission
-from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX
+from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX
 from txmq.protocol import properties
 from txmq.protocol.java import string_hash
+from txmq.protocol.record import real_place
 
 SEED = topic_seed("T")
 CLUSTER = "CLUSTER\x01c1\x02"
@@ -97,9 +98,9 @@ def test_properties_may_be_as_long_as_a_record_can_say():
         arrived(UNIQ_KEY="u", a="x" * (room + 1))
 
 
-@pytest.mark.parametrize("value", ["true", "TRUE"])
-def test_half_messages_are_not_taken_yet(value):
-    with pytest.raises(NoPermission):
+@pytest.mark.parametrize("value", ["true", "TRUE", "True"])
+def test_a_message_may_say_by_its_properties_alone_that_it_is_a_half_message(value):
+    with pytest.raises(UndeclaredHalf):
         arrived(UNIQ_KEY="u", TRAN_MSG=value)
 
 
@@ -111,3 +112,87 @@ def test_delayed_messages_are_not_taken_yet():
 @pytest.mark.parametrize("values", [{"TRAN_MSG": "false"}, {"DELAY": "0"}])
 def test_a_message_that_only_says_it_is_neither_is_an_ordinary_one(values):
     assert arrived(UNIQ_KEY="u", **values)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1", **values}
+
+
+# --- half messages ---
+
+
+def half_arrived(text="", group="P"):
+    (data, unique, _, _), words = examine_half(text, group, CLUSTER, SEED, lambda: "NEW")
+    return properties.parse(data.decode()), unique, words.group, words.immunity_s
+
+
+def test_a_half_message_is_stored_as_its_producer_describes_it():
+    values = {
+        "TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "u", "KEYS": "k l", "TAGS": "A",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS": "30",
+    }  # fmt: skip
+
+    text = properties.render({**values, "WAIT": "true", "CLUSTER": "other"})
+    (data, *found), words = examine_half(text, "other", CLUSTER, SEED, lambda: "NEW")
+
+    assert properties.parse(data.decode()) == {**values, "CLUSTER": "c1"}
+    assert found == ["u", string_hash("A"), hashes_of("u", "k", "l")]
+    assert (words.group, words.immunity_s) == ("P", 30)
+
+
+@pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])
+def test_a_half_message_says_what_it_is_and_whose_also_where_only_the_header_did(text):
+    stored, unique, group, immunity_s = half_arrived(text)
+
+    expected = {**properties.parse(text), "TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "NEW"}
+    assert stored == {**expected, "CLUSTER": "c1"}
+    assert (unique, group, immunity_s) == ("NEW", "P", 0)
+
+
+def test_of_two_groups_that_a_half_message_names_the_last_counts():
+    stored, _, group, _ = half_arrived("PGROUP\x01a\x02PGROUP\x01b\x02PGROUP\x01\x02", "c")
+
+    assert group == stored["PGROUP"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("30", 30),
+        ("0", 0),
+        ("-1", 0),
+        ("1.5", 0),
+        ("x", 0),
+        ("", 0),
+        ("\u0663", 0),
+        ("9" * 40, None),
+    ],
+)
+def test_a_producer_may_say_for_how_long_it_wants_not_to_be_asked(said, seconds):
+    text = f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{said}\x02"
+
+    *_, immunity_s = half_arrived(text)
+
+    assert immunity_s == (0xFFFF_FFFF if seconds is None else seconds)
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_a_half_message_cannot_be_delayed(name):
+    with pytest.raises(MessageIllegal, match=name):
+        half_arrived(f"UNIQ_KEY\x01u\x02{name}\x013\x02")
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_half_message_that_only_says_it_is_not_delayed_is_taken(value):
+    stored, *_ = half_arrived(f"DELAY\x01{value}\x02UNIQ_KEY\x01u\x02")
+
+    assert stored["UNIQ_KEY"] == "u"
+
+
+def test_a_half_messages_properties_leave_room_for_what_is_added_when_it_is_delivered():
+    frame = "TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01u\x02a\x01\x02"
+    room = PROPERTIES_OF_HALF_MAX - len(frame + CLUSTER)
+    half_arrived(frame.replace("a\x01", "a\x01" + "x" * room))
+
+    with pytest.raises(MessageIllegal, match=str(PROPERTIES_OF_HALF_MAX)):
+        half_arrived(frame.replace("a\x01", "a\x01" + "x" * (room + 1)))
+
+
+def test_the_room_that_is_left_is_enough_for_the_longest_topic_and_queue():
+    assert len(b"\x02" + real_place("x" * 127, 2**31 - 1)) <= 256

@@ -38,11 +38,16 @@ def test_every_broker_has_the_topics_it_needs(topics):
         "SELF_TEST_TOPIC",
         "BenchmarkTest",
         "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
         "c1",
         "broker-a",
         "c1_REPLY_TOPIC",
     }
-    assert len(topics) == 7
+    assert len(topics) == 10
+    for name in ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"):
+        assert topics.get(name).config == topic(name, 1)
     assert topics.get("TBW102").config.perm == 7
     assert topics.get("TBW102").config.write_queue_nums == 8
 

@@ -22,6 +22,7 @@ from txmq.protocol.headers import DeleteGroup, SendAnswer, SendMessage, SendMess
 from txmq.protocol.message_id import host_text, split_offset_id
 
 SEND, SEND_V2, BATCH = 10, 310, 320
+HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 SHAPES = {SEND: SendMessage, SEND_V2: SendMessageV2}
 ERROR, ILLEGAL, UNAVAILABLE, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 13, 14, 16, 17, 26
 
@@ -340,17 +341,90 @@ def test_7_a_group_that_was_deleted_takes_no_retries(serve):
     serve(main, with_topics(auto_create_groups=False))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [sending("T", sys_flag=4), sending("T", TRAN_MSG="true"), sending("T", DELAY="3")],
-    ids=["prepared", "half", "delayed"],
-)
-def test_8_what_is_not_served_yet_is_refused_and_not_stored_as_something_else(serve, header):
+def test_8_what_is_not_served_yet_is_refused_and_not_stored_as_something_else(serve):
     async def main(stage):
         client = await stage.client()
 
-        assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
+        assert await client.code_of(SEND, sending("T", DELAY="3"), body=b"x") == NO_PERMISSION
         assert await client.max_offset("T") == 0
+
+    serve(main)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("code", [SEND, SEND_V2])
+@pytest.mark.parametrize(
+    ("sys_flag", "said"),
+    [(4, {"TRAN_MSG": "true"}), (4, {}), (0, {"TRAN_MSG": "true"}), (0, {"TRAN_MSG": "TRUE"})],
+    ids=["said twice", "in the header", "in the properties", "in capitals"],
+)
+def test_9_a_half_message_is_one_whichever_way_it_says_so(serve, code, kind, sys_flag, said):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4)
+        header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **said)
+
+        answer = (await client.ok(code, header, body=b"half", kind=kind)).read(SendAnswer)
+
+        assert (answer.queue_id, answer.queue_offset, answer.transaction_id) == (2, 0, "u")
+        assert await client.max_offset("T", queue=2) == 0
+        (record,) = await stored(client, HALVES)
+        assert (record.body, record.topic, record.queue_id) == (b"half", HALVES, 0)
+        assert record.property_map() == {
+            "TRAN_MSG": said.get("TRAN_MSG", "true"), "PGROUP": "producers", "UNIQ_KEY": "u",
+            "CLUSTER": "DefaultCluster", "REAL_TOPIC": "T", "REAL_QID": "2",
+        }  # fmt: skip
+        assert answer.msg_id == record.offset_id
+
+    serve(main)
+
+
+@pytest.mark.parametrize("value", ["false", "", "yes"])
+def test_9_a_message_that_says_it_is_no_half_message_is_an_ordinary_one(serve, value):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(SEND, sending("T", TRAN_MSG=value), body=b"x")
+
+        assert [each.body for each in await stored(client, "T")] == [b"x"]
+
+    serve(main)
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+@pytest.mark.parametrize("sys_flag", [4, 0])
+def test_9_a_half_message_cannot_be_delayed(serve, name, sys_flag):
+    async def main(stage):
+        client = await stage.client()
+        header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
+
+        assert await client.code_of(SEND, header, body=b"x") == ILLEGAL
+        assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
+
+    serve(main)
+
+
+@pytest.mark.parametrize("sys_flag", [8, 12])
+def test_9_nobody_sends_what_is_committed_or_rolled_back_already(serve, sys_flag):
+    async def main(stage):
+        client = await stage.client()
+
+        assert await client.code_of(SEND, sending("T", sys_flag=sys_flag), body=b"x") == ILLEGAL
+        assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    "name", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", HALVES, "TRANS_CHECK_MAX_TIME_TOPIC"]
+)
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_9_half_messages_go_to_ordinary_topics_only(serve, name, is_declared):
+    async def main(stage):
+        client = await stage.client()
+        header = sending(name, sys_flag=4 if is_declared else 0, TRAN_MSG="true")
+
+        assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
+        assert await client.max_offset(HALVES) == 0
 
     serve(main)
 
@@ -491,7 +565,7 @@ def test_a_batch_of_the_cpp_clients_own_making_is_one_message(serve):
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [(b"no batch", ERROR), (batch_of(b"a")[:-1], ERROR), (batch_of(b"a", TRAN_MSG="true"), 16)],
+    [(b"no batch", ERROR), (batch_of(b"a")[:-1], ERROR), (batch_of(b"a", TRAN_MSG="true"), 13)],
     ids=["no batch", "cut", "half"],
 )
 def test_a_batch_is_taken_whole_or_refused_whole(serve, body, code):
@@ -502,6 +576,19 @@ def test_a_batch_is_taken_whole_or_refused_whole(serve, body, code):
         whole = batch_of(b"good") + body
         assert await client.code_of(BATCH, batching("T"), body=whole) == code
         assert await client.max_offset("T") == 0
+
+    serve(main)
+
+
+def test_a_batch_is_never_transactional(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        header = batching("T")
+        header.sys_flag = 4
+
+        assert await client.code_of(BATCH, header, body=batch_of(b"a", b"b")) == ILLEGAL
+        assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
 
     serve(main)
 

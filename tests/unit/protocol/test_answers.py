@@ -2,7 +2,7 @@
 
 import pytest
 
-from txmq.protocol.answers import pulled, sent
+from txmq.protocol.answers import done, pulled, sent
 from txmq.protocol.command import Command, answer, decode
 from txmq.protocol.frame import BINARY, JSON, FrameReader
 from txmq.protocol.headers import PullAnswer, SendAnswer
@@ -49,6 +49,14 @@ def test_the_answer_to_a_send_is_what_the_slow_way_writes(kind, transaction_id, 
     }
     assert said(found) == said(received(answer(to, 0, slow)))
     assert found.read(SendAnswer).msg_id == OFFSET_ID
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("opaque", [0, -1, 2**31 - 1, -(2**31)])
+def test_the_answer_that_all_is_well_is_what_the_slow_way_writes(kind, opaque):
+    to = Command(code=37, opaque=opaque, kind=kind)
+
+    assert said(received(done(to))) == said(received(answer(to)))
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])

@@ -217,6 +217,60 @@ def test_a_send_without_a_field_is_refused_when_its_fields_are_read(missing):
         command.read(SendMessageV2)
 
 
+END = {
+    "producerGroup": "P", "tranStateTableOffset": "7", "commitLogOffset": "4711",
+    "commitOrRollback": "8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"fromTransactionCheck": "true", "msgId": "u", "transactionId": "u"},
+        {"fromTransactionCheck": "false", "topic": "T"},
+        {"fromTransactionCheck": "True", "msgId": None},
+        {"bname": "b", "anything": "else"},
+    ],
+)
+def test_an_end_is_read_in_one_go_and_says_the_same(more):
+    fast = received({"code": 37, "opaque": 5, "extFields": END | more})
+    slow = received({"opaque": 5, "code": 37, "extFields": END | more})
+
+    for command in (fast, slow):
+        assert (command.code, command.opaque, command.kind) == (37, 5, JSON)
+        assert command.read(EndTransaction) == slow.read(EndTransaction)
+        assert command.read(EndTransaction).commit_log_offset == 4711
+    assert fast.field_map().items() >= END.items()
+
+
+@pytest.mark.parametrize("missing", END)
+def test_an_end_without_a_field_is_refused_when_its_fields_are_read(missing):
+    command = received({"code": 37, "opaque": 5, "extFields": END | {missing: None}})
+
+    assert command.opaque == 5
+    with pytest.raises(RemoteProtocolError, match=missing):
+        command.read(EndTransaction)
+
+
+@pytest.mark.parametrize("number", ["9223372036854775808", "x", "1.5", ""])
+def test_an_end_with_a_number_that_is_none_is_refused_when_its_fields_are_read(number):
+    command = received({"code": 37, "opaque": 5, "extFields": END | {"commitLogOffset": number}})
+
+    assert command.opaque == 5
+    with pytest.raises(RemoteProtocolError):
+        command.read(EndTransaction)
+
+
+def test_an_end_whose_code_is_given_twice_is_what_the_last_one_says():
+    header = b'{"code":37,"extFields":' + json.dumps(END | {"topic": "T"}).encode() + b"%b}"
+
+    command = received(header % b',"code":105')
+
+    assert command.code == 105
+    assert command.read(TopicHeader) == TopicHeader("T")
+
+
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 

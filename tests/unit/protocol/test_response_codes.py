@@ -29,11 +29,15 @@ NAMED = {
     27: "FilterDataMissing",
     28: "FilterDataStale",
     29: "InvalidParameter",
+    200: "ShouldCommit",
+    201: "ShouldRollBack",
+    203: "TransactionGroupWrong",
     206: "ConsumerOffline",
     207: "ConsumeTimeout",
     215: "FlowControlled",
+    604: "IllegalOperation",
 }
-UNNAMED = [200, 203, 205, 208, 209, 501, 604, 1500, 2000, 3001, -1000, -1]
+UNNAMED = [202, 204, 205, 208, 209, 501, 603, 605, 1500, 2000, 3001, -1000, -1]
 
 
 @pytest.mark.parametrize(("code", "name"), NAMED.items())
@@ -67,6 +71,15 @@ def test_the_stored_but_not_yet_safe_answers_say_that_they_took_effect():
 
     assert applied == {10, 11, 12}
     assert not any(refusal(code, "").retryable for code in applied)
+
+
+@pytest.mark.parametrize("code", [200, 201, 203, 604])
+def test_a_decision_that_was_refused_is_not_worth_a_second_try(code):
+    """The first one holds, and had the second any effect, it would not."""
+    problem = refusal(code, "")
+
+    assert not problem.retryable
+    assert problem.effect is Effect.NONE
 
 
 def test_no_two_leaves_share_a_code():

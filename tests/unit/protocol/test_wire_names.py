@@ -25,6 +25,10 @@ HEADERS = {
         "producerGroup! tranStateTableOffset! commitLogOffset! commitOrRollback! "
         "fromTransactionCheck msgId! transactionId topic"
     ),
+    "ListTransactions": "state producerGroup fromOffset count",
+    "NamedTransaction": "transactionId!",
+    "DecideTransaction": "transactionId! decision! operator! reason!",
+    "ResumeCheck": "msgId topic",
     "CheckState": "tranStateTableOffset! commitLogOffset! msgId transactionId offsetMsgId",
     "PullMessage": (
         "consumerGroup! topic! queueId! queueOffset! maxMsgNums! sysFlag! commitOffset! "
@@ -99,6 +103,11 @@ BODIES = {
     "SubscriptionCheck": "clientId group subscriptionData",
     "BrokerMembers": "brokerMemberGroup",
     "ConsumerIds": "consumerIdList",
+    "OpenTransaction": (
+        "transactionId state producerGroup topic queueId halfOffset commitLogOffset offsetMsgId "
+        "keys storedMs checks clientId isBeingDecided"
+    ),
+    "OpenTransactions": "transactions open parked",
     "ConnectedClient": "clientAddr clientId language version",
     "ConsumerConnections": (
         "connectionSet consumeFromWhere consumeType messageModel subscriptionTable"

@@ -6,8 +6,10 @@ import gc
 from typing import NamedTuple
 
 from broker.core.fetch import Outcome, fetch
+from broker.store.decision import Kind, Source
 from broker.store.key_index import key_hash, keys_in, topic_seed
 from broker.store.message_store import MessageStore
+from broker.store.pending import transaction_key
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.record import tail_of, topic_field
@@ -73,11 +75,10 @@ class Shelf:
         """Stage one message."""
         values = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag}
         text = properties.render(values)
-        stored_ms = self.store.last_ms + 1 if self.store.last_ms else START_MS
         seed = topic_seed(topic)
         offset, position = self.store.append(
             self.store.queue(topic, number),
-            (0, START_MS, HOST, stored_ms if at_ms is None else at_ms, HOST, 0, 0),
+            (0, START_MS, HOST, self.next_ms() if at_ms is None else at_ms, HOST, 0, 0),
             0,
             body,
             tail_of(topic_field(topic), text.encode()),
@@ -85,6 +86,46 @@ class Shelf:
             tuple(key_hash(seed, key) for key in keys_in(text)),
         )
         return Placed(topic, number, offset, position, body)
+
+    def prepare(self, body, topic="T", number=0, *, unique, keys="", tag="", group="P"):
+        """Stage one half message."""
+        values = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag, "TRAN_MSG": "true"}
+        text = properties.render({**values, "PGROUP": group})
+        seed = topic_seed(topic)
+        return self.store.halves.prepare(
+            transaction_key(unique),
+            self.store.queue(topic, number),
+            (0x4, START_MS, HOST, self.next_ms(), HOST, 0, 0),
+            0,
+            body,
+            tail_of(topic_field(topic), text.encode()),
+            java.string_hash(tag) if tag else 0,
+            tuple(key_hash(seed, key) for key in keys_in(text)),
+            group,
+            "",
+            0,
+        )
+
+    def decide(self, unique, kind, reason=""):
+        """Stage what becomes of an open transaction."""
+        halves, key = self.store.halves, transaction_key(unique)
+        source = Source.BROKER if kind is Kind.PARKED else Source.PRODUCER
+        half = halves.pending.find(key)
+        halves.decide(key, half, kind, source, self.next_ms(), reason)
+
+    def next_ms(self):
+        return self.store.last_ms + 1 if self.store.last_ms else START_MS
+
+    def transactions(self):
+        """The open ones: their half messages by unique key, as their producers sent them."""
+        halves, found = self.store.halves, {}
+        for key in halves.pending:
+            half = halves.pending.find(key)
+            record = halves.record_of(half)
+            unique = properties.find(record.properties, properties.UNIQUE_KEY)
+            assert transaction_key(unique) == key
+            found[unique] = (half._replace(queue=record.topic, checks=0), record.body)
+        return found
 
     def sync(self):
         """Make what is written durable."""

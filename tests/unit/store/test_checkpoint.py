@@ -8,9 +8,12 @@ import pytest
 from broker.store.checkpoint import IndexFile, Stretch, draft, indexed_segments, path_of
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.key_index import KeyIndex
+from broker.store.pending import Changes
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
+
+NONE = Changes([], [], [])
 
 END = 3000
 PATH = path_of(0)
@@ -37,7 +40,7 @@ def saved(disk, *ends, topics=("T",)):
     start = 0
     for end in ends:
         queues, keys = indexes(topics, first=start)
-        data, chunk = draft(Stretch(start, end, start, end), queues, keys)
+        data, chunk = draft(Stretch(start, end, start, end), queues, keys, NONE)
         index.append(data, chunk)
         start = end
     index.file.sync()
@@ -74,7 +77,7 @@ def test_a_chunk_reads_as_it_was_written(disk):
 def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
     queues, keys = indexes()
 
-    _, chunk = draft(Stretch(0, 40, 0, 0), queues, keys)
+    _, chunk = draft(Stretch(0, 40, 0, 0), queues, keys, NONE)
 
     assert [(run.number, run.first, run.entries) for run in chunk.queues] == [(0, 0, 3), (1, 1, 1)]
     assert chunk.keys == 4
@@ -82,7 +85,7 @@ def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
 
 def test_a_chunk_may_hold_nothing(disk):
     index = IndexFile(disk, 0)
-    index.append(*draft(Stretch(0, 1000, 0, 0), [], KeyIndex()))
+    index.append(*draft(Stretch(0, 1000, 0, 0), [], KeyIndex(), NONE))
 
     assert [chunk.stretch.end for chunk in loaded(disk)[1]] == [1000]
 
@@ -128,7 +131,7 @@ def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(dis
     index, chunks = loaded(disk)
     assert len(chunks) == 1
 
-    placed = index.append(*draft(Stretch(1000, 3000, 0, 0), *indexes(first=1500)))
+    placed = index.append(*draft(Stretch(1000, 3000, 0, 0), *indexes(first=1500), NONE))
 
     queue = ConsumeQueue("T", 0)
     queue.add_block(index.blocks(placed)[0][1])
@@ -167,7 +170,7 @@ def test_chunks_that_know_more_than_the_log_are_dropped(disk, end):
 
 def test_a_chunk_that_does_not_follow_the_one_before_is_dropped(disk):
     saved(disk, 1000, 2000)
-    stray, chunk = draft(Stretch(1500, 2500, 0, 0), *indexes(first=1500))
+    stray, chunk = draft(Stretch(1500, 2500, 0, 0), *indexes(first=1500), NONE)
     index, _ = loaded(disk)
     index.append(stray, chunk)
 
@@ -201,7 +204,9 @@ def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
     index, _ = loaded(disk)
     used = disk.space().used
     disk.capacity = used + 2 * 4096
-    data, chunk = draft(Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000))
+    data, chunk = draft(
+        Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE
+    )
 
     with pytest.raises(OSError, match="No space") as problem:
         index.append(data, chunk)

@@ -3,6 +3,9 @@
 import pytest
 
 from broker.store.checkpoint import path_of
+from broker.store.decision import Decision, Kind, Source
+from broker.store.half_store import HALF_TOPIC, OP_TOPIC
+from broker.store.pending import transaction_key
 from broker.store.span import HEAD_BYTES, head
 from tests.unit.store.shelf import Shelf, Sizes, rewrite
 from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
@@ -270,13 +273,64 @@ def test_a_queue_that_goes_on_where_it_must_not_is_a_writers_fault():
         Shelf(log_of(first, record(2, 2 * HEAD_BYTES + len(first))))
 
 
-@pytest.mark.parametrize("sys_flag", [0x4, 0xC])
-def test_half_messages_and_rollbacks_are_in_no_queue(sys_flag):
-    first = record(99, sys_flag=sys_flag)
+def test_a_half_message_is_in_the_half_queue_and_not_in_its_own():
+    half = record(99, sys_flag=0x4, properties="UNIQ_KEY\x01u\x02")
 
-    shelf = Shelf(log_of(first, record(0, 2 * HEAD_BYTES + len(first))))
+    shelf = Shelf(log_of(half, record(0, 2 * HEAD_BYTES + len(half))))
 
     assert shelf.bodies() == {0: b"b"}
+    assert shelf.bodies(HALF_TOPIC) == {99: b"b"}
+    assert list(shelf.store.halves.pending) == [transaction_key("u")]
+
+
+@pytest.mark.parametrize("kind", [Kind.COMMITTED, Kind.ROLLED_BACK])
+def test_a_half_message_that_was_decided_is_still_in_the_half_queue_and_open_no_more(kind):
+    half = record(0, sys_flag=0x4)
+    place = 0 if kind is Kind.COMMITTED else -1
+    marker = Decision(kind, Source.PRODUCER, 0, HEAD_BYTES, 0, place, 5).pack()
+
+    shelf = Shelf(log_of(half, marker))
+
+    assert shelf.bodies() == ({0: b"b"} if kind is Kind.COMMITTED else {})
+    assert shelf.bodies(HALF_TOPIC) == {0: b"b"}
+    assert shelf.bodies(OP_TOPIC) == {0: b"0"}
+    assert not len(shelf.store.halves.pending)
+
+
+def test_half_messages_that_go_on_where_they_must_not_are_a_writers_fault():
+    half = record(sys_flag=0x4)
+    other = record(2, 2 * HEAD_BYTES + len(half), sys_flag=0x4)
+
+    with pytest.raises(CorruptRecord, match="a half message does not follow"):
+        Shelf(log_of(half, other))
+
+
+@pytest.mark.parametrize(
+    ("offset", "place"), [(1, 0), (0, 1)], ids=["op queue", "the message's queue"]
+)
+def test_a_decision_that_goes_on_where_it_must_not_is_a_writers_fault(offset, place):
+    half = record(0, sys_flag=0x4)
+    plain = record(0, 2 * HEAD_BYTES + len(half))
+    first = Decision(Kind.PARKED, Source.BROKER, 0, HEAD_BYTES, 0, -1, 5).pack()
+    bad = Decision(Kind.COMMITTED, Source.PRODUCER, 1 + offset, HEAD_BYTES, 0, 1 + place, 5).pack()
+
+    with pytest.raises(CorruptRecord, match="a decision does not follow"):
+        Shelf(log_of(half, plain, first, bad))
+
+
+def test_a_commit_whose_half_message_is_not_there_is_a_writers_fault():
+    marker = Decision(Kind.COMMITTED, Source.PRODUCER, 0, 0, 0, 0, 5).pack()
+
+    with pytest.raises(CorruptRecord, match="is not there"):
+        Shelf(log_of(marker))
+
+
+@pytest.mark.parametrize("size", [0, 4, 51, 53, 60, 1 << 30])
+def test_a_marker_that_is_broken_in_a_whole_span_is_a_writers_fault(size):
+    marker = Decision(Kind.ROLLED_BACK, Source.PRODUCER, 0, 0, 0, -1, 5).pack()
+
+    with pytest.raises(CorruptRecord, match="a marker"):
+        Shelf(log_of(size.to_bytes(4, "big") + marker[4:]))
 
 
 def test_a_disk_that_cannot_read_the_log_refuses_the_start():

@@ -1,0 +1,234 @@
+"""Asks producers what became of their half messages, and takes note of who does not answer.
+
+A check counts towards ``check_max`` once it has reached a producer: when it says "unknown", or when
+it says nothing by the time of the next check though its connection has shown life since. Whatever
+goes wrong with one transaction is told, and the round goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from broker.core.checks import Checks
+from broker.core.clients import Clients, Member
+from broker.core.coordinator import Coordinator
+from broker.store.decision import Kind
+from broker.store.message_store import Span
+from broker.store.pending import Half
+from txmq.errors import TransportError, TxmqError
+from txmq.protocol import properties
+from txmq.protocol import record as records
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import CheckState
+from txmq.remoting.connection import Connection
+from txmq.runtime.clock import Clock
+
+__all__ = ["Checker"]
+
+log = logging.getLogger(__name__)
+
+ROUND_MAX: Final = 500
+"""Transactions looked at before everybody else has a turn of the loop."""
+
+
+class Checker:
+    """The check-back of one broker."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        clients: Clients[Connection],
+        clock: Clock,
+        decision_ms: Callable[[], int],
+    ) -> None:
+        self.checks: Checks[Connection] = Checks()
+        self._coordinator = coordinator
+        self._pending = coordinator.halves.pending
+        self._clients = clients
+        self._clock = clock
+        self._decision_ms = decision_ms
+        self._wake = asyncio.Event()
+        self._turn = 0
+        self._forced: set[int] = set()
+
+    async def run(self) -> None:
+        """Check what is due, until cancelled."""
+        now = self._clock.monotonic()
+        for key in self._pending:
+            self._arm_first(key, now)
+        while True:
+            due = self.checks.next_due()
+            if due is None or due > self._clock.monotonic():
+                await self._sleep_until(due)
+            self.round()
+            await asyncio.sleep(0)
+
+    async def _sleep_until(self, due: float | None) -> None:
+        self._wake.clear()
+        delay = None if due is None else max(0.0, due - self._clock.monotonic())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+
+    def _arm_first(self, key: int, now: float) -> None:
+        half = self._pending.find(key)
+        if half is not None and not half.is_parked:
+            self.checks.arm(key, now + (half.immunity_s or self._coordinator.settings.timeout))
+
+    # What others tell
+
+    def published(self, span: Span) -> None:
+        """Half messages and decisions are safe."""
+        checks, timeout = self.checks, self._coordinator.settings.timeout
+        if span.halves:
+            now, was = self._clock.monotonic(), checks.next_due()
+            usual = [key for key, half in span.halves if not half.immunity_s]
+            checks.arm_all(usual, now + timeout)
+            if len(usual) < len(span.halves):
+                for key, half in span.halves:
+                    if half.immunity_s:
+                        checks.arm(key, now + half.immunity_s)
+            if was is None or checks.next_due() != was:
+                self._wake.set()
+        if checks.is_busy:
+            for key, _, half, kind in span.markers:
+                if kind is not Kind.PARKED:
+                    checks.forget(key)
+                    if checks.settle(key) is not None:
+                        self._has_time(half.group)
+
+    def producers_seen(self, groups: Iterable[str]) -> None:
+        """A client beats as a producer of these groups."""
+        for group in groups:
+            if self.checks.found(group):
+                self._wake.set()
+
+    def _has_time(self, group: str) -> None:
+        """A producer has answered: one more of its group may be asked about."""
+        self.checks.found(group, 1)
+        self._wake.set()
+
+    def lost(self, connection: Connection) -> None:
+        """A connection closed: what it was asked is asked again, and nothing was spent."""
+        now = self._clock.monotonic()
+        for key in self.checks.lost(connection):
+            self._coordinator.tally.checks_lost += 1
+            self.checks.arm_instead(key, now)
+        self._wake.set()
+
+    def said_unknown(self, key: int) -> None:
+        """A producer answered a check and does not know."""
+        if self.checks.settle(key) is None:
+            return  # Nobody asked, or the answer came when it had been asked again elsewhere.
+        self._coordinator.tally.checks_unknown += 1
+        half = self._pending.find(key)
+        if half is not None:
+            self._has_time(half.group)
+            self._spend(key, half)
+
+    def recheck(self, key: int) -> None:
+        """An operator wants a transaction checked now, with all its checks before it."""
+        self._pending.count_checks(key, 0)
+        self._forced.add(key)
+        self.checks.arm_instead(key, self._clock.monotonic())
+        self._wake.set()
+
+    # Checking
+
+    def round(self) -> int:
+        """Check some of what is due; how many were looked at."""
+        now = self._clock.monotonic()
+        due = self.checks.take_due(now, ROUND_MAX)
+        for key in due:
+            try:
+                self._check(key, now)
+            except Exception as problem:
+                # One bad transaction must not keep the others from being checked.
+                if isinstance(problem, (TxmqError, OSError)):
+                    log.error("a check failed: %s", problem)  # noqa: TRY400
+                else:
+                    log.exception("a check failed")
+                self.checks.arm(key, now + self._coordinator.settings.check_interval)
+        return len(due)
+
+    def _check(self, key: int, now: float) -> None:
+        half = self._pending.find(key)
+        halves, interval = self._coordinator.halves, self._coordinator.settings.check_interval
+        if half is None:
+            self._forced.discard(key)
+            self.checks.forget(key)
+            return
+        if key in halves.closing or key in halves.parking:
+            # The disk may still refuse it, and then the transaction is open as before.
+            self.checks.arm(key, now + interval)
+            return
+        if half.is_parked and key not in self._forced:
+            return
+        earlier = self.checks.settle(key)
+        if earlier is not None and earlier.connection.active_at > earlier.at:
+            self._coordinator.tally.checks_unanswered += 1
+            half = self._spend(key, half)
+            if half is None:
+                self.checks.arm(key, now + interval)
+                return
+        if earlier is None or not self.checks.wait_behind(key):
+            self._ask_somebody(key, half, None if earlier is None else earlier.connection, now)
+
+    def _ask_somebody(self, key: int, half: Half, avoided: Connection | None, now: float) -> None:
+        member = self._choose(half, avoided)
+        if member is None:
+            is_first = self.checks.strand(half.group, key)
+            if is_first and not self._clients.producers(half.group):
+                log.warning("no producer of %s is there to be asked; waiting for one", half.group)
+            return
+        try:
+            self._ask(half, member.connection)
+        except TransportError:
+            self.checks.arm(key, now)
+            return
+        self.checks.ask(key, member.connection, now)
+        self.checks.arm(key, now + self._coordinator.settings.check_interval)
+
+    def _spend(self, key: int, half: Half) -> Half | None:
+        """Count a check that brought nothing; the transaction, unless that was the last one."""
+        coordinator = self._coordinator
+        if coordinator.spend_check(key, half):
+            coordinator.park(key, half, self._decision_ms())
+            return None
+        if half.is_parked and half.checks + 1 >= coordinator.settings.check_max:
+            self._forced.discard(key)
+            return None
+        return half._replace(checks=half.checks + 1)
+
+    def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
+        """Who is asked: the producer that sent it, or another of its group, in turn."""
+        able = [
+            member
+            for member in self._clients.producers(half.group)
+            if member.connection.is_open
+            and not member.connection.is_backed_up
+            and self.checks.may_ask(member.connection)
+        ]
+        others = [member for member in able if member.connection is not avoided] or able
+        if not others:
+            return None
+        for member in others:
+            if member.client_id == half.origin:
+                return member
+        self._turn += 1
+        return others[self._turn % len(others)]
+
+    def _ask(self, half: Half, connection: Connection) -> None:
+        record = self._coordinator.halves.record_of(half)
+        unique = properties.find(record.properties, properties.UNIQUE_KEY)
+        more = f"{properties.CHECK_TIMES}\x01{half.checks + 1}\x02"
+        shown = msgspec.structs.replace(record, properties=properties.join(record.properties, more))
+        header = CheckState(half.offset, half.position, unique, unique, record.offset_id)
+        connection.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, body=records.pack(shown))
+        self._coordinator.tally.checks_sent += 1

@@ -1,0 +1,134 @@
+"""The op marker: a small record of our own that says what became of a half message.
+
+RocketMQ writes a committed message a second time and an op message beside it. Here the body stays
+where the half message put it, and the marker is both: the decision, and the place at which the
+committed message lies from now on. Readers find the body through it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from txmq.errors import CorruptRecord
+
+__all__ = [
+    "MARKER",
+    "MARKER_BYTES",
+    "REASON_BYTES_MAX",
+    "Decision",
+    "Kind",
+    "Source",
+    "decided_ms_of",
+    "marker_of",
+]
+
+_MAGIC: Final = 0x7478_6D6B
+"""``txmk``; no record of RocketMQ's starts like this."""
+
+MARKER: Final = _MAGIC.to_bytes(4, "big")
+"""What stands behind the size in every marker."""
+
+_FIELDS: Final = Struct(">IIqqqqqBBH")
+MARKER_BYTES: Final = _FIELDS.size
+_DECIDED_AT: Final = 40
+REASON_BYTES_MAX: Final = 1024
+"""Who decided by hand and why; longer texts are refused before they come here."""
+
+
+class Kind(IntEnum):
+    """What was decided."""
+
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    PARKED = 3
+
+
+class Source(IntEnum):
+    """Who decided."""
+
+    PRODUCER = 1
+    CHECK = 2
+    OPERATOR = 3
+    BROKER = 4
+
+
+class Decision(NamedTuple):
+    """What a marker says."""
+
+    kind: Kind
+    source: Source
+    offset: int
+    """Its place in the op queue."""
+    half_position: int
+    half_offset: int
+    queue_offset: int
+    """Where the committed message stands in its queue; -1 where this marker puts none there."""
+    decided_ms: int
+    reason: str = ""
+
+    def pack(self) -> bytes:
+        """The record to be stored."""
+        return marker_of(*self[:-1], self.reason.encode())
+
+    @classmethod
+    def unpack(cls, data: bytes, position: int) -> Decision:
+        """Read a marker, whatever follows it; ``position`` is where in the log it was found.
+
+        Raises:
+            CorruptRecord: These are not the bytes of a marker.
+        """
+        if len(data) < MARKER_BYTES:
+            raise CorruptRecord(position, "a marker ends in the middle")
+        (
+            size,
+            magic,
+            offset,
+            half_position,
+            half_offset,
+            queue_offset,
+            decided_ms,
+            kind,
+            source,
+            length,
+        ) = _FIELDS.unpack_from(data)
+        text = data[MARKER_BYTES : MARKER_BYTES + length]
+        if magic != _MAGIC or size != MARKER_BYTES + length or len(text) != length:
+            raise CorruptRecord(position, "a marker's length or magic number is wrong")
+        try:
+            return cls(
+                Kind(kind),
+                Source(source),
+                offset,
+                half_position,
+                half_offset,
+                queue_offset,
+                decided_ms,
+                text.decode(),
+            )
+        except ValueError as problem:
+            raise CorruptRecord(position, f"a marker is broken: {problem}") from problem
+
+
+def marker_of(
+    kind: int,
+    source: int,
+    offset: int,
+    half_position: int,
+    half_offset: int,
+    queue_offset: int,
+    decided_ms: int,
+    reason: bytes,
+) -> bytes:
+    """A marker's bytes, from the fields of :class:`Decision`; one is written for every END."""
+    fields = _FIELDS.pack(
+        MARKER_BYTES + len(reason), _MAGIC, offset, half_position, half_offset, queue_offset,
+        decided_ms, kind, source, len(reason),
+    )  # fmt: skip
+    return fields + reason
+
+
+def decided_ms_of(data: bytes) -> int:
+    """When a marker was written, without reading the rest."""
+    return int.from_bytes(data[_DECIDED_AT : _DECIDED_AT + 8], "big")

@@ -1,0 +1,567 @@
+"""Half messages in the log: stored once in their final form, decided by a marker, shown in the form
+each reader expects.
+
+In an index, an entry whose checksum is inverted is not stored in the form it is shown in: a half
+message under the half topic, a marker under the op topic, and a committed message, whose entry
+stands for the marker. Its body then lies where the half message put it, in the same file of the
+log, so that both go together when that file is deleted. Where the half lies in another file, or its
+file is nearly full, the commit writes the message a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from broker.store.consume_queue import ConsumeQueue, Entry
+from broker.store.decision import (
+    MARKER,
+    MARKER_BYTES,
+    REASON_BYTES_MAX,
+    Decision,
+    Kind,
+    Source,
+    marker_of,
+)
+from broker.store.key_index import key_hash, keys_in, topic_seed
+from broker.store.pending import Changes, Half, Pending, transaction_key
+from broker.store.span import HEAD_BYTES
+from txmq.errors import CorruptRecord, RemoteProtocolError
+from txmq.limits import (
+    FRAME_BYTES_MAX,
+    RECALLED_TRANSACTIONS,
+    RECENT_TRANSACTIONS,
+    SPAN_BYTES_MAX,
+)
+from txmq.protocol import java, properties
+from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.record import Postmark, Record
+
+if TYPE_CHECKING:
+    from broker.store.message_store import MessageStore
+
+__all__ = [
+    "HALF_TOPIC",
+    "HIDDEN",
+    "OP_TOPIC",
+    "PARKED_TOPIC",
+    "Done",
+    "HalfStore",
+    "Sent",
+    "seconds_in",
+]
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+PARKED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+
+HIDDEN: Final = 0xFFFFFFFF
+"""What the checksum of an entry is inverted with that is shown in another form."""
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+_SIZE_MAGIC: Final = Struct(">II")
+_READ_AT_ONCE: Final = 2048
+"""Most records are no larger, and one read costs half of two."""
+
+_NOWHERE: Final = bytes(8)
+_new: Final = tuple.__new__  # A NamedTuple without a call of its own.
+
+
+class Done(NamedTuple):
+    """A transaction that was decided, as far as it is remembered."""
+
+    offset: int
+    position: int
+    kind: Kind
+
+
+class Sent(NamedTuple):
+    """What tells one half message from another."""
+
+    unique: str
+    body: bytes
+
+
+Opening: TypeAlias = tuple[int, Half]
+"""A half message on its way to the disk, by its transaction's key."""
+
+Closing: TypeAlias = tuple[int, int, Half, Kind]
+"""A marker on its way to the disk: its transaction's key, its position, what it decides, and how.
+"""
+
+
+class HalfStore:
+    """The half messages of one store, and what became of them."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.pending = Pending()
+        self.opening: dict[int, Half] = {}
+        """Half messages that are staged or written and not safe yet."""
+        self.closing: dict[int, Kind] = {}
+        """Decisions that are staged or written and not safe yet."""
+        self.parking: set[int] = set()
+        """Transactions about to be parked, likewise."""
+        self._recent = _Recent(RECENT_TRANSACTIONS)
+        self._halves: list[Opening] = []
+        self._markers: list[Closing] = []
+        self._open: dict[int, bool] = {}
+        self._here_from = -1
+        self.half_queue = ConsumeQueue(HALF_TOPIC, 0)
+        self.op_queue = ConsumeQueue(OP_TOPIC, 0)
+
+    def begin(self) -> None:
+        """Take hold of the two queues, once it is known where they start."""
+        self.half_queue = self._store.queue(HALF_TOPIC, 0)
+        self.op_queue = self._store.queue(OP_TOPIC, 0)
+
+    # Appending
+
+    def prepare(
+        self,
+        key: int,
+        queue: ConsumeQueue,
+        postmark: Postmark,
+        flag: int,
+        body: bytes,
+        tail: bytes,
+        tags_code: int,
+        key_hashes: tuple[int, ...],
+        group: str,
+        origin: str,
+        immunity_s: int,
+    ) -> Half:
+        """Stage a half message; the postmark says that it is one."""
+        store, half_queue = self._store, self.half_queue
+        position, offset = store.log.next_position, half_queue.next_offset
+        head, size = records.head_of(
+            queue.number, flag, offset, position, postmark, body, len(tail)
+        )
+        checksum = crc32(tail, crc32(body, crc32(head)))
+        store.last_ms = postmark[3]
+        store.stage(half_queue, (head, body, tail), size, tags_code, checksum ^ HIDDEN, ())
+        half = _new(Half, (
+            offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
+            immunity_s, 0, False,
+        ))  # fmt: skip
+        self.opening[key] = half
+        self._halves.append((key, half))
+        return half
+
+    def decide(
+        self, key: int, half: Half, kind: Kind, source: Source, now_ms: int, reason: str = ""
+    ) -> None:
+        """Stage what becomes of an open transaction, with all that follows from it.
+
+        Raises:
+            CorruptRecord: The half message cannot be read, where it has to be.
+        """
+        store, log = self._store, self._store.log
+        assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
+        if self._here_from < 0:
+            self._here_from = self._first_in_this_file()
+        is_here = kind is Kind.COMMITTED and half.position >= self._here_from
+        copy = None if is_here or kind is Kind.ROLLED_BACK else self._read_half(half)
+        position = log.next_position
+        offset = half.queue.next_offset if is_here else -1
+        marker = marker_of(
+            kind, source, self.op_queue.next_offset, half.position, half.offset, offset, now_ms,
+            reason.encode(),
+        )  # fmt: skip
+        store.last_ms = now_ms
+        checksum = crc32(marker) ^ HIDDEN
+        store.stage(self.op_queue, (marker,), len(marker), half.offset, checksum, ())
+        if is_here:
+            # The marker's bytes are counted by its entry in the op queue; this one stands for the
+            # message.
+            store.stage_entry(
+                half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
+                half.key_hashes,
+            )  # fmt: skip
+        elif copy is not None:
+            self._stage_copy(half, copy, kind, now_ms)
+        if kind is Kind.PARKED:
+            self.parking.add(key)
+        else:
+            self.closing[key] = kind
+        self._markers.append((key, position, half, kind))
+
+    def _stage_copy(self, half: Half, data: bytes, kind: Kind, now_ms: int) -> None:
+        queue, hashes = half.queue, half.key_hashes
+        store = self._store
+        if kind is Kind.PARKED:
+            queue, hashes = store.queue(PARKED_TOPIC, 0), ()
+        position = store.log.next_position
+        shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
+        if kind is Kind.PARKED:
+            record, _ = records.unpack(shown)
+            flags = record.sys_flag & ~_TYPE_BITS
+            shown = records.pack(_moved(record, PARKED_TOPIC, sys_flag=flags))
+        store.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
+
+    def _first_in_this_file(self) -> int:
+        """From which position on half messages lie in the file that the next span goes to."""
+        start, end = self._store.tail_start, self._store.log.end
+        # A span may become so long.
+        is_safe = end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - start <= self._store.segment_size
+        return start if is_safe else end
+
+    # What becomes of what was staged
+
+    def take_staged(self) -> tuple[list[Opening], list[Closing]]:
+        """What has been staged since this was last asked."""
+        staged = self._halves, self._markers
+        self._halves, self._markers = [], []
+        self._here_from = -1
+        return staged
+
+    def take_back(self, halves: Iterable[Opening], markers: Iterable[Closing]) -> None:
+        """The write failed: nothing of it happened."""
+        for key, _ in halves:
+            del self.opening[key]
+        for key, _, _, kind in markers:
+            if kind is Kind.PARKED:
+                self.parking.discard(key)
+            else:
+                del self.closing[key]
+
+    def publish(self, halves: Iterable[Opening], markers: Iterable[Closing]) -> None:
+        """It is safe: from now on it holds."""
+        pending = self.pending
+        if halves:
+            opening, open_ = self.opening, pending.open
+            for key, half in halves:
+                del opening[key]
+                open_(key, half)
+            pending.note_opened([half.position for _, half in halves])
+        closing, close = self.closing, pending.close
+        closed: list[Closing] = []
+        for each in markers:
+            key, at, half, kind = each
+            if kind is Kind.PARKED:
+                self.parking.discard(key)
+                pending.park(key)
+                pending.note_parked(at, half.position)
+            else:
+                del closing[key]
+                close(key)
+                closed.append(each)
+        if closed:
+            pending.note_closed([each[1] for each in closed], [each[2][1] for each in closed])
+            self._recent.put(closed)
+
+    # Recovery
+
+    def found_half(self, record: Record, data: bytes) -> bool:
+        """Take a half message found in the log; false where it does not follow the last one."""
+        tag = properties.find(record.properties, properties.TAGS)
+        code = java.string_hash(tag) if tag else 0
+        entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
+        self._open[record.position] = False
+        self.pending.note_opened((record.position,))
+        return self.half_queue.restore(record.queue_offset, entry)
+
+    def found_decision(self, decision: Decision, position: int, data: bytes) -> bool:
+        """Take a marker found in the log; false where it does not follow the last one."""
+        if decision.kind is Kind.PARKED:
+            if decision.half_position in self._open:
+                self._open[decision.half_position] = True
+            self.pending.note_parked(position, decision.half_position)
+        else:
+            self._open.pop(decision.half_position, None)
+            self.pending.note_closed((position,), (decision.half_position,))
+        entry = (position, len(data), decision.half_offset, crc32(data) ^ HIDDEN)
+        if not self.op_queue.restore(decision.offset, entry):
+            return False
+        if decision.queue_offset < 0:
+            return True
+        half, _, half_data = self._half_at(decision.half_position)
+        checksum = crc32(half_data) ^ HIDDEN
+        committed = (position, half.size, half.tags_code, checksum)
+        if not half.queue.restore(decision.queue_offset, committed):
+            return False
+        self._store.restore_keys(half.key_hashes, position)
+        return True
+
+    def loaded(self, changes: Changes) -> None:
+        """Take what a checkpoint says of a stretch of the log."""
+        self._open |= dict.fromkeys(changes.opened, False)
+        for position in changes.parked:
+            if position in self._open:
+                self._open[position] = True
+        for position in changes.closed:
+            self._open.pop(position, None)
+
+    def recovered(self, end: int) -> None:
+        """Read the half messages that are open now that the log's end is known.
+
+        Raises:
+            CorruptRecord: One of them cannot be read.
+        """
+        for position, is_parked in self._open.items():
+            if position < end:
+                half, unique, _ = self._half_at(position)
+                self.pending.open(transaction_key(unique), half._replace(is_parked=is_parked))
+        self._open.clear()
+        self._recall()
+
+    def _recall(self) -> None:
+        """Remember the last decisions again: a producer may still repeat what led to them."""
+        queue = self.op_queue
+        offset = max(queue.min_offset, queue.max_offset - RECALLED_TRANSACTIONS)
+        while offset < queue.max_offset:
+            entries = queue.read(offset, RECALLED_TRANSACTIONS)
+            offset += len(entries)
+            self._recent.put(filter(None, map(self._closed_by, entries)))
+
+    def _closed_by(self, entry: Entry) -> Closing | None:
+        try:
+            decision = self._decision_at(entry)
+            if decision.kind is Kind.PARKED or decision.half_position < self._store.start:
+                return None
+            half, unique, _ = self._half_at(decision.half_position)
+        except CorruptRecord:
+            return None  # Told to whoever wants to read it.
+        return transaction_key(unique), entry[0], half, decision.kind
+
+    def _half_at(self, position: int) -> tuple[Half, str, bytes]:
+        data = self._record_at(position)
+        record, _ = _unpacked(data, position)
+        text = record.properties
+        tag = properties.find(text, properties.TAGS)
+        seed = topic_seed(record.topic)
+        half = Half(
+            offset=record.queue_offset,
+            position=position,
+            size=len(data),
+            tags_code=java.string_hash(tag) if tag else 0,
+            checksum=crc32(data),
+            queue=self._store.queue(record.topic, record.queue_id),
+            group=properties.find(text, properties.PRODUCER_GROUP) or "",
+            origin="",
+            key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
+            immunity_s=seconds_in(properties.find(text, properties.CHECK_IMMUNITY)),
+        )
+        return half, properties.find(text, properties.UNIQUE_KEY) or "", data
+
+    def sent_at(self, position: int) -> Sent | None:
+        """What a producer sent that now lies at a position, or ``None`` where it is gone."""
+        try:
+            record, _ = _unpacked(self._record_at(position), position)
+        except CorruptRecord:
+            return None
+        return Sent(properties.find(record.properties, properties.UNIQUE_KEY) or "", record.body)
+
+    def _record_at(self, position: int) -> bytes:
+        data = self._store.read(position, _READ_AT_ONCE)
+        if len(data) >= records.SMALLEST:
+            size, magic = _SIZE_MAGIC.unpack_from(data)
+            if magic == records.MAGIC and size <= FRAME_BYTES_MAX:
+                if size > len(data):
+                    data = self._store.read(position, size)
+                if len(data) >= size:
+                    return data[:size]
+        raise CorruptRecord(position, "a half message that was not decided is not there")
+
+    # Reading
+
+    def knows(self, key: int) -> bool:
+        """Whether a transaction is open, or was decided not long ago, or is on its way to be."""
+        recent = self._recent
+        return (
+            key in self.opening
+            or key in self.pending.table
+            or key in recent.new
+            or key in recent.old
+        )
+
+    def find_done(self, key: int) -> Done | None:
+        """How a transaction was decided not long ago."""
+        return self._recent.get(key)
+
+    def half_of(self, offset: int, position: int) -> tuple[Half, str] | None:
+        """The half message that stands at both these places, with its unique key, if one does."""
+        entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
+        if not entries or entries[0][0] != position:
+            return None
+        half, unique, _ = self._half_at(position)
+        return half, unique
+
+    def decision_on(self, half: Half) -> Decision | None:
+        """The last marker that names a half message, searched for from the half's file on."""
+        found = None
+        for entry in self.op_queue.with_code(half.offset, self._store.file_at(half.position)):
+            found = self._decision_at(entry)
+            if found.kind is not Kind.PARKED:
+                break
+        return found
+
+    def _decision_at(self, entry: Entry) -> Decision:
+        position, size, _, checksum = entry
+        data = self._store.read(position, size)
+        if crc32(data) ^ HIDDEN != checksum:
+            raise CorruptRecord(position, "a marker differs from what was stored")
+        return Decision.unpack(data, position)
+
+    def _read_half(self, half: Half) -> bytes:
+        data = self._store.read(half.position, half.size)
+        if crc32(data) != half.checksum:
+            raise CorruptRecord(half.position, "a half message differs from what was stored")
+        return data
+
+    def record_of(self, half: Half) -> Record:
+        """An open half message as its producer sent it.
+
+        Raises:
+            CorruptRecord: It differs from what was stored.
+        """
+        record, _ = _unpacked(self._read_half(half), half.position)
+        return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
+
+    def shown(self, queue: ConsumeQueue, entry: Entry) -> bytes:
+        """What a reader of a queue gets for an entry whose checksum is inverted.
+
+        Raises:
+            CorruptRecord: What lies there is not what was stored.
+        """
+        position, size, _, checksum = entry
+        if queue.topic == OP_TOPIC:
+            return self._shown_marker(self._decision_at(entry), position)
+        if queue.topic == HALF_TOPIC:
+            data = self._store.read(position, size)
+            if crc32(data) ^ HIDDEN != checksum:
+                raise CorruptRecord(position, "a half message differs from what was stored")
+            record, _ = _unpacked(data, position)
+            flags = record.sys_flag & ~_TYPE_BITS
+            return records.pack(_moved(_with_real_place(record), HALF_TOPIC, sys_flag=flags))
+        decision = self._marker_at(position)
+        if decision is None:
+            raise CorruptRecord(position, "a message differs from what was stored")
+        data = self._store.read(decision.half_position, size)
+        if crc32(data) ^ HIDDEN != checksum:
+            raise CorruptRecord(position, "a committed message differs from what was stored")
+        return records.committed(
+            data, decision.queue_offset, position, decision.decided_ms, decision.half_position
+        )
+
+    def _shown_marker(self, decision: Decision, position: int) -> bytes:
+        try:
+            host = _unpacked(self._record_at(decision.half_position), position)[0].store_host
+        except CorruptRecord:
+            host = _NOWHERE  # The half is gone, and with it the only trace of the address.
+        fields = {
+            "TAGS": "d",
+            "TXMQ_DECISION": decision.kind.name,
+            "TXMQ_SOURCE": decision.source.name,
+            "TXMQ_REASON": decision.reason,
+        }
+        return records.pack(
+            Record(
+                queue_id=0,
+                flag=0,
+                queue_offset=decision.offset,
+                position=position,
+                sys_flag=0,
+                born_ms=decision.decided_ms,
+                born_host=host,
+                stored_ms=decision.decided_ms,
+                store_host=host,
+                attempts=0,
+                prepared_position=decision.half_position,
+                body=str(decision.half_offset).encode(),
+                topic=OP_TOPIC,
+                properties=properties.render({name: text for name, text in fields.items() if text}),
+            )
+        )
+
+    def is_hidden(self, head: bytes) -> bool:
+        """Whether what starts like this is a half message or a marker."""
+        if head[4:8] == MARKER:
+            return len(head) >= MARKER_BYTES
+        return (
+            len(head) >= records.SMALLEST
+            and head[records.SYS_FLAG_AT + 3] & _TYPE_BITS == _PREPARED
+        )
+
+    def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:
+        """Where in a queue stands what starts with ``head`` at a position; strangers may ask."""
+        if head[4:8] != MARKER:
+            return self._entry_if(self.half_queue, records.queue_offset_of(head), position)
+        decision = self._marker_at(position)
+        if decision is None:
+            return None
+        if decision.queue_offset < 0:
+            return self._entry_if(self.op_queue, decision.offset, position)
+        queue = self._half_at(decision.half_position)[0].queue
+        return self._entry_if(queue, decision.queue_offset, position)
+
+    def _marker_at(self, position: int) -> Decision | None:
+        data = self._store.read(position, MARKER_BYTES + REASON_BYTES_MAX)
+        try:
+            decision = Decision.unpack(data, position)
+        except CorruptRecord:
+            return None
+        known = self._entry_if(self.op_queue, decision.offset, position)
+        if known is None or crc32(data[: known[1][1]]) ^ HIDDEN != known[1][3]:
+            return None
+        return decision
+
+    def _entry_if(
+        self, queue: ConsumeQueue, offset: int, position: int
+    ) -> tuple[ConsumeQueue, Entry] | None:
+        entries = queue.read(offset, 1) if offset >= queue.min_offset else []
+        return (queue, entries[0]) if entries and entries[0][0] == position else None
+
+
+class _Recent:
+    """The last decisions: two generations, of which the older is forgotten as a whole."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size // 2
+        self.new: dict[int, int] = {}
+        self.old: dict[int, int] = {}
+
+    def put(self, closed: Iterable[Closing]) -> None:
+        if len(self.new) >= self._size:
+            self.old, self.new = self.new, {}
+        new = self.new
+        for key, _, half, kind in closed:
+            # One number takes a third of the room of three: position, offset, kind.
+            new[key] = half[1] << 66 | half[0] << 2 | kind
+
+    def get(self, key: int) -> Done | None:
+        packed = self.new.get(key) or self.old.get(key)
+        if packed is None:
+            return None
+        return Done(packed >> 2 & (1 << 64) - 1, packed >> 66, Kind(packed & 3))
+
+
+def seconds_in(said: str | None) -> int:
+    """For how long a half message with this property is not to be asked about; 0 where it is left
+    to the broker.
+    """
+    if said is None or not said.isascii() or not said.isdecimal():
+        return 0
+    return min(int(said[:10]), 0xFFFF_FFFF)
+
+
+def _unpacked(data: bytes, position: int) -> tuple[Record, int]:
+    try:
+        return records.unpack(data)
+    except RemoteProtocolError as problem:
+        raise CorruptRecord(position, str(problem)) from problem
+
+
+def _with_real_place(record: Record) -> Record:
+    more = records.real_place(record.topic, record.queue_id).decode()
+    return msgspec.structs.replace(record, properties=properties.join(record.properties, more))
+
+
+def _moved(record: Record, topic: str, *, sys_flag: int) -> Record:
+    return msgspec.structs.replace(record, topic=topic, queue_id=0, sys_flag=sys_flag)

@@ -1,0 +1,122 @@
+"""Measures a pending table and its checks with nothing else in the process; prints JSON.
+
+python bench_pending_alone.py NAME COUNT
+"""
+
+import asyncio
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from broker.checker import Checker
+from broker.config import StoreSettings, TopicDefaults, TransactionSettings
+from broker.core.clients import Clients
+from broker.core.coordinator import Coordinator
+from broker.core.topics import Topics
+from broker.store.message_store import MessageStore
+from broker.store.pending import transaction_key
+from txmq.protocol.bodies import Heartbeat, ProducerRegistration
+from txmq.protocol.record import tail_of, topic_field
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk
+
+DUE = 1000
+ROUNDS = 9
+GROUP = "bench"
+
+
+class Sink:
+    """A producer's connection that takes every check and answers none."""
+
+    is_open, is_backed_up, active_at = True, False, 0.0
+
+    def oneway(self, code, header, *, body):
+        assert code == 39
+
+
+class Stage:
+    """A store full of open transactions, and the parts that check them."""
+
+    def __init__(self, folder, count):
+        self.clock = SystemClock()
+        self.store = MessageStore(LocalDisk(folder), StoreSettings())
+        self.store.open({})
+        self.count = count
+        topics = Topics(self.store, TopicDefaults())
+        coordinator = Coordinator(self.store.halves, topics, TransactionSettings(check_max=9999))
+        clients = Clients()
+        beat = Heartbeat("client", [ProducerRegistration(GROUP)], [])
+        clients.beat(Sink(), beat, "JAVA", 409, 0.0)
+        self.checker = Checker(coordinator, clients, self.clock, self.clock.wall_ms)
+
+    def fill(self):
+        """Prepare them; returns how much memory each takes once the indexes are saved."""
+        gc.collect()
+        before = resident()
+        queue, halves = self.store.queue("T", 0), self.store.halves
+        postmark = (4, 0, bytes(8), self.clock.wall_ms(), bytes(8), 0, 0)
+        for number in range(self.count):
+            key = transaction_key(f"{number:032X}")
+            text = f"UNIQ_KEY\x01{number:032X}\x02TRAN_MSG\x01true\x02PGROUP\x01{GROUP}\x02"
+            tail = tail_of(topic_field("T"), text.encode())
+            halves.prepare(key, queue, postmark, 0, b"body", tail, 0, (1, 2), GROUP, "client", 0)
+            if number % 5000 == 4999:
+                self._write()
+        self._write()
+        later = self.clock.monotonic() + 1e6
+        self.checker.checks.arm_all(self.store.halves.pending, later)
+        gc.collect()
+        return (resident() - before) / self.count
+
+    def _write(self):
+        if self.store.has_staged:
+            span = self.store.write()
+            self.store.publish(span)
+            self.store.log.synced(self.store.log.files_to_sync(), span.end)
+        while (stretch := self.store.next_stretch()) is not None:
+            self.store.confirm_checkpoint(self.store.begin_checkpoint(stretch))
+
+    def round(self, number):
+        """Seconds that a round takes which finds a thousand due, spread over all of them."""
+        step = self.count // DUE
+        due = [transaction_key(f"{each:032X}") for each in range(number % step, self.count, step)]
+        due = due[:DUE]
+        checks = self.checker.checks
+        checks.arm_all(due, 0.0)
+        begun = time.perf_counter()
+        looked_at = 0
+        while looked_at < DUE:
+            looked_at += self.checker.round()
+        took = time.perf_counter() - begun
+        for key in due:
+            checks.settle(key)
+        return took
+
+
+def resident():
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def main(count):
+    """Measure."""
+    with tempfile.TemporaryDirectory(prefix="txmq-bench-") as folder:
+        stage = Stage(folder, count)
+        each = stage.fill()
+        gc.disable()
+        rounds = [stage.round(number) for number in range(ROUNDS)]
+        stage.store.close()
+    return {
+        "bytes_each": round(each, 1),
+        "rounds": rounds,
+        "check_us": round(statistics.median(rounds) / DUE * 1e6, 2),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(int(sys.argv[2])))))

@@ -1,0 +1,196 @@
+"""When which transaction is checked, and how many at once."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.core import checks as module
+from broker.core.checks import Asked, Checks
+from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
+
+LATE_S = 0.05
+EVERYTHING = 1 << 40
+
+
+@pytest.fixture
+def checks():
+    return Checks()
+
+
+@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=30))
+def test_nothing_is_checked_early_and_nothing_later_than_a_bucket_is_wide(times):
+    checks = Checks()
+    for key, due in enumerate(times):
+        checks.arm(key, due)
+
+    taken = {}
+    while (at := checks.next_due()) is not None:
+        for key in checks.take_due(at, EVERYTHING):
+            taken[key] = at
+
+    assert set(taken) == set(range(len(times)))
+    for key, at in taken.items():
+        # A float's last digit is no earlier than one is exact.
+        assert times[key] - math.ulp(times[key]) <= at <= times[key] + LATE_S + math.ulp(at)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 0.3)), max_size=40))
+def test_whoever_looks_at_any_time_gets_what_is_due_and_nothing_else(steps):
+    checks, now, armed = Checks(), 0.0, {}
+    for key, (wait, passes) in enumerate(steps):
+        armed[key] = now + wait
+        checks.arm(key, now + wait)
+        now += passes
+        for taken in checks.take_due(now, EVERYTHING):
+            assert armed.pop(taken) <= now + 1e-9
+        assert all(due > now - LATE_S - 1e-9 for due in armed.values())
+
+
+def test_the_earliest_is_due_first_in_whatever_order_they_were_armed(checks):
+    for key, due in ((1, 30.0), (2, 10.0), (3, 20.0)):
+        checks.arm(key, due)
+
+    assert checks.next_due() == pytest.approx(10.0)
+    assert checks.take_due(9.99, 100) == []
+    assert checks.take_due(40.0, 100) == [2, 3, 1]
+    assert checks.next_due() is None
+
+
+def test_many_that_are_due_together_are_armed_and_taken_together(checks):
+    checks.arm_all(range(5), 1.0)
+    checks.arm(9, 1.0)
+
+    assert checks.take_due(1.0, 100) == [0, 1, 2, 3, 4, 9]
+
+
+def test_no_more_are_taken_than_are_asked_for_and_the_rest_is_due_at_once(checks):
+    checks.arm_all(range(10), 1.0)
+
+    assert checks.take_due(2.0, 4) == [0, 1, 2, 3]
+    assert checks.next_due() == 0.0
+    assert checks.take_due(2.0, 4) == [4, 5, 6, 7]
+    assert checks.take_due(2.0, 4) == [8, 9]
+    assert checks.next_due() is None
+
+
+def test_a_round_costs_by_what_is_due_and_not_by_what_waits(checks):
+    for number in range(100_000):
+        checks.arm(number, 1000.0 + number)
+    checks.arm(-1, 1.0)
+
+    assert len(checks._buckets) == 100_001
+    assert checks.take_due(1.0, 100) == [-1]
+    assert len(checks._buckets) == len(checks._order) == 100_000, "nothing else was touched"
+
+
+# Under way
+
+
+def test_who_was_asked_is_known_until_it_is_settled(checks):
+    checks.ask(7, "a", 3.0)
+    assert checks.under_way == 1
+
+    assert checks.settle(7) == Asked("a", 3.0)
+    assert checks.settle(7) is None
+    assert checks.under_way == 0
+    assert not checks._at
+
+
+def test_only_so_many_are_under_way_at_once(checks, monkeypatch):
+    monkeypatch.setattr(module, "CHECKS_MAX", 3)
+    checks.arm_all(range(10), 1.0)
+    for key in checks.take_due(1.0, 100):
+        checks.ask(key, "a", 1.0)
+    assert checks.under_way == 3
+
+    assert checks.take_due(5.0, 100) == []
+    assert checks.next_due() is None, "nobody wakes up to find that it must wait"
+    checks.settle(1)
+    assert checks.next_due() == 0.0
+    assert checks.take_due(5.0, 100) == [3]
+
+
+def test_what_is_armed_later_is_still_waited_for_while_all_are_under_way(checks, monkeypatch):
+    monkeypatch.setattr(module, "CHECKS_MAX", 1)
+    checks.ask(0, "a", 0.0)
+    checks.arm(1, 1.0)
+
+    assert checks.next_due() == pytest.approx(1.0)
+    assert checks.take_due(2.0, 100) == []
+    assert checks.next_due() is None
+
+
+def test_one_producer_is_asked_only_so_much_at_once(checks):
+    for key in range(CHECKS_PER_PRODUCER_MAX):
+        assert checks.may_ask("a")
+        checks.ask(key, "a", 0.0)
+
+    assert not checks.may_ask("a")
+    assert checks.may_ask("b")
+    checks.settle(5)
+    assert checks.may_ask("a")
+
+
+def test_the_limits_leave_room_for_several_producers():
+    assert CHECKS_PER_PRODUCER_MAX < 2000, "a stock client queues so many"
+    assert CHECKS_MAX >= 2 * CHECKS_PER_PRODUCER_MAX
+
+
+def test_a_producer_that_is_gone_leaves_what_it_was_asked(checks):
+    for key, who in enumerate("aabab"):
+        checks.ask(key, who, 0.0)
+
+    assert sorted(checks.lost("a")) == [0, 1, 3]
+    assert checks.under_way == 2
+    assert checks.lost("a") == []
+    assert checks.settle(0) is None
+    assert checks.settle(2) == Asked("b", 0.0)
+
+
+# Waiting for a producer
+
+
+def test_what_nobody_can_answer_waits_until_somebody_can(checks):
+    assert checks.strand("g", 1)
+    assert not checks.strand("g", 2)
+    assert checks.strand("h", 3)
+    assert checks.stranded == {"g": 2, "h": 1}
+    assert checks.next_due() is None
+
+    assert checks.found("g") == 2
+
+    assert checks.next_due() == 0.0
+    assert checks.take_due(0.0, 100) == [1, 2]
+    assert checks.stranded == {"h": 1}
+    assert checks.found("g") == 0
+    assert checks.strand("g", 1), "it is the first again"
+
+
+def test_no_more_come_back_than_the_producer_has_time_for(checks):
+    for key in range(10):
+        checks.strand("g", key)
+
+    assert checks.found("g", 4) == 4
+    assert checks.stranded == {"g": 6}
+    assert checks.take_due(0.0, 100) == [0, 1, 2, 3]
+    assert not checks.strand("g", 0)
+    assert checks.found("g", 100) == 7
+    assert checks.take_due(0.0, 100) == [4, 5, 6, 7, 8, 9, 0]
+
+
+@given(st.lists(st.one_of(st.integers(1, 5), st.integers(-5, -1))))
+def test_those_who_wait_keep_their_order_however_they_come_and_go(steps):
+    checks, model, count = Checks(), [], 0
+    for step in steps:
+        if step > 0:
+            for _ in range(step):
+                checks.strand("g", count)
+                model.append(count)
+                count += 1
+        else:
+            checks.found("g", -step)
+            assert checks.take_due(0.0, 100) == model[:-step]
+            del model[:-step]
+        assert checks.stranded.get("g", 0) == len(model)

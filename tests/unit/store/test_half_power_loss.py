@@ -1,0 +1,182 @@
+"""The power goes at every step of a life full of transactions: what was acknowledged holds.
+
+A producer prepares, commits and rolls back, some of it twice and some of it against what it said
+before, others are parked; files end and old ones go. See test_power_loss.py for plain messages.
+"""
+
+import asyncio
+import os
+
+import pytest
+
+from broker.keeper import Keeper
+from broker.store.decision import Kind
+from broker.store.half_store import HALF_TOPIC, PARKED_TOPIC
+from broker.store.pending import transaction_key
+from tests.unit.store.press import Press
+from tests.unit.store.shelf import Shelf, Sizes
+from txmq.errors import TxmqError
+from txmq.protocol import command as commands
+from txmq.protocol.command import Command
+from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+
+SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
+TRANSACTIONS = 30
+LIVES = 100 if os.environ.get("TXMQ_SOAK") else 2
+LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch):
+    """So that files this small have room for markers, too."""
+    for module in ("broker.store.half_store", "broker.flusher"):
+        monkeypatch.setattr(f"{module}.SPAN_BYTES_MAX", 1000)
+
+
+class Life:
+    """What was asked and answered, and a copy of the disk from before each operation."""
+
+    def __init__(self, seed):
+        self.prepared = {}
+        self.wanted = {}
+        self.points = []
+        simulate(lambda world: self._live(world.entropy), seed)
+
+    def _look(self, event):
+        self.points.append((event, self._disk.clone(), len(self._press.acknowledged)))
+
+    async def _live(self, chance):
+        self._disk = disk = MemoryDisk(chance.fork("disk"))
+        disk.slow_sync(0.0, 0.03)
+        async with Press(disk, SMALL) as press:
+            self._press, self.acknowledged = press, press.acknowledged
+            self._halves = press.store.halves
+            disk.on_write = self._look
+            for number in range(TRANSACTIONS):
+                self._prepare(f"{number}", chance)
+                self._plain(number, chance)
+                for key in list(self._halves.pending):
+                    if chance.chance(0.2):
+                        self._decide(key, chance)
+                if chance.chance(0.5):
+                    await asyncio.sleep(chance.fraction() / 40)
+                if number == TRANSACTIONS * 2 // 3:
+                    await self._delete_files(chance)
+            await press.flusher.drain()
+            disk.on_write = None
+        self._look(None)
+
+    def _ask(self, what):
+        press = self._press
+        request = Command(code=0, opaque=len(press.sent))
+        press.sent[request.opaque] = what
+        press.flusher.follow(press.peer.connection, request, commands.answer(request))
+
+    def _plain(self, number, chance):
+        try:
+            self._press.send_oneway(b"plain %d " % number + b"." * chance.below(400), "Fill")
+        except TxmqError:
+            return
+
+    def _prepare(self, unique, chance):
+        try:
+            self._press.flusher.turn_ms()
+        except TxmqError:
+            return
+        body = f"{unique} ".encode() + b"." * chance.below(200)
+        half = self._press.shelf.prepare(body, unique=unique, keys=f"k{unique}")
+        self.prepared[transaction_key(unique)] = unique, body
+        self._ask(("prepared", unique, half.offset))
+
+    def _decide(self, key, chance, *, can_park=True):
+        unique, _ = self.prepared[key]
+        if key in self._halves.closing:
+            return
+        half = self._halves.pending.find(key)
+        can_park = can_park and not half.is_parked and key not in self._halves.parking
+        kind = [Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED][chance.below(2 + can_park)]
+        self._press.flusher.decision_ms()
+        self._press.shelf.decide(unique, kind)
+        if kind is not Kind.PARKED:
+            assert unique not in self.wanted, "a decision was taken twice"
+            self.wanted[unique] = kind
+        self._ask(("ended", unique, kind))
+
+    async def _delete_files(self, chance):
+        await asyncio.sleep(0.2)
+        for key in list(self._halves.pending)[:-3]:
+            self._decide(key, chance, can_park=False)
+        await asyncio.sleep(0.2)
+        store = self._press.store
+        is_open = [self._halves.pending.find(key).position for key in self._halves.pending]
+        oldest = min(is_open, default=store.tail_start)
+        while (files := store.completed_files()) and files[0].end <= oldest:
+            Keeper(self._disk).save_floors(store.floors_after(1))
+            store.drop_first_file()
+
+    def check(self, shelf, acknowledged):
+        """Every promise that was made, in what the disk has kept."""
+        visible = list(shelf.bodies().values())
+        is_open = shelf.transactions()
+        queue = shelf.store.find_queue("T", 0)
+        has_deleted = queue is not None and queue.min_offset > 0
+        bodies = dict(self.prepared.values())
+        assert len(set(visible)) == len(visible), "a message is there twice"
+        by_body = {body: unique for unique, body in bodies.items()}
+        for body in visible:
+            assert self.wanted[by_body[body]] is Kind.COMMITTED
+            assert by_body[body] not in is_open
+            assert shelf.found_by_key(f"k{by_body[body]}") == [body]
+        for what, unique, detail in self.acknowledged[:acknowledged]:
+            decided = self.wanted.get(unique)
+            if what == "prepared" and detail >= shelf.store.halves.half_queue.min_offset:
+                assert bodies[unique] in shelf.bodies(HALF_TOPIC).values()
+                assert unique in is_open or decided is not None
+            elif detail is Kind.PARKED and decided is None:
+                assert is_open[unique][0].is_parked
+                assert bodies[unique] in shelf.bodies(PARKED_TOPIC).values()
+            elif detail is Kind.ROLLED_BACK:
+                assert unique not in is_open
+                assert bodies[unique] not in visible
+            elif detail is Kind.COMMITTED:
+                assert unique not in is_open
+                # Which of them were old enough to be deleted, floors tell before files do.
+                assert has_deleted or bodies[unique] in visible
+        return shelf.everything(), is_open
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_what_a_producer_was_told_survives_a_power_cut_at_any_step(seed):
+    life = Life(seed)
+    assert len(life.acknowledged) > TRANSACTIONS
+    assert len(life.points) > 60
+    done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
+    assert {("create", "inde"), ("remove", "log/")} <= done
+
+    for number, (event, disk, acknowledged) in enumerate(life.points):
+        for loss in (Loss.EVERYTHING, LOSSES[1 + number % 3]):
+            twin = disk.clone()
+            twin.crash(SeededEntropy(f"{seed}-{number}"), loss)
+            shelf = Shelf(twin, SMALL, Keeper(twin).floors().floors)
+            try:
+                seen = life.check(shelf, acknowledged)
+
+                # Whoever has read it may rely on it: another power cut takes none of it.
+                shelf.close()
+                twin.crash(loss=Loss.EVERYTHING)
+                shelf.open()
+                assert life.check(shelf, acknowledged) == seen
+
+                for unique in seen[1]:
+                    shelf.decide(unique, Kind.COMMITTED)
+                shelf.flush()
+                assert shelf.transactions() == {}
+                visible = list(shelf.bodies().values())
+                assert len(set(visible)) == len(visible)
+                after = shelf.everything()
+                shelf.restart_cleanly()
+                assert (shelf.everything(), shelf.transactions()) == (after, {})
+                shelf.close()
+            except (AssertionError, TxmqError) as problem:
+                problem.add_note(f"seed {seed}, before {event}, {loss}")
+                raise

@@ -1,0 +1,222 @@
+"""The open transactions in memory."""
+
+import sys
+
+import pytest
+
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.pending import Changes, Half, Pending, transaction_key
+
+T, U = ConsumeQueue("T", 0), ConsumeQueue("U", 3)
+MANY = 20_000
+
+
+def half(number=0, **given):
+    values = {
+        "offset": number, "position": 100 * number, "size": 300, "tags_code": -7,
+        "checksum": 0xFFFF_FFFF, "queue": T, "group": "g", "origin": "c",
+        "key_hashes": (1, 2**32 - 1),
+    }  # fmt: skip
+    return Half(**values | given)
+
+
+def opened(*halves):
+    pending = Pending()
+    for key, each in enumerate(halves):
+        pending.open(key, each)
+    return pending
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"key_hashes": ()},
+        {"key_hashes": tuple(range(65))},
+        {"group": "", "origin": ""},
+        {"tags_code": -(2**31), "checksum": 0, "size": 2**32 - 1},
+        {"offset": 2**62, "position": 2**62},
+        {"immunity_s": 2**32 - 1, "checks": 2**16 - 1, "is_parked": True},
+        {"queue": U},
+    ],
+)
+def test_a_transaction_is_found_as_it_was_opened(given):
+    wanted = half(5, **given)
+
+    assert opened(wanted).find(0) == wanted
+
+
+def test_one_that_was_never_opened_is_not_found():
+    pending = opened(half())
+
+    assert pending.find(1) is None
+    assert 1 not in pending
+    assert 0 in pending
+
+
+def test_what_is_closed_is_forgotten_with_all_it_held():
+    pending = opened(*[half(number, group=f"g{number % 3}", queue=U) for number in range(9)])
+    pending.park(4)
+
+    for key in range(9):
+        pending.close(key)
+
+    assert (len(pending), pending.parked, pending.pinned()) == (0, 0, None)
+    assert list(pending) == list(pending.parked_keys()) == []
+    shared = pending._owners
+    assert not shared._numbers
+    assert not shared.values
+    assert not shared._uses
+
+
+def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
+    pending = opened(half(0), half(1), half(2, origin="other"))
+    assert len(pending._owners.values) == 2
+
+    pending.close(0)
+
+    assert pending.find(1) == half(1)
+    assert pending.find(2) == half(2, origin="other")
+    pending.close(1)
+    assert pending.find(2) == half(2, origin="other")
+    assert len(pending._owners.values) == 1
+    pending.open(9, half(9))
+    assert pending.find(9) == half(9)
+    assert pending.find(2) == half(2, origin="other")
+
+
+def test_a_queue_that_was_made_anew_is_another_one():
+    pending = opened(half(0), half(1, queue=ConsumeQueue("T", 0)))
+
+    assert pending.find(0).queue is T
+    assert pending.find(1).queue is not T
+
+
+def test_checks_are_counted_and_nothing_else_changes():
+    pending = opened(half(0), half(1))
+
+    pending.count_checks(0, 14)
+
+    assert pending.find(0) == half(0, checks=14)
+    assert pending.find(1) == half(1)
+    pending.count_checks(0, 10**9)
+    assert pending.find(0).checks == 0xFFFF
+    pending.count_checks(0, 0)
+    assert pending.find(0) == half(0)
+
+
+def test_what_is_parked_is_listed_longest_first_and_still_open():
+    pending = opened(half(0), half(1), half(2))
+    pending.count_checks(2, 15)
+
+    pending.park(2)
+    pending.park(0)
+
+    assert list(pending.parked_keys()) == [2, 0]
+    assert list(pending) == [0, 1, 2]
+    assert pending.parked == 2
+    assert pending.find(2) == half(2, checks=15, is_parked=True)
+    pending.close(2)
+    assert list(pending.parked_keys()) == [0]
+
+
+def test_one_that_is_parked_when_it_is_opened_counts_as_parked():
+    pending = opened(half(0), half(1, is_parked=True))
+
+    assert list(pending.parked_keys()) == [1]
+
+
+def test_they_stand_in_the_order_in_which_they_were_opened():
+    pending = opened(half(0), half(1), half(2))
+    pending.close(0)
+    pending.open(0, half(3))
+
+    assert list(pending) == [1, 2, 0]
+
+
+def test_the_oldest_that_is_open_says_from_where_on_the_log_is_kept():
+    pending = opened(half(0, position=5), half(1, position=600), half(2, position=70_000))
+    assert pending.pinned() == 5
+
+    pending.close(1)
+    assert pending.pinned() == 5
+    pending.close(0)
+    assert pending.pinned() == 70_000
+    pending.park(2)
+    assert pending.pinned() == 70_000, "what is parked is kept"
+    pending.close(2)
+    assert pending.pinned() is None
+
+
+def test_a_transaction_takes_little_memory():
+    pending = opened(*[half(number) for number in range(MANY)])
+
+    table = pending.table
+    entries = sum(
+        sys.getsizeof(data) + sys.getsizeof(transaction_key("x")) for data in table.values()
+    )
+    assert (sys.getsizeof(table) + entries) / MANY < 200
+
+
+def test_a_key_is_a_number_that_fits_in_eight_bytes():
+    keys = {transaction_key(f"{number:032X}") for number in range(10_000)}
+
+    assert len(keys) == 10_000
+    assert min(keys) >= 0
+    assert max(keys) < 2**60
+
+
+# --- what a checkpoint is told ---
+
+
+def test_a_stretch_tells_what_it_opened_and_left_open():
+    pending = Pending()
+    for position in (10, 20, 30, 40):
+        pending.note_opened((position,))
+    pending.note_closed((25,), (10,))
+    pending.note_closed((45,), (30,))
+
+    assert pending.changes_before(10) == Changes([], [], [])
+    assert pending.changes_before(25) == Changes([10, 20], [], [])
+    assert pending.changes_before(26) == Changes([20], [], [])
+    assert pending.changes_before(45) == Changes([20, 30, 40], [], [])
+    assert pending.changes_before(99) == Changes([20, 40], [], [])
+
+
+def test_a_stretch_tells_what_it_closed_of_earlier_ones():
+    pending = Pending()
+    for position in (10, 20):
+        pending.note_opened((position,))
+    pending.saved_before(30)
+    pending.note_opened((35,))
+    for at, position in ((36, 20), (37, 35), (38, 10)):
+        pending.note_closed((at,), (position,))
+
+    assert pending.changes_before(37) == Changes([35], [20], [])
+    assert pending.changes_before(99) == Changes([], [20, 10], [])
+
+
+def test_a_stretch_tells_what_it_parked():
+    pending = Pending()
+    pending.note_opened((10,))
+    pending.note_parked(15, 10)
+    pending.note_closed((18,), (10,))
+
+    assert pending.changes_before(15) == Changes([10], [], [])
+    assert pending.changes_before(16) == Changes([10], [], [10])
+    assert pending.changes_before(19) == Changes([], [], [10])
+
+
+def test_what_was_saved_is_not_told_again_and_the_rest_is():
+    pending = Pending()
+    for position in (10, 20, 30):
+        pending.note_opened((position,))
+    for at, position in ((22, 10), (32, 20)):
+        pending.note_closed((at,), (position,))
+        pending.note_parked(at + 1, position)
+
+    pending.saved_before(25)
+
+    assert pending.changes_before(99) == Changes([30], [20], [20])
+    pending.saved_before(99)
+    assert pending.changes_before(99) == Changes([], [], [])

@@ -1,0 +1,159 @@
+"""Every step of a transaction at which a broker may die: seams of the product, named from outside.
+
+A label is a phase of a transaction's life, a seam that it passes, and a side of that seam. The list
+of labels is generated from the table; whoever kills a broker at each of them has been everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, Final, NamedTuple
+
+from broker.checker import Checker
+from broker.core.coordinator import Coordinator
+from broker.flusher import Flusher
+from broker.handlers.pull import PullHandlers
+from broker.store.commit_log import CommitLog
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.decision import Kind
+from broker.store.half_store import HalfStore
+from broker.store.key_index import KeyIndex
+from broker.store.message_store import MessageStore
+from txmq.limits import SPAN_BYTES_MAX
+from txmq.remoting.connection import Connection
+
+__all__ = [
+    "CHECK",
+    "COMMIT",
+    "COPY",
+    "LABELS",
+    "PARK",
+    "PREPARE",
+    "ROLL_BACK",
+    "SAVE",
+    "phase_of",
+    "watched",
+]
+
+PREPARE: Final = "prepare"
+COMMIT: Final = "commit"
+COPY: Final = "commit that writes the body again"
+ROLL_BACK: Final = "roll back"
+PARK: Final = "park"
+CHECK: Final = "check"
+SAVE: Final = "checkpoint"
+
+_WRITES: Final = (PREPARE, COMMIT, COPY, ROLL_BACK, PARK)
+_ANSWERED: Final = (PREPARE, COMMIT, COPY, ROLL_BACK)
+
+
+class Seam(NamedTuple):
+    """A method that a transaction comes through, in some phases of its life."""
+
+    name: str
+    owner: type
+    method: str
+    phases: tuple[str, ...]
+
+
+SEAMS: Final = (
+    Seam("stage the half message", HalfStore, "prepare", (PREPARE,)),
+    Seam("stage the decision", HalfStore, "decide", (COMMIT, COPY, ROLL_BACK, PARK)),
+    Seam("stage the body again", HalfStore, "_stage_copy", (COPY, PARK)),
+    Seam("write the span", CommitLog, "write", _WRITES),
+    Seam("begin the sync", Flusher, "_begin_sync", _WRITES),
+    Seam("note the sync", CommitLog, "synced", _WRITES),
+    Seam("release the span", Flusher, "_release", _WRITES),
+    Seam("extend the queue", ConsumeQueue, "publish", _WRITES),
+    Seam("extend the keys", KeyIndex, "extend", _WRITES),
+    Seam("publish the transaction", HalfStore, "publish", _WRITES),
+    Seam("answer", Connection, "flush", _ANSWERED),
+    Seam("tell the checker", Checker, "published", _WRITES),
+    Seam("wake the pulls", PullHandlers, "arrived", _WRITES),
+    Seam("answer a held pull", PullHandlers, "_resume", (COMMIT, COPY)),
+    Seam("ask the producer", Checker, "_ask", (CHECK,)),
+    Seam("hear that it is unknown", Checker, "said_unknown", (CHECK,)),
+    Seam("spend the check", Coordinator, "spend_check", (CHECK,)),
+    Seam("write the indexes", MessageStore, "begin_checkpoint", (SAVE,)),
+    Seam("note the indexes", MessageStore, "confirm_checkpoint", (SAVE,)),
+)
+
+
+def _label(phase: str, seam: Seam, side: str) -> str:
+    return f"{phase}: {side} {seam.name}"
+
+
+LABELS: Final = [
+    _label(phase, seam, side)
+    for seam in SEAMS
+    for phase in seam.phases
+    for side in ("before", "after")
+]
+
+
+def phase_of(label: str) -> str:
+    """In which phase of a transaction's life a label lies."""
+    return label.partition(":")[0]
+
+
+@contextmanager
+def watched(reached: Callable[[str], None]) -> Iterator[None]:
+    """Have every label told as brokers come to it; what is told may kill them there."""
+    walk = _Walk(reached)
+    with ExitStack() as undo:
+        for seam in SEAMS:
+            method = getattr(seam.owner, seam.method)
+            undo.callback(setattr, seam.owner, seam.method, method)
+            setattr(seam.owner, seam.method, walk.through(seam, method))
+        yield
+
+
+class _Walk:
+    """Where the broker is; those who drive it do one thing at a time."""
+
+    def __init__(self, reached: Callable[[str], None]) -> None:
+        self._reached = reached
+        self._phase = ""
+        self._is_releasing = False
+
+    def through(self, seam: Seam, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, with both its sides told."""
+
+        @wraps(method)
+        def walked(*given: Any, **named: Any) -> Any:
+            phase = self._phase_at(seam, *given)
+            self._pass(phase, seam, "before")
+            was, self._is_releasing = self._is_releasing, seam.method == "_release"
+            self._is_releasing |= was
+            try:
+                found = method(*given, **named)
+            finally:
+                self._is_releasing = was
+            self._pass(phase, seam, "after")
+            return found
+
+        return walked
+
+    def _pass(self, phase: str, seam: Seam, side: str) -> None:
+        if phase in seam.phases:
+            self._reached(_label(phase, seam, side))
+
+    def _phase_at(self, seam: Seam, *given: Any) -> str:
+        if seam.method == "flush":
+            # Of all that is written to peers, only the answers for which somebody waited.
+            return self._phase if self._is_releasing and given[0]._out else ""
+        if seam.owner is HalfStore and seam.method == "decide":
+            self._phase = _phase_of_decision(*given)
+        elif seam.owner is HalfStore and seam.method == "prepare":
+            self._phase = PREPARE
+        return seam.phases[0] if len(seam.phases) == 1 else self._phase
+
+
+def _phase_of_decision(halves: HalfStore, key: int, half: Any, kind: Kind, *more: Any) -> str:
+    del key, half, more
+    if kind is Kind.COMMITTED:
+        # Where a file is no larger than the longest span, no body is safe to be left in it.
+        return COMMIT if halves._store.segment_size > 2 * SPAN_BYTES_MAX else COPY
+    return ROLL_BACK if kind is Kind.ROLLED_BACK else PARK

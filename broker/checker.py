@@ -97,7 +97,7 @@ class Checker:
             if was is None or checks.next_due() != was:
                 self._wake.set()
         if checks.is_busy:
-            for key, _, half, kind in span.markers:
+            for key, _, half, kind, _ in span.markers:
                 if kind is not Kind.PARKED:
                     checks.forget(key)
                     if checks.settle(key) is not None:

@@ -16,6 +16,7 @@ from broker.core.offsets import Offsets
 from broker.core.statistics import Statistics
 from broker.core.topics import Topic, Topics
 from broker.store.consume_queue import ConsumeQueue
+from broker.store.half_store import HALF_TOPIC, OP_TOPIC
 from broker.store.message_store import MessageStore, Span
 from txmq.errors import (
     InternalError,
@@ -237,6 +238,10 @@ class PullHandlers:
         if not len(self._holds):
             return
         reached = {(each.queue.topic, each.queue.number) for each in span.staged}
+        if span.halves:
+            reached.add((HALF_TOPIC, 0))
+        if span.markers:
+            reached.add((OP_TOPIC, 0))
         for topic, number in sorted(reached):
             for pull in self._holds.wake(topic, number):
                 self._resume(pull, may_hold=True)

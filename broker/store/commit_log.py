@@ -30,6 +30,11 @@ class CommitLog:
         """How much waits to be written."""
         return self.next_position - self._segments.end - HEAD_BYTES
 
+    @property
+    def has_staged(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._staged)
+
     def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
         """Take a record whose bytes say that it lies at :attr:`next_position`."""
         self._staged += pieces

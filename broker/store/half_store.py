@@ -10,13 +10,13 @@ file is nearly full, the commit writes the message a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from broker.store.consume_queue import ConsumeQueue, Entry
+from broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
 from broker.store.decision import (
     MARKER,
     MARKER_BYTES,
@@ -91,8 +91,9 @@ class Sent(NamedTuple):
 Opening: TypeAlias = tuple[int, Half]
 """A half message on its way to the disk, by its transaction's key."""
 
-Closing: TypeAlias = tuple[int, int, Half, Kind]
-"""A marker on its way to the disk: its transaction's key, its position, what it decides, and how.
+Closing: TypeAlias = tuple[int, int, Half, Kind, bytes]
+"""A marker on its way to the disk: its transaction's key, its position, what it decides and how,
+and its entry in the op queue.
 """
 
 
@@ -145,7 +146,8 @@ class HalfStore:
         )
         checksum = crc32(tail, crc32(body, crc32(head)))
         store.last_ms = postmark[3]
-        store.stage(half_queue, (head, body, tail), size, tags_code, checksum ^ HIDDEN, ())
+        store.log.stage((head, body, tail), size)
+        half_queue.next_offset = offset + 1
         half = _new(Half, (
             offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
             immunity_s, 0, False,
@@ -162,7 +164,7 @@ class HalfStore:
         Raises:
             CorruptRecord: The half message cannot be read, where it has to be.
         """
-        store, log = self._store, self._store.log
+        store, log, op_queue = self._store, self._store.log, self.op_queue
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
         if self._here_from < 0:
             self._here_from = self._first_in_this_file()
@@ -171,15 +173,14 @@ class HalfStore:
         position = log.next_position
         offset = half.queue.next_offset if is_here else -1
         marker = marker_of(
-            kind, source, self.op_queue.next_offset, half.position, half.offset, offset, now_ms,
+            kind, source, op_queue.next_offset, half.position, half.offset, offset, now_ms,
             reason.encode(),
         )  # fmt: skip
         store.last_ms = now_ms
-        checksum = crc32(marker) ^ HIDDEN
-        store.stage(self.op_queue, (marker,), len(marker), half.offset, checksum, ())
+        log.stage((marker,), len(marker))
+        op_queue.next_offset += 1
+        entry = ENTRY.pack(position, len(marker), half.offset, crc32(marker) ^ HIDDEN)
         if is_here:
-            # The marker's bytes are counted by its entry in the op queue; this one stands for the
-            # message.
             store.stage_entry(
                 half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
                 half.key_hashes,
@@ -190,7 +191,7 @@ class HalfStore:
             self.parking.add(key)
         else:
             self.closing[key] = kind
-        self._markers.append((key, position, half, kind))
+        self._markers.append((key, position, half, kind, entry))
 
     def _stage_copy(self, half: Half, data: bytes, kind: Kind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
@@ -221,29 +222,35 @@ class HalfStore:
         self._here_from = -1
         return staged
 
-    def take_back(self, halves: Iterable[Opening], markers: Iterable[Closing]) -> None:
+    def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """The write failed: nothing of it happened."""
         for key, _ in halves:
             del self.opening[key]
-        for key, _, _, kind in markers:
+            self.half_queue.next_offset -= 1
+        for key, _, _, kind, _ in markers:
+            self.op_queue.next_offset -= 1
             if kind is Kind.PARKED:
                 self.parking.discard(key)
             else:
                 del self.closing[key]
 
-    def publish(self, halves: Iterable[Opening], markers: Iterable[Closing]) -> None:
+    def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """It is safe: from now on it holds."""
         pending = self.pending
         if halves:
-            opening, open_ = self.opening, pending.open
+            opening, open_, pack = self.opening, pending.open, ENTRY.pack
+            entries: list[bytes] = []
             for key, half in halves:
                 del opening[key]
                 open_(key, half)
+                # Position, size, tag, checksum; by number, as names take three times as long.
+                entries.append(pack(half[1], half[2], half[3], half[4] ^ HIDDEN))
+            self.half_queue.publish_packed(b"".join(entries))
             pending.note_opened([half.position for _, half in halves])
         closing, close = self.closing, pending.close
         closed: list[Closing] = []
         for each in markers:
-            key, at, half, kind = each
+            key, at, half, kind, _ = each
             if kind is Kind.PARKED:
                 self.parking.discard(key)
                 pending.park(key)
@@ -252,6 +259,7 @@ class HalfStore:
                 del closing[key]
                 close(key)
                 closed.append(each)
+        self.op_queue.publish_packed(b"".join([each[4] for each in markers]))
         if closed:
             pending.note_closed([each[1] for each in closed], [each[2][1] for each in closed])
             self._recent.put(closed)
@@ -307,6 +315,9 @@ class HalfStore:
         for position, is_parked in self._open.items():
             if position < end:
                 half, unique, _ = self._half_at(position)
+                known = self._entry_if(self.half_queue, half.offset, position)
+                if known is None or known[1][3] != half.checksum ^ HIDDEN:
+                    raise CorruptRecord(position, "a half message differs from what was stored")
                 self.pending.open(transaction_key(unique), half._replace(is_parked=is_parked))
         self._open.clear()
         self._recall()
@@ -328,7 +339,7 @@ class HalfStore:
             half, unique, _ = self._half_at(decision.half_position)
         except CorruptRecord:
             return None  # Told to whoever wants to read it.
-        return transaction_key(unique), entry[0], half, decision.kind
+        return transaction_key(unique), entry[0], half, decision.kind, b""
 
     def _half_at(self, position: int) -> tuple[Half, str, bytes]:
         data = self._record_at(position)
@@ -531,7 +542,7 @@ class _Recent:
         if len(self.new) >= self._size:
             self.old, self.new = self.new, {}
         new = self.new
-        for key, _, half, kind in closed:
+        for key, _, half, kind, _ in closed:
             # One number takes a third of the room of three: position, offset, kind.
             new[key] = half[1] << 66 | half[0] << 2 | kind
 

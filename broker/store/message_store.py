@@ -311,7 +311,7 @@ class MessageStore:
     @property
     def has_staged(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self._staged)
+        return self.log.has_staged
 
     def write(self) -> Span:
         """Write what is staged.

@@ -138,15 +138,15 @@ class Store(RuleBasedStateMachine):
 
         self.shelf.decide(half.unique, kind)
 
-        marker, *messages = store._staged[before:]
+        _, position, *_ = halves._markers[-1]
+        messages = store._staged[before:]
         assert len(messages) == (kind is not Kind.ROLLED_BACK)
-        self._stage(marker, b"%d" % half.placed.offset, half, kind)
+        self._stage(halves.op_queue, position, b"%d" % half.placed.offset, half, kind)
         for each in messages:
-            self._stage(each, half.placed.body, half, None)
+            self._stage(each.queue, each.position, half.placed.body, half, None)
 
-    def _stage(self, entry, body, half, kind):
-        queue = entry.queue
-        placed = Placed(queue.topic, queue.number, queue.next_offset - 1, entry.position, body)
+    def _stage(self, queue, position, body, half, kind):
+        placed = Placed(queue.topic, queue.number, queue.next_offset - 1, position, body)
         at_ms = self.shelf.store.last_ms
         self.staged.append(Message(placed, half.key, at_ms, half.unique, kind))
 

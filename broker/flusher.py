@@ -58,14 +58,6 @@ class Syncing(NamedTuple):
     covered: int
 
 
-def _add(tickets: Tickets, connection: Connection, request: Command, answer: bytes) -> None:
-    found = tickets.get(connection)
-    if found is None:
-        found = tickets[connection] = ([], [])
-    found[0].append(request)
-    found[1].append(answer)
-
-
 class Flusher:
     """Writes, syncs and releases spans for one store."""
 
@@ -160,7 +152,11 @@ class Flusher:
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Give this answer once what is staged now is safe."""
-        _add(self._tickets, connection, request, answer)
+        tickets = self._tickets.get(connection)
+        if tickets is None:
+            tickets = self._tickets[connection] = ([], [])
+        tickets[0].append(request)
+        tickets[1].append(answer)
 
     def decision_ms(self) -> int:
         """The same for a decision, which is taken whatever else is refused.
@@ -187,7 +183,9 @@ class Flusher:
         if self._store.has_staged:
             self.staged(connection, request, answer)
         elif self._waiting:
-            _add(self._waiting[-1].tickets, connection, request, answer)
+            requests, given = self._waiting[-1].tickets.setdefault(connection, ([], []))
+            requests.append(request)
+            given.append(answer)
         else:
             connection.send(answer)
             connection.flush()

@@ -8,7 +8,7 @@ runs for every message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from broker.store.half_store import seconds_in
 from broker.store.key_index import key_hash
@@ -17,7 +17,7 @@ from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_O
 from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 
-__all__ = ["Arrival", "HalfWords", "UndeclaredHalf", "examine", "examine_half"]
+__all__ = ["Arrival", "HalfArrival", "as_half", "check_plain", "examine", "says_it_is_half"]
 
 _SPECIAL: Final = frozenset(
     {
@@ -32,67 +32,69 @@ _SPECIAL: Final = frozenset(
 )
 """Properties that ask for more than storing."""
 
-Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...]]
-"""The properties as they are stored, the unique key, the tag's hash, the keys' hashes."""
+_new: Final = tuple.__new__  # A NamedTuple without a call of its own.
+_DELAYS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], dict[str, str] | None]
+"""The properties as they are stored, the unique key, the tag's hash, the keys' hashes, and what it
+asks for beyond storing.
+"""
 
 
-class UndeclaredHalf(Exception):
-    """A message says by its properties alone that it is a half message; stock clients say it in the
-    header, too, so this is looked for last.
+class HalfArrival(NamedTuple):
+    """A half message's properties, likewise."""
+
+    data: bytes
+    unique: str
+    tags_code: int
+    key_hashes: tuple[int, ...]
+    group: str
+    immunity_s: int
+
+
+def says_it_is_half(special: dict[str, str] | None) -> bool:
+    """Whether a message calls itself a half message; stock clients say so in the header, too."""
+    return special is not None and special.get("TRAN_MSG", "").lower() == "true"
+
+
+def check_plain(special: dict[str, str]) -> None:
+    """Refuse what a message asks for and this broker does not do.
+
+    Raises:
+        NoPermission: It wants to be delayed.
     """
+    if special.get("DELAY", "0") not in ("", "0"):
+        raise NoPermission("this broker does not delay messages yet")
 
 
-class HalfWords:
-    """What the properties of a half message say beside what all messages say, as they are walked
-    through.
-    """
-
-    __slots__ = ("group", "immunity_s", "is_declared")
-
-    def __init__(self) -> None:
-        self.group = ""
-        self.immunity_s = 0
-        self.is_declared = False
-
-    def __call__(self, name: str, value: str) -> None:
-        """Take one of them.
-
-        Raises:
-            MessageIllegal: The message wants to be delayed, too.
-        """
-        if name == "TRAN_MSG":
-            self.is_declared = bool(value)
-        elif name == "PGROUP":
-            self.group = value or self.group
-        elif name == properties.CHECK_IMMUNITY:
-            self.immunity_s = seconds_in(value) or self.immunity_s
-        elif value not in ("", "0"):
-            raise MessageIllegal(f"a half message cannot be delayed ({name} is {value[:40]})")
-
-
-def examine_half(
-    text: str, group: str, cluster: str, key_seed: int, new_unique_key: Callable[[], str]
-) -> tuple[Arrival, HalfWords]:
-    """Read and rewrite the properties of a half message, as :func:`examine` does.
+def as_half(arrival: Arrival, group: str) -> HalfArrival:
+    """What arrived as a half message.
 
     It will say what it is and whose it is, also where its producer said so in the header only.
 
     Raises:
         MessageIllegal: It wants to be delayed, too, or the properties are too long.
     """
-    words = HalfWords()
-    arrival = examine(text, cluster, key_seed, new_unique_key, words)
-    if not words.is_declared or not words.group:
-        if not words.is_declared:
-            text = properties.join(text, "TRAN_MSG\x01true\x02")
-        if not words.group:
-            text = properties.join(text, f"PGROUP\x01{group}\x02")
-        arrival = examine(text, cluster, key_seed, new_unique_key, words)
-    if len(arrival[0]) > PROPERTIES_OF_HALF_MAX:
+    data, unique, tags_code, hashes, special = arrival
+    if special is None or len(special) > 2 or not ("TRAN_MSG" in special and "PGROUP" in special):
+        special = special or {}
+        for name in _DELAYS:
+            if special.get(name, "0") not in ("", "0"):
+                raise MessageIllegal(
+                    f"a half message cannot be delayed ({name} is {special[name][:40]})"
+                )
+    if not special.get("TRAN_MSG"):
+        data += b"TRAN_MSG\x01true\x02"
+    owner = special.get("PGROUP")
+    if not owner:
+        owner = group
+        data += f"PGROUP\x01{group}\x02".encode()
+    if len(data) > PROPERTIES_OF_HALF_MAX:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"
         )
-    return arrival, words
+    immunity_s = 0 if len(special) == 2 else seconds_in(special.get(properties.CHECK_IMMUNITY))
+    return _new(HalfArrival, (data, unique, tags_code, hashes, owner, immunity_s))
 
 
 def examine(  # noqa: C901  one walk over the pairs is the point
@@ -100,7 +102,6 @@ def examine(  # noqa: C901  one walk over the pairs is the point
     cluster: str,
     key_seed: int,
     new_unique_key: Callable[[], str],
-    special: Callable[[str, str], None] | None = None,
 ) -> Arrival:
     """Read and rewrite the properties of a message that was sent.
 
@@ -109,14 +110,12 @@ def examine(  # noqa: C901  one walk over the pairs is the point
         cluster: The property that names this broker's cluster, written out.
         key_seed: Where the hashes of this topic's keys start from.
         new_unique_key: Gives an id to a message whose producer gave it none.
-        special: Judges properties that ask for more than storing.
 
     Raises:
-        NoPermission: It asks for something this broker does not do.
-        UndeclaredHalf: It is a half message.
         MessageIllegal: The properties are too long to be stored.
     """
     unique = keys = tag = ""
+    special: dict[str, str] | None = None
     kept: list[str] = []
     for pair in text.split("\x02"):
         name, _, value = pair.partition("\x01")
@@ -130,7 +129,9 @@ def examine(  # noqa: C901  one walk over the pairs is the point
         elif name in ("WAIT", "CLUSTER", ""):
             continue
         elif name in _SPECIAL:
-            (special or _allow)(name, value)
+            if special is None:
+                special = {}
+            special[name] = value or special.get(name, "")
         kept.append(pair)
     if not unique:
         unique = new_unique_key()
@@ -150,11 +151,4 @@ def examine(  # noqa: C901  one walk over the pairs is the point
         words = [unique, *keys.split(" ")[:KEYS_PER_MESSAGE_MAX]]
         hashes = tuple([key_hash(key_seed, word) for word in words])
     tags_code = java.string_hash(tag) if tag else 0
-    return data, unique, tags_code, hashes
-
-
-def _allow(name: str, value: str) -> None:
-    if name == "TRAN_MSG" and value.lower() == "true":
-        raise UndeclaredHalf
-    if name == "DELAY" and value not in ("", "0"):
-        raise NoPermission("this broker does not delay messages yet")
+    return data, unique, tags_code, hashes, special

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from broker.config import TransactionSettings
-from broker.core.arrival import Arrival, HalfWords
+from broker.core.arrival import HalfArrival
 from broker.core.topics import Topic, Topics
 from broker.core.transaction import STEPS, Event, State
 from broker.store.decision import Kind, Source
@@ -87,25 +87,24 @@ class Coordinator:
         postmark: Postmark,
         flag: int,
         body: bytes,
-        arrival: Arrival,
-        words: HalfWords,
+        arrival: HalfArrival,
         origin: str,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, bool]:
         """Stage a half message, or find the one that was sent before under the same id.
 
         Returns:
-            Its place in the half queue and its position in the log.
+            Its place in the half queue, its position in the log, and whether it is new.
 
         Raises:
             BrokerBusy: As many transactions are open as this broker keeps.
             MessageIllegal: The id belongs to another message.
         """
-        data, unique, tags_code, hashes = arrival
+        data, unique, tags_code, hashes, group, immunity_s = arrival
         key = transaction_key(unique)
         halves = self.halves
         if halves.knows(key):
             return self._again(key, topic, unique, body)
-        if len(halves.pending) + len(halves.opening) >= self.settings.pending_max:
+        if len(halves.pending.table) + len(halves.opening) >= self.settings.pending_max:
             raise BrokerBusy(
                 f"{self.settings.pending_max} transactions are open, the most this broker keeps; "
                 "decide some, or raise transaction.pending_max"
@@ -119,14 +118,14 @@ class Coordinator:
             tail_of(topic.name_field, data),
             tags_code,
             hashes,
-            words.group,
+            group,
             origin,
-            words.immunity_s,
+            immunity_s,
         )
         self.tally.prepared += 1
-        return half.offset, half.position
+        return half.offset, half.position, True
 
-    def _again(self, key: int, topic: Topic, unique: str, body: bytes) -> tuple[int, int]:
+    def _again(self, key: int, topic: Topic, unique: str, body: bytes) -> tuple[int, int, bool]:
         halves = self.halves
         known = halves.opening.get(key) or halves.pending.find(key) or halves.find_done(key)
         assert known is not None
@@ -135,7 +134,7 @@ class Coordinator:
         if key not in halves.opening:
             self._check_same(known, unique, body)
         self.tally.repeated += 1
-        return known.offset, known.position
+        return known.offset, known.position, False
 
     def _check_same(self, known: Half | Done, unique: str, body: bytes) -> None:
         found = self.halves.sent_at(known.position)
@@ -236,7 +235,8 @@ class Coordinator:
                 topic.put_bytes += half.size
         else:
             self.tally.rolled_back += 1
-        self.tally.forced += source is Source.OPERATOR
+        if source is Source.OPERATOR:
+            self.tally.forced += 1
         return True
 
     def _conflict(self, found: Transaction, event: Event, source: Source) -> None:

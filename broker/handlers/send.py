@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.core.admission import Admission
-from broker.core.arrival import Arrival, UndeclaredHalf, examine, examine_half
+from broker.core.arrival import Arrival, as_half, check_plain, examine, says_it_is_half
 from broker.core.clients import Clients
 from broker.core.coordinator import Coordinator
 from broker.core.groups import Groups
@@ -30,7 +30,7 @@ __all__ = ["SendHandlers"]
 
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.ROLLED_BACK)
+_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 
@@ -107,15 +107,15 @@ class SendHandlers:
         )  # fmt: skip
         if header.batch:
             answer = self._stage_batch(request, header, topic, number, postmark)
-        elif header.sys_flag & _TRANSACTION_BITS:
-            return self._take_half(connection, request, header, topic, number, postmark)
         else:
-            try:
-                data, unique, tags_code, hashes = examine(
-                    header.properties or "", self._cluster, topic.key_seed, self._new_key
-                )
-            except UndeclaredHalf:
-                return self._take_half(connection, request, header, topic, number, postmark)
+            arrival = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
+            data, unique, tags_code, hashes, special = arrival
+            if special is not None or sys_flag & _TRANSACTION_BITS:
+                if sys_flag & _TRANSACTION_BITS or says_it_is_half(special):
+                    return self._take_half(
+                        connection, request, header, topic, number, postmark, arrival
+                    )
+                check_plain(special or {})
             tail = tail_of(topic.name_field, data)
             offset, position = self._store.append(
                 topic.queues[number], postmark, header.flag, body, tail, tags_code, hashes
@@ -136,34 +136,27 @@ class SendHandlers:
         topic: Topic,
         number: int,
         postmark: Postmark,
+        arrival: Arrival,
     ) -> bytes | None:
-        if header.sys_flag & _TRANSACTION_BITS not in (0, _PREPARED):
-            raise MessageIllegal("a message cannot be sent as committed or rolled back")
+        sys_flag = postmark[0]
+        if sys_flag & _TRANSACTION_BITS != _PREPARED:
+            if sys_flag & _TRANSACTION_BITS:
+                raise MessageIllegal("a message cannot be sent as committed or rolled back")
+            postmark = (sys_flag | _PREPARED, *postmark[1:])
         if topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
         self._admission.check_halves()
-        arrival, words = examine_half(
-            header.properties or "",
-            header.producer_group,
-            self._cluster,
-            topic.key_seed,
-            self._new_key,
-        )
-        prepared = (postmark[0] | _PREPARED, *postmark[1:])
-        offset, position = self._coordinator.prepare(
-            topic,
-            number,
-            prepared,
-            header.flag,
-            request.body,
-            arrival,
-            words,
-            self._clients.client_id(header.producer_group, connection),
+        group = header.producer_group
+        half = as_half(arrival, group)
+        origin = self._clients.client_id(group, connection)
+        offset, position, is_new = self._coordinator.prepare(
+            topic, number, postmark, header.flag, request.body, half, origin
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent(request, offset_id, number, offset, arrival[1])
-            self._flusher.follow(connection, request, answer)
+            answer = answers.sent(request, offset_id, number, offset, half.unique)
+            give = self._flusher.staged if is_new else self._flusher.follow
+            give(connection, request, answer)
         return None
 
     def _stage_batch(
@@ -177,10 +170,11 @@ class SendHandlers:
         arrivals: list[Arrival] = []
         size = 0
         for _, body, text in items:
-            try:
-                arrivals.append(examine(text, self._cluster, topic.key_seed, self._new_key))
-            except UndeclaredHalf:
-                raise MessageIllegal("a batch cannot be transactional") from None
+            arrival = examine(text, self._cluster, topic.key_seed, self._new_key)
+            if says_it_is_half(arrival[4]):
+                raise MessageIllegal("a batch cannot be transactional")
+            check_plain(arrival[4] or {})
+            arrivals.append(arrival)
             # What all of them share is stored with each: little on the wire can be much in the log.
             size += len(body) + len(arrivals[-1][0])
             if size > SPAN_BYTES_MAX:
@@ -189,7 +183,7 @@ class SendHandlers:
         first = queue.next_offset
         ids: list[bytes] = []
         for (flag, body, _), arrival in zip(items, arrivals, strict=True):
-            data, _, tags_code, hashes = arrival
+            data, _, tags_code, hashes, _ = arrival
             tail = tail_of(topic.name_field, data)
             _, position = self._store.append(queue, postmark, flag, body, tail, tags_code, hashes)
             ids.append(b"%b%016X" % (self._store_host_hex, position))

@@ -103,14 +103,16 @@ class TransactionHandlers:
         reason: str = "",
     ) -> None:
         try:
-            self._coordinator.decide(found, event, source, now_ms, reason)
+            is_staged = self._coordinator.decide(found, event, source, now_ms, reason)
         except (ShouldCommit, ShouldRollBack) as problem:
+            is_staged = False
             # Also a refusal waits until what it speaks of is safe.
             said = _refused(request, problem)
         else:
             said = done(request)
         if not request.flag & ONEWAY:
-            self._flusher.follow(connection, request, said)
+            give = self._flusher.staged if is_staged else self._flusher.follow
+            give(connection, request, said)
 
     # Operators
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator
-from functools import cache
 from struct import Struct
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from broker.store.consume_queue import ConsumeQueue
+from txmq.limits import KEYS_PER_MESSAGE_MAX
 
 __all__ = ["Changes", "Half", "Pending", "transaction_key"]
 
 T = TypeVar("T", bound=Hashable)
 
-_FIELDS: Final = Struct("=qqIiIIIIHB")
-_HASHES_AT: Final = _FIELDS.size
+_FIXED: Final = Struct("=qqIiIIIHB")
+_HASHES_AT: Final = _FIXED.size
+_WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+_HASHES: Final = [Struct(f"={count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+"""How an entry is laid out that has so many keys, with its unique one; and the keys alone."""
+
 _new: Final = tuple.__new__
 _CHECKS: Final = Struct("=H")
 _CHECKS_AT: Final = _HASHES_AT - 3
@@ -96,11 +100,6 @@ class _Shared(Generic[T]):
             del self._numbers[self.values.pop(number)]
 
 
-@cache
-def _hashes(count: int) -> Struct:
-    return Struct(f"={count}I")
-
-
 class Pending:
     """All open transactions by key, oldest first."""
 
@@ -132,14 +131,15 @@ class Pending:
         return None if data is None else self._read(data)
 
     def _read(self, data: bytes) -> Half:
-        (
-            offset, position, size, tags_code, checksum, owner, hashes, immunity_s, checks, parked,
-        ) = _FIELDS.unpack_from(data)  # fmt: skip
+        offset, position, size, tags_code, checksum, owner, immunity_s, checks, parked = (
+            _FIXED.unpack_from(data)
+        )
         queue, group, origin = self._owners.values[owner]
+        hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
         # A NamedTuple without a call of its own; it is made for every END.
         return _new(Half, (
-            offset, position, size, tags_code, checksum, queue, group, origin,
-            _hashes(hashes).unpack_from(data, _HASHES_AT), immunity_s, checks, bool(parked),
+            offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
+            checks, parked == 1,
         ))  # fmt: skip
 
     def open(self, key: int, half: Half) -> None:
@@ -148,10 +148,10 @@ class Pending:
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
             checks, is_parked,
         ) = half  # fmt: skip
-        self.table[key] = _FIELDS.pack(
+        self.table[key] = _WHOLE[len(hashes)].pack(
             offset, position, size, tags_code, checksum, self._owners.take((queue, group, origin)),
-            len(hashes), immunity_s, checks, is_parked,
-        ) + _hashes(len(hashes)).pack(*hashes)  # fmt: skip
+            immunity_s, checks, is_parked, *hashes,
+        )  # fmt: skip
         if is_parked:
             self._parked[key] = None
 

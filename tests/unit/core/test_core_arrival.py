@@ -1,6 +1,6 @@
 import pytest
 
-from broker.core.arrival import UndeclaredHalf, examine, examine_half
+from broker.core.arrival import as_half, check_plain, examine, says_it_is_half
 from broker.store.key_index import key_hash, topic_seed
 from txmq.errors import MessageIllegal, NoPermission
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX
@@ -17,7 +17,9 @@ def arrived(**values):
 
 
 def examined(text):
-    data, unique, tags_code, hashes = examine(text, CLUSTER, SEED, lambda: "NEW")
+    data, unique, tags_code, hashes, special = examine(text, CLUSTER, SEED, lambda: "NEW")
+    assert not says_it_is_half(special)
+    check_plain(special or {})
     return properties.parse(data.decode()), unique, tags_code, hashes
 
 
@@ -100,8 +102,9 @@ def test_properties_may_be_as_long_as_a_record_can_say():
 
 @pytest.mark.parametrize("value", ["true", "TRUE", "True"])
 def test_a_message_may_say_by_its_properties_alone_that_it_is_a_half_message(value):
-    with pytest.raises(UndeclaredHalf):
-        arrived(UNIQ_KEY="u", TRAN_MSG=value)
+    *_, special = examine(properties.render({"TRAN_MSG": value}), CLUSTER, SEED, lambda: "NEW")
+
+    assert says_it_is_half(special)
 
 
 def test_delayed_messages_are_not_taken_yet():
@@ -118,8 +121,8 @@ def test_a_message_that_only_says_it_is_neither_is_an_ordinary_one(values):
 
 
 def half_arrived(text="", group="P"):
-    (data, unique, _, _), words = examine_half(text, group, CLUSTER, SEED, lambda: "NEW")
-    return properties.parse(data.decode()), unique, words.group, words.immunity_s
+    half = as_half(examine(text, CLUSTER, SEED, lambda: "NEW"), group)
+    return properties.parse(half.data.decode()), half.unique, half.group, half.immunity_s
 
 
 def test_a_half_message_is_stored_as_its_producer_describes_it():
@@ -129,11 +132,12 @@ def test_a_half_message_is_stored_as_its_producer_describes_it():
     }  # fmt: skip
 
     text = properties.render({**values, "WAIT": "true", "CLUSTER": "other"})
-    (data, *found), words = examine_half(text, "other", CLUSTER, SEED, lambda: "NEW")
+    half = as_half(examine(text, CLUSTER, SEED, lambda: "NEW"), "other")
 
-    assert properties.parse(data.decode()) == {**values, "CLUSTER": "c1"}
-    assert found == ["u", string_hash("A"), hashes_of("u", "k", "l")]
-    assert (words.group, words.immunity_s) == ("P", 30)
+    assert properties.parse(half.data.decode()) == {**values, "CLUSTER": "c1"}
+    assert (half.unique, half.tags_code) == ("u", string_hash("A"))
+    assert half.key_hashes == hashes_of("u", "k", "l")
+    assert (half.group, half.immunity_s) == ("P", 30)
 
 
 @pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])

@@ -1,8 +1,6 @@
 """What a transaction costs: a half message and its END, both answered once they are durable.
 
-Transactions go in rounds: as many half messages as are in flight at once, then as many ENDs, each
-with the places that its half message was answered with. The broker and its producer check nothing
-here; how the open ones are kept is measured by the section ``pending``.
+How the open ones are kept is measured by the section ``pending``.
 """
 
 import gc
@@ -15,69 +13,103 @@ from bench_sends import BODY_BYTES, COMPARED_AT, IN_FLIGHT, TURN_WARM_UP_S, spre
 
 ANSWER = re.compile(rb'"msgId":"[0-9A-F]{16}([0-9A-F]{16})","queueId":"\d+","queueOffset":"(\d+)"')
 COMMIT = 8
+STOCK = 20_000
 
 
 class Producer:
-    """Drives transactions over one connection."""
+    """Drives transactions over one connection.
+
+    As with many producers at once, half messages and ENDs arrive together: one half of the
+    transactions in flight is prepared while the other is ended.
+    """
 
     def __init__(self, link, in_flight):
         self.link = link
-        self.in_flight = in_flight
+        self.size = max(1, in_flight // 2)
+        self.is_alone = in_flight == 1
         self.count = 0
         self.run = time.time_ns() & 0xFFFF_FFFF
         self.half = bench_frames.half_template(BODY_BYTES)
         self.end = bench_frames.end_template(COMMIT)
+        self.ready = []
+        self.prepared = None
+
+    def stock_up(self):
+        """Write half messages for a while to come: a server that waits for us gets cold."""
+        while len(self.ready) * self.size < STOCK:
+            ids = [b"%016X%08X%08X" % (0xA1, self.run, self.count + n) for n in range(self.size)]
+            self.count += self.size
+            self.ready.append((ids, b"".join([self.half.fill(each) for each in ids])))
 
     def round(self):
-        """Prepare and commit once as many as are in flight."""
-        ids = [b"%016X%08X%08X" % (0xA1, self.run, self.count + n) for n in range(self.in_flight)]
-        self.count += self.in_flight
-        self.link.send(b"".join([self.half.fill(each) for each in ids]))
-        places = self._places()
-        ends = [
-            self.end.fill(each, b"%d" % int(position, 16), offset)
-            for each, (position, offset) in zip(ids, places, strict=True)
-        ]
-        self.link.send(b"".join(ends))
-        left = self.in_flight
-        while left:
-            left -= self.link.answers()
+        """Prepare some and end those before them; when the ended ones were begun, if there are any.
 
-    def _places(self):
-        found = []
-        while len(found) < self.in_flight:
+        With one transaction in flight there are no others.
+        """
+        ended_from, ends = None, b""
+        if self.prepared is not None:
+            ids, places, ended_from = self.prepared
+            self.prepared = None
+            ends = b"".join(
+                [
+                    self.end.fill(each, b"%d" % int(position, 16), offset)
+                    for each, (position, offset) in zip(ids, places, strict=True)
+                ]
+            )
+            if self.is_alone:
+                self.link.send(ends)
+                self._answers(1, 0)
+                return ended_from
+        if not self.ready:
+            self.stock_up()
+        ids, halves = self.ready.pop()
+        begun = time.perf_counter()
+        self.link.send(ends + halves)
+        places = self._answers(len(ids) if ends else 0, len(ids))
+        self.prepared = ids, places, begun
+        return ended_from
+
+    def _answers(self, ends, halves):
+        """Wait for so many answers; returns the places of half messages among them."""
+        found, left = [], ends + halves
+        while left:
             self.link._receive()
             data, end = bytes(self.link.view[: self.link.held]), 0
-            for length_at in self._frames(data):
-                end = length_at
+            for each in _frame_ends(data):
+                end = each
+                left -= 1
             found += ANSWER.findall(data[:end])
             self.link._drop(end)
+        assert len(found) == halves, "every answer to a half message tells its place"
         return found
 
-    def _frames(self, data):
-        at = 0
-        while len(data) - at >= 4:
-            at += 4 + bench_driver.LENGTH.unpack_from(data, at)[0]
-            if at > len(data):
-                return
-            yield at
+
+def _frame_ends(data):
+    at = 0
+    while len(data) - at >= 4:
+        at += 4 + bench_driver.LENGTH.unpack_from(data, at)[0]
+        if at > len(data):
+            return
+        yield at
 
 
 def measured(server, link, in_flight, seconds, warm_up_s):
     """Transactions for a while, and what they cost."""
     producer = Producer(link, in_flight)
+    producer.stock_up()
     begun = time.perf_counter()
     while time.perf_counter() - begun < warm_up_s:
         producer.round()
     drive = bench_driver.Drive()
+    producer.stock_up()
     gc.disable()
     used = server.cpu_s()
     begun = now = time.perf_counter()
     while now - begun < seconds:
-        sent_at = now
-        producer.round()
+        prepared_at = producer.round()
         now = time.perf_counter()
-        drive.note(now - sent_at, in_flight)
+        if prepared_at is not None:
+            drive.note(now - prepared_at, producer.size)
     drive.elapsed = now - begun
     used = server.cpu_s() - used
     gc.enable()
@@ -135,6 +167,7 @@ def _bytes(bench):
         link = bench_driver.Link(server.port)
         producer = Producer(link, COMPARED_AT)
         producer.round()
+        producer.prepared = None
         link.close()
         server.stop()
         server.start()
@@ -142,14 +175,14 @@ def _bytes(bench):
         link = bench_driver.Link(server.port)
         producer.link = link
         device -= server.written_bytes()
-        rounds = 500
+        rounds = 1000
         for _ in range(rounds):
             producer.round()
         device += server.written_bytes()
         link.close()
         server.stop()  # Which saves the indexes of all that was written.
         files = server.stored_bytes() - files
-    count = rounds * COMPARED_AT
+    count = rounds * producer.size
     return {
         "in_flight": COMPARED_AT,
         "body": BODY_BYTES,

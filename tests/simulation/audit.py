@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from broker.config import BrokerSettings
 from broker.keeper import Keeper
+from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.message_store import MessageStore
 from tests.simulation.checkers.recovery import AGAIN
 from tests.simulation.history import (
@@ -18,19 +19,23 @@ from tests.simulation.history import (
     Copy,
     Found,
     History,
+    Marker,
+    OpenAudited,
     Recovered,
     Shape,
+    Standing,
     mark,
 )
 from tests.simulation.node import BrokerNode, Tripwire
+from tests.simulation.operators import open_transactions
 from tests.simulation.workload import copy_of
 from txmq.client import Admin, Session
 from txmq.client.envelope import received
-from txmq.errors import NotFound, TopicNotFound, TransportError
+from txmq.errors import BrokerRefused, NotFound, TopicNotFound, TransportError
 from txmq.message import Queue
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.headers import OffsetAnswer, OffsetQuery, PullMessage, QueueHeader
-from txmq.protocol.record import unpack_all
+from txmq.protocol.record import Record, unpack_all
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
 from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
@@ -75,6 +80,54 @@ class Auditor:
         now = self._world.now()
         self._history.add(Audited(now, node.name, began, found, digest))
         return True
+
+    async def audit_transactions(self, node: BrokerNode) -> bool:
+        """Ask a broker for all it knows of transactions; false where it does not answer."""
+        began = self._world.now()
+        pool = Pool(self._machine.network, self._machine.clock)
+        name = node.name
+        try:
+            connection = await pool.connection(node.address)
+            listed = await open_transactions(connection)
+            parked = await open_transactions(connection, "parked")
+            # Whatever is decided meanwhile: each look finds all that those before it speak of.
+            markers = await _read_records(connection, OP_TOPIC)
+            copies = await _read_records(connection, PARKED_TOPIC)
+            halves = await _read_records(connection, HALF_TOPIC)
+        except (TransportError, BrokerRefused):
+            return False
+        finally:
+            await pool.close()
+        now = self._world.now()
+        told = (
+            {
+                each.transaction_id: Standing(
+                    each.half_offset, each.commit_log_offset, each.state == "parked"
+                )
+                for each in listed
+            },
+            tuple(each.transaction_id for each in parked),
+            tuple(copy_of(received(each, name)) for each in halves),
+            tuple(Marker(int(each.body), each.property_map()["TXMQ_DECISION"]) for each in markers),
+            tuple(each.property_map()["UNIQ_KEY"] for each in copies),
+        )
+        digest = zlib.crc32(f"{told}".encode())
+        self._history.add(OpenAudited(now, name, began, *told, digest))
+        return True
+
+    async def undecided(self, node: BrokerNode) -> int:
+        """How many transactions of a broker are open and not parked; asks until it answers."""
+        pool = Pool(self._machine.network, self._machine.clock)
+        try:
+            while True:
+                try:
+                    connection = await pool.connection(node.address)
+                    found = await open_transactions(connection)
+                    return sum(each.state != "parked" for each in found)
+                except (TransportError, BrokerRefused):
+                    await asyncio.sleep(0.5)
+        finally:
+            await pool.close()
 
     async def ends(self, node: BrokerNode, queues: Iterable[Queue]) -> list[tuple[Queue, int]]:
         """Where the queues of a broker end now; asks until it answers."""
@@ -149,14 +202,19 @@ async def _end(connection: Connection, queue: Queue) -> int:
 
 
 async def _read(connection: Connection, queue: Queue) -> tuple[Copy, ...]:
-    end = await _end(connection, queue)
-    copies: list[Copy] = []
-    while len(copies) < end:
+    found = await _read_records(connection, queue.topic, queue.number)
+    return tuple(copy_of(received(each, queue.broker)) for each in found)
+
+
+async def _read_records(connection: Connection, topic: str, number: int = 0) -> list[Record]:
+    end = await _end(connection, Queue(topic, "", number))
+    found: list[Record] = []
+    while len(found) < end:
         pull = PullMessage(
             consumer_group="AUDIT",
-            topic=queue.topic,
-            queue_id=queue.number,
-            queue_offset=copies[-1].offset + 1 if copies else 0,
+            topic=topic,
+            queue_id=number,
+            queue_offset=found[-1].queue_offset + 1 if found else 0,
             max_msg_nums=32,
             sys_flag=int(PullFlag.SUBSCRIPTION),
             commit_offset=0,
@@ -167,8 +225,8 @@ async def _read(connection: Connection, queue: Queue) -> tuple[Copy, ...]:
         answer = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=ANSWER_S)
         if answer.code != SUCCESS:
             break
-        copies += [copy_of(received(each, queue.broker)) for each in unpack_all(answer.body)]
-    return tuple(copies)
+        found += unpack_all(answer.body)
+    return found
 
 
 # Disks after a crash
@@ -231,10 +289,13 @@ def shape_of(disk: MemoryDisk, settings: BrokerSettings, topics: Iterable[str]) 
             for queue in store.queues_of(topic)
             if queue.max_offset
         }
+        pending = store.halves.pending
+        halves = [pending.find(key) for key in pending]
+        is_open = {half.offset: half.is_parked for half in halves if half is not None}
     finally:
         store.close()
     log = {name: (len(data), zlib.crc32(data)) for name, data in _files(disk)}
-    return Shape(log, queues, recovery.cut_bytes)
+    return Shape(log, queues, recovery.cut_bytes, is_open)
 
 
 def _checksum(queue) -> int:

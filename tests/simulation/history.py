@@ -3,19 +3,23 @@
 Events stand in the order in which they happened. A *send* is what a producer wants stored, one
 message or a batch; it may take several *attempts*, and each message of each attempt carries a
 *mark* of its own, so that every copy in a queue says which attempt put it there.
+
+A *transaction* is named by the unique key of its half message, which is the same in all attempts;
+so is its mark, for it may be in a queue once at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from txmq.errors import Effect
 from txmq.message import Queue
 
 __all__ = [
     "Acknowledged",
+    "Asked",
     "Audited",
     "Began",
     "Calm",
@@ -23,12 +27,21 @@ __all__ = [
     "Committed",
     "Committing",
     "Copy",
+    "Decided",
     "Down",
+    "EndAnswered",
+    "EndSent",
     "Ended",
     "Event",
     "Found",
+    "HalfRefused",
+    "HalfSending",
+    "HalfTaken",
     "History",
+    "Marker",
     "Moved",
+    "OpenAudited",
+    "Patience",
     "Pulled",
     "QueueEnd",
     "Recovered",
@@ -36,13 +49,25 @@ __all__ = [
     "Sending",
     "Serving",
     "Shape",
+    "Standing",
+    "Word",
+    "WrongEnd",
+    "half_mark",
     "mark",
 ]
+
+COMMIT, ROLLBACK, UNKNOWN = "commit", "rollback", "unknown"
+"""What an END says."""
 
 
 def mark(send: str, attempt: int, index: int) -> str:
     """What the copy of one message of one attempt carries."""
     return f"{send}#{attempt}.{index}"
+
+
+def half_mark(xid: str) -> str:
+    """What the message of a transaction carries."""
+    return mark(xid, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +126,8 @@ class Copy:
     tags: str
     stored_ms: int
     body: bytes = field(repr=False)
+    key: str = ""
+    """Its unique key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +177,142 @@ class Committed(Event):
     group: str
     queue: Queue
     offset: int
+
+
+# Transactions
+
+
+class Word(NamedTuple):
+    """Who says what about a transaction."""
+
+    says: str
+    """One of commit, rollback, unknown."""
+    who: str
+    """A producer, a check's answer, an operator, or a liar: only the first two go by the
+    database.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSending(Event):
+    """An attempt to send a half message begins."""
+
+    client: str
+    group: str
+    xid: str
+    queue: Queue
+    attempt: int
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfTaken(Event):
+    """The broker said that a half message is stored, at these places."""
+
+    xid: str
+    broker: str
+    offset: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRefused(Event):
+    """An attempt to send a half message failed."""
+
+    xid: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Event):
+    """A producer group's database holds the outcome of a transaction from now on."""
+
+    group: str
+    xid: str
+    committed: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSent(Event):
+    """Somebody is about to say how a transaction ends."""
+
+    xid: str
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnswered(Event):
+    """The broker answered that."""
+
+    xid: str
+    word: Word
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrongEnd(Event):
+    """An END that makes no sense, in a way named in ``how``, was answered."""
+
+    xid: str
+    how: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Event):
+    """A producer of a group was asked about a transaction, and shown its half message."""
+
+    client: str
+    group: str
+    xid: str
+    topic: str
+    queue_number: int
+    offset: int
+    position: int
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An open transaction as the broker lists it."""
+
+    offset: int
+    position: int
+    is_parked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A decision as the broker's topic of decisions shows it."""
+
+    half_offset: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAudited(Event):
+    """A broker was asked for everything it knows of transactions, beginning at second ``began``."""
+
+    broker: str
+    began: float
+    listed: Mapping[str, Standing] = field(repr=False)
+    """The open ones."""
+    parked: tuple[str, ...] = field(repr=False)
+    """Those on the list of the parked."""
+    halves: tuple[Copy, ...] = field(repr=False)
+    markers: tuple[Marker, ...] = field(repr=False)
+    copies: tuple[str, ...] = field(repr=False)
+    """The transactions of which a copy lies in the topic of the parked."""
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience(Event):
+    """So long may it take, once nothing goes wrong, until every transaction has its end."""
+
+    seconds: float
 
 
 # The stage
@@ -228,6 +391,8 @@ class Shape:
     queues: Mapping[tuple[str, int], tuple[int, int, int]]
     """First offset, end, and checksum of the entries, by topic and number."""
     cut_bytes: int
+    open: Mapping[int, bool] = field(default_factory=dict)
+    """The open transactions by the offset of their half message, and whether they are parked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from tests.simulation.checkers import acknowledged, liveness, order, recovery
-from tests.simulation.history import Acknowledged, Audited, Down, History, Pulled, Recovered
+from tests.simulation.checkers import (
+    acknowledged,
+    decisions,
+    kept,
+    liveness,
+    order,
+    recovery,
+    undecided,
+    visible,
+)
+from tests.simulation.history import (
+    Acknowledged,
+    Asked,
+    Audited,
+    Decided,
+    Down,
+    EndAnswered,
+    Event,
+    HalfTaken,
+    History,
+    OpenAudited,
+    Pulled,
+    Recovered,
+    WrongEnd,
+)
 from tests.simulation.mix import Mix
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.stage import Stage
 from txmq.testing import Trace, World
 
-__all__ = ["CHECKERS", "TAIL", "Outcome", "Run", "check", "live_through", "run_seed"]
+__all__ = ["CHECKERS", "MIXES", "TAIL", "Outcome", "Run", "check", "live_through", "run_seed"]
 
 TAIL = 60
 """So many events of a trace are worth showing."""
@@ -21,7 +44,13 @@ TAIL = 60
 COMPLAINTS = 20
 """So many complaints are worth showing."""
 
-CHECKERS = (acknowledged, order, recovery, liveness)
+CHECKERS = (acknowledged, order, recovery, liveness, visible, kept, undecided, decisions)
+
+MIXES: Mapping[str, Callable[[int], Mix]] = {
+    "messages": Mix.of,
+    "transactions": Mix.with_transactions,
+}
+"""How a seed draws what it is about, by the kind of run."""
 
 
 class Outcome(NamedTuple):
@@ -33,6 +62,14 @@ class Outcome(NamedTuple):
     ends: int
     audits: int
     recoveries: int
+    transactions: int
+    committed: int
+    overtaken: int
+    """Decided by a check before the local transaction had come to its end."""
+    checks: int
+    parked: int
+    conflicts: int
+    wrong: int
 
     @classmethod
     def of(cls, history: History, seconds: float) -> Outcome:
@@ -45,7 +82,18 @@ class Outcome(NamedTuple):
             history.count(Down),
             history.count(Audited),
             history.count(Recovered),
+            len({each.xid for each in events if isinstance(each, HalfTaken)}),
+            sum(each.committed for each in events if isinstance(each, Decided)),
+            sum(each.by == "check" for each in events if isinstance(each, Decided)),
+            history.count(Asked),
+            sum(len(each.parked) for each in _last_looks(events)),
+            sum(each.code in (200, 201) for each in events if isinstance(each, EndAnswered)),
+            history.count(WrongEnd),
         )
+
+
+def _last_looks(events: Sequence[Event]) -> Iterable[OpenAudited]:
+    return {each.broker: each for each in events if isinstance(each, OpenAudited)}.values()
 
 
 def check(history: History, checkers: Sequence[ModuleType] = CHECKERS) -> None:
@@ -65,7 +113,9 @@ def check(history: History, checkers: Sequence[ModuleType] = CHECKERS) -> None:
         raise AssertionError("\n  ".join(("broken promises:", *found[:COMPLAINTS], *more)))
 
 
-async def live_through(world: World, mix: Mix) -> Outcome:
+async def live_through(
+    world: World, mix: Mix, checkers: Sequence[ModuleType] = CHECKERS
+) -> Outcome:
     """One whole run; the scenario of every seed."""
     stage = Stage(world, mix)
     await stage.open()
@@ -74,7 +124,7 @@ async def live_through(world: World, mix: Mix) -> Outcome:
     stage.calm()
     await stage.settle()
     await stage.close()
-    check(stage.history)
+    check(stage.history, checkers)
     return Outcome.of(stage.history, world.now())
 
 
@@ -85,13 +135,20 @@ class Run(NamedTuple):
     trace: Trace
 
 
-def run_seed(seed: int, mix: Mix | None = None, *, keep_trace: bool = False) -> Run:
+def run_seed(
+    seed: int,
+    mix: Mix | None = None,
+    *,
+    keep_trace: bool = False,
+    checkers: Sequence[ModuleType] = CHECKERS,
+) -> Run:
     """Run a seed with the mix it draws, or another.
 
     Args:
         seed: The seed.
         mix: What it is about, where that is not drawn.
         keep_trace: Whether the trace keeps its events; a failure then carries the last of them.
+        checkers: Who judges it.
 
     Raises:
         AssertionError: A promise was broken, or the run failed as a simulation.
@@ -100,7 +157,7 @@ def run_seed(seed: int, mix: Mix | None = None, *, keep_trace: bool = False) -> 
     name = live_through.__name__
     world = World(seed, scenario=name, conditions=mix.conditions, keep_trace=keep_trace)
     try:
-        return Run(world.run(live_through(world, mix)), world.trace)
+        return Run(world.run(live_through(world, mix, checkers)), world.trace)
     except BaseException as error:
         if keep_trace:
             error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))

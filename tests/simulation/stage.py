@@ -5,10 +5,24 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context
 
+from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from tests.simulation.audit import Auditor, recover_in_several_ways
-from tests.simulation.history import Acknowledged, Calm, Ended, History, QueueEnd
+from tests.simulation.history import (
+    Acknowledged,
+    Audited,
+    Calm,
+    Ended,
+    HalfSending,
+    History,
+    Patience,
+    QueueEnd,
+    half_mark,
+)
+from tests.simulation.ledger import Ledger
 from tests.simulation.mix import Mix
 from tests.simulation.node import BrokerNode, NamesNode
+from tests.simulation.operators import Operator
+from tests.simulation.transactor import Transactor
 from tests.simulation.workload import AUTO_TOPIC, Client, Consumer, Producer
 from txmq.client import Admin, Session
 from txmq.client.routes import TEMPLATE_QUEUES_MAX
@@ -46,6 +60,9 @@ class Stage:
         self.auditor = Auditor(world, self.history, self.names_text)
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
+        self.ledgers: list[Ledger] = []
+        self.transactors: list[Transactor] = []
+        self.operators: list[Operator] = []
         self._helpers: set[asyncio.Task[bool]] = set()
         self._ends: dict[Queue, int] = {}
         self._draw = world.entropy.fork("stage")
@@ -66,7 +83,7 @@ class Stage:
     @property
     def clients(self) -> list[Client]:
         """Producers and consumers."""
-        return [*self.producers, *self.consumers]
+        return [*self.producers, *self.consumers, *self.transactors]
 
     @property
     def topics(self) -> list[str]:
@@ -127,8 +144,27 @@ class Stage:
                 self.consumers.append(
                     Consumer(world, name, names, mix, history, f"group-{group}", mine, tags)
                 )
-        for client in self.clients:
+        self._people_of_transactions()
+        for client in (*self.clients, *self.operators):
             client.start()
+
+    def _people_of_transactions(self) -> None:
+        world, mix, names, history = self.world, self.mix, self.names_text, self.history
+        dials = mix.transactions
+        if dials is None:
+            return
+        brokers = [node.address for node in self.brokers]
+        for group in range(dials.groups):
+            ledger = Ledger(f"bank-{group}", history)
+            self.ledgers.append(ledger)
+            self.transactors += [
+                Transactor(
+                    world, f"t{group}-{n}", names, mix, history, ledger, self.queues(), brokers
+                )
+                for n in range(dials.producers)
+            ]
+        if dials.operator_s:
+            self.operators.append(Operator(world, "on call", names, mix, history, brokers))
 
     # While it runs
 
@@ -141,7 +177,7 @@ class Stage:
     def examine(self, node: BrokerNode, draw: SeededEntropy, *, lost_power: bool) -> None:
         """Perhaps recover copies of a broker's disk in several ways."""
         if draw.chance(self.mix.recovery_chance):
-            topics = (*self.topics, AUTO_TOPIC)
+            topics = (*self.topics, AUTO_TOPIC, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC)
             recover_in_several_ways(node, self.history, draw, topics, lost_power=lost_power)
 
     def _has_served(self, node: BrokerNode) -> None:
@@ -150,9 +186,14 @@ class Stage:
             self.world.loop.call_soon(self._audit_aside, node, context=Context())
 
     def _audit_aside(self, node: BrokerNode) -> None:
-        task = asyncio.create_task(self.auditor.audit(node, self.queues_of(node)))
+        task = asyncio.create_task(self._audit(node))
         self._helpers.add(task)
         task.add_done_callback(self._helpers.discard)
+
+    async def _audit(self, node: BrokerNode) -> bool:
+        if not await self.auditor.audit(node, self.queues_of(node)):
+            return False
+        return self.mix.transactions is None or await self.auditor.audit_transactions(node)
 
     # The end
 
@@ -170,10 +211,12 @@ class Stage:
                 node.wire.clear()
             for client in self.clients:
                 self.world.network.slow(node.name, client.name, 0.0)
-        for client in self.clients:
+        for client in (*self.clients, *self.operators):
             client.machine.resume()
             if not client.machine.is_up:
                 client.start()
+        for transactor in self.transactors:
+            transactor.calm()
         self.history.add(Calm(self.world.now()))
 
     async def settle(self) -> None:
@@ -184,6 +227,7 @@ class Stage:
             async with asyncio.timeout(SETTLE_S):
                 for producer in self.producers:
                     await producer.done()
+                await self._settle_transactions()
                 await self._probe()
                 await self._note_ends()
                 while not all(self._has_read_all(each) for each in self.consumers):
@@ -193,6 +237,21 @@ class Stage:
         self.history.add(Ended(self.world.now()))
         for client in self.clients:
             await client.stop()
+
+    async def _settle_transactions(self) -> None:
+        """See that no transaction is open that is not parked."""
+        if self.mix.transactions is None:
+            return
+        patience_s = self.mix.transactions.patience_s(self.mix.conditions.give_up_s)
+        self.history.add(Patience(self.world.now(), patience_s))
+        for operator in self.operators:
+            await operator.stop()
+        while not all(each.is_idle for each in self.transactors):
+            await asyncio.sleep(0.1)
+        for node in self.brokers:
+            while await self.auditor.undecided(node):
+                await asyncio.sleep(0.2)
+            await self.auditor.audit_transactions(node)
 
     async def _probe(self) -> None:
         """One more message into every queue."""
@@ -230,7 +289,7 @@ class Stage:
             node.start()
         for node in self.brokers:
             await self.served(node, within_s=30.0)
-            await self.auditor.audit(node, self.queues_of(node))
+            await self._audit(node)
             for group in range(self.mix.groups):
                 await self.auditor.note_places(f"group-{group}", node, self.queues_of(node))
         await self._look_up()
@@ -240,7 +299,23 @@ class Stage:
     async def _look_up(self) -> None:
         known = [each for each in self.history.events if isinstance(each, Acknowledged)]
         chosen = [known[self._draw.below(len(known))] for _ in range(min(LOOKED_UP, len(known)))]
-        await self.auditor.look_up(chosen)
+        await self.auditor.look_up([*chosen, *self._committed_to_look_up()])
+
+    def _committed_to_look_up(self) -> list[Acknowledged]:
+        """Some messages of transactions, as if each had been sent where it was found last."""
+        if self.mix.transactions is None:
+            return []
+        xids = {each.xid for each in self.history.events if isinstance(each, HalfSending)}
+        found: dict[str, Acknowledged] = {}
+        for event in self.history.events:
+            if isinstance(event, Audited):
+                for queue, copies in event.queues.items():
+                    for copy in copies:
+                        if copy.key in xids and copy.mark == half_mark(copy.key):
+                            args = (event.at, copy.key, 0, queue, copy.offset, (copy.offset_id,))
+                            found[copy.key] = Acknowledged(*args)
+        known = list(found.values())
+        return [known[self._draw.below(len(known))] for _ in range(min(LOOKED_UP, len(known)))]
 
 
 class Prober(Producer):

@@ -3,8 +3,8 @@
 Its strings hash differently and its memory lies elsewhere, so whatever depends on either shows. And
 it runs while the first process does.
 
-Run as a module it reads a seed per line, and for each writes the digest of its trace, or nothing
-where the run failed.
+Run as a module it reads a kind of run and a seed per line, and for each writes the digest of its
+trace, or nothing where the run failed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import IO, Self
 
-from tests.simulation.runs import run_seed
+from tests.simulation.runs import MIXES, run_seed
 
 __all__ = ["Twin"]
 
@@ -43,9 +43,9 @@ class Twin:
         self._process.kill()
         self._process.communicate()
 
-    def begin(self, seed: int) -> None:
+    def begin(self, seed: int, kind: str = "messages") -> None:
         """Let it run a seed."""
-        _stream(self._process.stdin).write(f"{seed}\n")
+        _stream(self._process.stdin).write(f"{kind} {seed}\n")
         _stream(self._process.stdin).flush()
 
     def digest(self) -> str:
@@ -63,7 +63,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         try:
-            digest = run_seed(int(line)).trace.digest()
+            kind, seed = line.split()
+            digest = run_seed(int(seed), MIXES[kind](int(seed))).trace.digest()
         except Exception:
             digest = ""  # The first process fails on it too, and tells.
         print(digest, flush=True)

@@ -68,6 +68,7 @@ def copy_of(message: ReceivedMessage) -> Copy:
         tags=message.tags,
         stored_ms=message.stored_ms,
         body=message.body,
+        key=message.id,
     )
 
 

@@ -16,9 +16,11 @@ from tests.simulation.history import (
     Copy,
     Event,
     Found,
+    HalfSending,
     Pulled,
     Refused,
     Sending,
+    half_mark,
     mark,
 )
 from txmq.errors import Effect
@@ -47,6 +49,9 @@ class _Book:
     def send(self, event: Sending) -> None:
         for index, body in enumerate(event.bodies):
             self._bodies[mark(event.send, event.attempt, index)] = body
+
+    def send_half(self, event: HalfSending) -> None:
+        self._bodies[half_mark(event.xid)] = event.body
 
     def refuse(self, event: Refused) -> None:
         if event.effect is Effect.NONE:
@@ -127,6 +132,8 @@ def broken(events: Iterable[Event]) -> list[str]:
         match event:
             case Sending():
                 book.send(event)
+            case HalfSending():
+                book.send_half(event)
             case Refused():
                 book.refuse(event)
             case Acknowledged():

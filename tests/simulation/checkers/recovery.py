@@ -1,8 +1,9 @@
 """Recovering twice equals recovering once.
 
-However a broker comes up after a crash, it finds the same log and the same queues: when it is
-stopped and started again, when the power goes once more in the middle of recovery, and when its
-indexes are gone and made anew. Only the first recovery may have anything to cut.
+However a broker comes up after a crash, it finds the same log, the same queues and the same open
+transactions: when it is stopped and started again, when the power goes once more in the middle of
+recovery, and when its indexes are gone and made anew. Only the first recovery may have anything to
+cut.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def _differences(once: Shape, other: Shape) -> Iterator[str]:
     for kind, first, second in (
         ("file", once.log, other.log),
         ("queue", once.queues, other.queues),
+        ("open transaction", once.open, other.open),
     ):
         for name in sorted({*first, *second}, key=str):
             if first.get(name) != second.get(name):

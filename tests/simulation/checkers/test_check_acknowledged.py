@@ -3,7 +3,18 @@
 import pytest
 
 from tests.simulation.checkers.acknowledged import broken
-from tests.simulation.checkers.told import Q, acknowledged, audit, copy, pulled, refused, send, sent
+from tests.simulation.checkers.told import (
+    Q,
+    acknowledged,
+    audit,
+    copy,
+    half,
+    of_half,
+    pulled,
+    refused,
+    send,
+    sent,
+)
 from tests.simulation.history import Found
 from txmq.errors import Effect
 
@@ -121,3 +132,8 @@ def test_brokers_answer_only_for_themselves():
     elsewhere = Q.__class__("Topic", "broker-b", 0)
 
     assert broken([*sent(1, "a", 0), audit(2, queue=elsewhere)]) == []
+
+
+def test_a_message_of_a_transaction_was_sent_as_a_half_message():
+    assert broken([half(1, "a"), audit(2, of_half("a", 0))]) == []
+    assert "sent otherwise" in broken([half(1, "a"), audit(2, of_half("a", 0, data=b"x"))])[0]

@@ -40,3 +40,11 @@ def test_a_file_that_is_gone_or_new_is_found():
 def test_queues_that_differ_are_found():
     for queues in ({}, {("Topic", 0): (0, 2, 9)}, {("Topic", 0): (0, 3, 1)}):
         assert len(broken(recovered(interrupted=replace(CALM, queues=queues)))) == 1
+
+
+def test_open_transactions_that_differ_are_found():
+    once = replace(ONCE, open={0: False, 3: True})
+    for known in ({0: False}, {0: False, 3: False}, {0: False, 3: True, 4: False}):
+        found = broken([Recovered(1.0, "broker-a", once, {"again": replace(CALM, open=known)})])
+        assert len(found) == 1
+        assert "open transaction" in found[0]

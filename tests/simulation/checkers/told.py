@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from tests.simulation.history import (
     Acknowledged,
+    Asked,
     Audited,
     Began,
     Committed,
     Committing,
     Copy,
+    Decided,
     Down,
+    EndAnswered,
+    EndSent,
+    HalfSending,
+    HalfTaken,
+    Marker,
+    OpenAudited,
     Pulled,
     Refused,
     Sending,
+    Standing,
+    Word,
+    half_mark,
     mark,
 )
 from txmq.message import Queue
@@ -20,15 +31,23 @@ from txmq.message import Queue
 __all__ = [
     "Q",
     "acknowledged",
+    "answered",
+    "asked",
     "audit",
     "began",
     "commit",
     "copy",
+    "decided",
     "down",
+    "half",
+    "looked",
+    "of_half",
     "pulled",
     "refused",
     "send",
+    "said",
     "sent",
+    "taken",
 ]
 
 Q = Queue("Topic", "broker-a", 0)
@@ -91,3 +110,78 @@ def commit(at, offset, *, group="group"):
 
 def down(at, *, kept=False):
     return Down(at, Q.broker, "crash", kept)
+
+
+# Transactions
+
+
+def half(at, xid, *, group="bank", data=None, queue=Q):
+    """A half message is sent."""
+    return HalfSending(at, "producer", group, xid, queue, 0, body(xid) if data is None else data)
+
+
+def taken(at, xid, offset, *, position=None):
+    """It was sent a second ago, and is stored."""
+    position = 1000 * offset if position is None else position
+    return [half(at - 1, xid), HalfTaken(at, xid, Q.broker, offset, position)]
+
+
+def decided(at, xid, committed=True, *, by="local transaction"):
+    """The database has it."""
+    return Decided(at, "bank", xid, committed, by)
+
+
+def said(at, xid, says, *, who="producer"):
+    """Somebody says how it ended."""
+    return EndSent(at, xid, Word(says, who))
+
+
+def answered(at, xid, says, *, who="producer", code=0):
+    """Somebody said how it ended a second ago, and is answered."""
+    return [said(at - 1, xid, says, who=who), EndAnswered(at, xid, Word(says, who), code)]
+
+
+def asked(at, xid, offset, *, group="bank", data=None, position=None):
+    """A producer is asked about a transaction."""
+    position = 1000 * offset if position is None else position
+    shown = body(xid) if data is None else data
+    return Asked(at, "producer", group, xid, Q.topic, Q.number, offset, position, shown)
+
+
+def of_half(xid, offset, *, data=None):
+    """What is read of a half message, or of the message it became."""
+    shown = body(xid) if data is None else data
+    return Copy(offset, 1000 * offset, f"id-{offset}", half_mark(xid), "", 0, shown, xid)
+
+
+def looked(
+    at,
+    *,
+    halves=(),
+    markers=(),
+    prepared=(),
+    parked=(),
+    listed_parked=None,
+    copies=None,
+    began=None,
+):
+    """A look at a broker's transactions.
+
+    ``prepared`` and ``parked`` name transactions by their half messages, as ``halves`` has them.
+    """
+    shown = tuple(of_half(xid, offset) for offset, xid in enumerate(halves))
+    standing = {
+        each.key: Standing(each.offset, each.position, each.key in parked)
+        for each in shown
+        if each.key in prepared or each.key in parked
+    }
+    return OpenAudited(
+        at,
+        Q.broker,
+        at if began is None else began,
+        standing,
+        tuple(parked if listed_parked is None else listed_parked),
+        shown,
+        tuple(Marker(offset, kind) for offset, kind in markers),
+        tuple(parked if copies is None else copies),
+    )

@@ -1,0 +1,82 @@
+"""What the tests that run many seeds have in common: which seeds, and what is said of a failure."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.runs import MIXES, TAIL, run_seed
+from tests.simulation.twin import CHECKOUT, Twin
+
+__all__ = ["IS_SOAK", "Seeds"]
+
+IS_SOAK = "TXMQ_SOAK" in os.environ
+
+
+class Seeds:
+    """The seeds of one kind of run.
+
+    Args:
+        kind: Which mixes they draw.
+        file: The test that runs them.
+        alone: The variable that names a single seed to be run and shown.
+        count: How many there are.
+        quick: So many of the fixed ones run with the fast tests, too.
+    """
+
+    def __init__(self, kind: str, file: str, alone: str, count: int, quick: int) -> None:
+        self._kind = kind
+        self._file = file
+        self._variable = alone
+        self._alone = os.environ.get(alone)
+        self._count = count
+        self._quick = quick
+
+    def params(self) -> list[object]:
+        """All of them, or the single one."""
+        return [int(self._alone)] if self._alone else list(self._many())
+
+    def _many(self) -> Iterator[object]:
+        fixed = range(self._count // 2 if IS_SOAK else self._count)
+        chance = random.SystemRandom()
+        fresh = [chance.randrange(1_000_000, 2**32) for _ in range(self._count - len(fixed))]
+        for seed in (*fixed, *fresh):
+            yield pytest.param(seed, marks=() if seed < self._quick else pytest.mark.slow)
+
+    def judge(self, seed: int, twin: Twin) -> None:
+        """Run a seed here and in another process, and see that it goes one way and well.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        mix = MIXES[self._kind](seed)
+        twin.begin(seed, self._kind)
+        try:
+            run = run_seed(seed, mix, keep_trace=self._alone is not None)
+        except Exception as problem:
+            twin.digest()
+            raise AssertionError(f"{self._repeat(seed)}\n{problem}") from problem
+        if twin.digest() != run.trace.digest():
+            difference = self._difference(seed)
+            raise AssertionError(f"{self._repeat(seed)}\ntwo runs went two ways: {difference}")
+        if self._alone:
+            print(f"\n{mix}", run.outcome, *run.trace.events[-TAIL:], sep="\n")
+
+    def _repeat(self, seed: int) -> str:
+        command = f"{self._variable}={seed} python -m pytest -s tests/simulation/{self._file}"
+        return f"commit {_commit()}, {command}"
+
+    def _difference(self, seed: int) -> str:
+        mix = MIXES[self._kind](seed)
+        first, second = (run_seed(seed, mix, keep_trace=True).trace for _ in range(2))
+        return first.difference(second) or "only in another process: something follows hashes"
+
+
+def _commit() -> str:
+    asked = ["git", "describe", "--always", "--dirty"]
+    told = subprocess.run(asked, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"

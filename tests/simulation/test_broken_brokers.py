@@ -1,0 +1,229 @@
+"""The checkers of transactions find a broker that is broken on purpose, each by what it breaks.
+
+Every one of these brokers is made from the real one by taking a single thought away.
+"""
+
+import pytest
+
+from broker.checker import Checker
+from broker.core.coordinator import Coordinator, Transaction
+from broker.core.transaction import Event, State
+from broker.flusher import Flusher
+from broker.handlers.transactions import TransactionHandlers
+from broker.store.decision import Kind, Source
+from broker.store.half_store import HalfStore
+from broker.store.pending import Pending
+from tests.simulation.checkers import decisions, kept, undecided, visible
+from tests.simulation.mix import Mix, TransactionMix, kib
+from tests.simulation.runs import CHECKERS, run_seed
+from txmq.config import Size
+from txmq.errors import TransactionGroupWrong
+
+LOUD = TransactionMix(
+    timeout_s=0.5,
+    interval_s=0.5,
+    check_max=2,
+    lanes=3,
+    count=20,
+    think_s=0.3,
+    beat_s=0.2,
+    unclear_chance=0.3,
+    oneway_chance=0.2,
+    twin_chance=0.3,
+    again_chance=0.1,
+    repeats=3,
+    repeat_s=3.0,
+    die_chance=0.01,
+    lie_chance=0.2,
+    mood_chance=0.4,
+)
+"""Much of everything that can happen to a transaction."""
+
+MIX = Mix(
+    segment=Size(1 << 25),
+    producers=1,
+    sends=10,
+    chaos_s=12.0,
+    pause_s=1.0,
+    audit_chance=1.0,
+    recovery_chance=0.0,
+    faults=("power cut", "kill", "cut connections"),
+    transactions=LOUD,
+)
+
+SMALL = MIX.but(segment=kib(32))
+"""Where every commit writes its message a second time."""
+
+SEEDS = 6
+"""So many are enough for each fault to show."""
+
+
+def run_all(mix, checkers=CHECKERS):
+    for seed in range(SEEDS):
+        run_seed(seed, mix, checkers=checkers)
+
+
+def test_the_whole_broker_passes():
+    for mix in (MIX, SMALL):
+        run_all(mix)
+
+
+class Forgiving(dict):
+    """Forgets also what it does not know."""
+
+    def __delitem__(self, key):
+        self.pop(key, None)
+
+
+def with_dict(patch, name, kind):
+    init = HalfStore.__init__
+
+    def changed(self, store):
+        init(self, store)
+        setattr(self, name, kind())
+
+    patch(HalfStore, "__init__", changed)
+
+
+def a_contradiction_is_answered_as_if_it_were_none(patch):
+    patch(Coordinator, "_conflict", lambda self, found, event, source: None)
+
+
+def a_second_decision_is_honoured(patch):
+    with_dict(patch, "closing", Forgiving)
+    closing = Pending.close
+
+    def close(self, key):
+        if key in self:
+            closing(self, key)
+
+    patch(Pending, "close", close)
+    prepared = lambda self, key, half: Transaction(key, State.PREPARED, half)  # noqa: E731
+    patch(Coordinator, "_as_it_stands", prepared)
+    patch(Coordinator, "_decided", prepared)
+
+
+def closing_is_forgotten(patch):
+    patch(Pending, "close", lambda self, key: None)
+
+
+def parking_is_forgotten(patch):
+    patch(Coordinator, "park", lambda self, key, half, now_ms: None)
+
+
+def a_transaction_that_nobody_knows_is_rolled_back(patch):
+    def park(self, key, half, now_ms):
+        if key not in self.halves.closing:
+            self.halves.decide(key, half, Kind.ROLLED_BACK, Source.BROKER, now_ms)
+
+    patch(Coordinator, "park", park)
+
+
+def nobody_is_asked(patch):
+    patch(Checker, "round", lambda self: len(self.checks.take_due(1e9, 500)))
+
+
+def open_transactions_are_forgotten_at_a_restart(patch):
+    patch(HalfStore, "recovered", lambda self, end: self._open.clear())
+
+
+def parked_is_forgotten_at_a_restart(patch):
+    recovered = HalfStore.recovered
+
+    def forgetful(self, end):
+        self._open = dict.fromkeys(self._open, False)
+        recovered(self, end)
+
+    patch(HalfStore, "recovered", forgetful)
+
+
+def answers_do_not_wait_for_the_disk(patch):
+    def follow(self, connection, request, answer):
+        connection.send(answer)
+        connection.flush()
+
+    patch(Flusher, "follow", follow)
+
+
+def the_group_is_not_looked_at(patch):
+    find = Coordinator.find
+
+    def lenient(self, header):
+        try:
+            return find(self, header)
+        except TransactionGroupWrong:
+            header.producer_group = "bank-0"
+            return find(self, header)
+
+    patch(Coordinator, "find", lenient)
+
+
+def a_rollback_is_taken_for_a_commit(patch):
+    decide = Coordinator.decide
+
+    def deaf(self, found, event, *rest):
+        return decide(self, found, Event.COMMIT if found.half else event, *rest)
+
+    patch(Coordinator, "decide", deaf)
+
+
+def a_commit_is_not_shown(patch):
+    patch(HalfStore, "_stage_copy", lambda *_: None)
+    return SMALL
+
+
+def a_copy_is_written_twice(patch):
+    stage = HalfStore._stage_copy
+
+    def twice(*given):
+        stage(*given)
+        stage(*given)
+
+    patch(HalfStore, "_stage_copy", twice)
+    return SMALL
+
+
+def a_half_message_sent_again_is_another(patch):
+    with_dict(patch, "opening", Forgiving)
+    patch(HalfStore, "knows", lambda self, key: False)
+
+
+def the_parked_are_not_listed(patch):
+    matching = TransactionHandlers._matching
+
+    def without(self, header):
+        return () if header.state == "parked" else matching(self, header)
+
+    patch(TransactionHandlers, "_matching", without)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "checker"),
+    [
+        (a_contradiction_is_answered_as_if_it_were_none, decisions),
+        (a_second_decision_is_honoured, decisions),
+        (a_second_decision_is_honoured, visible),
+        (closing_is_forgotten, kept),
+        (closing_is_forgotten, undecided),
+        (parking_is_forgotten, undecided),
+        (a_transaction_that_nobody_knows_is_rolled_back, undecided),
+        (nobody_is_asked, undecided),
+        (open_transactions_are_forgotten_at_a_restart, kept),
+        (open_transactions_are_forgotten_at_a_restart, undecided),
+        (parked_is_forgotten_at_a_restart, kept),
+        (answers_do_not_wait_for_the_disk, kept),
+        (the_group_is_not_looked_at, decisions),
+        (a_rollback_is_taken_for_a_commit, visible),
+        (a_commit_is_not_shown, visible),
+        (a_commit_is_not_shown, kept),
+        (a_copy_is_written_twice, visible),
+        (a_half_message_sent_again_is_another, kept),
+        (the_parked_are_not_listed, undecided),
+    ],
+    ids=lambda each: each.__name__.rpartition(".")[2],
+)
+def test_a_broken_broker_is_found(breaks, checker, monkeypatch):
+    mix = breaks(monkeypatch.setattr) or MIX
+
+    with pytest.raises(AssertionError, match="broken promises"):
+        run_all(mix, [checker])

@@ -1,0 +1,50 @@
+"""Whole clusters in trouble that are told of transactions, by producers that are in trouble, too.
+
+As in ``test_seeds.py`` each seed is another, runs twice and must keep every promise.
+``TXMQ_TRANSACTION_SEEDS`` says how many there are, ``TXMQ_TRANSACTION_SEED`` runs a single one and
+shows what happened in it.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.simulation.mix import MOODS, OTHER_FAULTS, POWER_FAULTS, Mix
+from tests.simulation.runs import run_seed
+from tests.simulation.seeds import IS_SOAK, Seeds
+from tests.simulation.twin import Twin
+
+COUNT = int(os.environ.get("TXMQ_TRANSACTION_SEEDS") or (500 if IS_SOAK else 60))
+QUICK = 8
+ALONE = "TXMQ_TRANSACTION_SEED"
+SEEDS = Seeds("transactions", "test_transaction_seeds.py", ALONE, COUNT, QUICK)
+
+
+@pytest.fixture(scope="module")
+def twin():
+    with Twin() as running:
+        yield running
+
+
+def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
+    mixes = [Mix.with_transactions(seed) for seed in range(60)]
+    dials = [mix.transactions for mix in mixes]
+
+    assert {fault for mix in mixes for fault in mix.faults} == {*POWER_FAULTS, *OTHER_FAULTS}
+    assert {mood for each in dials if each.mood_chance for mood in each.moods} == {*MOODS}
+    for chance in ("die_chance", "doze_chance", "lie_chance", "operator_s", "repeats"):
+        assert {bool(getattr(each, chance)) for each in dials} == {True, False}
+
+
+def test_the_quick_seeds_alone_see_every_kind_of_ending():
+    seen = Counter()
+    for seed in range(QUICK):
+        seen.update(run_seed(seed, Mix.with_transactions(seed)).outcome._asdict())
+
+    assert all(seen.values()), seen
+
+
+@pytest.mark.parametrize("seed", SEEDS.params())
+def test_every_promise_about_transactions_is_kept(seed, twin):
+    SEEDS.judge(seed, twin)

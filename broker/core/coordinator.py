@@ -34,6 +34,10 @@ __all__ = ["Coordinator", "Tally", "Transaction"]
 
 log = logging.getLogger(__name__)
 
+_PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
+_OPERATOR: Final = Source.OPERATOR
+"""For every END; an enum's members are slow to reach."""
+
 _new: Final = tuple.__new__
 _EVENTS: Final = {Event.COMMIT: Kind.COMMITTED, Event.ROLL_BACK: Kind.ROLLED_BACK}
 _STATES: Final = {Kind.COMMITTED: State.COMMITTED, Kind.ROLLED_BACK: State.ROLLED_BACK}
@@ -102,8 +106,8 @@ class Coordinator:
         data, unique, tags_code, hashes, group, immunity_s = arrival
         key = transaction_key(unique)
         halves = self.halves
-        if halves.knows(key):
-            return self._again(key, topic, unique, body)
+        if halves.knows(key) and (known := self._known(key)) is not None:
+            return self._again(known, key, topic, unique, body)
         if len(halves.pending.table) + len(halves.opening) >= self.settings.pending_max:
             raise BrokerBusy(
                 f"{self.settings.pending_max} transactions are open, the most this broker keeps; "
@@ -125,13 +129,16 @@ class Coordinator:
         self.tally.prepared += 1
         return half.offset, half.position, True
 
-    def _again(self, key: int, topic: Topic, unique: str, body: bytes) -> tuple[int, int, bool]:
+    def _known(self, key: int) -> Half | Done | None:
         halves = self.halves
-        known = halves.opening.get(key) or halves.pending.find(key) or halves.find_done(key)
-        assert known is not None
+        return halves.opening.get(key) or halves.pending.find(key) or halves.find_done(key)
+
+    def _again(
+        self, known: Half | Done, key: int, topic: Topic, unique: str, body: bytes
+    ) -> tuple[int, int, bool]:
         if isinstance(known, Half) and known.queue.topic != topic.name:
             raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
-        if key not in halves.opening:
+        if key not in self.halves.opening:
             self._check_same(known, unique, body)
         self.tally.repeated += 1
         return known.offset, known.position, False
@@ -162,7 +169,7 @@ class Coordinator:
             key, half, is_open = self._find_by_place(offset, position)
         elif half.group == header.producer_group and key not in halves.closing:
             # Nearly always; the rest is for whoever says something twice, or something else.
-            state = State.PARKED if half.is_parked else State.PREPARED
+            state = _PARKED if half.is_parked else _PREPARED
             return _new(Transaction, (key, state, half))
         if half.group != header.producer_group:
             raise TransactionGroupWrong(
@@ -199,7 +206,7 @@ class Coordinator:
         kind = self.halves.closing.get(key)
         if kind is not None:
             return Transaction(key, _STATES[kind], None)
-        return Transaction(key, State.PARKED if half.is_parked else State.PREPARED, half)
+        return Transaction(key, _PARKED if half.is_parked else _PREPARED, half)
 
     def _decided(self, key: int, half: Half) -> Transaction:
         done = self.halves.find_done(key)
@@ -227,7 +234,7 @@ class Coordinator:
             return False
         half = found.half
         self.halves.decide(found.key, half, _EVENTS[event], source, now_ms, reason)
-        if event is Event.COMMIT:
+        if event is _COMMIT:
             self.tally.committed += 1
             topic = self._topics.find(half.queue.topic)
             if topic is not None:
@@ -235,7 +242,7 @@ class Coordinator:
                 topic.put_bytes += half.size
         else:
             self.tally.rolled_back += 1
-        if source is Source.OPERATOR:
+        if source is _OPERATOR:
             self.tally.forced += 1
         return True
 

@@ -143,7 +143,7 @@ class SendHandlers:
             if sys_flag & _TRANSACTION_BITS:
                 raise MessageIllegal("a message cannot be sent as committed or rolled back")
             postmark = (sys_flag | _PREPARED, *postmark[1:])
-        if topic.name.startswith((RETRY, DLQ)):
+        if topic.name[0] == "%" and topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
         self._admission.check_halves()
         group = header.producer_group

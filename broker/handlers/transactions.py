@@ -45,6 +45,7 @@ __all__ = ["TransactionHandlers"]
 
 _EVENTS: Final = {int(SysFlag.COMMITTED): Event.COMMIT, int(SysFlag.ROLLED_BACK): Event.ROLL_BACK}
 _BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
+_CHECK, _PRODUCER = Source.CHECK, Source.PRODUCER
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
 
@@ -85,7 +86,7 @@ class TransactionHandlers:
             if header.from_transaction_check and found.half is not None:
                 self._checker.said_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
-        source = Source.CHECK if header.from_transaction_check else Source.PRODUCER
+        source = _CHECK if header.from_transaction_check else _PRODUCER
         # Before anything is looked at: to begin a turn may end another, whose write may fail.
         now_ms = self._flusher.decision_ms()
         found = self._coordinator.find(header)

@@ -63,6 +63,9 @@ PARKED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 HIDDEN: Final = 0xFFFFFFFF
 """What the checksum of an entry is inverted with that is shown in another form."""
 
+_COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
+"""For every END; an enum's members are slow to reach."""
+
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _SIZE_MAGIC: Final = Struct(">II")
@@ -168,8 +171,8 @@ class HalfStore:
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
         if self._here_from < 0:
             self._here_from = self._first_in_this_file()
-        is_here = kind is Kind.COMMITTED and half.position >= self._here_from
-        copy = None if is_here or kind is Kind.ROLLED_BACK else self._read_half(half)
+        is_here = kind is _COMMITTED and half.position >= self._here_from
+        copy = None if is_here or kind is _ROLLED_BACK else self._read_half(half)
         position = log.next_position
         offset = half.queue.next_offset if is_here else -1
         marker = marker_of(
@@ -187,7 +190,7 @@ class HalfStore:
             )  # fmt: skip
         elif copy is not None:
             self._stage_copy(half, copy, kind, now_ms)
-        if kind is Kind.PARKED:
+        if kind is _PARKED:
             self.parking.add(key)
         else:
             self.closing[key] = kind
@@ -196,11 +199,11 @@ class HalfStore:
     def _stage_copy(self, half: Half, data: bytes, kind: Kind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
         store = self._store
-        if kind is Kind.PARKED:
+        if kind is _PARKED:
             queue, hashes = store.queue(PARKED_TOPIC, 0), ()
         position = store.log.next_position
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
-        if kind is Kind.PARKED:
+        if kind is _PARKED:
             record, _ = records.unpack(shown)
             flags = record.sys_flag & ~_TYPE_BITS
             shown = records.pack(_moved(record, PARKED_TOPIC, sys_flag=flags))
@@ -229,7 +232,7 @@ class HalfStore:
             self.half_queue.next_offset -= 1
         for key, _, _, kind, _ in markers:
             self.op_queue.next_offset -= 1
-            if kind is Kind.PARKED:
+            if kind is _PARKED:
                 self.parking.discard(key)
             else:
                 del self.closing[key]
@@ -251,7 +254,7 @@ class HalfStore:
         closed: list[Closing] = []
         for each in markers:
             key, at, half, kind, _ = each
-            if kind is Kind.PARKED:
+            if kind is _PARKED:
                 self.parking.discard(key)
                 pending.park(key)
                 pending.note_parked(at, half.position)
@@ -277,7 +280,7 @@ class HalfStore:
 
     def found_decision(self, decision: Decision, position: int, data: bytes) -> bool:
         """Take a marker found in the log; false where it does not follow the last one."""
-        if decision.kind is Kind.PARKED:
+        if decision.kind is _PARKED:
             if decision.half_position in self._open:
                 self._open[decision.half_position] = True
             self.pending.note_parked(position, decision.half_position)
@@ -334,7 +337,7 @@ class HalfStore:
     def _closed_by(self, entry: Entry) -> Closing | None:
         try:
             decision = self._decision_at(entry)
-            if decision.kind is Kind.PARKED or decision.half_position < self._store.start:
+            if decision.kind is _PARKED or decision.half_position < self._store.start:
                 return None
             half, unique, _ = self._half_at(decision.half_position)
         except CorruptRecord:
@@ -394,7 +397,12 @@ class HalfStore:
 
     def find_done(self, key: int) -> Done | None:
         """How a transaction was decided not long ago."""
-        return self._recent.get(key)
+        found = self._recent.get(key)
+        if found is None:
+            return None
+        offset, kind = found
+        entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
+        return Done(offset, entries[0][0], kind) if entries else None
 
     def half_of(self, offset: int, position: int) -> tuple[Half, str] | None:
         """The half message that stands at both these places, with its unique key, if one does."""
@@ -409,7 +417,7 @@ class HalfStore:
         found = None
         for entry in self.op_queue.with_code(half.offset, self._store.file_at(half.position)):
             found = self._decision_at(entry)
-            if found.kind is not Kind.PARKED:
+            if found.kind is not _PARKED:
                 break
         return found
 
@@ -543,14 +551,12 @@ class _Recent:
             self.old, self.new = self.new, {}
         new = self.new
         for key, _, half, kind, _ in closed:
-            # One number takes a third of the room of three: position, offset, kind.
-            new[key] = half[1] << 66 | half[0] << 2 | kind
+            # One number takes less room than two.
+            new[key] = half[0] << 2 | kind
 
-    def get(self, key: int) -> Done | None:
+    def get(self, key: int) -> tuple[int, Kind] | None:
         packed = self.new.get(key) or self.old.get(key)
-        if packed is None:
-            return None
-        return Done(packed >> 2 & (1 << 64) - 1, packed >> 66, Kind(packed & 3))
+        return None if packed is None else (packed >> 2, Kind(packed & 3))
 
 
 def seconds_in(said: str | None) -> int:

@@ -29,6 +29,7 @@ _DONE: Final = (
     b'{"code":0,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON",'
     b'"version":409}'
 )
+_LENGTHS: Final = [_WORDS.pack(4 + size, size) for size in range(len(_DONE) + 16)]
 _PULLED: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
     b'"suggestWhichBrokerId":"0"},"flag":1,"language":"JAVA","opaque":%d,"remark":%b,'
@@ -64,7 +65,7 @@ def done(to: Command) -> bytes:
     """The answer that says that all is well, and nothing else."""
     if to.kind == JSON:
         header = _DONE % to.opaque
-        return _WORDS.pack(4 + len(header), len(header)) + header
+        return _LENGTHS[len(header)] + header
     return answer(to)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from broker.store.half_store import seconds_in
+from broker.store.half_reader import seconds_in
 from broker.store.key_index import key_hash
 from txmq.errors import MessageIllegal, NoPermission
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX

@@ -10,7 +10,7 @@ from typing import Final
 
 from broker.config import TopicDefaults
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.key_index import topic_seed
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NoPermission, TopicNotFound

@@ -16,7 +16,7 @@ from broker.core.offsets import Offsets
 from broker.core.statistics import Statistics
 from broker.core.topics import Topic, Topics
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC
 from broker.store.message_store import MessageStore, Span
 from txmq.errors import (
     InternalError,

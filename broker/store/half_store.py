@@ -1,41 +1,23 @@
-"""Half messages in the log: stored once in their final form, decided by a marker, shown in the form
-each reader expects.
+"""Half messages in the log: stored once in their final form, and decided by a marker.
 
-In an index, an entry whose checksum is inverted is not stored in the form it is shown in: a half
-message under the half topic, a marker under the op topic, and a committed message, whose entry
-stands for the marker. Its body then lies where the half message put it, in the same file of the
-log, so that both go together when that file is deleted. Where the half lies in another file, or its
-file is nearly full, the commit writes the message a second time.
+On commit the marker is also the message's place: a queue's entry stands for it, and the body lies
+where the half message put it, in the same file of the log, so that both go together when that file
+is deleted. Where the half lies in another file, or its file is nearly full, the commit writes the
+message a second time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import msgspec
-
 from broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
-from broker.store.decision import (
-    MARKER,
-    MARKER_BYTES,
-    REASON_BYTES_MAX,
-    Decision,
-    Kind,
-    Source,
-    marker_of,
-)
-from broker.store.key_index import key_hash, keys_in, topic_seed
+from broker.store.decision import REASON_BYTES_MAX, Decision, Kind, Source, marker_of
+from broker.store.half_reader import HIDDEN, PARKED_TOPIC, HalfReader, moved
 from broker.store.pending import Changes, Half, Pending, transaction_key
 from broker.store.span import HEAD_BYTES
-from txmq.errors import CorruptRecord, RemoteProtocolError
-from txmq.limits import (
-    FRAME_BYTES_MAX,
-    RECALLED_TRANSACTIONS,
-    RECENT_TRANSACTIONS,
-    SPAN_BYTES_MAX,
-)
+from txmq.errors import CorruptRecord
+from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
@@ -45,34 +27,12 @@ from txmq.protocol.record import Postmark, Record
 if TYPE_CHECKING:
     from broker.store.message_store import MessageStore
 
-__all__ = [
-    "HALF_TOPIC",
-    "HIDDEN",
-    "OP_TOPIC",
-    "PARKED_TOPIC",
-    "Done",
-    "HalfStore",
-    "Sent",
-    "seconds_in",
-]
-
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-PARKED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-
-HIDDEN: Final = 0xFFFFFFFF
-"""What the checksum of an entry is inverted with that is shown in another form."""
+__all__ = ["Closing", "Done", "HalfStore", "Opening"]
 
 _COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
 """For every END; an enum's members are slow to reach."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
-_SIZE_MAGIC: Final = Struct(">II")
-_READ_AT_ONCE: Final = 2048
-"""Most records are no larger, and one read costs half of two."""
-
-_NOWHERE: Final = bytes(8)
 _new: Final = tuple.__new__  # A NamedTuple without a call of its own.
 
 
@@ -84,13 +44,6 @@ class Done(NamedTuple):
     kind: Kind
 
 
-class Sent(NamedTuple):
-    """What tells one half message from another."""
-
-    unique: str
-    body: bytes
-
-
 Opening: TypeAlias = tuple[int, Half]
 """A half message on its way to the disk, by its transaction's key."""
 
@@ -100,11 +53,11 @@ and its entry in the op queue.
 """
 
 
-class HalfStore:
+class HalfStore(HalfReader):
     """The half messages of one store, and what became of them."""
 
     def __init__(self, store: MessageStore) -> None:
-        self._store = store
+        super().__init__(store)
         self.pending = Pending()
         self.opening: dict[int, Half] = {}
         """Half messages that are staged or written and not safe yet."""
@@ -117,13 +70,6 @@ class HalfStore:
         self._markers: list[Closing] = []
         self._open: dict[int, bool] = {}
         self._here_from = -1
-        self.half_queue = ConsumeQueue(HALF_TOPIC, 0)
-        self.op_queue = ConsumeQueue(OP_TOPIC, 0)
-
-    def begin(self) -> None:
-        """Take hold of the two queues, once it is known where they start."""
-        self.half_queue = self._store.queue(HALF_TOPIC, 0)
-        self.op_queue = self._store.queue(OP_TOPIC, 0)
 
     # Appending
 
@@ -206,7 +152,7 @@ class HalfStore:
         if kind is _PARKED:
             record, _ = records.unpack(shown)
             flags = record.sys_flag & ~_TYPE_BITS
-            shown = records.pack(_moved(record, PARKED_TOPIC, sys_flag=flags))
+            shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
         store.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
 
     def _first_in_this_file(self) -> int:
@@ -344,45 +290,6 @@ class HalfStore:
             return None  # Told to whoever wants to read it.
         return transaction_key(unique), entry[0], half, decision.kind, b""
 
-    def _half_at(self, position: int) -> tuple[Half, str, bytes]:
-        data = self._record_at(position)
-        record, _ = _unpacked(data, position)
-        text = record.properties
-        tag = properties.find(text, properties.TAGS)
-        seed = topic_seed(record.topic)
-        half = Half(
-            offset=record.queue_offset,
-            position=position,
-            size=len(data),
-            tags_code=java.string_hash(tag) if tag else 0,
-            checksum=crc32(data),
-            queue=self._store.queue(record.topic, record.queue_id),
-            group=properties.find(text, properties.PRODUCER_GROUP) or "",
-            origin="",
-            key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
-            immunity_s=seconds_in(properties.find(text, properties.CHECK_IMMUNITY)),
-        )
-        return half, properties.find(text, properties.UNIQUE_KEY) or "", data
-
-    def sent_at(self, position: int) -> Sent | None:
-        """What a producer sent that now lies at a position, or ``None`` where it is gone."""
-        try:
-            record, _ = _unpacked(self._record_at(position), position)
-        except CorruptRecord:
-            return None
-        return Sent(properties.find(record.properties, properties.UNIQUE_KEY) or "", record.body)
-
-    def _record_at(self, position: int) -> bytes:
-        data = self._store.read(position, _READ_AT_ONCE)
-        if len(data) >= records.SMALLEST:
-            size, magic = _SIZE_MAGIC.unpack_from(data)
-            if magic == records.MAGIC and size <= FRAME_BYTES_MAX:
-                if size > len(data):
-                    data = self._store.read(position, size)
-                if len(data) >= size:
-                    return data[:size]
-        raise CorruptRecord(position, "a half message that was not decided is not there")
-
     # Reading
 
     def knows(self, key: int) -> bool:
@@ -404,139 +311,6 @@ class HalfStore:
         entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
         return Done(offset, entries[0][0], kind) if entries else None
 
-    def half_of(self, offset: int, position: int) -> tuple[Half, str] | None:
-        """The half message that stands at both these places, with its unique key, if one does."""
-        entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
-        if not entries or entries[0][0] != position:
-            return None
-        half, unique, _ = self._half_at(position)
-        return half, unique
-
-    def decision_on(self, half: Half) -> Decision | None:
-        """The last marker that names a half message, searched for from the half's file on."""
-        found = None
-        for entry in self.op_queue.with_code(half.offset, self._store.file_at(half.position)):
-            found = self._decision_at(entry)
-            if found.kind is not _PARKED:
-                break
-        return found
-
-    def _decision_at(self, entry: Entry) -> Decision:
-        position, size, _, checksum = entry
-        data = self._store.read(position, size)
-        if crc32(data) ^ HIDDEN != checksum:
-            raise CorruptRecord(position, "a marker differs from what was stored")
-        return Decision.unpack(data, position)
-
-    def _read_half(self, half: Half) -> bytes:
-        data = self._store.read(half.position, half.size)
-        if crc32(data) != half.checksum:
-            raise CorruptRecord(half.position, "a half message differs from what was stored")
-        return data
-
-    def record_of(self, half: Half) -> Record:
-        """An open half message as its producer sent it.
-
-        Raises:
-            CorruptRecord: It differs from what was stored.
-        """
-        record, _ = _unpacked(self._read_half(half), half.position)
-        return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
-
-    def shown(self, queue: ConsumeQueue, entry: Entry) -> bytes:
-        """What a reader of a queue gets for an entry whose checksum is inverted.
-
-        Raises:
-            CorruptRecord: What lies there is not what was stored.
-        """
-        position, size, _, checksum = entry
-        if queue.topic == OP_TOPIC:
-            return self._shown_marker(self._decision_at(entry), position)
-        if queue.topic == HALF_TOPIC:
-            data = self._store.read(position, size)
-            if crc32(data) ^ HIDDEN != checksum:
-                raise CorruptRecord(position, "a half message differs from what was stored")
-            record, _ = _unpacked(data, position)
-            flags = record.sys_flag & ~_TYPE_BITS
-            return records.pack(_moved(_with_real_place(record), HALF_TOPIC, sys_flag=flags))
-        decision = self._marker_at(position)
-        if decision is None:
-            raise CorruptRecord(position, "a message differs from what was stored")
-        data = self._store.read(decision.half_position, size)
-        if crc32(data) ^ HIDDEN != checksum:
-            raise CorruptRecord(position, "a committed message differs from what was stored")
-        return records.committed(
-            data, decision.queue_offset, position, decision.decided_ms, decision.half_position
-        )
-
-    def _shown_marker(self, decision: Decision, position: int) -> bytes:
-        try:
-            host = _unpacked(self._record_at(decision.half_position), position)[0].store_host
-        except CorruptRecord:
-            host = _NOWHERE  # The half is gone, and with it the only trace of the address.
-        fields = {
-            "TAGS": "d",
-            "TXMQ_DECISION": decision.kind.name,
-            "TXMQ_SOURCE": decision.source.name,
-            "TXMQ_REASON": decision.reason,
-        }
-        return records.pack(
-            Record(
-                queue_id=0,
-                flag=0,
-                queue_offset=decision.offset,
-                position=position,
-                sys_flag=0,
-                born_ms=decision.decided_ms,
-                born_host=host,
-                stored_ms=decision.decided_ms,
-                store_host=host,
-                attempts=0,
-                prepared_position=decision.half_position,
-                body=str(decision.half_offset).encode(),
-                topic=OP_TOPIC,
-                properties=properties.render({name: text for name, text in fields.items() if text}),
-            )
-        )
-
-    def is_hidden(self, head: bytes) -> bool:
-        """Whether what starts like this is a half message or a marker."""
-        if head[4:8] == MARKER:
-            return len(head) >= MARKER_BYTES
-        return (
-            len(head) >= records.SMALLEST
-            and head[records.SYS_FLAG_AT + 3] & _TYPE_BITS == _PREPARED
-        )
-
-    def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:
-        """Where in a queue stands what starts with ``head`` at a position; strangers may ask."""
-        if head[4:8] != MARKER:
-            return self._entry_if(self.half_queue, records.queue_offset_of(head), position)
-        decision = self._marker_at(position)
-        if decision is None:
-            return None
-        if decision.queue_offset < 0:
-            return self._entry_if(self.op_queue, decision.offset, position)
-        queue = self._half_at(decision.half_position)[0].queue
-        return self._entry_if(queue, decision.queue_offset, position)
-
-    def _marker_at(self, position: int) -> Decision | None:
-        data = self._store.read(position, MARKER_BYTES + REASON_BYTES_MAX)
-        try:
-            decision = Decision.unpack(data, position)
-        except CorruptRecord:
-            return None
-        known = self._entry_if(self.op_queue, decision.offset, position)
-        if known is None or crc32(data[: known[1][1]]) ^ HIDDEN != known[1][3]:
-            return None
-        return decision
-
-    def _entry_if(
-        self, queue: ConsumeQueue, offset: int, position: int
-    ) -> tuple[ConsumeQueue, Entry] | None:
-        entries = queue.read(offset, 1) if offset >= queue.min_offset else []
-        return (queue, entries[0]) if entries and entries[0][0] == position else None
-
 
 class _Recent:
     """The last decisions: two generations, of which the older is forgotten as a whole."""
@@ -557,28 +331,3 @@ class _Recent:
     def get(self, key: int) -> tuple[int, Kind] | None:
         packed = self.new.get(key) or self.old.get(key)
         return None if packed is None else (packed >> 2, Kind(packed & 3))
-
-
-def seconds_in(said: str | None) -> int:
-    """For how long a half message with this property is not to be asked about; 0 where it is left
-    to the broker.
-    """
-    if said is None or not said.isascii() or not said.isdecimal():
-        return 0
-    return min(int(said[:10]), 0xFFFF_FFFF)
-
-
-def _unpacked(data: bytes, position: int) -> tuple[Record, int]:
-    try:
-        return records.unpack(data)
-    except RemoteProtocolError as problem:
-        raise CorruptRecord(position, str(problem)) from problem
-
-
-def _with_real_place(record: Record) -> Record:
-    more = records.real_place(record.topic, record.queue_id).decode()
-    return msgspec.structs.replace(record, properties=properties.join(record.properties, more))
-
-
-def _moved(record: Record, topic: str, *, sys_flag: int) -> Record:
-    return msgspec.structs.replace(record, topic=topic, queue_id=0, sys_flag=sys_flag)

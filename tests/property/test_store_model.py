@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker.store import half_store
 from broker.store.decision import Kind
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.pending import transaction_key
 from tests.unit.store.shelf import Placed, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed

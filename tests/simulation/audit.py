@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from broker.config import BrokerSettings
 from broker.keeper import Keeper
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.message_store import MessageStore
 from tests.simulation.checkers.recovery import AGAIN
 from tests.simulation.history import (

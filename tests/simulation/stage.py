@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context
 
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from tests.simulation.audit import Auditor, recover_in_several_ways
 from tests.simulation.history import (
     Acknowledged,

@@ -11,7 +11,7 @@ import pytest
 
 from broker.keeper import Keeper
 from broker.store.decision import Kind
-from broker.store.half_store import HALF_TOPIC, PARKED_TOPIC
+from broker.store.half_reader import HALF_TOPIC, PARKED_TOPIC
 from broker.store.pending import transaction_key
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes

@@ -6,7 +6,8 @@ import pytest
 
 from broker.config import RetentionSettings
 from broker.store.decision import Decision, Kind, Source
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, Done
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
+from broker.store.half_store import Done
 from broker.store.pending import transaction_key
 from broker.store.retention import decide as retain
 from tests.unit.store.press import Press

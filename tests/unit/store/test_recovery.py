@@ -4,7 +4,7 @@ import pytest
 
 from broker.store.checkpoint import path_of
 from broker.store.decision import Decision, Kind, Source
-from broker.store.half_store import HALF_TOPIC, OP_TOPIC
+from broker.store.half_reader import HALF_TOPIC, OP_TOPIC
 from broker.store.pending import transaction_key
 from broker.store.span import HEAD_BYTES, head
 from tests.unit.store.shelf import Shelf, Sizes, rewrite

@@ -25,11 +25,20 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
         "drain": {"drain_over_sends": {"median": 5.0}},
         "restart": {"large_over_small": {"median": 1.51}},
+        "transactions": {
+            "cpu_over_send": {"median": 2.2},
+            "bytes_per_transaction": {"median": 1434.0},
+        },
+        "pending": {
+            "bytes_each": {"median": 200},
+            "round_among_many_over_few": {"median": 1.26},
+        },
     }
 
     found = checks(document)
 
-    assert {name for name, each in found.items() if each["passed"]} == {"send_cost", "drain_cost"}
+    passed = {name for name, each in found.items() if each["passed"]}
+    assert passed == {"send_cost", "drain_cost", "transaction_cost", "pending_memory"}
     assert found.keys() == CHECKS.keys()
 
 
@@ -63,3 +72,27 @@ def test_a_quick_run_prints_one_document_with_every_figure_of_floor_and_sends():
             assert 0 < latency["p50"] <= latency["p99"] <= latency["p99.9"]
     assert document["ratios"]["in_flight"] == 64
     assert document["checks"].keys() == {"send_cost", "sync_throughput"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_tells_what_transactions_cost():
+    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.2"]
+
+    done = subprocess.run(
+        [*command, "--only", "transactions", "pending"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    durable = document["transactions"]["sync"]
+    assert list(durable) == ["1", "8", "64", "512"]
+    assert all(each["transactions_per_s"] > 0 for each in durable.values())
+    # What is stored does not hang on the machine; memory hardly does.
+    assert document["checks"]["transaction_bytes"]["passed"]
+    assert 100 < document["pending"]["bytes_each"]["median"] < 300
+    assert document["pending"]["restart"]["transactions_per_s"] > 0

@@ -1,8 +1,8 @@
 """The client's side: sessions, routes, and single requests to brokers and name servers.
 
 Reading order: :mod:`routes` (pure), :mod:`session`, :mod:`envelope` (pure), then :mod:`messages`,
-:mod:`topics`, :mod:`groups`, :mod:`offsets`, :mod:`lookups` and :mod:`cluster`, which
-:class:`~txmq.client.admin.Admin` joins.
+:mod:`topics`, :mod:`groups`, :mod:`offsets`, :mod:`lookups`, :mod:`transactions` and
+:mod:`cluster`, which :class:`~txmq.client.admin.Admin` joins.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from txmq.client.values import (
     Broker,
     ConnectedClient,
     GroupConnections,
+    OpenTransaction,
     PulledBatch,
     PullOutcome,
     QueueProgress,
@@ -28,6 +29,7 @@ __all__ = [
     "Broker",
     "ConnectedClient",
     "GroupConnections",
+    "OpenTransaction",
     "PullOutcome",
     "PulledBatch",
     "QueueProgress",

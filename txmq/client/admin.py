@@ -11,9 +11,10 @@ from txmq.client.lookups import LookupCalls
 from txmq.client.messages import MessageCalls
 from txmq.client.offsets import OffsetCalls
 from txmq.client.topics import TopicCalls
+from txmq.client.transactions import TransactionCalls
 
 __all__ = ["Admin"]
 
 
-class Admin(TopicCalls, GroupCalls, OffsetCalls, MessageCalls, LookupCalls):
+class Admin(TopicCalls, GroupCalls, OffsetCalls, MessageCalls, LookupCalls, TransactionCalls):
     """Orders and questions to brokers and name servers, over an open session."""

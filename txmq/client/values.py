@@ -13,6 +13,7 @@ __all__ = [
     "Broker",
     "ConnectedClient",
     "GroupConnections",
+    "OpenTransaction",
     "PullOutcome",
     "PulledBatch",
     "QueueProgress",
@@ -124,3 +125,25 @@ class Broker:
     cluster: str
     addresses: Mapping[int, str]
     """By replica number; 0 is the master."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that nobody has decided yet."""
+
+    id: str
+    state: str
+    """"prepared" while its producer is asked, "parked" once that has led nowhere."""
+    group: str
+    queue: Queue
+    """Where its message goes once it is committed."""
+    half_offset: int
+    offset_id: str
+    """The place of its half message."""
+    keys: tuple[str, ...]
+    stored_ms: int
+    checks: int
+    """Checks that a producer had and that brought no decision."""
+    origin: str
+    """The client that sent it; empty where that is not known."""
+    is_being_decided: bool

@@ -1,0 +1,119 @@
+"""``txmq tx`` against a real broker."""
+
+import asyncio
+import json
+
+import pytest
+
+from txmq.client import Admin, Session
+from txmq.message import Queue
+from txmq.protocol import properties
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import SendMessageV2
+
+PREPARED = 4
+
+
+@pytest.fixture
+def tx(txmq, txmq_broker):
+    """Run ``txmq tx ...`` and say what it printed."""
+
+    def run(*arguments, code=0):
+        result = txmq("tx", *arguments, "--names", txmq_broker.names)
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.stderr
+
+    return run
+
+
+def prepare(names, *ids, group="icbc"):
+    """Send half messages whose producer never says what became of them."""
+
+    async def send():
+        async with Session(names) as session:
+            await Admin(session).create_topic("Transfers", queues=1)
+            for each in ids:
+                text = {"UNIQ_KEY": each, "KEYS": "t-17", "TRAN_MSG": "true", "PGROUP": group}
+                route = await session.route("Transfers")
+                header = SendMessageV2(
+                    producer_group=group,
+                    topic="Transfers",
+                    default_topic="TBW102",
+                    default_topic_queue_nums=1,
+                    queue_id=0,
+                    sys_flag=PREPARED,
+                    born_timestamp=0,
+                    flag=0,
+                    properties=properties.render(text),
+                )
+                address = route.reader(route.brokers[0])
+                body = f"transfer {each}".encode()
+                await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=body)
+
+    asyncio.run(send())
+
+
+def visible(names):
+    async def pull():
+        async with Session(names) as session:
+            queue = Queue("Transfers", (await session.route("Transfers")).brokers[0], 0)
+            return [each.body for each in (await Admin(session).pull(queue, 0)).messages]
+
+    return asyncio.run(pull())
+
+
+def test_open_transactions_are_listed_the_oldest_first(tx, txmq_broker):
+    assert tx("list") == "no open transactions\n"
+    prepare(txmq_broker.names, "A1", "A2")
+    prepare(txmq_broker.names, "B1", group="ccb")
+
+    table = tx("list").splitlines()
+    found = json.loads(tx("list", "--group", "ccb", "--json"))
+
+    assert [line.split()[0] for line in table if line.strip()][2:] == ["A1", "A2", "B1"]
+    (only,) = found
+    assert (only["id"], only["state"], only["group"], only["checks"]) == (
+        "B1",
+        "prepared",
+        "ccb",
+        0,
+    )
+    assert tx("list", "--state", "parked") == "no open transactions\n"
+    assert len(json.loads(tx("list", "--limit", "1", "--json"))) == 1
+    assert "prepared or parked" in tx("list", "--state", "lost", code=2)
+
+
+def test_one_is_shown_with_its_message(tx, txmq_broker):
+    prepare(txmq_broker.names, "A1")
+    (listed,) = json.loads(tx("list", "--json"))
+
+    for name in ("A1", listed["offset_id"]):
+        shown = json.loads(tx("show", name, "--json"))
+        assert shown["transaction"] == listed
+        assert shown["message"]["body"] == "transfer A1"
+    assert "transfer A1" in tx("show", "A1")
+    assert "no transaction A2 is open" in tx("show", "A2", code=1)
+
+
+def test_one_is_committed_and_one_rolled_back_for_a_reason(tx, txmq_broker):
+    prepare(txmq_broker.names, "A1", "A2")
+
+    said = tx("commit", "A1", "--reason", "in the books", "--operator", "ann", "--yes")
+    told = tx("rollback", "A2", "--reason", "never paid", "--yes", "--json")
+
+    assert said == "transaction A1 is committed by ann\n"
+    assert json.loads(told)["decision"] == "rollback"
+    assert visible(txmq_broker.names) == [b"transfer A1"]
+    assert tx("list") == "no open transactions\n"
+    assert "no transaction A1 is open" in tx("rollback", "A1", "--reason", "x", "--yes", code=1)
+
+
+def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker):
+    prepare(txmq_broker.names, "A1")
+
+    assert "--reason" in tx("commit", "A1", "--yes", code=2)
+    tx("commit", "A1", "--reason", "  ", "--yes", code=1)
+    tx("commit", "A1", "--reason", "in the books", code=1)
+
+    assert visible(txmq_broker.names) == []
+    assert tx("recheck", "A1") == "transaction A1 is checked anew\n"

@@ -1,0 +1,178 @@
+"""``txmq tx``: transactions that nobody has decided, looked at and decided by hand."""
+
+import getpass
+from typing import Annotated, Literal
+
+import typer
+
+from txmq.cli.asking import NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Cluster, Names, ask, fail
+from txmq.cli.output import as_json, message_fields, say, table
+from txmq.client.values import OpenTransaction
+from txmq.runtime.clock import SystemClock
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True, help="See which transactions are open, and decide them by hand."
+)
+
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The transaction's id, or its half message's place.")
+]
+Reason = Annotated[str, typer.Option(help="Why; it is kept in the broker's log.")]
+Operator = Annotated[
+    str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
+
+
+@app.command("list")
+def list_(
+    *,
+    state: Annotated[
+        str, typer.Option(metavar="prepared|parked", help="Only those in this state.")
+    ] = "",
+    group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
+    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """List open transactions, the oldest first."""
+    if state not in ("", "prepared", "parked"):
+        fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
+    found = ask(
+        names,
+        lambda admin: admin.transactions(
+            state=state, group=group, limit=limit, broker=broker, cluster=cluster
+        ),
+    )
+    if json:
+        as_json(found)
+        return
+    if not found:
+        say("no open transactions")
+        return
+    now_ms = SystemClock().wall_ms()
+    headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
+    table(headings, [_row(each, now_ms) for each in found])
+
+
+@app.command()
+def show(
+    name: Id, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
+) -> None:
+    """Show an open transaction and its message."""
+    found, message = ask(names, lambda admin: admin.transaction(name, cluster=cluster))
+    if json:
+        as_json({"transaction": found, "message": message_fields(message)})
+        return
+    age = _age(SystemClock().wall_ms() - found.stored_ms)
+    fields: dict[str, object] = {
+        "id": found.id,
+        "state": found.state + (", being decided" if found.is_being_decided else ""),
+        "age": age,
+        "checks": f"{found.checks} without a decision",
+        "group": found.group,
+        "origin": found.origin or "not known since the broker was started",
+        "topic": found.queue.topic,
+        "queue": f"{found.queue.broker}:{found.queue.number}",
+        "half": f"{found.half_offset}, place {found.offset_id}",
+        "keys": " ".join(found.keys),
+    }
+    shown = message_fields(message)
+    fields |= {each: shown[each] for each in ("body", "body_base64") if each in shown}
+    for label, value in fields.items():
+        say(f"{label:12} {value}")
+
+
+@app.command()
+def commit(
+    name: Id,
+    *,
+    reason: Reason,
+    operator: Operator = "",
+    yes: Yes = False,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Commit an open transaction: its message becomes visible."""
+    _decide("commit", name, reason, operator, yes=yes, cluster=cluster, names=names, json=json)
+
+
+@app.command()
+def rollback(
+    name: Id,
+    *,
+    reason: Reason,
+    operator: Operator = "",
+    yes: Yes = False,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Roll an open transaction back: its message will never be visible."""
+    _decide("rollback", name, reason, operator, yes=yes, cluster=cluster, names=names, json=json)
+
+
+@app.command()
+def recheck(
+    name: Id, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
+) -> None:
+    """Have the producers of a transaction asked again, parked or not."""
+    ask(names, lambda admin: admin.recheck_transaction(name, cluster=cluster), changes=True)
+    if json:
+        as_json({"transaction": name, "rechecked": True})
+    else:
+        say(f"transaction {name} is checked anew")
+
+
+def _decide(
+    decision: Literal["commit", "rollback"],
+    name: str,
+    reason: str,
+    operator: str,
+    *,
+    yes: bool,
+    cluster: str | None,
+    names: str,
+    json: bool,
+) -> None:
+    who = operator or getpass.getuser()
+    if not yes:
+        typer.confirm(f"{decision} {name}? It cannot be undone", abort=True, err=True)
+    ask(
+        names,
+        lambda admin: admin.decide_transaction(
+            name, decision, operator=who, reason=reason, cluster=cluster
+        ),
+        changes=True,
+    )
+    if json:
+        as_json({"transaction": name, "decision": decision, "operator": who, "reason": reason})
+    else:
+        done = "committed" if decision == "commit" else "rolled back"
+        say(f"transaction {name} is {done} by {who}")
+
+
+def _row(found: OpenTransaction, now_ms: int) -> list[object]:
+    return [
+        found.id,
+        found.state,
+        _age(now_ms - found.stored_ms),
+        found.checks,
+        found.group,
+        found.queue.topic,
+        " ".join(found.keys),
+        found.queue.broker,
+    ]
+
+
+def _age(age_ms: int) -> str:
+    seconds = max(0, age_ms // 1000)
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import BrokerSettings
+from broker.config import ALIASES, BrokerSettings
 from txmq.config import (
     Duration,
     Size,
@@ -363,3 +363,56 @@ def test_described_variables_set_what_they_say():
     environ = {variable(each.key): each.default.strip('"') for each in describe(BrokerSettings)}
 
     assert load(BrokerSettings, environ=environ) == BrokerSettings()
+
+
+# --- names from elsewhere ---
+
+
+def transaction(tmp_path, text="", *arguments):
+    file = tmp_path / "broker.toml"
+    file.write_text(text)
+    return load(BrokerSettings, file=file, arguments=arguments, aliases=ALIASES).transaction
+
+
+def test_transactions_can_be_set_by_the_names_that_rocketmqs_users_know(tmp_path):
+    found = transaction(
+        tmp_path,
+        "transactionTimeout = 20\ntransactionCheckMax = 5\ntransactionCheckInterval = 10\n",
+    )
+
+    assert (found.timeout, found.check_max, found.check_interval) == (20.0, 5, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("argument", "seconds"),
+    [
+        ("transactionTimeOut=6000", 6.0),
+        ("transactionTimeOut=6s", 6.0),
+        ("transactionTimeout=20", 20.0),
+        ("transactionTimeout=1500ms", 1.5),
+        ("transaction.timeout=20s", 20.0),
+    ],
+)
+def test_rocketmqs_own_spelling_counts_milliseconds(tmp_path, argument, seconds):
+    assert transaction(tmp_path, "", argument).timeout == seconds
+
+
+def test_a_number_that_looks_like_milliseconds_is_asked_about(tmp_path):
+    with pytest.raises(ConfigError, match="transactionCheckInterval cannot be 60000 .*60s or 6000"):
+        transaction(tmp_path, "transactionCheckInterval = 60000\n")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "transaction.timeout=-1s",
+        "transaction.check_interval=0s",
+        "transaction.check_max=0",
+        "transaction.check_max=60001",
+        "transaction.pending_max=-1",
+        "retention.refuse_halves_above=0",
+    ],
+)
+def test_transactions_are_not_checked_in_ways_that_cannot_work(tmp_path, argument):
+    with pytest.raises(ConfigError):
+        transaction(tmp_path, "", argument)

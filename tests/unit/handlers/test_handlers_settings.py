@@ -119,6 +119,13 @@ def test_the_state_of_the_settings_is_told_with_them(serve):
         ),
         ("autoCreateTopicEnable", "false", lambda settings: not settings.topics.auto_create),
         ("autoCreateSubscriptionGroup", "FALSE", lambda s: not s.topics.auto_create_groups),
+        ("transactionTimeOut", "6000", lambda settings: settings.transaction.timeout == 6.0),
+        ("transactionCheckMax", "5", lambda settings: settings.transaction.check_max == 5),
+        (
+            "transactionCheckInterval",
+            "30000",
+            lambda settings: settings.transaction.check_interval == 30.0,
+        ),
     ],
 )
 def test_some_settings_can_be_changed_while_the_broker_runs(serve, name, text, read):
@@ -158,6 +165,9 @@ def test_settings_that_have_to_fit_each_other_are_changed_together(serve):
         ("diskMaxUsedSpaceRatio", "150"),
         ("diskMaxUsedSpaceRatio", ""),
         ("autoCreateTopicEnable", "yes"),
+        ("transactionTimeOut", "0"),
+        ("transactionCheckInterval", "60s"),
+        ("transactionCheckMax", "0"),
     ],
 )
 def test_a_value_that_cannot_be_changes_nothing(serve, name, text):

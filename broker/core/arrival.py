@@ -13,7 +13,12 @@ from typing import Final, NamedTuple, TypeAlias
 from broker.store.half_reader import seconds_in
 from broker.store.key_index import key_hash
 from txmq.errors import MessageIllegal, NoPermission
-from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX
+from txmq.limits import (
+    GROUP_CHARS_MAX,
+    KEYS_PER_MESSAGE_MAX,
+    PROPERTIES_BYTES_MAX,
+    PROPERTIES_OF_HALF_MAX,
+)
 from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 
@@ -73,7 +78,8 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
     It will say what it is and whose it is, also where its producer said so in the header only.
 
     Raises:
-        MessageIllegal: It wants to be delayed, too, or the properties are too long.
+        MessageIllegal: It wants to be delayed, too, or its properties or its group's name are too
+            long.
     """
     data, unique, tags_code, hashes, special = arrival
     if special is None or len(special) > 2 or not ("TRAN_MSG" in special and "PGROUP" in special):
@@ -89,6 +95,8 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
     if not owner:
         owner = group
         data += f"PGROUP\x01{group}\x02".encode()
+    if len(owner) > GROUP_CHARS_MAX:
+        raise MessageIllegal(f"a producer group's name has at most {GROUP_CHARS_MAX} characters")
     if len(data) > PROPERTIES_OF_HALF_MAX:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"

@@ -54,6 +54,11 @@ class Source(IntEnum):
     BROKER = 4
 
 
+_KINDS: Final = {int(each): each for each in Kind}
+_SOURCES: Final = {int(each): each for each in Source}
+"""A marker is read for every committed message that is pulled, and to call an enum is slow."""
+
+
 class Decision(NamedTuple):
     """What a marker says."""
 
@@ -98,8 +103,8 @@ class Decision(NamedTuple):
             raise CorruptRecord(position, "a marker's length or magic number is wrong")
         try:
             return cls(
-                Kind(kind),
-                Source(source),
+                _KINDS[kind],
+                _SOURCES[source],
                 offset,
                 half_position,
                 half_offset,
@@ -107,8 +112,8 @@ class Decision(NamedTuple):
                 decided_ms,
                 text.decode(),
             )
-        except ValueError as problem:
-            raise CorruptRecord(position, f"a marker is broken: {problem}") from problem
+        except (KeyError, UnicodeDecodeError) as problem:
+            raise CorruptRecord(position, f"a marker is broken: {problem!r}") from problem
 
 
 def marker_of(

@@ -198,5 +198,13 @@ def test_a_half_messages_properties_leave_room_for_what_is_added_when_it_is_deli
         half_arrived(frame.replace("a\x01", "a\x01" + "x" * (room + 1)))
 
 
+@pytest.mark.parametrize("text", ["", f"PGROUP\x01{'g' * 256}\x02"])
+def test_a_groups_name_is_kept_in_memory_and_so_it_has_a_limit(text):
+    half_arrived(group="g" * 255)
+
+    with pytest.raises(MessageIllegal, match="255"):
+        half_arrived(text, group="g" * 256)
+
+
 def test_the_room_that_is_left_is_enough_for_the_longest_topic_and_queue():
     assert len(b"\x02" + real_place("x" * 127, 2**31 - 1)) <= 256

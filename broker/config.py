@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -26,9 +27,12 @@ __all__ = [
 ]
 
 
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
 def _seconds(value: object) -> object:
     text = str(value).strip()
-    if text.isdecimal() and int(text) >= 1000:
+    if _NUMBER.fullmatch(text) and float(text) >= 1000:
         # Under this name RocketMQ counts milliseconds, and nobody checks every quarter of an hour.
         raise ValueError("seconds, or a duration with its unit such as 60s or 60000ms")
     return value
@@ -36,7 +40,7 @@ def _seconds(value: object) -> object:
 
 def _milliseconds(value: object) -> object:
     text = str(value).strip()
-    return f"{text}ms" if text.isdecimal() else value
+    return f"{text}ms" if _NUMBER.fullmatch(text) else value
 
 
 def _as_it_is(value: object) -> object:
@@ -175,12 +179,18 @@ class TransactionSettings:
 
     def __post_init__(self) -> None:
         """Refuse times and numbers that cannot work."""
-        if self.timeout < 0 or self.check_interval <= 0:
-            raise ConfigError("transaction.timeout and check_interval must be positive")
+        if self.timeout < 0:
+            raise ConfigError(
+                "transaction.timeout cannot be negative; with 0 producers are asked at once"
+            )
+        if self.check_interval <= 0:
+            raise ConfigError("transaction.check_interval must be more than 0")
         if not 1 <= self.check_max <= 60_000:
             raise ConfigError("transaction.check_max must be from 1 to 60000")
         if self.pending_max < 0:
-            raise ConfigError("transaction.pending_max cannot be negative")
+            raise ConfigError(
+                "transaction.pending_max must be 0 or more; 0 refuses every half message"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,8 @@ class _Given(NamedTuple):
 
     value: object
     origin: str
+    place: int
+    """Of several that name one setting, the one from the latest place counts."""
 
 
 class Alias(NamedTuple):
@@ -104,6 +106,8 @@ class Alias(NamedTuple):
     key: str
     reads: Callable[[object], object]
 
+
+_IN_FILE, _IN_VARIABLE = 0, 1
 
 _NO_ALIASES: Final[Mapping[str, Alias]] = MappingProxyType({})
 
@@ -131,7 +135,7 @@ def parse_duration(text: str) -> Duration:
             break  # "1h30": thirty what?
         total += float(found[1]) * _SECONDS[found[2].lower() or "s"]
         at = found.end()
-    if not text or at < len(text):
+    if not text or at < len(text) or not math.isfinite(total):
         raise ValueError("a duration such as 20s, 500ms, 3h or 2d")
     return Duration(total)
 
@@ -302,17 +306,22 @@ def load(
     for name, text in sorted(environ.items()):
         if name.startswith(PREFIX) and not name.startswith(FOR_TESTS) and name not in reserved:
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
-            given[key] = _Given(text, f"in variable {name}")
-    for each in arguments:
+            given[key] = _Given(text, f"in variable {name}", _IN_VARIABLE)
+    for place, each in enumerate(arguments, _IN_VARIABLE + 1):
         key, sign, text = each.partition("=")
         if not sign:
             raise ConfigError(f"{each!r} sets nothing; write key=value, such as store.flush=async")
-        given[key.strip()] = _Given(text, f"in argument {each}")
+        given[key.strip()] = _Given(text, f"in argument {each}", place)
+    said: dict[str, _Given] = {}
     values: dict[str, object] = {}
-    for name, (value, origin) in given.items():
+    for name, (value, origin, place) in sorted(given.items(), key=lambda each: each[1].place):
         key, reads = aliases.get(name) or Alias(name, _as_it_is)
         if key not in kinds:
             raise _unknown(key, origin, kinds)
+        twin = said.get(key)
+        if twin is not None and twin.place == place and place == _IN_FILE:
+            raise ConfigError(f"{name} ({origin}) is said twice: it has another name there")
+        said[key] = given[name]
         try:
             values[key] = _converted(kinds[key], reads(value))
         except ValueError as problem:
@@ -359,7 +368,7 @@ def _from_file(path: Path, kinds: Mapping[str, Any]) -> dict[str, _Given]:
             if isinstance(value, dict) and (is_group or (value and key not in kinds)):
                 waiting.append((key + ".", value))
                 continue
-            given[key] = _Given(value, f"in {path}")
+            given[key] = _Given(value, f"in {path}", _IN_FILE)
     return given
 
 

@@ -39,6 +39,12 @@ _OPERATOR: Final = Source.OPERATOR
 """For every END; an enum's members are slow to reach."""
 
 _new: Final = tuple.__new__
+_SPEAKERS: Final = {
+    Source.PRODUCER: "its producer",
+    Source.CHECK: "a producer that was asked",
+    Source.OPERATOR: "an operator",
+    Source.BROKER: "the broker",
+}
 _EVENTS: Final = {Event.COMMIT: Kind.COMMITTED, Event.ROLL_BACK: Kind.ROLLED_BACK}
 _STATES: Final = {Kind.COMMITTED: State.COMMITTED, Kind.ROLLED_BACK: State.ROLLED_BACK}
 
@@ -49,6 +55,10 @@ class Transaction(NamedTuple):
     key: int
     state: State
     half: Half | None
+    """As long as it is open."""
+    group: str
+    offset: int
+    """The half message's place in the half queue."""
 
 
 @dataclass(slots=True)
@@ -170,7 +180,7 @@ class Coordinator:
         elif half.group == header.producer_group and key not in halves.closing:
             # Nearly always; the rest is for whoever says something twice, or something else.
             state = _PARKED if half.is_parked else _PREPARED
-            return _new(Transaction, (key, state, half))
+            return _new(Transaction, (key, state, half, half.group, offset))
         if half.group != header.producer_group:
             raise TransactionGroupWrong(
                 f"the transaction belongs to {half.group}, not to {header.producer_group}"
@@ -205,17 +215,18 @@ class Coordinator:
     def _as_it_stands(self, key: int, half: Half) -> Transaction:
         kind = self.halves.closing.get(key)
         if kind is not None:
-            return Transaction(key, _STATES[kind], None)
-        return Transaction(key, _PARKED if half.is_parked else _PREPARED, half)
+            return Transaction(key, _STATES[kind], None, half.group, half.offset)
+        state = _PARKED if half.is_parked else _PREPARED
+        return Transaction(key, state, half, half.group, half.offset)
 
     def _decided(self, key: int, half: Half) -> Transaction:
         done = self.halves.find_done(key)
         if done is not None and done.offset == half.offset:
-            return Transaction(key, _STATES[done.kind], None)
+            return Transaction(key, _STATES[done.kind], None, half.group, half.offset)
         marker = self.halves.decision_on(half)
         if marker is None:
             raise NotFound(f"nothing is known of the half message at {half.offset}")
-        return Transaction(key, _STATES[marker.kind], None)
+        return Transaction(key, _STATES[marker.kind], None, half.group, half.offset)
 
     def decide(
         self, found: Transaction, event: Event, source: Source, now_ms: int, reason: str = ""
@@ -249,10 +260,13 @@ class Coordinator:
     def _conflict(self, found: Transaction, event: Event, source: Source) -> None:
         self.tally.conflicts += 1
         log.error(
-            "a transaction that is %s was told %s by a %s; what was decided first holds",
+            "the transaction of %s at %d in the half queue is %s and was told %s by %s; "
+            "what was decided first holds",
+            found.group,
+            found.offset,
             found.state.value,
             event.value,
-            source.name.lower(),
+            _SPEAKERS[source],
         )
         if found.state is State.COMMITTED:
             raise ShouldCommit("the transaction was committed, and so it stays")
@@ -272,9 +286,11 @@ class Coordinator:
             return
         self.halves.decide(key, half, Kind.PARKED, Source.BROKER, now_ms)
         self.tally.parked += 1
+        sent = self.halves.sent_at(half.position)
         log.error(
-            "the transaction of %s at %d is parked: %d checks brought no decision",
+            "the transaction %s of %s is parked: %d checks brought no decision; "
+            "decide it with txmq tx commit or txmq tx rollback",
+            "at an unreadable place" if sent is None else sent.unique,
             half.group,
-            half.offset,
             half.checks + 1,
         )

@@ -416,3 +416,35 @@ def test_a_number_that_looks_like_milliseconds_is_asked_about(tmp_path):
 def test_transactions_are_not_checked_in_ways_that_cannot_work(tmp_path, argument):
     with pytest.raises(ConfigError):
         transaction(tmp_path, "", argument)
+
+
+def test_an_argument_counts_over_everything_whatever_name_it_uses(tmp_path):
+    file = tmp_path / "broker.toml"
+    file.write_text("transactionTimeout = 20\n")
+    environ = {"TXMQ_TRANSACTION__TIMEOUT": "30"}
+
+    def timeout(*arguments):
+        given = {"file": file, "environ": environ, "arguments": arguments, "aliases": ALIASES}
+        return load(BrokerSettings, **given).transaction.timeout
+
+    assert timeout() == 30.0
+    assert timeout("transactionTimeout=9") == 9.0
+    assert timeout("transactionTimeout=9", "transaction.timeout=4") == 4.0
+    assert timeout("transaction.timeout=4", "transactionTimeout=9") == 9.0
+
+
+def test_a_file_says_a_setting_by_one_of_its_names(tmp_path):
+    with pytest.raises(ConfigError, match="twice"):
+        transaction(tmp_path, "transactionTimeout = 20\n[transaction]\ntimeout = 30\n")
+
+
+@pytest.mark.parametrize("text", ["6000.0", "6000"])
+def test_milliseconds_may_have_a_point(tmp_path, text):
+    assert transaction(tmp_path, f"transactionTimeOut = {text}\n").timeout == 6.0
+    with pytest.raises(ConfigError):
+        transaction(tmp_path, f"transactionTimeout = {text}\n")
+
+
+def test_no_duration_is_endless():
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration("9" * 400)

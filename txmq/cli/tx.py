@@ -1,6 +1,7 @@
 """``txmq tx``: transactions that nobody has decided, looked at and decided by hand."""
 
 import getpass
+from collections import Counter
 from typing import Annotated, Literal
 
 import typer
@@ -19,10 +20,11 @@ app = typer.Typer(
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The transaction's id, or its half message's place.")
 ]
-Reason = Annotated[str, typer.Option(help="Why; it is kept in the broker's log.")]
+Reason = Annotated[str, typer.Option(help="Why; kept in the broker's log as long as the log is.")]
 Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
+Broker = Annotated[str | None, typer.Option(help="The broker, where several have it open.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 
@@ -33,7 +35,7 @@ def list_(
         str, typer.Option(metavar="prepared|parked", help="Only those in this state.")
     ] = "",
     group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="How many of each broker.")] = 100,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
@@ -57,14 +59,23 @@ def list_(
     now_ms = SystemClock().wall_ms()
     headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
     table(headings, [_row(each, now_ms) for each in found])
+    if any(count >= limit for count in Counter(each.queue.broker for each in found).values()):
+        say(f"{limit} of a broker are shown; there may be more, which --limit shows")
 
 
 @app.command()
 def show(
-    name: Id, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
+    name: Id,
+    *,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
 ) -> None:
     """Show an open transaction and its message."""
-    found, message = ask(names, lambda admin: admin.transaction(name, cluster=cluster))
+    found, message = ask(
+        names, lambda admin: admin.transaction(name, broker=broker, cluster=cluster)
+    )
     if json:
         as_json({"transaction": found, "message": message_fields(message)})
         return
@@ -75,7 +86,8 @@ def show(
         "age": age,
         "checks": f"{found.checks} without a decision",
         "group": found.group,
-        "origin": found.origin or "not known since the broker was started",
+        "origin": found.origin
+        or "not known: it had sent no heartbeat, or the broker was restarted",
         "topic": found.queue.topic,
         "queue": f"{found.queue.broker}:{found.queue.number}",
         "half": f"{found.half_offset}, place {found.offset_id}",
@@ -94,12 +106,14 @@ def commit(
     reason: Reason,
     operator: Operator = "",
     yes: Yes = False,
+    broker: Broker = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Commit an open transaction: its message becomes visible."""
-    _decide("commit", name, reason, operator, yes=yes, cluster=cluster, names=names, json=json)
+    where = {"broker": broker, "cluster": cluster}
+    _decide("commit", name, reason, operator, where, yes=yes, names=names, json=json)
 
 
 @app.command()
@@ -109,24 +123,35 @@ def rollback(
     reason: Reason,
     operator: Operator = "",
     yes: Yes = False,
+    broker: Broker = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Roll an open transaction back: its message will never be visible."""
-    _decide("rollback", name, reason, operator, yes=yes, cluster=cluster, names=names, json=json)
+    where = {"broker": broker, "cluster": cluster}
+    _decide("rollback", name, reason, operator, where, yes=yes, names=names, json=json)
 
 
 @app.command()
 def recheck(
-    name: Id, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
+    name: Id,
+    *,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
 ) -> None:
     """Have the producers of a transaction asked again, parked or not."""
-    ask(names, lambda admin: admin.recheck_transaction(name, cluster=cluster), changes=True)
+    ask(
+        names,
+        lambda admin: admin.recheck_transaction(name, broker=broker, cluster=cluster),
+        changes=True,
+    )
     if json:
-        as_json({"transaction": name, "rechecked": True})
+        as_json({"transaction": name, "recheck_requested": True})
     else:
-        say(f"transaction {name} is checked anew")
+        say(f"the producers of {name} are asked now, or as soon as one of them is connected")
 
 
 def _decide(
@@ -134,27 +159,28 @@ def _decide(
     name: str,
     reason: str,
     operator: str,
+    where: dict[str, str | None],
     *,
     yes: bool,
-    cluster: str | None,
     names: str,
     json: bool,
 ) -> None:
     who = operator or getpass.getuser()
     if not yes:
         typer.confirm(f"{decision} {name}? It cannot be undone", abort=True, err=True)
-    ask(
+    broker = ask(
         names,
         lambda admin: admin.decide_transaction(
-            name, decision, operator=who, reason=reason, cluster=cluster
+            name, decision, operator=who, reason=reason, **where
         ),
         changes=True,
     )
     if json:
-        as_json({"transaction": name, "decision": decision, "operator": who, "reason": reason})
+        made = {"decision": decision, "operator": who, "reason": reason}
+        as_json({"transaction": name, "broker": broker, **made})
     else:
         done = "committed" if decision == "commit" else "rolled back"
-        say(f"transaction {name} is {done} by {who}")
+        say(f"transaction {name} is {done} at {broker} by {who}")
 
 
 def _row(found: OpenTransaction, now_ms: int) -> list[object]:

@@ -5,19 +5,18 @@ Only brokers of ours know how; Apache RocketMQ answers these requests with "not 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from txmq.client.cluster import ClusterCalls
 from txmq.client.envelope import received
 from txmq.client.values import OpenTransaction
-from txmq.errors import NotFound
+from txmq.errors import NotFound, TransportError, UsageError
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import (
     DecideTransaction,
-    Header,
     ListTransactions,
     NamedTransaction,
 )
@@ -70,20 +69,26 @@ class TransactionCalls(ClusterCalls):
         return found
 
     async def transaction(
-        self, name: str, *, cluster: str | None = None
+        self, name: str, *, broker: str | None = None, cluster: str | None = None
     ) -> tuple[OpenTransaction, ReceivedMessage]:
         """An open transaction, by its id or its half message's, with the message it is about.
 
+        Args:
+            name: The id.
+            broker: The broker that has it; all of the cluster are asked where none is named.
+            cluster: The cluster, where there are several.
+
         Raises:
             NotFound: No broker has such a transaction open.
+            UsageError: Several have one: their producer tried again at another broker.
+            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
             RequestNotSupported: A broker is none of ours.
-            TransportError: A broker does not answer.
+            TransportError: None has it of those that answer.
             BrokerRefused: A broker refuses.
         """
-        code, header = RequestCode.SHOW_TRANSACTION, NamedTransaction(name)
-        broker, answer = await self._ask_about(name, code, header, cluster)
-        shown = bodies.OpenTransaction.read(answer.field_map()["transaction"].encode())
-        return _value(shown, broker), received(unpack(answer.body)[0], broker)
+        found = await self._holder(name, broker, cluster)
+        shown = bodies.OpenTransaction.read(found.answer.field_map()["transaction"].encode())
+        return _value(shown, found.broker), received(unpack(found.answer.body)[0], found.broker)
 
     async def decide_transaction(
         self,
@@ -92,44 +97,69 @@ class TransactionCalls(ClusterCalls):
         *,
         operator: str,
         reason: str,
+        broker: str | None = None,
         cluster: str | None = None,
-    ) -> None:
+    ) -> str:
         """Decide an open transaction by hand; who did it, and why, is kept in the broker's log.
 
+        Returns:
+            The broker that had it.
+
         Raises:
-            NotFound: No broker has such a transaction open.
             ShouldCommit: It was committed meanwhile, and so it stays.
             ShouldRollBack: It was rolled back meanwhile, and so it stays.
             InvalidParameter: Operator or reason is missing.
-            RequestNotSupported: A broker is none of ours.
-            TransportError: A broker does not answer; it may have decided.
-            BrokerRefused: A broker refuses.
+            TransportError: The broker does not answer; it may have decided.
+            TxmqError: As for :meth:`transaction`.
         """
+        found = await self._holder(name, broker, cluster)
         header = DecideTransaction(name, decision, operator, reason)
-        await self._ask_about(name, RequestCode.DECIDE_TRANSACTION, header, cluster)
+        await self._session.request(found.address, RequestCode.DECIDE_TRANSACTION, header)
+        return found.broker
 
-    async def recheck_transaction(self, name: str, *, cluster: str | None = None) -> None:
+    async def recheck_transaction(
+        self, name: str, *, broker: str | None = None, cluster: str | None = None
+    ) -> None:
         """Have an open transaction's producers asked now, parked or not, as often as at first.
 
         Raises:
-            NotFound: No broker has such a transaction open.
-            RequestNotSupported: A broker is none of ours.
-            TransportError: A broker does not answer.
-            BrokerRefused: A broker refuses.
+            TxmqError: As for :meth:`transaction`.
         """
-        code, header = RequestCode.RECHECK_TRANSACTION, NamedTransaction(name)
-        await self._ask_about(name, code, header, cluster)
+        found = await self._holder(name, broker, cluster)
+        header = NamedTransaction(name)
+        await self._session.request(found.address, RequestCode.RECHECK_TRANSACTION, header)
 
-    async def _ask_about(
-        self, name: str, code: RequestCode, header: Header, cluster: str | None
-    ) -> tuple[str, Command]:
-        masters = await self._masters(cluster=cluster)
-        for broker, address in masters.items():
+    async def _holder(self, name: str, broker: str | None, cluster: str | None) -> _Holder:
+        masters = await self._masters(broker=broker, cluster=cluster)
+        holders: list[_Holder] = []
+        silent: dict[str, TransportError] = {}
+        for each, address in masters.items():
             try:
-                return broker, await self._session.request(address, code, header)
+                answer = await self._session.request(
+                    address, RequestCode.SHOW_TRANSACTION, NamedTransaction(name)
+                )
             except NotFound:
                 continue
-        raise NotFound(f"no transaction {name} is open at {', '.join(masters)}")
+            except TransportError as problem:
+                # It may be another that has it.
+                silent[each] = problem
+            else:
+                holders.append(_Holder(each, address, answer))
+        if len(holders) > 1:
+            places = " and ".join(each.broker for each in holders)
+            raise UsageError(f"transaction {name} is open at {places}; name the broker you mean")
+        if holders:
+            return holders[0]
+        for each, loss in silent.items():
+            raise type(loss)(f"{each}, which may have transaction {name}: {loss}") from loss
+        places = ", ".join(masters)
+        raise NotFound(f"no transaction {name} is open at {places}: it is decided, or never was")
+
+
+class _Holder(NamedTuple):
+    broker: str
+    address: str
+    answer: Command
 
 
 def _value(shown: bodies.OpenTransaction, broker: str) -> OpenTransaction:

@@ -33,6 +33,9 @@ __all__ = ["Checker"]
 
 log = logging.getLogger(__name__)
 
+STEP_S: Final = 60.0
+"""The longest time for which a transaction is put aside at once."""
+
 ROUND_MAX: Final = 500
 """Transactions looked at before everybody else has a turn of the loop."""
 
@@ -56,6 +59,7 @@ class Checker:
         self._wake = asyncio.Event()
         self._turn = 0
         self._forced: set[int] = set()
+        self._immune_until: dict[int, float] = {}
 
     async def run(self) -> None:
         """Check what is due, until cancelled."""
@@ -78,8 +82,18 @@ class Checker:
 
     def _arm_first(self, key: int, now: float) -> None:
         half = self._pending.find(key)
-        if half is not None and not half.is_parked:
-            self.checks.arm(key, now + (half.immunity_s or self._coordinator.settings.timeout))
+        if half is None or half.is_parked:
+            return
+        if half.immunity_s:
+            self._arm_immune(key, half.immunity_s, now)
+        else:
+            self.checks.arm(key, now + self._coordinator.settings.timeout)
+
+    def _arm_immune(self, key: int, seconds: int, now: float) -> None:
+        # Step by step: what is decided long before must not be remembered until then.
+        if seconds > STEP_S:
+            self._immune_until[key] = now + seconds
+        self.checks.arm(key, now + min(seconds, STEP_S))
 
     # What others tell
 
@@ -93,13 +107,15 @@ class Checker:
             if len(usual) < len(span.halves):
                 for key, half in span.halves:
                     if half.immunity_s:
-                        checks.arm(key, now + half.immunity_s)
+                        self._arm_immune(key, half.immunity_s, now)
             if was is None or checks.next_due() != was:
                 self._wake.set()
-        if checks.is_busy:
+        if checks.is_busy or self._immune_until:
             for key, _, half, kind, _ in span.markers:
                 if kind is not Kind.PARKED:
                     checks.forget(key)
+                    checks.unstrand(half.group, key)
+                    self._immune_until.pop(key, None)
                     if checks.settle(key) is not None:
                         self._has_time(half.group)
 
@@ -170,6 +186,12 @@ class Checker:
             return
         if half.is_parked and key not in self._forced:
             return
+        until = self._immune_until.get(key)
+        if until is not None and key not in self._forced:
+            if now < until:
+                self.checks.arm(key, min(until, now + STEP_S))
+                return
+            del self._immune_until[key]
         earlier = self.checks.settle(key)
         if earlier is not None and earlier.connection.active_at > earlier.at:
             self._coordinator.tally.checks_unanswered += 1

@@ -95,13 +95,16 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
     if not owner:
         owner = group
         data += f"PGROUP\x01{group}\x02".encode()
-    if len(owner) > GROUP_CHARS_MAX:
-        raise MessageIllegal(f"a producer group's name has at most {GROUP_CHARS_MAX} characters")
+    if len(owner) > GROUP_CHARS_MAX or "\x01" in owner or "\x02" in owner:
+        raise MessageIllegal(
+            f"a producer group's name has at most {GROUP_CHARS_MAX} characters, and no control ones"
+        )
     if len(data) > PROPERTIES_OF_HALF_MAX:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"
         )
-    immunity_s = 0 if len(special) == 2 else seconds_in(special.get(properties.CHECK_IMMUNITY))
+    said = special.get(properties.CHECK_IMMUNITY)
+    immunity_s = 0 if said is None else seconds_in(said)
     return _new(HalfArrival, (data, unique, tags_code, hashes, owner, immunity_s))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -67,7 +68,7 @@ class Checks(Generic[C]):
         self._ready = _Line()
         self._asked: dict[int, Asked[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
-        self._stranded: dict[str, _Line] = {}
+        self._stranded: dict[str, OrderedDict[int, None]] = {}
 
     # Waiting
 
@@ -139,7 +140,7 @@ class Checks(Generic[C]):
     @property
     def is_busy(self) -> bool:
         """Whether more is remembered of any transaction than when it is due."""
-        return bool(self._asked or self._current)
+        return bool(self._asked or self._current or self._stranded)
 
     @property
     def under_way(self) -> int:
@@ -179,9 +180,17 @@ class Checks(Generic[C]):
         waiting = self._stranded.get(group)
         is_first = waiting is None
         if waiting is None:
-            waiting = self._stranded[group] = _Line()
-        waiting.extend((key,))
+            waiting = self._stranded[group] = OrderedDict()
+        waiting[key] = None
         return is_first
+
+    def unstrand(self, group: str, key: int) -> None:
+        """Nobody has to be asked about a transaction any more."""
+        waiting = self._stranded.get(group)
+        if waiting is not None:
+            waiting.pop(key, None)
+            if not waiting:
+                del self._stranded[group]
 
     def found(self, group: str, count_max: int = CHECKS_MAX) -> int:
         """The group has a producer with time for so many; returns how many are due because of it.
@@ -191,13 +200,13 @@ class Checks(Generic[C]):
         waiting = self._stranded.get(group)
         if waiting is None:
             return 0
-        taken = waiting.take(count_max)
-        if not len(waiting):
+        count = min(count_max, len(waiting))
+        self._ready.extend([waiting.popitem(last=False)[0] for _ in range(count)])
+        if not waiting:
             del self._stranded[group]
-        self._ready.extend(taken)
-        return len(taken)
+        return count
 
     @property
     def stranded(self) -> dict[str, int]:
-        """How many wait for a producer, by group; decided ones among them are not told apart."""
+        """How many wait for a producer, by group."""
         return {group: len(waiting) for group, waiting in self._stranded.items()}

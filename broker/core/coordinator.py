@@ -149,13 +149,13 @@ class Coordinator:
         if isinstance(known, Half) and known.queue.topic != topic.name:
             raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
         if key not in self.halves.opening:
-            self._check_same(known, unique, body)
+            self._check_same(known, topic, unique, body)
         self.tally.repeated += 1
         return known.offset, known.position, False
 
-    def _check_same(self, known: Half | Done, unique: str, body: bytes) -> None:
+    def _check_same(self, known: Half | Done, topic: Topic, unique: str, body: bytes) -> None:
         found = self.halves.sent_at(known.position)
-        if found is not None and (found.unique != unique or found.body != body):
+        if found is not None and found != (unique, topic.name, body):
             raise MessageIllegal(f"the id {unique} belongs to another transaction")
 
     # Deciding

@@ -20,7 +20,7 @@ from txmq.protocol import answers, batch, properties
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
-from txmq.protocol.record import Postmark, tail_of
+from txmq.protocol.record import SMALLEST, Postmark, tail_of
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
@@ -176,7 +176,7 @@ class SendHandlers:
             check_plain(arrival[4] or {})
             arrivals.append(arrival)
             # What all of them share is stored with each: little on the wire can be much in the log.
-            size += len(body) + len(arrivals[-1][0])
+            size += SMALLEST + len(topic.name_field) + len(body) + len(arrival[0])
             if size > SPAN_BYTES_MAX:
                 raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
         queue = topic.queues[number]

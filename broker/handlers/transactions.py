@@ -184,10 +184,10 @@ class TransactionHandlers:
         is_parked = {"parked": True, "prepared": False}.get(header.state)
         keys = self._pending.parked_keys() if is_parked else iter(self._pending)
         for key in keys:
+            if self._pending.offset_of(key) < header.from_offset:
+                continue
             half = self._pending.find(key)
             assert half is not None
-            if half.offset < header.from_offset:
-                continue
             if header.producer_group and half.group != header.producer_group:
                 continue
             if is_parked is None or half.is_parked is is_parked:

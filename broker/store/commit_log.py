@@ -41,8 +41,11 @@ class CommitLog:
         self._records += 1
         self.next_position += size
 
-    def write(self) -> int:
+    def write(self, *, stay: bool = False) -> int:
         """Write what is staged as one span and return where it ends.
+
+        Args:
+            stay: Whether it has to lie in the file that is being written, however large that grows.
 
         Raises:
             DiskFull: There is no room. Nothing of the span is part of the log.
@@ -53,7 +56,7 @@ class CommitLog:
         self._staged.clear()
         start, tail = self._segments.end, self._segments.tail
         try:
-            self._segments.append(head(start, self.durable, payload, records) + payload)
+            self._segments.append(head(start, self.durable, payload, records) + payload, stay=stay)
         finally:
             self.next_position = self._segments.end + HEAD_BYTES
             # Also where the write failed: the new file stays, and the one before it is complete.

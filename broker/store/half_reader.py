@@ -58,6 +58,7 @@ class Sent(NamedTuple):
     """What tells one half message from another."""
 
     unique: str
+    topic: str
     body: bytes
 
 
@@ -102,7 +103,8 @@ class HalfReader:
             record, _ = _unpacked(self._record_at(position), position)
         except CorruptRecord:
             return None
-        return Sent(properties.find(record.properties, properties.UNIQUE_KEY) or "", record.body)
+        unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
+        return Sent(unique, record.topic, record.body)
 
     def _record_at(self, position: int) -> bytes:
         data = self._store.read(position, _READ_AT_ONCE)

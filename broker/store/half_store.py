@@ -65,6 +65,8 @@ class HalfStore(HalfReader):
         """Decisions that are staged or written and not safe yet."""
         self.parking: set[int] = set()
         """Transactions about to be parked, likewise."""
+        self.must_stay = False
+        """Whether what is staged relies on lying in the file that is being written now."""
         self._recent = _Recent(RECENT_TRANSACTIONS)
         self._halves: list[Opening] = []
         self._markers: list[Closing] = []
@@ -130,6 +132,7 @@ class HalfStore(HalfReader):
         op_queue.next_offset += 1
         entry = ENTRY.pack(position, len(marker), half.offset, crc32(marker) ^ HIDDEN)
         if is_here:
+            self.must_stay = True
             store.stage_entry(
                 half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
                 half.key_hashes,
@@ -169,6 +172,7 @@ class HalfStore(HalfReader):
         staged = self._halves, self._markers
         self._halves, self._markers = [], []
         self._here_from = -1
+        self.must_stay = False
         return staged
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
@@ -267,7 +271,10 @@ class HalfStore(HalfReader):
                 known = self._entry_if(self.half_queue, half.offset, position)
                 if known is None or known[1][3] != half.checksum ^ HIDDEN:
                     raise CorruptRecord(position, "a half message differs from what was stored")
-                self.pending.open(transaction_key(unique), half._replace(is_parked=is_parked))
+                key = transaction_key(unique)
+                if key in self.pending:
+                    raise CorruptRecord(position, f"two open half messages have the id {unique}")
+                self.pending.open(key, half._replace(is_parked=is_parked))
         self._open.clear()
         self._recall()
 

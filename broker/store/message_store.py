@@ -321,9 +321,10 @@ class MessageStore:
             WriteFailed: The disk refused; likewise.
         """
         staged, self._staged = self._staged, []
+        stay = self.halves.must_stay
         halves, markers = self.halves.take_staged()
         try:
-            end = self.log.write()
+            end = self.log.write(stay=stay)
         except BaseException:
             for each in staged:
                 each.queue.next_offset -= 1

@@ -29,6 +29,7 @@ _new: Final = tuple.__new__
 _CHECKS: Final = Struct("=H")
 _CHECKS_AT: Final = _HASHES_AT - 3
 _PARKED_AT: Final = _HASHES_AT - 1
+_LONG: Final = Struct("=q")
 _OWNER: Final = Struct("=I")
 _OWNER_AT: Final = 28
 
@@ -161,6 +162,11 @@ class Pending:
         self._owners.give_back(_OWNER.unpack_from(data, _OWNER_AT)[0])
         if data[_PARKED_AT]:
             del self._parked[key]
+
+    def offset_of(self, key: int) -> int:
+        """An open transaction's place in the half queue, without reading the rest."""
+        offset: int = _LONG.unpack_from(self.table[key])[0]
+        return offset
 
     def count_checks(self, key: int, checks: int) -> None:
         """Note how many checks were spent."""

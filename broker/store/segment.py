@@ -135,8 +135,8 @@ class Segments:
         except OSError as problem:
             raise CorruptRecord(position, f"the disk cannot read it: {problem}") from problem
 
-    def append(self, data: bytes) -> None:
-        """Write at the end, in a new file where the current one is full.
+    def append(self, data: bytes, *, stay: bool = False) -> None:
+        """Write at the end, in a new file where the current one is full and nothing has to stay.
 
         Raises:
             DiskFull: There is no room. The log ends where it did.
@@ -146,7 +146,8 @@ class Segments:
             if not self._is_tidy:
                 self._tidy()
             inside = self.end - self._starts[-1] if self._starts else 0
-            if not self._starts or (inside and inside + len(data) > self._size):
+            is_full = inside and inside + len(data) > self._size and not stay
+            if not self._starts or is_full:
                 self._begin_file()
                 inside = 0
             self._files[-1].write(inside, data)

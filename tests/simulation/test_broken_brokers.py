@@ -98,7 +98,10 @@ def a_second_decision_is_honoured(patch):
             closing(self, key)
 
     patch(Pending, "close", close)
-    prepared = lambda self, key, half: Transaction(key, State.PREPARED, half)  # noqa: E731
+
+    def prepared(self, key, half):
+        return Transaction(key, State.PREPARED, half, half.group, half.offset)
+
     patch(Coordinator, "_as_it_stands", prepared)
     patch(Coordinator, "_decided", prepared)
 
@@ -183,11 +186,6 @@ def a_copy_is_written_twice(patch):
     return SMALL
 
 
-def a_half_message_sent_again_is_another(patch):
-    with_dict(patch, "opening", Forgiving)
-    patch(HalfStore, "knows", lambda self, key: False)
-
-
 def the_parked_are_not_listed(patch):
     matching = TransactionHandlers._matching
 
@@ -217,7 +215,6 @@ def the_parked_are_not_listed(patch):
         (a_commit_is_not_shown, visible),
         (a_commit_is_not_shown, kept),
         (a_copy_is_written_twice, visible),
-        (a_half_message_sent_again_is_another, kept),
         (the_parked_are_not_listed, undecided),
     ],
     ids=lambda each: each.__name__.rpartition(".")[2],

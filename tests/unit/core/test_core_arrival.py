@@ -206,5 +206,17 @@ def test_a_groups_name_is_kept_in_memory_and_so_it_has_a_limit(text):
         half_arrived(text, group="g" * 256)
 
 
+@pytest.mark.parametrize("mark", ["\x01", "\x02"])
+def test_a_groups_name_cannot_carry_other_properties(mark):
+    with pytest.raises(MessageIllegal, match="control"):
+        half_arrived(group=f"g{mark}UNIQ_KEY")
+
+
+def test_a_half_message_that_only_its_header_declares_may_be_left_alone_for_a_while():
+    text = "PGROUP\x01P\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0130\x02"
+
+    assert half_arrived(text)[3] == 30
+
+
 def test_the_room_that_is_left_is_enough_for_the_longest_topic_and_queue():
     assert len(b"\x02" + real_place("x" * 127, 2**31 - 1)) <= 256

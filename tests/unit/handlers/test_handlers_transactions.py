@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from handler_stage import in_world
+from handler_stage import in_world, sending
 from transaction_stage import (
     COMMIT,
     DURABLE,
@@ -465,3 +465,60 @@ def test_a_repeated_end_that_finds_the_write_of_the_first_failed_is_not_answered
         assert await client.max_offset("RMQ_SYS_TRANS_OP_HALF_TOPIC") == 1
 
     in_lives(main)
+
+
+def test_what_is_to_be_left_alone_for_long_is_forgotten_once_it_is_decided():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.beat(producers=[GROUP])
+        kept = await prepare(client, unique="kept", CHECK_IMMUNITY_TIME_IN_SECONDS="150")
+        for number in range(50):
+            half = await prepare(
+                client, unique=f"U{number}", CHECK_IMMUNITY_TIME_IN_SECONDS=str(10**6 + number)
+            )
+            assert await end(client, half, ROLLBACK) == 0
+        await stage.passes(100)
+        assert client.heard_nothing()
+        checker = stage.broker._checker
+        assert len(checker._immune_until) == 1
+        assert sum(map(len, checker.checks._buckets.values())) == 1
+
+        other = await stage.client()
+        await other.beat(producers=[GROUP])
+        await stage.passes(51)
+
+        request = await other.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        assert request.read(CheckState).commit_log_offset == kept.position
+
+    in_world(main, quick())
+
+
+def test_a_group_whose_producers_never_come_is_forgotten_with_its_last_transaction():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        halves = [await prepare(client, unique=f"U{each}", group=f"G{each}") for each in range(9)]
+        await stage.passes(3)
+        assert len(stage.broker._checker.checks.stranded) == 9
+
+        for half in halves:
+            assert await end(client, half, ROLLBACK) == 0
+
+        assert stage.broker._checker.checks.stranded == {}
+
+    in_world(main, quick())
+
+
+def test_an_id_that_was_used_for_another_topic_is_refused_after_the_decision_too(serve):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.topic("T2")
+        assert await end(client, await prepare(client), ROLLBACK) == 0
+        header = sending("T2", TRAN_MSG="true", PGROUP=GROUP, UNIQ_KEY="U1")
+        header.sys_flag = 4
+
+        assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 13
+
+    serve(main)

@@ -118,7 +118,7 @@ def test_a_half_message_is_open_and_in_the_half_queue_only(sizes):
     assert shelf.store.halves.half_of(0, half.position) == (half, "a")
     assert shelf.store.halves.half_of(0, half.position + 1) is None
     assert shelf.store.halves.decision_on(half) is None
-    assert shelf.store.halves.sent_at(half.position) == ("a", b"a")
+    assert shelf.store.halves.sent_at(half.position) == ("a", "T", b"a")
     record = shelf.store.halves.record_of(half)
     assert (record.topic, record.body, record.sys_flag & 0xC) == ("T", b"a", 0)
 
@@ -286,6 +286,22 @@ def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(mo
             assert len(shelf.bodies("Early")) == 8
 
     simulate(main, 1)
+
+
+def test_what_is_staged_behind_a_marker_never_pushes_it_away_from_its_half(small_margin):
+    shelf = Shelf()
+    (half,) = prepare(shelf, "a")
+
+    shelf.decide("a", COMMITTED)
+    for _ in range(6):
+        shelf.put(BIG, "Fill")
+    shelf.flush()
+
+    ((marker, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
+    assert shelf.store.halves.decision_on(half).queue_offset == 0, "it was committed in place"
+    assert shelf.store.file_at(marker) == shelf.store.file_at(half.position)
+    shelf.add(BIG, topic="Fill")
+    assert shelf.store.tail_start > marker, "the file is long enough now"
 
 
 def test_everything_may_happen_in_one_span():

@@ -43,14 +43,10 @@ def _milliseconds(value: object) -> object:
     return f"{text}ms" if _NUMBER.fullmatch(text) else value
 
 
-def _as_it_is(value: object) -> object:
-    return value
-
-
 ALIASES: Final = {
     "transactionTimeout": Alias("transaction.timeout", _seconds),
     "transactionTimeOut": Alias("transaction.timeout", _milliseconds),
-    "transactionCheckMax": Alias("transaction.check_max", _as_it_is),
+    "transactionCheckMax": Alias("transaction.check_max"),
     "transactionCheckInterval": Alias("transaction.check_interval", _seconds),
 }
 """Other names under which settings may be given; ``transactionTimeOut`` is RocketMQ's own."""

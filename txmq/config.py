@@ -100,20 +100,20 @@ class _Given(NamedTuple):
     """Of several that name one setting, the one from the latest place counts."""
 
 
+def _as_it_is(value: object) -> object:
+    return value
+
+
 class Alias(NamedTuple):
     """A setting's name elsewhere: the key it has here, and how a value there is meant."""
 
     key: str
-    reads: Callable[[object], object]
+    reads: Callable[[object], object] = _as_it_is
 
 
 _IN_FILE, _IN_VARIABLE = 0, 1
 
 _NO_ALIASES: Final[Mapping[str, Alias]] = MappingProxyType({})
-
-
-def _as_it_is(value: object) -> object:
-    return value
 
 
 # Values
@@ -315,7 +315,7 @@ def load(
     said: dict[str, _Given] = {}
     values: dict[str, object] = {}
     for name, (value, origin, place) in sorted(given.items(), key=lambda each: each[1].place):
-        key, reads = aliases.get(name) or Alias(name, _as_it_is)
+        key, reads = aliases.get(name) or Alias(name)
         if key not in kinds:
             raise _unknown(key, origin, kinds)
         twin = said.get(key)

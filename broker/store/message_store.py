@@ -292,8 +292,7 @@ class MessageStore:
         """Stage bytes that say where they lie, and an entry for them."""
         position = self.log.next_position
         self.log.stage(pieces, size)
-        queue.next_offset += 1
-        self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
+        self.stage_entry(queue, position, size, tags_code, checksum, key_hashes)
 
     def stage_entry(
         self,

@@ -102,12 +102,12 @@ class Checker:
         checks, timeout = self.checks, self._coordinator.settings.timeout
         if span.halves:
             now, was = self._clock.monotonic(), checks.next_due()
-            usual = [key for key, half in span.halves if not half.immunity_s]
+            usual = [key for key, _, immunity_s, _, _ in span.halves if not immunity_s]
             checks.arm_all(usual, now + timeout)
             if len(usual) < len(span.halves):
-                for key, half in span.halves:
-                    if half.immunity_s:
-                        self._arm_immune(key, half.immunity_s, now)
+                for key, _, immunity_s, _, _ in span.halves:
+                    if immunity_s:
+                        self._arm_immune(key, immunity_s, now)
             if was is None or checks.next_due() != was:
                 self._wake.set()
         if checks.is_busy or self._immune_until:

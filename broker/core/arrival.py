@@ -82,19 +82,22 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
             long.
     """
     data, unique, tags_code, hashes, special = arrival
-    if special is None or len(special) > 2 or not ("TRAN_MSG" in special and "PGROUP" in special):
-        special = special or {}
+    special = special or {}
+    owner, immunity_s = special.get("PGROUP"), 0
+    if len(special) != 2 or not owner or not special.get("TRAN_MSG"):
+        # Stock clients say these two and nothing else.
         for name in _DELAYS:
             if special.get(name, "0") not in ("", "0"):
                 raise MessageIllegal(
                     f"a half message cannot be delayed ({name} is {special[name][:40]})"
                 )
-    if not special.get("TRAN_MSG"):
-        data += b"TRAN_MSG\x01true\x02"
-    owner = special.get("PGROUP")
-    if not owner:
-        owner = group
-        data += f"PGROUP\x01{group}\x02".encode()
+        if not special.get("TRAN_MSG"):
+            data += b"TRAN_MSG\x01true\x02"
+        if not owner:
+            owner = group
+            data += f"PGROUP\x01{group}\x02".encode()
+        said = special.get(properties.CHECK_IMMUNITY)
+        immunity_s = 0 if said is None else seconds_in(said)
     if len(owner) > GROUP_CHARS_MAX or "\x01" in owner or "\x02" in owner:
         raise MessageIllegal(
             f"a producer group's name has at most {GROUP_CHARS_MAX} characters, and no control ones"
@@ -103,8 +106,6 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"
         )
-    said = special.get(properties.CHECK_IMMUNITY)
-    immunity_s = 0 if said is None else seconds_in(said)
     return _new(HalfArrival, (data, unique, tags_code, hashes, owner, immunity_s))
 
 

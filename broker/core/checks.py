@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -24,6 +23,13 @@ _WIDTH_S: Final = 0.05
 
 _AT_ONCE: Final = 4096
 """Of how many is found out in one go what becomes of them, after a restart of a million."""
+
+
+_ROOMS: Final = 1 << 14
+"""Among so many rooms a million keys are spread; to look for one, its room is read."""
+
+_TIDIED: Final = 4
+"""For each who leaves, so many of the line are looked at."""
 
 
 class Asked(NamedTuple, Generic[C]):
@@ -55,6 +61,56 @@ class _Line:
         return taken
 
 
+class _Crowd:
+    """Keys that wait their turn, each once, or leave; some twenty bytes each.
+
+    To find one in the line would cost by how many wait: who left stays in it, and is skipped until
+    the line is tidied, which goes on by a few with each who leaves.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, array[int]] = {}
+        self._count = 0
+        self._tidy = _Line()
+        """The front of the line, as far as it is tidied."""
+        self._line = _Line()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rooms.get(key % _ROOMS, ())
+
+    def add(self, key: int) -> None:
+        if key not in self:
+            self._rooms.setdefault(key % _ROOMS, array("q")).append(key)
+            self._count += 1
+            self._line.extend((key,))
+
+    def discard(self, key: int) -> None:
+        if self._left(key):
+            self._tidy.extend([each for each in self._line.take(_TIDIED) if each in self])
+            if not self._line:
+                self._line, self._tidy = self._tidy, self._line
+
+    def take(self, count: int) -> list[int]:
+        taken: list[int] = []
+        while self._count and len(taken) < count:
+            some = (self._tidy or self._line).take(count - len(taken))
+            taken += [key for key in some if self._left(key)]
+        return taken
+
+    def _left(self, key: int) -> bool:
+        if key not in self:
+            return False
+        room = self._rooms[key % _ROOMS]
+        room.remove(key)
+        if not room:
+            del self._rooms[key % _ROOMS]
+        self._count -= 1
+        return True
+
+
 class Checks(Generic[C]):
     """The checks of one broker that wait, are due, or are under way."""
 
@@ -68,7 +124,7 @@ class Checks(Generic[C]):
         self._ready = _Line()
         self._asked: dict[int, Asked[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
-        self._stranded: dict[str, OrderedDict[int, None]] = {}
+        self._stranded: dict[str, _Crowd] = {}
 
     # Waiting
 
@@ -180,15 +236,15 @@ class Checks(Generic[C]):
         waiting = self._stranded.get(group)
         is_first = waiting is None
         if waiting is None:
-            waiting = self._stranded[group] = OrderedDict()
-        waiting[key] = None
+            waiting = self._stranded[group] = _Crowd()
+        waiting.add(key)
         return is_first
 
     def unstrand(self, group: str, key: int) -> None:
         """Nobody has to be asked about a transaction any more."""
         waiting = self._stranded.get(group)
         if waiting is not None:
-            waiting.pop(key, None)
+            waiting.discard(key)
             if not waiting:
                 del self._stranded[group]
 
@@ -200,11 +256,11 @@ class Checks(Generic[C]):
         waiting = self._stranded.get(group)
         if waiting is None:
             return 0
-        count = min(count_max, len(waiting))
-        self._ready.extend([waiting.popitem(last=False)[0] for _ in range(count)])
+        keys = waiting.take(count_max)
+        self._ready.extend(keys)
         if not waiting:
             del self._stranded[group]
-        return count
+        return len(keys)
 
     @property
     def stranded(self) -> dict[str, int]:

@@ -65,8 +65,9 @@ class Clients(Generic[C]):
 
     def client_id(self, group: str, connection: C) -> str:
         """As whom a connection produces for a group; empty where it has not said so."""
-        member = self._producers.get(group, {}).get(connection)
-        return "" if member is None else member.client_id
+        members = self._producers.get(group)
+        member = members.get(connection) if members else None
+        return member.client_id if member else ""
 
     def producer_groups(self) -> dict[str, list[Member[C]]]:
         """All producers by group."""

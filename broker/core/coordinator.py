@@ -123,7 +123,7 @@ class Coordinator:
                 f"{self.settings.pending_max} transactions are open, the most this broker keeps; "
                 "decide some, or raise transaction.pending_max"
             )
-        half = halves.prepare(
+        offset, position = halves.prepare(
             key,
             topic.queues[number],
             postmark,
@@ -137,11 +137,14 @@ class Coordinator:
             immunity_s,
         )
         self.tally.prepared += 1
-        return half.offset, half.position, True
+        return offset, position, True
 
     def _known(self, key: int) -> Half | Done | None:
         halves = self.halves
-        return halves.opening.get(key) or halves.pending.find(key) or halves.find_done(key)
+        opening = halves.opening.get(key)
+        if opening is not None:
+            return halves.pending.unpack(opening)
+        return halves.pending.find(key) or halves.find_done(key)
 
     def _again(
         self, known: Half | Done, key: int, topic: Topic, unique: str, body: bytes
@@ -173,8 +176,8 @@ class Coordinator:
         halves = self.halves
         key = transaction_key(header.msg_id or header.transaction_id or "")
         half = halves.pending.find(key)
-        is_open = half is not None and half.offset == offset and half.position == position
-        if half is None or not is_open:
+        is_open = True
+        if half is None or half.offset != offset or half.position != position:
             # The id may be the client's own affair; the two places never are.
             key, half, is_open = self._find_by_place(offset, position)
         elif half.group == header.producer_group and key not in halves.closing:

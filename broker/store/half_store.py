@@ -33,7 +33,6 @@ _COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKE
 """For every END; an enum's members are slow to reach."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_new: Final = tuple.__new__  # A NamedTuple without a call of its own.
 
 
 class Done(NamedTuple):
@@ -44,8 +43,10 @@ class Done(NamedTuple):
     kind: Kind
 
 
-Opening: TypeAlias = tuple[int, Half]
-"""A half message on its way to the disk, by its transaction's key."""
+Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
+"""A half message on its way to the disk: its transaction's key, its position, for how long nobody
+is to be asked about it, itself as it is kept, and its entry in the half queue.
+"""
 
 Closing: TypeAlias = tuple[int, int, Half, Kind, bytes]
 """A marker on its way to the disk: its transaction's key, its position, what it decides and how,
@@ -59,8 +60,8 @@ class HalfStore(HalfReader):
     def __init__(self, store: MessageStore) -> None:
         super().__init__(store)
         self.pending = Pending()
-        self.opening: dict[int, Half] = {}
-        """Half messages that are staged or written and not safe yet."""
+        self.opening: dict[int, bytes] = {}
+        """Half messages that are staged or written and not safe yet, as they are kept."""
         self.closing: dict[int, Kind] = {}
         """Decisions that are staged or written and not safe yet."""
         self.parking: set[int] = set()
@@ -88,24 +89,27 @@ class HalfStore(HalfReader):
         group: str,
         origin: str,
         immunity_s: int,
-    ) -> Half:
-        """Stage a half message; the postmark says that it is one."""
+    ) -> tuple[int, int]:
+        """Stage a half message, of which the postmark says that it is one; returns its place in the
+        half queue and its position.
+        """
         store, half_queue = self._store, self.half_queue
         position, offset = store.log.next_position, half_queue.next_offset
         head, size = records.head_of(
             queue.number, flag, offset, position, postmark, body, len(tail)
         )
         checksum = crc32(tail, crc32(body, crc32(head)))
+        data = self.pending.pack(
+            offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
+            immunity_s,
+        )  # fmt: skip
         store.last_ms = postmark[3]
         store.log.stage((head, body, tail), size)
         half_queue.next_offset = offset + 1
-        half = _new(Half, (
-            offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
-            immunity_s, 0, False,
-        ))  # fmt: skip
-        self.opening[key] = half
-        self._halves.append((key, half))
-        return half
+        self.opening[key] = data
+        entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
+        self._halves.append((key, position, immunity_s, data, entry))
+        return offset, position
 
     def decide(
         self, key: int, half: Half, kind: Kind, source: Source, now_ms: int, reason: str = ""
@@ -177,8 +181,9 @@ class HalfStore(HalfReader):
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """The write failed: nothing of it happened."""
-        for key, _ in halves:
+        for key, _, _, data, _ in halves:
             del self.opening[key]
+            self.pending.drop(data)
             self.half_queue.next_offset -= 1
         for key, _, _, kind, _ in markers:
             self.op_queue.next_offset -= 1
@@ -191,15 +196,12 @@ class HalfStore(HalfReader):
         """It is safe: from now on it holds."""
         pending = self.pending
         if halves:
-            opening, open_, pack = self.opening, pending.open, ENTRY.pack
-            entries: list[bytes] = []
-            for key, half in halves:
+            opening, open_ = self.opening, pending.open
+            for key, _, _, data, _ in halves:
                 del opening[key]
-                open_(key, half)
-                # Position, size, tag, checksum; by number, as names take three times as long.
-                entries.append(pack(half[1], half[2], half[3], half[4] ^ HIDDEN))
-            self.half_queue.publish_packed(b"".join(entries))
-            pending.note_opened([half.position for _, half in halves])
+                open_(key, data)
+            self.half_queue.publish_packed(b"".join([each[4] for each in halves]))
+            pending.note_opened([each[1] for each in halves])
         closing, close = self.closing, pending.close
         closed: list[Closing] = []
         for each in markers:
@@ -274,7 +276,8 @@ class HalfStore(HalfReader):
                 key = transaction_key(unique)
                 if key in self.pending:
                     raise CorruptRecord(position, f"two open half messages have the id {unique}")
-                self.pending.open(key, half._replace(is_parked=is_parked))
+                data = self.pending.pack(*half._replace(is_parked=is_parked))
+                self.pending.open(key, data)
         self._open.clear()
         self._recall()
 

@@ -19,7 +19,7 @@ __all__ = ["Changes", "Half", "Pending", "transaction_key"]
 
 T = TypeVar("T", bound=Hashable)
 
-_FIXED: Final = Struct("=qqIiIIIHB")
+_FIXED: Final = Struct("=qqIiIIIH?")
 _HASHES_AT: Final = _FIXED.size
 _WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
 _HASHES: Final = [Struct(f"={count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
@@ -30,6 +30,7 @@ _CHECKS: Final = Struct("=H")
 _CHECKS_AT: Final = _HASHES_AT - 3
 _PARKED_AT: Final = _HASHES_AT - 1
 _LONG: Final = Struct("=q")
+_POSITION_AT: Final = 8
 _OWNER: Final = Struct("=I")
 _OWNER_AT: Final = 28
 
@@ -95,8 +96,10 @@ class _Shared(Generic[T]):
         return number
 
     def give_back(self, number: int) -> None:
-        self._uses[number] -= 1
-        if not self._uses[number]:
+        uses = self._uses[number] - 1
+        if uses:
+            self._uses[number] = uses
+        else:
             del self._uses[number]
             del self._numbers[self.values.pop(number)]
 
@@ -129,10 +132,32 @@ class Pending:
     def find(self, key: int) -> Half | None:
         """An open transaction."""
         data = self.table.get(key)
-        return None if data is None else self._read(data)
+        return None if data is None else self.unpack(data)
 
-    def _read(self, data: bytes) -> Half:
-        offset, position, size, tags_code, checksum, owner, immunity_s, checks, parked = (
+    def pack(
+        self,
+        offset: int,
+        position: int,
+        size: int,
+        tags_code: int,
+        checksum: int,
+        queue: ConsumeQueue,
+        group: str,
+        origin: str,
+        key_hashes: tuple[int, ...],
+        immunity_s: int = 0,
+        checks: int = 0,
+        is_parked: bool = False,
+    ) -> bytes:
+        """A half message as it is kept; it is either opened or dropped."""
+        return _WHOLE[len(key_hashes)].pack(
+            offset, position, size, tags_code, checksum, self._owners.take((queue, group, origin)),
+            immunity_s, checks, is_parked, *key_hashes,
+        )  # fmt: skip
+
+    def unpack(self, data: bytes) -> Half:
+        """Read what is kept."""
+        offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = (
             _FIXED.unpack_from(data)
         )
         queue, group, origin = self._owners.values[owner]
@@ -140,26 +165,24 @@ class Pending:
         # A NamedTuple without a call of its own; it is made for every END.
         return _new(Half, (
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
-            checks, parked == 1,
+            checks, is_parked,
         ))  # fmt: skip
 
-    def open(self, key: int, half: Half) -> None:
+    def open(self, key: int, data: bytes) -> None:
         """Take a half message that is stored."""
-        (
-            offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
-            checks, is_parked,
-        ) = half  # fmt: skip
-        self.table[key] = _WHOLE[len(hashes)].pack(
-            offset, position, size, tags_code, checksum, self._owners.take((queue, group, origin)),
-            immunity_s, checks, is_parked, *hashes,
-        )  # fmt: skip
-        if is_parked:
+        self.table[key] = data
+        if data[_PARKED_AT]:
             self._parked[key] = None
+
+    def drop(self, data: bytes) -> None:
+        """Forget what was packed."""
+        (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
+        self._owners.give_back(owner)
 
     def close(self, key: int) -> None:
         """Forget a transaction that was decided."""
         data = self.table.pop(key)
-        self._owners.give_back(_OWNER.unpack_from(data, _OWNER_AT)[0])
+        self.drop(data)
         if data[_PARKED_AT]:
             del self._parked[key]
 
@@ -193,7 +216,10 @@ class Pending:
         """A position from which on the log must be kept, or ``None`` where nothing is open."""
         # They were opened in the order of the log.
         oldest = next(iter(self.table), None)
-        return None if oldest is None else self._read(self.table[oldest]).position
+        if oldest is None:
+            return None
+        position: int = _LONG.unpack_from(self.table[oldest], _POSITION_AT)[0]
+        return position
 
     # What the next checkpoint has to say
 

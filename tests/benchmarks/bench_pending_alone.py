@@ -25,6 +25,7 @@ from txmq.protocol.record import tail_of, topic_field
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 
+LATER_S = 1e6
 DUE = 1000
 ROUNDS = 9
 GROUP = "bench"
@@ -39,25 +40,39 @@ class Sink:
         assert code == 39
 
 
+class LeapingClock(SystemClock):
+    """The system's clock, which can be put ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic(self):
+        return super().monotonic() + self.ahead_s
+
+
 class Stage:
     """A store full of open transactions, and the parts that check them."""
 
     def __init__(self, folder, count):
-        self.clock = SystemClock()
+        self.clock = LeapingClock()
         self.store = MessageStore(LocalDisk(folder), StoreSettings())
         self.store.open({})
         self.count = count
         topics = Topics(self.store, TopicDefaults())
         coordinator = Coordinator(self.store.halves, topics, TransactionSettings(check_max=9999))
-        clients = Clients()
+        self.clients, self.producer = Clients(), Sink()
         beat = Heartbeat("client", [ProducerRegistration(GROUP)], [])
-        clients.beat(Sink(), beat, "JAVA", 409, 0.0)
-        self.checker = Checker(coordinator, clients, self.clock, self.clock.wall_ms)
+        self.clients.beat(self.producer, beat, "JAVA", 409, 0.0)
+        self.checker = Checker(coordinator, self.clients, self.clock, self.clock.wall_ms)
+        gc.collect()
+        self.empty = resident()
+
+    def bytes_each(self):
+        """How much memory each of them takes."""
+        gc.collect()
+        return round((resident() - self.empty) / self.count, 1)
 
     def fill(self):
-        """Prepare them; returns how much memory each takes once the indexes are saved."""
-        gc.collect()
-        before = resident()
+        """Prepare them, and save the indexes."""
         queue, halves = self.store.queue("T", 0), self.store.halves
         postmark = (4, 0, bytes(8), self.clock.wall_ms(), bytes(8), 0, 0)
         for number in range(self.count):
@@ -68,10 +83,15 @@ class Stage:
             if number % 5000 == 4999:
                 self._write()
         self._write()
-        later = self.clock.monotonic() + 1e6
-        self.checker.checks.arm_all(self.store.halves.pending, later)
-        gc.collect()
-        return (resident() - before) / self.count
+        self.checker.checks.arm_all(self.store.halves.pending, self.clock.monotonic() + LATER_S)
+
+    def strand(self):
+        """Have all of them due with nobody there to be asked."""
+        self.clients.drop(self.producer)
+        self.clock.ahead_s = 2 * LATER_S
+        while self.checker.round():
+            continue
+        assert self.checker.checks.stranded == {GROUP: self.count}
 
     def _write(self):
         if self.store.has_staged:
@@ -107,12 +127,16 @@ async def main(count):
     """Measure."""
     with tempfile.TemporaryDirectory(prefix="txmq-bench-") as folder:
         stage = Stage(folder, count)
-        each = stage.fill()
+        stage.fill()
+        waiting = stage.bytes_each()
         gc.disable()
         rounds = [stage.round(number) for number in range(ROUNDS)]
+        gc.enable()
+        stage.strand()
+        stranded = stage.bytes_each()
         stage.store.close()
     return {
-        "bytes_each": round(each, 1),
+        "bytes_each": {"waiting": waiting, "stranded": stranded},
         "rounds": rounds,
         "check_us": round(statistics.median(rounds) / DUE * 1e6, 2),
     }

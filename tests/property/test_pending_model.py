@@ -38,7 +38,7 @@ class Transactions(RuleBasedStateMachine):
         half = Half(
             key, self.end, 200 + gap % 100, tags_code, key, queue, group, origin, hashes, immunity_s
         )
-        self.pending.open(key, half)
+        self.pending.open(key, self.pending.pack(*half))
         self.pending.note_opened((half.position,))
         self.model[key] = half
         self.happened.append((self.end, "open", half.position))

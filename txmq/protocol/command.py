@@ -7,7 +7,7 @@ attributes.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -119,10 +119,15 @@ class _End(Command, gc=False, kw_only=True):
 
 
 _command_decoder: Final = msgspec.json.Decoder(Command)
-_send_decoder: Final = msgspec.json.Decoder(_Send, strict=False)
-_end_decoder: Final = msgspec.json.Decoder(_End, strict=False)
-_SEND_BEGINS: Final = (b'{"code":310,', b'{"code": 310,')  # Python's json leaves a blank.
-_END_BEGINS: Final = (b'{"code":37,', b'{"code": 37,')
+_send: Final = (msgspec.json.Decoder(_Send, strict=False), int(RequestCode.SEND_MESSAGE_V2))
+_end: Final = (msgspec.json.Decoder(_End, strict=False), int(RequestCode.END_TRANSACTION))
+_by_beginning: Final[dict[bytes, tuple[msgspec.json.Decoder[Any], int]]] = {
+    b'{"code":310,': _send,
+    b'{"code": 310': _send,  # Python's json leaves a blank.
+    b'{"code":37,"': _end,
+    b'{"code": 37,': _end,
+}
+_BEGINNING: Final = 12
 
 
 def decode(part: Frame) -> Command:
@@ -146,16 +151,14 @@ def decode(part: Frame) -> Command:
             fields=read.fields,
         )
     try:
-        if header.startswith(_SEND_BEGINS):
-            command: Command = _send_decoder.decode(header)
-            if command.code != RequestCode.SEND_MESSAGE_V2:  # it was named a second time
-                command = _command_decoder.decode(header)
-        elif header.startswith(_END_BEGINS):
-            command = _end_decoder.decode(header)
-            if command.code != RequestCode.END_TRANSACTION:
-                command = _command_decoder.decode(header)
-        else:
+        known = _by_beginning.get(header[:_BEGINNING])
+        if known is None:
             command = _command_decoder.decode(header)
+        else:
+            decoder, code = known
+            command = decoder.decode(header)
+            if command.code != code:  # it was longer, or named a second time
+                command = _command_decoder.decode(header)
     except fastjson.NOT_STRICT:
         command = _decode_lax(header)
     else:

@@ -1,10 +1,14 @@
 """When which transaction is checked, and how many at once."""
 
 import math
+import sys
+import tracemalloc
+from collections import OrderedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.core import checks as module
 from broker.core.checks import Asked, Checks
@@ -194,3 +198,89 @@ def test_those_who_wait_keep_their_order_however_they_come_and_go(steps):
             assert checks.take_due(0.0, 100) == model[:-step]
             del model[:-step]
         assert checks.stranded.get("g", 0) == len(model)
+
+
+def test_who_waits_already_keeps_its_place_and_waits_once(checks):
+    for key in (1, 2, 1):
+        checks.strand("g", key)
+
+    assert checks.stranded == {"g": 2}
+    assert checks.found("g") == 2
+    assert checks.take_due(0.0, 100) == [1, 2]
+
+
+def test_one_that_was_decided_and_waits_again_comes_back_once(checks):
+    for key in (1, 2, 3):
+        checks.strand("g", key)
+    checks.unstrand("g", 1)
+    checks.strand("g", 1)
+
+    assert checks.stranded == {"g": 3}
+    assert checks.found("g") == 3
+    assert sorted(checks.take_due(0.0, 100)) == [1, 2, 3]
+
+
+class Stranded(RuleBasedStateMachine):
+    """Two groups that wait, against plain dictionaries; every key belongs to one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.checks = Checks()
+        self.model = {"g": OrderedDict(), "h": OrderedDict()}
+        self.next = 0
+
+    @rule(group=st.sampled_from("gh"), count=st.integers(1, 9))
+    def strand(self, group, count):
+        for _ in range(count):
+            assert self.checks.strand(group, self.next) is (not self.model[group])
+            self.model[group][self.next] = None
+            self.next += 1
+
+    @rule(group=st.sampled_from("gh"), which=st.integers(0, 99))
+    def strand_again(self, group, which):
+        if waiting := self.model[group]:
+            assert not self.checks.strand(group, list(waiting)[which % len(waiting)])
+
+    @rule(group=st.sampled_from("gh"), which=st.lists(st.integers(0, 99), max_size=9))
+    def unstrand(self, group, which):
+        """Of those that were there once; some have left since, or wait in the other group."""
+        for each in which:
+            key = self.next * each // 100
+            self.checks.unstrand(group, key)
+            self.model[group].pop(key, None)
+
+    @rule(group=st.sampled_from("gh"), count=st.integers(1, 9))
+    def found(self, group, count):
+        waiting = self.model[group]
+        expected = [waiting.popitem(last=False)[0] for _ in range(min(count, len(waiting)))]
+        assert self.checks.found(group, count) == len(expected)
+        assert self.checks.take_due(0.0, 100) == expected
+
+    @invariant()
+    def all_are_counted(self):
+        assert self.checks.stranded == {
+            group: len(waiting) for group, waiting in self.model.items() if waiting
+        }
+
+
+TestStranded = Stranded.TestCase
+
+
+def test_those_who_left_leave_nothing_behind_however_long_one_waits(checks):
+    checks.strand("g", 0)
+    for key in range(1, 10_000):
+        checks.strand("g", key)
+        checks.unstrand("g", key)
+
+    assert checks.stranded == {"g": 1}
+    assert sys.getsizeof(checks._stranded["g"]._line._keys) < 1000
+
+
+def test_many_who_wait_take_little_room(checks):
+    tracemalloc.start()
+    for key in range(200_000):
+        checks.strand("g", hash(str(key)))
+    each = tracemalloc.get_traced_memory()[0] / 200_000
+    tracemalloc.stop()
+
+    assert each < 40, "an entry of a dictionary takes a hundred bytes"

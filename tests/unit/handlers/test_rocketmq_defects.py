@@ -163,7 +163,8 @@ def test_an_end_before_its_half_message_is_known_is_told_so_and_works_later():
         life.disk.slow_sync(5.0)
         arriving = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
         await life.passes(1.0)
-        (half,) = life.broker.store.halves.opening.values()
+        halves = life.broker.store.halves
+        (half,) = map(halves.pending.unpack, halves.opening.values())
         commit = EndTransaction(GROUP, half.offset, half.position, COMMIT, msg_id="U1")
 
         early = await client.ask(RequestCode.END_TRANSACTION, commit)

@@ -92,8 +92,9 @@ class Shelf:
         values = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag, "TRAN_MSG": "true"}
         text = properties.render({**values, "PGROUP": group})
         seed = topic_seed(topic)
-        return self.store.halves.prepare(
-            transaction_key(unique),
+        halves, key = self.store.halves, transaction_key(unique)
+        halves.prepare(
+            key,
             self.store.queue(topic, number),
             (0x4, START_MS, HOST, self.next_ms(), HOST, 0, 0),
             0,
@@ -105,6 +106,7 @@ class Shelf:
             "",
             0,
         )
+        return halves.pending.unpack(halves.opening[key])
 
     def decide(self, unique, kind, reason=""):
         """Stage what becomes of an open transaction."""

@@ -612,7 +612,7 @@ def test_a_write_that_fails_takes_back_half_messages_and_decisions(sizes, error,
     before = told(shelf, "abcd")
     halves = shelf.store.halves
     offsets = {place: queue.next_offset for place, queue in shelf.queues().items()}
-    shelf.prepare(b"d", unique="d")
+    shelf.prepare(b"d", unique="d", group="nobody else's")
     shelf.decide("a", COMMITTED)
     shelf.decide("b", ROLLED_BACK)
     shelf.decide("c", PARKED)
@@ -625,6 +625,7 @@ def test_a_write_that_fails_takes_back_half_messages_and_decisions(sizes, error,
         shelf.store.write()
 
     assert (halves.opening, halves.closing, halves.parking) == ({}, {}, set())
+    assert [group for _, group, _ in halves.pending._owners.values.values()] == ["P"]
     assert (
         offsets.items()
         <= {place: queue.next_offset for place, queue in shelf.queues().items()}.items()

@@ -1,25 +1,106 @@
 """Distributed transactions on half messages, over a broker that speaks RocketMQ's protocol.
 
-This module holds the names everybody needs: messages, queues and the root of the errors. A client
-is in :mod:`txmq.client`, every error in :mod:`txmq.errors`.
+Everything an application needs has its name here; every error is in :mod:`txmq.errors`, strategies
+of sharing queues are in ``txmq.allocation``, and the same names without ``await`` in
+:mod:`txmq.blocking`. What speaks to brokers is imported when it is first asked for: a program that
+only needs messages does not wait for it.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from txmq import errors
 from txmq.errors import Effect, TxmqError
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 
+if TYPE_CHECKING:
+    from txmq.client import allocation
+    from txmq.client.admin import Admin
+    from txmq.client.asking import Reply, reply_to
+    from txmq.client.client import Client
+    from txmq.client.consumer.handling import DEAD_LETTER, Later
+    from txmq.client.consumer.pull import PullConsumer
+    from txmq.client.consumer.push import PushConsumer
+    from txmq.client.consumer.scheduled import PullContext, ScheduledPull
+    from txmq.client.producer import Producer
+    from txmq.client.settings import (
+        ClientSettings,
+        ConsumerSettings,
+        ProducerSettings,
+        StartFrom,
+    )
+    from txmq.client.telemetry import Telemetry
+    from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
+
 __all__ = [
+    "DEAD_LETTER",
+    "Admin",
+    "Client",
+    "ClientSettings",
+    "ConsumerSettings",
     "Effect",
+    "Later",
     "LogPosition",
     "Message",
+    "Producer",
+    "ProducerSettings",
+    "PullConsumer",
+    "PullContext",
+    "PullOutcome",
+    "PulledBatch",
+    "PushConsumer",
     "Queue",
     "QueueOffset",
     "ReceivedMessage",
+    "Reply",
+    "ScheduledPull",
+    "SendResult",
+    "SendStatus",
+    "StartFrom",
+    "Telemetry",
     "TxmqError",
     "__version__",
+    "allocation",
     "errors",
+    "reply_to",
 ]
 
 __version__ = "0.1.0"
+
+_LATER: Final = {
+    "Admin": "txmq.client.admin",
+    "Client": "txmq.client.client",
+    "Reply": "txmq.client.asking",
+    "reply_to": "txmq.client.asking",
+    "Telemetry": "txmq.client.telemetry",
+    "DEAD_LETTER": "txmq.client.consumer.handling",
+    "Later": "txmq.client.consumer.handling",
+    "PullConsumer": "txmq.client.consumer.pull",
+    "PushConsumer": "txmq.client.consumer.push",
+    "PullContext": "txmq.client.consumer.scheduled",
+    "ScheduledPull": "txmq.client.consumer.scheduled",
+    "Producer": "txmq.client.producer",
+    "ClientSettings": "txmq.client.settings",
+    "ConsumerSettings": "txmq.client.settings",
+    "ProducerSettings": "txmq.client.settings",
+    "StartFrom": "txmq.client.settings",
+    "PullOutcome": "txmq.client.values",
+    "PulledBatch": "txmq.client.values",
+    "SendResult": "txmq.client.values",
+    "SendStatus": "txmq.client.values",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "allocation":
+        return import_module("txmq.client.allocation")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,6 +4,7 @@
     ├─ ConfigError                wrong or unknown setting (also ValueError)
     ├─ UsageError                 called in the wrong state
     ├─ LimitExceeded              which limit, its value, what was offered
+    ├─ BatchCutShort              some of many messages are stored, then one part failed
     ├─ ProtocolError              bytes break the protocol
     │   ├─ LocalProtocolError     our fault
     │   └─ RemoteProtocolError    the peer's fault
@@ -21,10 +22,12 @@ word.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import ClassVar
 
 __all__ = [
+    "BatchCutShort",
     "BrokerBusy",
     "BrokerRefused",
     "ConfigError",
@@ -92,7 +95,7 @@ class TxmqError(Exception):
     """Any error txmq raises on purpose."""
 
     retryable: ClassVar[bool] = False
-    effect: ClassVar[Effect] = Effect.NONE
+    effect: Effect = Effect.NONE
 
 
 class ConfigError(TxmqError, ValueError):
@@ -113,6 +116,17 @@ class LimitExceeded(TxmqError):
         self.limit = limit
         self.value = value
         self.offered = offered
+
+
+class BatchCutShort(TxmqError):
+    """Messages were sent in several parts, and one of these failed after others were stored."""
+
+    effect = Effect.MAYBE
+
+    def __init__(self, results: Sequence[object], count: int, problem: TxmqError) -> None:
+        super().__init__(f"{len(results)} of {count} messages are stored, then: {problem}")
+        self.results = tuple(results)
+        """What the broker said of the first messages; the others are unknown or not sent."""
 
 
 class ProtocolError(TxmqError):

@@ -97,3 +97,22 @@ LAX_HEADER_BYTES_MAX: Final = 64 * 1024
 
 LAX_BODY_BYTES_MAX: Final = 128 * 1024
 """A body that is no strict JSON, likewise; statistics, which only clients read, have their own."""
+
+TURNS_MAX: Final = 4_096
+"""Topics whose turn a client remembers; one that is forgotten begins anew, where chance says."""
+
+FAULTS_MAX: Final = 1_024
+"""Brokers whose last latency a client remembers; the largest clusters have a few hundred."""
+
+FORMS_MAX: Final = 4_096
+"""Topics at brokers whose prepared headers a producer keeps, of half a kilobyte each."""
+
+FETCHED_MESSAGES_MAX: Final = 10_000
+"""Messages that a pull consumer has fetched, of all its queues, and nobody has asked for yet; as in
+stock clients."""
+
+REPLIES_AWAITED_MAX: Final = 16_384
+"""Requests of one producer that wait for their replies; each keeps a timer and a task."""
+
+TRACES_MAX: Final = 10_000
+"""Trace records that wait to be sent, of some 300 bytes each; one more drops the oldest."""

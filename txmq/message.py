@@ -22,6 +22,10 @@ class Queue:
     broker: str
     number: int
 
+    def __str__(self) -> str:
+        """As logs and errors name it."""
+        return f"{self.topic}/{self.broker}/{self.number}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
@@ -33,6 +37,12 @@ class Message:
     keys: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     flag: int = 0
+    delay_level: int = 0
+    """Deliver it after the time that the broker's table has for this level; 0 is at once."""
+    deliver_at_ms: int | None = None
+    """Deliver it at this wall time, in milliseconds; brokers from RocketMQ 5 on."""
+    deliver_after_s: int | None = None
+    """Deliver it so many seconds after it is stored; brokers from RocketMQ 5 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

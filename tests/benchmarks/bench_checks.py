@@ -50,7 +50,7 @@ CHECKS = {
         is_most=True,
     ),
     "pending_memory": Check(
-        "bytes of memory for each open transaction",
+        "bytes of memory for each open transaction, whatever it waits for",
         "pending",
         "bytes_each",
         200,
@@ -62,6 +62,34 @@ CHECKS = {
         "round_among_many_over_few",
         1.25,
         is_most=True,
+    ),
+    "consumer_rate": Check(
+        "messages of 1 KB per CPU second of a push consumer with an empty handler",
+        "consumer",
+        "per_cpu_s",
+        50_000,
+        is_most=False,
+    ),
+    "client_growth": Check(
+        "MB by which a client grows that sends and consumes for five minutes",
+        "soak",
+        "grown_mb",
+        5,
+        is_most=True,
+    ),
+    "producer_rate": Check(
+        "messages of 1 KB per second of our producer over the C++ client's, 64 in flight",
+        "producer",
+        "over_cpp",
+        3.0,
+        is_most=False,
+    ),
+    "producer_batch_rate": Check(
+        "the same where our messages travel in batches, 1,024 in flight",
+        "producer",
+        "batched_over_cpp",
+        10.0,
+        is_most=False,
     ),
     "restart": Check(
         "restart after a crash, large log over small, same distance from the checkpoint",

@@ -168,6 +168,7 @@ class Broker(Server):
         super().__init__(bench, folder)
         self.flush = flush
         self.data = folder / "data"
+        self.names = ""
 
     def stored_bytes(self):
         """The length of its log and of the indexes."""
@@ -180,5 +181,8 @@ class Broker(Server):
         return [*serve, *anywhere, "--flush", self.flush, "--log-level", "warning"]
 
     def port_in(self, line):
-        found = re.match(r"ready \S+ \S+:(\d+) ", line)
-        return int(found[1]) if found else None
+        found = re.match(r"ready \S+ \S+:(\d+) names (\S+)", line)
+        if found is None:
+            return None
+        self.names = found[2]
+        return int(found[1])

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 
 import bench_process
 from bench_checks import checks
+from bench_consumer import consumer, soak
 from bench_disk import disk
 from bench_drain import drain
 from bench_idle import idle
 from bench_pending import pending
+from bench_producer import producer
 from bench_restart import restart
 from bench_sends import floor, ratios, sends
 from bench_transactions import transactions
@@ -34,7 +36,10 @@ SECTIONS = {
     "transactions": transactions,
     "pending": pending,
     "idle": idle,
+    "producer": producer,
     "restart": restart,
+    "consumer": consumer,
+    "soak": soak,
 }
 
 
@@ -50,6 +55,8 @@ class Plan:
     starts: int = 5
     log_bytes: tuple[int, int] = (100_000_000, 1_000_000_000)
     open_transactions: int = 1_000_000
+    consumed: int = 200_000
+    soak_s: int = 300
     is_full: bool = False
     begun: float = field(default_factory=time.monotonic)
 
@@ -70,6 +77,8 @@ def plan_for(options):
             starts=2,
             log_bytes=(60_000_000, 180_000_000),
             open_transactions=100_000,
+            consumed=30_000,
+            soak_s=5,
             is_full=options.full,
         )
     return Plan(seconds=options.seconds or 4.0, is_full=options.full)

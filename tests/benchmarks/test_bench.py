@@ -24,6 +24,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     document = {
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
         "drain": {"drain_over_sends": {"median": 5.0}},
+        "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
             "cpu_over_send": {"median": 2.2},
@@ -38,7 +39,13 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     found = checks(document)
 
     passed = {name for name, each in found.items() if each["passed"]}
-    assert passed == {"send_cost", "drain_cost", "transaction_cost", "pending_memory"}
+    assert passed == {
+        "send_cost",
+        "drain_cost",
+        "transaction_cost",
+        "pending_memory",
+        "producer_rate",
+    }
     assert found.keys() == CHECKS.keys()
 
 

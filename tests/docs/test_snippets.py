@@ -1,38 +1,165 @@
-"""What the documentation shows runs."""
+"""What the documentation shows runs.
 
+Each page's Python snippets are executed one after the other, against a broker of their own. They
+have ``names``, its name server, and may await. One that would go on for ever is ended, as by
+Ctrl-C, once it has printed something.
+"""
+
+import ast
+import asyncio
+import inspect
+import io
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from broker.testing import BrokerThread
+from tests.serving import environment
 from txmq.cli.root import app
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-SIMULATE = (DOCS / "howto/simulate.md").read_text()
-README = (DOCS.parent / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+QUICKSTART = ROOT / "docs/quickstart.md"
+README = (ROOT / "README.md").read_text()
+SAID_NAMES = "127.0.0.1:9876"
+PATIENCE_S = 20
+SAID = {
+    "send": r"(SendStatus\.OK.*?){200}not stored: ",
+    "ordered": r"(SendStatus\.OK.*?){100}\nplaced\n",
+    "batch": r"(SendStatus\.OK.*?){100}\na batch of \d+\n",
+    "filter": r"^myTag[AB] Hi Filter Tag Msg \d",
+    "consume": r"b'hello'\n.*(attempt 0 failed: |consumed \w+ tag: TAG_TEST ).*reported b'hello'\n",
+    "pull": r"^hello\nhello\nhello\n$",
+    "broadcast": r"^new price: 42\n$",
+    "request-reply": r"^the price is 42\n$",
+    "trace": r"^Sent\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
+    "blocking": r"^OK 0\n10\n(billing (tea|milk)\n){11}read \d+\n$",
+}
+"""What the snippets of a page print, one after the other."""
 
 
-def snippets(text: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def snippets(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def test_the_fixture_offers_what_the_page_shows(txmq_broker):
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.names)
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.address)
+class Said(io.StringIO):
+    """What was printed, from whatever thread; the first line of it can be waited for."""
+
+    def __init__(self, loop):
+        super().__init__()
+        self._loop = loop
+        self.first = asyncio.Event()
+
+    def write(self, text):
+        self._loop.call_soon_threadsafe(self.first.set)
+        return super().write(text)
 
 
-def test_the_embedded_broker_of_the_page_runs():
-    found: dict[str, object] = {}
-    exec(snippets(SIMULATE)[1], found)
+async def awaited(code, found, *, is_endless):
+    said = Said(asyncio.get_running_loop())
+    async with asyncio.timeout(PATIENCE_S):
+        with redirect_stdout(said):
+            running = asyncio.ensure_future(eval(code, found))
+            if is_endless:
+                first = asyncio.ensure_future(said.first.wait())
+                await asyncio.wait([running, first], return_when=asyncio.FIRST_COMPLETED)
+                first.cancel()
+                assert not running.done(), running
+                running.cancel()
+                (outcome,) = await asyncio.gather(running, return_exceptions=True)
+                assert isinstance(outcome, asyncio.CancelledError), outcome
+            else:
+                await running
+    return said.getvalue()
 
-    found["test_a_message_is_stored"]()
+
+def run(snippet, found, page):
+    """Execute one snippet; returns what it printed."""
+    code = compile(snippet, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+        return asyncio.run(awaited(code, found, is_endless=".wait()" in snippet))
+    with redirect_stdout(io.StringIO()) as said:
+        exec(code, found)
+    return said.getvalue()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Somewhere to write files to that is nobody's home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.timeout(120)
-def test_the_simulation_of_the_page_runs():
-    exec(snippets(SIMULATE)[2], {})
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if snippets(page) and page != QUICKSTART],
+    ids=lambda page: page.stem,
+)
+def test_the_snippets_of_a_page_run(page, txmq_broker, elsewhere):
+    found = {"names": txmq_broker.names}
+    said = ""
+    for snippet in snippets(page):
+        said += run(snippet.replace(SAID_NAMES, txmq_broker.names), found, page)
+    assert re.search(SAID.get(page.stem, ""), said, re.DOTALL), said
+    for name, value in found.items():
+        if name.startswith("test_"):
+            with BrokerThread() as fresh:  # As the fixture gives it: each test has its own.
+                value(*[fresh for _ in inspect.signature(value).parameters])
+
+
+class Reader:
+    """A program of the quick start, saved and run as its reader would."""
+
+    def __init__(self, file, snippet, names):
+        file.write_text(snippet.replace(SAID_NAMES, names))
+        self.process = subprocess.Popen(
+            [sys.executable, str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        self._guard = threading.Timer(PATIENCE_S, self.process.kill)
+
+    def __enter__(self):
+        self._guard.start()
+        return self.process
+
+    def __exit__(self, *problem):
+        self._guard.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_the_quick_start_does_what_it_says(txmq_broker, tmp_path):
+    send, consume = snippets(QUICKSTART)
+
+    with Reader(tmp_path / "send.py", send, txmq_broker.names) as sending:
+        said, complaint = sending.communicate()
+        assert (sending.returncode, complaint) == (0, "")
+    assert [line.split()[0] for line in said.splitlines()] == ["OK"] * 3
+
+    with Reader(tmp_path / "consume.py", consume, txmq_broker.names) as consuming:
+        lines = [consuming.stdout.readline() for _ in range(3)]
+        consuming.send_signal(signal.SIGINT)
+        said, complaint = consuming.communicate()
+        assert (consuming.returncode, complaint, said) == (0, "", "")
+    assert sorted(lines) == [f"billing order {number}\n" for number in range(3)]
+
+
+def test_the_fixture_offers_what_the_pages_show(txmq_broker):
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.names)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.address)
 
 
 def test_the_commands_of_the_readme_do_what_they_say(txmq_broker):

@@ -1,4 +1,4 @@
-"""Owns the fixtures: the two third-party clients, brokers, and one stage per test."""
+"""Owns the fixtures: our client and two third-party ones, brokers, and one stage per test."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 for module in ("interop_clients", "interop_stage", "interop_scenarios"):
     pytest.register_assert_rewrite(module)  # their assertions explain themselves too
 
-from interop_clients import Unprepared, prepare_cpp, prepare_ons  # noqa: E402
+from interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq  # noqa: E402
 from interop_stage import ASKS_SOON, Stage  # noqa: E402
 
 from tests.serving import BrokerProcess  # noqa: E402
@@ -33,6 +33,11 @@ def cpp():
 @pytest.fixture(scope="session")
 def ons():
     return prepared(prepare_ons)
+
+
+@pytest.fixture(scope="session")
+def ours():
+    return prepare_txmq()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ The verb `transact` takes lines that say what the local transaction comes to (`l
 it waits for one line more), plain messages (no `local`), and `{"beat": true}`; what checks are told
 is said once, by --checks.
 
-Bodies are text without NUL: the wrapper hands them to C as NUL-terminated strings.
+Bodies are text, or bytes in hexadecimal digits (`body_hex`); no NUL among them: the wrapper hands
+them to C as NUL-terminated strings.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 from rocketmq.client import (
     ConsumeStatus,
@@ -53,16 +55,19 @@ def emit(event, **facts):
 
 
 def text(value):
-    return (value or b"").decode()
+    return (value or b"").decode(errors="replace")  # a body may be no text
 
 
 def build(topic, line):
     message = Message(topic)
-    message.set_body(line["body"])
+    body_hex = line.get("body_hex")
+    message.set_body(bytes.fromhex(body_hex) if body_hex else line["body"])
     if line.get("keys"):
         message.set_keys(line["keys"])
     if line.get("tags"):
         message.set_tags(line["tags"])
+    for name, value in (line.get("properties") or {}).items():
+        message.set_property(name, value)
     return message
 
 
@@ -211,10 +216,11 @@ def described(message):
     }
 
 
-def handle(message):
+def handle(message, told):
     body = message.body or b""
     facts = described(message)
     facts.pop("body")  # may be large
+    facts["properties"] |= {name: text(message.get_property(name)) for name in told}
     emit(
         "message",
         tags=text(message.tags),
@@ -230,7 +236,7 @@ def consume(options):
     model = MessageModel.BROADCASTING if options.broadcasting else MessageModel.CLUSTERING
     consumer = PushConsumer(options.group, orderly=options.orderly, message_model=model)
     consumer.set_namesrv_addr(options.names)
-    consumer.subscribe(options.topic, handle, options.tags)
+    consumer.subscribe(options.topic, partial(handle, told=options.tell), options.tags)
     consumer.start()
     emit("ready")
     try:
@@ -252,6 +258,7 @@ def parse():
     parser.add_argument("--group", required=True)
     parser.add_argument("--pace-ms", type=int, default=0, help="pause between sends")
     parser.add_argument("--tags", default="*", help="tag expression, for example 'A || B'")
+    parser.add_argument("--tell", action="append", default=[], help="a property to tell as well")
     parser.add_argument("--broadcasting", action="store_true")
     parser.add_argument("--orderly", action="store_true")
     answers = "comma separated: COMMIT, ROLLBACK, UNKNOWN, SILENT"

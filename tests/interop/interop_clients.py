@@ -1,4 +1,5 @@
-"""Owns the third-party clients: how they are prepared, run as processes and listened to.
+"""Owns the clients, two third-party ones and ours: how they are prepared, run as processes and
+listened to.
 
 Everything lands in the folder `interop` of the test cache (`.cache` in the checkout, or
 TXMQ_TEST_CACHE), so a second run needs no network. Nothing is skipped: what cannot be prepared
@@ -20,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.serving import CHECKOUT
+from tests.serving import CHECKOUT, environment
 
 HERE = Path(__file__).resolve().parent
 CPP_PACKAGE, CPP_VERSION = "rocketmq-client-python", "0.5.0rc2"
@@ -39,7 +40,7 @@ class Unprepared(Exception):
 
 @dataclass(frozen=True)
 class Client:
-    """One third-party client: the command that runs its driver, and what it offers."""
+    """One client: the command that runs its driver, and what that needs."""
 
     name: str
     command: tuple[str, ...]
@@ -72,6 +73,12 @@ def run(command, hint, **options):
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise Unprepared(f"{hint} ({last})")
+
+
+def prepare_txmq():
+    """Ours, from this checkout and in this interpreter."""
+    path = {"PYTHONPATH": environment()["PYTHONPATH"]}
+    return Client("txmq", (sys.executable, str(HERE / "txmq_client.py")), path)
 
 
 def prepare_cpp():

@@ -25,9 +25,15 @@ ASKS_SOON = (
 )
 
 
-def letter(keys, body=None, tags=None, shard=None):
+def letter(keys, body=None, tags=None, shard=None, properties=None):
     """One message for a sender; its keys are its name in every assertion."""
-    return {"keys": keys, "body": body or f"body of {keys}", "tags": tags, "shard": shard}
+    line = {"keys": keys, "body": body or f"body of {keys}", "tags": tags, "shard": shard}
+    return {**line, "properties": properties}
+
+
+def packet(keys, body, **rest):
+    """The same with bytes for a body."""
+    return {**letter(keys, **rest), "body_hex": body.hex()}
 
 
 def half(keys, local, holds=False, **rest):
@@ -45,6 +51,13 @@ def names(lines):
 
 def digest(body):
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def digest_of(line):
+    """What a consumer makes of this message's body."""
+    if "body_hex" in line:
+        return hashlib.sha256(bytes.fromhex(line["body_hex"])).hexdigest()
+    return digest(line["body"])
 
 
 numbers = itertools.count()  # shared by all stages: test names may agree where they are cut
@@ -70,9 +83,9 @@ class Stage:
     def group(self):
         return f"{self.name}-group-{next(numbers)}"
 
-    def sender(self, client, topic, verb="send", pace_ms=0):
+    def sender(self, client, topic, verb="send", *flags, pace_ms=0):
         group = f"{self.name}-producer"
-        return self._run(client, topic, group, verb, "--pace-ms", str(pace_ms))
+        return self._run(client, topic, group, verb, "--pace-ms", str(pace_ms), *flags)
 
     def consumer(self, client, topic, group, *flags, tags="*"):
         return self._run(client, topic, group, "consume", "--tags", tags, *flags)

@@ -45,6 +45,7 @@ function parse() {
       group: { type: 'string' },
       'pace-ms': { type: 'string', default: '0' },
       tags: { type: 'string', default: '*' },
+      tell: { type: 'string', multiple: true, default: [] },
       broadcasting: { type: 'boolean', default: false },
     },
   });
@@ -57,9 +58,11 @@ function settings(options) {
 }
 
 function build(topic, line) {
-  const message = new Message(topic, line.tags || '', line.body);
+  const body = line.body_hex ? Buffer.from(line.body_hex, 'hex') : line.body;
+  const message = new Message(topic, line.tags || '', body);
   if (line.keys) message.keys = [ line.keys ];
   if (line.shard) message.shardingKey = line.shard;
+  Object.assign(message.properties, line.properties);
   return message;
 }
 
@@ -97,7 +100,7 @@ async function produce(options) {
   await producer.close();
 }
 
-function report(message) {
+function report(message, told) {
   const body = message.body || Buffer.alloc(0);
   emit('message', {
     topic: message.topic,
@@ -109,6 +112,7 @@ function report(message) {
     queue_id: message.queueId,
     queue_offset: message.queueOffset,
     reconsume_times: message.reconsumeTimes,
+    properties: Object.fromEntries(told.map(name => [ name, message.properties[name] ])),
   });
 }
 
@@ -124,7 +128,7 @@ async function consume(options) {
     // A closed consumer counts what it still holds as consumed; a handler that never returns
     // stops its loop instead, and the next member gets those messages.
     if (leaving) await new Promise(quiet);
-    report(message);
+    report(message, options.tell);
   });
   await consumer.ready();
   emit('ready');

@@ -41,22 +41,22 @@ def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, cpp):
 
 @pytest.mark.timeout(60)
 def test_ordered_sends_keep_the_order_of_each_shard(stage, cpp):
-    scenarios.shards_keep_their_order(stage, cpp, SHARDS, "--orderly")
+    scenarios.shards_keep_their_order(stage, cpp, cpp, SHARDS, "--orderly")
 
 
 @pytest.mark.timeout(60)
 def test_orderly_members_share_queues_and_keep_the_order(stage, cpp):
-    scenarios.locked_queues_keep_their_order(stage, cpp, SHARDS)
+    scenarios.locked_queues_keep_their_order(stage, cpp, [cpp, cpp], SHARDS)
 
 
 @pytest.mark.timeout(60)
 def test_a_tag_expression_selects(stage, cpp):
-    scenarios.tag_expression_selects(stage, cpp)
+    scenarios.tag_expression_selects(stage, cpp, cpp)
 
 
 @pytest.mark.timeout(60)
 def test_broadcasting_reaches_every_member(stage, cpp):
-    scenarios.broadcast_reaches_everyone(stage, cpp)
+    scenarios.broadcast_reaches_everyone(stage, cpp, [cpp, cpp])
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.runs import MIXES, TAIL, run_seed
+from tests.simulation.kinds import mix_of, run_kind
+from tests.simulation.runs import TAIL
 from tests.simulation.twin import CHECKOUT, Twin
 
 __all__ = ["IS_SOAK", "Seeds"]
@@ -53,10 +54,9 @@ class Seeds:
         Raises:
             AssertionError: It does not.
         """
-        mix = MIXES[self._kind](seed)
         twin.begin(seed, self._kind)
         try:
-            run = run_seed(seed, mix, keep_trace=self._alone is not None)
+            run = run_kind(self._kind, seed, keep_trace=self._alone is not None)
         except Exception as problem:
             twin.digest()
             raise AssertionError(f"{self._repeat(seed)}\n{problem}") from problem
@@ -64,15 +64,14 @@ class Seeds:
             difference = self._difference(seed)
             raise AssertionError(f"{self._repeat(seed)}\ntwo runs went two ways: {difference}")
         if self._alone:
-            print(f"\n{mix}", run.outcome, *run.trace.events[-TAIL:], sep="\n")
+            print(f"\n{mix_of(self._kind, seed)}", run.outcome, *run.trace.events[-TAIL:], sep="\n")
 
     def _repeat(self, seed: int) -> str:
         command = f"{self._variable}={seed} python -m pytest -s tests/simulation/{self._file}"
         return f"commit {_commit()}, {command}"
 
     def _difference(self, seed: int) -> str:
-        mix = MIXES[self._kind](seed)
-        first, second = (run_seed(seed, mix, keep_trace=True).trace for _ in range(2))
+        first, second = (run_kind(self._kind, seed, keep_trace=True).trace for _ in range(2))
         return first.difference(second) or "only in another process: something follows hashes"
 
 

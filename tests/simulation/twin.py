@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import IO, Self
 
-from tests.simulation.runs import MIXES, run_seed
+from tests.simulation.kinds import run_kind
 
 __all__ = ["Twin"]
 
@@ -64,7 +64,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             kind, seed = line.split()
-            digest = run_seed(int(seed), MIXES[kind](int(seed))).trace.digest()
+            digest = run_kind(kind, int(seed)).trace.digest()
         except Exception:
             digest = ""  # The first process fails on it too, and tells.
         print(digest, flush=True)

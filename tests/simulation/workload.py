@@ -225,15 +225,14 @@ class Producer(Client):
         messages = send.messages(attempt)
         try:
             if send.is_batch:
-                taken = await admin.send_batch(messages, send.queue)
-                ids = taken.offset_ids
+                told = await admin.send_batch(messages, send.queue)
             else:
-                told = await admin.send(messages[0], send.queue)
-                taken, ids = told, (told.offset_id,)
+                told = [await admin.send(messages[0], send.queue)]
         except TROUBLE as problem:
             reason = f"{type(problem).__name__}: {problem}"
             history.add(Refused(self.now(), send.name, attempt, reason, problem.effect))
             return False
+        taken, ids = told[0], tuple(each.offset_id for each in told)
         at = self.now()
         history.add(Acknowledged(at, send.name, attempt, taken.queue, taken.offset, ids))
         return True

@@ -1,5 +1,6 @@
 """``txmq message``: messages sent, fetched and looked up."""
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -9,7 +10,10 @@ import typer
 
 from txmq.cli.asking import NAMES_DEFAULT, AsJson, Names, ask, queue_of
 from txmq.cli.output import as_json, message_fields, say, table
+from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, PulledBatch
+from txmq.client.trace import Decided, Sent, TraceRecord, decode
+from txmq.client.tracer import TRACE_TOPIC
 from txmq.message import Message, Queue, ReceivedMessage
 
 __all__ = ["app"]
@@ -39,7 +43,7 @@ def send(
     """Send a message."""
     message = Message(
         topic=topic,
-        body=sys.stdin.buffer.read() if body == "-" else body.encode(),
+        body=sys.stdin.buffer.read() if body == "-" else os.fsencode(body),
         tags=tag,
         keys=tuple(key or ()),
         properties=dict(_pair(each) for each in property_ or ()),
@@ -120,6 +124,36 @@ def query(
 ) -> None:
     """Look messages up by key."""
     _show(ask(names, lambda admin: admin.query(topic, key, count=count)), json=json)
+
+
+@app.command()
+def trace(
+    topic: Topic,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
+    *,
+    trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACE_TOPIC,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show who sent and handled a message, as far as clients leave traces."""
+
+    async def told(admin: Admin) -> list[TraceRecord]:
+        found = await admin.query(trace_topic, message_id)
+        records = [record for each in found for record in decode(each.body)]
+        return [each for each in records if each.id == message_id and _is_of(topic, each)]
+
+    # A trace message may be there twice, where its producer had no answer the first time.
+    records = sorted(dict.fromkeys(ask(names, told)), key=lambda each: each.at_ms)
+    if json:
+        as_json([trace_fields(each) for each in records])
+    elif not records:
+        say("no traces")
+    else:
+        table(HEADINGS, [trace_row(each) for each in records])
+
+
+def _is_of(topic: str, record: TraceRecord) -> bool:
+    return not isinstance(record, Sent | Decided) or record.topic == topic
 
 
 async def _fetch(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import txmq
-from txmq.cli import cluster, config, group, message, topic, tx
+from txmq.cli import cluster, config, dlq, group, message, topic, tx
 from txmq.cli.names import names
 from txmq.cli.output import say
 from txmq.cli.serve import serve
@@ -23,6 +23,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(message.app, name="message")
 app.add_typer(tx.app, name="tx")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(config.app, name="config")
 

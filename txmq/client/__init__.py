@@ -11,7 +11,6 @@ from txmq.client.admin import Admin
 from txmq.client.routes import Route
 from txmq.client.session import Session
 from txmq.client.values import (
-    BatchReceipt,
     Broker,
     ConnectedClient,
     GroupConnections,
@@ -20,12 +19,12 @@ from txmq.client.values import (
     PullOutcome,
     QueueProgress,
     QueueStatus,
-    SendReceipt,
+    SendResult,
+    SendStatus,
 )
 
 __all__ = [
     "Admin",
-    "BatchReceipt",
     "Broker",
     "ConnectedClient",
     "GroupConnections",
@@ -35,6 +34,7 @@ __all__ = [
     "QueueProgress",
     "QueueStatus",
     "Route",
-    "SendReceipt",
+    "SendResult",
+    "SendStatus",
     "Session",
 ]

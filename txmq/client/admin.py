@@ -6,6 +6,7 @@ nothing and tries nothing twice.
 
 from __future__ import annotations
 
+from txmq.client.dead_letters import DeadLetterCalls
 from txmq.client.groups import GroupCalls
 from txmq.client.lookups import LookupCalls
 from txmq.client.messages import MessageCalls
@@ -16,5 +17,13 @@ from txmq.client.transactions import TransactionCalls
 __all__ = ["Admin"]
 
 
-class Admin(TopicCalls, GroupCalls, OffsetCalls, MessageCalls, LookupCalls, TransactionCalls):
+class Admin(
+    DeadLetterCalls,
+    TopicCalls,
+    GroupCalls,
+    OffsetCalls,
+    MessageCalls,
+    LookupCalls,
+    TransactionCalls,
+):
     """Orders and questions to brokers and name servers, over an open session."""

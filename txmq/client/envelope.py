@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from txmq.errors import LimitExceeded, LocalProtocolError
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import compression, properties
+from txmq.protocol.compression import Algorithm
 from txmq.protocol.record import Record
 
-__all__ = ["Envelope", "check_name", "received", "sealed"]
+__all__ = ["STOCK", "Envelope", "Packing", "check_name", "compressed", "received", "sealed"]
 
 COMPRESS_FROM_BYTES: Final = 4096
 """Bodies from this size on are compressed, as stock producers do."""
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _OWN_FIELDS: Final = (properties.TAGS, properties.KEYS, properties.UNIQUE_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How messages are made ready to travel."""
+
+    body_bytes_max: int = MESSAGE_BODY_BYTES_MAX
+    compress_from: int = COMPRESS_FROM_BYTES
+    algorithm: Algorithm = "zlib"
+
+
+STOCK: Final = Packing()
+"""As stock producers do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,14 @@ def check_name(kind: str, name: str, limit: int = TOPIC_CHARS_MAX) -> None:
         raise LimitExceeded(f"the length of a {kind}'s name", limit, len(name))
 
 
-def sealed(message: Message, fresh_id: str, *, compress: bool = True) -> Envelope:
+@lru_cache(maxsize=1024)
+def _check_topic(name: str) -> None:
+    check_name("topic", name)  # Every message names its topic, and there are few of them.
+
+
+def sealed(
+    message: Message, fresh_id: str, packing: Packing = STOCK, *, compress: bool = True
+) -> Envelope:
     """A message made ready to travel.
 
     A message that carries a unique key in its properties keeps it: that is how the same message is
@@ -58,21 +80,52 @@ def sealed(message: Message, fresh_id: str, *, compress: bool = True) -> Envelop
         LocalProtocolError: The protocol cannot carry it.
         LimitExceeded: It is too large.
     """
-    check_name("topic", message.topic)
-    if not message.body:
+    _check_topic(message.topic)
+    body = message.body
+    if not isinstance(body, bytes):
+        raise LocalProtocolError(f"a body is bytes, not {type(body).__name__}")
+    if not -(2**31) <= message.flag < 2**31:
+        raise LocalProtocolError(f"a flag is a number of 32 bits, not {message.flag}")
+    if not body:
         raise LocalProtocolError("a message needs a body; stock clients and brokers refuse none")
-    if len(message.body) > MESSAGE_BODY_BYTES_MAX:
-        raise LimitExceeded("the size of a message", MESSAGE_BODY_BYTES_MAX, len(message.body))
-    named = _properties(message)
-    own_id = named.setdefault(properties.UNIQUE_KEY, fresh_id)
-    text = properties.render(named)
-    size = len(text.encode())
+    if len(body) > packing.body_bytes_max:
+        raise LimitExceeded("the size of a message", packing.body_bytes_max, len(body))
+    if not (message.properties or message.keys or message.tags or _has_delay(message)):
+        text = f"UNIQ_KEY\x01{fresh_id}\x02"
+    else:
+        named = _properties(message)
+        fresh_id = named.setdefault(properties.UNIQUE_KEY, fresh_id)
+        text = properties.render(named)
+        if 3 * len(text) > PROPERTIES_BYTES_MAX:
+            _check_properties(text)
+    envelope = Envelope(message.topic, fresh_id, message.flag, 0, body, text)
+    return compressed(envelope, packing) if compress else envelope
+
+
+def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
+    """The same with a smaller body, where the body is large enough for that.
+
+    Raises:
+        ConfigError: The algorithm needs a package that is not installed.
+    """
+    if len(envelope.body) < packing.compress_from:
+        return envelope
+    sys_flag, body = compression.compress(envelope.body, packing.algorithm)
+    return replace(envelope, sys_flag=envelope.sys_flag | sys_flag, body=body)
+
+
+def _check_properties(text: str) -> None:
+    size = len(text.encode(errors="surrogatepass"))
     if size > PROPERTIES_BYTES_MAX:
         raise LimitExceeded("the size of a message's properties", PROPERTIES_BYTES_MAX, size)
-    sys_flag, body = 0, message.body
-    if compress and len(body) >= COMPRESS_FROM_BYTES:
-        sys_flag, body = compression.compress(body)
-    return Envelope(message.topic, own_id, message.flag, sys_flag, body, text)
+
+
+def _has_delay(message: Message) -> bool:
+    return bool(
+        message.delay_level
+        or message.deliver_at_ms is not None
+        or message.deliver_after_s is not None
+    )
 
 
 def _properties(message: Message) -> dict[str, str]:
@@ -87,7 +140,26 @@ def _properties(message: Message) -> dict[str, str]:
         named[properties.TAGS] = message.tags
     if message.keys:
         named[properties.KEYS] = " ".join(message.keys)
+    if _has_delay(message):
+        _add_delay(message, named)
     return named
+
+
+def _add_delay(message: Message, named: dict[str, str]) -> None:
+    wanted = {
+        properties.DELAY: message.delay_level or None,
+        properties.DELIVER_AT: message.deliver_at_ms,
+        properties.DELIVER_AFTER: message.deliver_after_s,
+    }
+    asked = {name: value for name, value in wanted.items() if value is not None}
+    if len(asked) > 1 or any(name in named for name in wanted):
+        raise LocalProtocolError(
+            "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
+        )
+    for name, value in asked.items():
+        if value < 0:
+            raise LocalProtocolError(f"a message cannot be delayed by {value} ({name})")
+        named[name] = str(value)
 
 
 def received(record: Record, broker: str) -> ReceivedMessage:

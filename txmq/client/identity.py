@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from txmq.protocol.message_id import unique_id
 from txmq.runtime.clock import Clock
@@ -26,16 +26,23 @@ class UniqueIds:
         self._process = entropy.below(1 << 16)
         self._seed = entropy.below(1 << 31)
         self._count = 0
+        self._month = (0, 0)
 
     def next(self) -> str:
         """An id that was never given out before."""
         count = self._count
         self._count = count + 1
         now_ms = self._clock.wall_ms()
-        return unique_id(self._address, self._process, self._seed, _since_month_ms(now_ms), count)
+        begins, ends = self._month
+        if not begins <= now_ms < ends:
+            begins, _ = self._month = _month_of(now_ms)
+        return unique_id(self._address, self._process, self._seed, now_ms - begins, count)
 
 
-def _since_month_ms(now_ms: int) -> int:
+def _month_of(now_ms: int) -> tuple[int, int]:
+    """The month's first millisecond, and the first of the next."""
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
-    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return now_ms - int(month.timestamp()) * 1000
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    # No month has more than 31 days, and the 32nd day from its first lies in the next.
+    following = (first + timedelta(days=31)).replace(day=1)
+    return int(first.timestamp()) * 1000, int(following.timestamp()) * 1000

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from txmq.client.envelope import Envelope, received, sealed
+from txmq.client.envelope import received, sealed
+from txmq.client.parcel import Parcel, bundled, common_topic
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
 from txmq.client.session import Session
-from txmq.client.values import BatchReceipt, PulledBatch, PullOutcome, SendReceipt
+from txmq.client.values import PulledBatch, PullOutcome, SendResult
 from txmq.errors import (
     ConnectFailed,
     InvalidParameter,
     LimitExceeded,
-    LocalProtocolError,
     NoPermission,
     TopicNotFound,
     TxmqError,
@@ -26,16 +26,12 @@ from txmq.errors import (
 )
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
-from txmq.protocol import batch, properties
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.headers import (
-    PullAnswer,
-    PullMessage,
-    SendAnswer,
-    SendMessageV2,
-)
+from txmq.protocol.headers import PullAnswer, PullMessage
 from txmq.protocol.record import unpack_all
+from txmq.protocol.sends import SendForm
+from txmq.remoting.connection import Answer
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
@@ -65,7 +61,7 @@ class MessageCalls:
 
     async def send(
         self, message: Message, queue: Queue | None = None, *, group: str = PRODUCER_GROUP
-    ) -> SendReceipt:
+    ) -> SendResult:
         """Send a message, to the queue whose turn it is unless one is given.
 
         Raises:
@@ -74,11 +70,8 @@ class MessageCalls:
             TransportError: No answer came; the leaf says whether it may be stored.
             BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
         """
-        envelope = sealed(message, self._session.ids.next())
-        queue, answer = await self._deliver(RequestCode.SEND_MESSAGE_V2, queue, group, envelope)
-        told = answer.read(SendAnswer)
-        stored = Queue(message.topic, queue.broker, told.queue_id)
-        return SendReceipt(stored, QueueOffset(told.queue_offset), told.msg_id, envelope.id)
+        parcel = Parcel(sealed(message, self._session.ids.next()))
+        return (await self._deliver(parcel, queue, group))[0]
 
     async def send_batch(
         self,
@@ -86,7 +79,7 @@ class MessageCalls:
         queue: Queue | None = None,
         *,
         group: str = PRODUCER_GROUP,
-    ) -> BatchReceipt:
+    ) -> list[SendResult]:
         """Send messages of one topic in one request; they are stored together, without a gap.
 
         Raises:
@@ -95,52 +88,33 @@ class MessageCalls:
             TransportError: No answer came; the leaf says whether they may be stored.
             BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
         """
-        topic = _common_topic(messages)
+        common_topic(messages)
         ids = self._session.ids
-        # Bodies stay as they are: stock brokers and consumers know no compression inside a batch.
-        envelopes = [sealed(each, ids.next(), compress=False) for each in messages]
-        body = batch.pack(
-            batch.BatchItem(each.flag, each.body, each.properties) for each in envelopes
-        )
-        if len(body) > MESSAGE_BODY_BYTES_MAX:
-            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(body))
-        whole = Envelope(topic, "", 0, 0, body, "")
-        queue, answer = await self._deliver(RequestCode.SEND_BATCH_MESSAGE, queue, group, whole)
-        told = answer.read(SendAnswer)
-        return BatchReceipt(
-            Queue(topic, queue.broker, told.queue_id),
-            QueueOffset(told.queue_offset),
-            tuple(told.msg_id.split(",")),
-            tuple(envelope.id for envelope in envelopes),
-        )
+        parcel = bundled([sealed(each, ids.next(), compress=False) for each in messages])
+        if len(parcel.body) > MESSAGE_BODY_BYTES_MAX:
+            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(parcel.body))
+        return await self._deliver(parcel, queue, group)
 
-    async def _deliver(
-        self, code: int, queue: Queue | None, group: str, envelope: Envelope
-    ) -> tuple[Queue, Command]:
-        topic = envelope.topic
+    async def _deliver(self, parcel: Parcel, queue: Queue | None, group: str) -> list[SendResult]:
+        topic, session = parcel.topic, self._session
         if queue is None:
-            queue, address = await self._session.queue_to_write(topic)
+            queue, address = await session.queue_to_write(topic)
         elif queue.topic != topic:
             raise UsageError(f"a message for {topic} cannot go to a queue of {queue.topic}")
         else:
-            address = await self._session.address_of(queue)
-        header = SendMessageV2(
-            producer_group=group,
-            topic=topic,
-            default_topic=TEMPLATE,
-            default_topic_queue_nums=TEMPLATE_QUEUES_MAX,
-            queue_id=queue.number,
-            sys_flag=envelope.sys_flag,
-            born_timestamp=self._session.clock.wall_ms(),
-            flag=envelope.flag,
-            properties=envelope.properties,
-            reconsume_times=0,
-            unit_mode=False,
-            batch=code == RequestCode.SEND_BATCH_MESSAGE,
-            broker_name=queue.broker,
-        )
+            address = await session.address_of(queue)
+        form = SendForm(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
         try:
-            return queue, await self._session.request(address, code, header, body=envelope.body)
+            connection = await session.connection(address)
+            opaque, waiter = connection.number(), Answer()
+            head = parcel.head(form, opaque, queue.number, session.clock.wall_ms())
+            deadline = session.clock.monotonic() + session.answer_s
+            connection.post(opaque, waiter, deadline, head, parcel.body)
+            try:
+                answer = await waiter.future
+            finally:
+                connection.break_off(opaque)
+            return parcel.results(answer, queue)
         except TxmqError as problem:
             self._doubt_route(topic, problem)
             raise
@@ -198,18 +172,6 @@ class MessageCalls:
     def _doubt_route(self, topic: str, problem: TxmqError) -> None:
         if isinstance(problem, _ROUTE_IS_WRONG):
             self._session.forget(topic)
-
-
-def _common_topic(messages: Sequence[Message]) -> str:
-    topics = sorted({each.topic for each in messages})
-    if len(topics) != 1:
-        named = ", ".join(topics) or "none"
-        raise LocalProtocolError(f"a batch is of one topic and holds a message; topics: {named}")
-    if topics[0].startswith("%RETRY%") or any(
-        properties.DELAY in each.properties for each in messages
-    ):
-        raise LocalProtocolError("retried and delayed messages cannot travel in a batch")
-    return topics[0]
 
 
 def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:

@@ -1,8 +1,7 @@
 """Where topics live: what a name server answers, turned into queues and addresses. Pure.
 
-A route is a value; the table keeps those that are young enough and takes turns among their queues.
-Neither asks anybody: whoever holds the table learns from it that there is nothing to go by, asks a
-name server, and puts the answer in.
+A route is a value; the table keeps those that are young enough. Neither asks anybody: whoever holds
+the table learns from it that there is nothing to go by, asks a name server, and puts the answer in.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from txmq.errors import ConnectFailed, NoPermission, TopicNotFound
+from txmq.errors import ConnectFailed, TopicNotFound
 from txmq.message import Queue
 from txmq.protocol.bodies import QueueRoute, TopicRoute
 from txmq.protocol.codes import Perm
@@ -30,6 +29,9 @@ TEMPLATE_QUEUES_MAX: Final = 4
 
 FRESH_S: Final = 30.0
 """How long a route is believed, as in stock clients."""
+
+IDLE_S: Final = 600.0
+"""How long a route is kept that nobody asks for: a program may use any number of topics once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +77,23 @@ class Route:
         return replicas
 
 
-def route_of(topic: str, body: TopicRoute, *, template: bool = False) -> Route:
+def route_of(
+    topic: str, body: TopicRoute, *, template: bool = False, queues_max: int = TEMPLATE_QUEUES_MAX
+) -> Route:
     """The route that a name server's answer describes.
 
     Args:
         topic: Which topic it is for.
         body: The answer.
         template: The answer is about :data:`TEMPLATE`, because the topic is not there yet.
+        queues_max: The most queues it will get at each broker, once it is there.
     """
     addresses = {each.broker_name: dict(each.broker_addrs) for each in body.broker_datas}
     known = [each for each in body.queue_datas if addresses.get(each.broker_name)]
     known.sort(key=lambda each: each.broker_name)
 
     def queues(each: QueueRoute, count: int) -> list[Queue]:
-        most = min(count, TEMPLATE_QUEUES_MAX) if template else count
+        most = min(count, queues_max) if template else count
         return [Queue(topic, each.broker_name, number) for number in range(most)]
 
     return Route(
@@ -110,16 +115,18 @@ def route_of(topic: str, body: TopicRoute, *, template: bool = False) -> Route:
 
 
 class RouteTable:
-    """The routes that are known, and whose turn it is in each."""
+    """The routes that are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh_s: float = FRESH_S) -> None:
+        self._fresh_s = fresh_s
         self._routes: dict[str, tuple[Route, float]] = {}
-        self._turns: dict[str, int] = {}
+        self._used: dict[str, float] = {}
 
     def get(self, topic: str, now: float) -> Route | None:
         """The topic's route, unless it is unknown or too old to be believed."""
         found = self._routes.get(topic)
-        if found is None or now - found[1] > FRESH_S:
+        self._used[topic] = now
+        if found is None or now - found[1] > self._fresh_s:
             return None
         return found[0]
 
@@ -132,25 +139,23 @@ class RouteTable:
         """Remember a route as it is now."""
         self._routes[route.topic] = (route, now)
 
+    def in_use(self, now: float) -> list[str]:
+        """The topics that were asked for not long ago; the others are forgotten."""
+        for topic in [each for each, at in self._used.items() if now - at > IDLE_S]:
+            del self._used[topic]
+            self._routes.pop(topic, None)
+        return list(self._used)
+
+    def brokers(self) -> dict[str, dict[int, str]]:
+        """Where all brokers listen that some route names, by name and replica number."""
+        found: dict[str, dict[int, str]] = {}
+        for route, _ in self._routes.values():
+            for name, replicas in route.addresses.items():
+                found.setdefault(name, {}).update(replicas)
+        return found
+
     def forget(self, topic: str) -> None:
         """Ask again before this topic is used again: something about its route was wrong."""
         found = self._routes.get(topic)
         if found is not None:
             self._routes[topic] = (found[0], -inf)
-
-    def next_queue(self, route: Route, first: int) -> Queue:
-        """The queue whose turn it is to be written to.
-
-        Args:
-            route: The topic's route.
-            first: Where to begin with a topic seen for the first time; chance, so that many
-                clients which start together do not all begin with the same queue.
-
-        Raises:
-            NoPermission: The topic is there and cannot be written to.
-        """
-        if not route.writable:
-            raise NoPermission(f"topic {route.topic} has no queue that can be written to")
-        turn = self._turns.get(route.topic, first)
-        self._turns[route.topic] = turn + 1
-        return route.writable[turn % len(route.writable)]

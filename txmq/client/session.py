@@ -8,13 +8,21 @@ Producers, consumers and :class:`txmq.client.admin.Admin` share one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from txmq.client.identity import UniqueIds
-from txmq.client.routes import TEMPLATE, Route, RouteTable, route_of
+from txmq.client.routes import (
+    FRESH_S,
+    TEMPLATE,
+    TEMPLATE_QUEUES_MAX,
+    Route,
+    RouteTable,
+    route_of,
+)
+from txmq.client.turns import Turns
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -51,7 +59,9 @@ class Session:
         clock: Where the time comes from.
         entropy: Where chance comes from.
         service: Who answers what brokers ask of this client.
+        on_open: Who hears of every connection that was opened, and to which address.
         answer_s: How long an answer may take.
+        fresh_s: How long a route is believed.
 
     Raises:
         ConfigError: ``names`` names no server, or one in a way that is no address.
@@ -65,7 +75,9 @@ class Session:
         entropy: Entropy | None = None,
         *,
         service: Service = no_service,
+        on_open: Callable[[str, Connection], None] | None = None,
         answer_s: float = ANSWER_S,
+        fresh_s: float = FRESH_S,
     ) -> None:
         self.names = tuple(each.strip() for each in names.split(";") if each.strip())
         if not self.names:
@@ -75,10 +87,12 @@ class Session:
         self.clock = clock or SystemClock()
         self.entropy = entropy or SystemEntropy()
         self.ids = UniqueIds(self.clock, self.entropy)
+        self.turns = Turns()
         self._network = network or SystemNetwork()
         self._service = service
-        self._answer_s = answer_s
-        self._table = RouteTable()
+        self._on_open = on_open
+        self.answer_s = answer_s
+        self._table = RouteTable(fresh_s)
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
         self._pool: Pool | None = None
@@ -86,7 +100,7 @@ class Session:
     async def __aenter__(self) -> Self:
         if self._pool is not None:
             raise UsageError("this session is open already")
-        self._pool = Pool(self._network, self.clock, self._service)
+        self._pool = Pool(self._network, self.clock, self._service, self._on_open)
         return self
 
     async def __aexit__(
@@ -102,6 +116,10 @@ class Session:
             await pool.close()
 
     # Connections
+
+    def ready(self, address: str) -> Connection | None:
+        """The connection to an address, where one is open now."""
+        return None if self._pool is None else self._pool.ready(address)
 
     async def connection(self, address: str) -> Connection:
         """An open connection to an address, shared with everybody who asks for the same.
@@ -132,7 +150,7 @@ class Session:
             BrokerRefused: The answer is a refusal.
         """
         asked = await self.connection(address)
-        limit = self._answer_s if timeout_s is None else timeout_s
+        limit = self.answer_s if timeout_s is None else timeout_s
         return await asked.request(code, header, body=body, timeout_s=limit)
 
     @contextmanager
@@ -195,6 +213,32 @@ class Session:
 
     # Routes
 
+    def known_route(self, topic: str) -> Route | None:
+        """Where a topic lives, as far as that is known without asking."""
+        return self._table.get(topic, self.clock.monotonic())
+
+    def brokers(self) -> Mapping[str, Mapping[int, str]]:
+        """Where all brokers listen that some known route names, by name and replica number."""
+        return self._table.brokers()
+
+    async def refresh(self) -> list[str]:
+        """Ask again where the topics live that are in use; returns those that have moved.
+
+        Raises:
+            UsageError: The session is not open.
+            TransportError: No name server answers.
+        """
+        moved: list[str] = []
+        for topic in self._table.in_use(self.clock.monotonic()):
+            before = self._table.last(topic)
+            try:
+                if await self._ask_route(topic) != before:
+                    moved.append(topic)
+            except BrokerRefused:
+                # Whoever uses the topic next is told why.
+                self.forget(topic)
+        return moved
+
     async def route(self, topic: str) -> Route:
         """Where a topic lives; while no name server answers, where it lived when one last did.
 
@@ -215,8 +259,12 @@ class Session:
         with self._closing_told():
             return await asyncio.shield(asking)
 
-    async def route_to_write(self, topic: str) -> Route:
+    async def route_to_write(self, topic: str, new_queues: int = TEMPLATE_QUEUES_MAX) -> Route:
         """Where a topic lives, or would come to live by its first message.
+
+        Args:
+            topic: The topic.
+            new_queues: The queues it is to get at each broker, if it is not there yet.
 
         Raises:
             UsageError: The session is not open.
@@ -231,7 +279,7 @@ class Session:
             except TopicNotFound:
                 raise problem from None
             # Not remembered: the true route is there as soon as the first message is.
-            return route_of(topic, answer, template=True)
+            return route_of(topic, answer, template=True, queues_max=new_queues)
 
     async def fresh_route(self, topic: str) -> Route:
         """Where a topic lives, asked now.
@@ -258,7 +306,7 @@ class Session:
             TransportError: No name server answers.
         """
         route = await self.route_to_write(topic)
-        queue = self._table.next_queue(route, self.entropy.below(1 << 16))
+        queue = self.turns.next_queue(route, self.entropy.below(1 << 16))
         return queue, route.master(queue.broker)
 
     async def address_of(self, queue: Queue, *, reading: bool = False) -> str:

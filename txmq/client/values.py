@@ -9,7 +9,6 @@ from enum import Enum
 from txmq.message import Queue, QueueOffset, ReceivedMessage
 
 __all__ = [
-    "BatchReceipt",
     "Broker",
     "ConnectedClient",
     "GroupConnections",
@@ -18,29 +17,36 @@ __all__ = [
     "PulledBatch",
     "QueueProgress",
     "QueueStatus",
-    "SendReceipt",
+    "SendResult",
+    "SendStatus",
 ]
 
 
+class SendStatus(Enum):
+    """How safe a message is that a broker has stored."""
+
+    OK = 0
+    """As safe as the broker is set to make it."""
+    FLUSH_DISK_TIMEOUT = 10
+    """Not on the broker's disk in time."""
+    SLAVE_NOT_AVAILABLE = 11
+    """On no replica: none was there to take it."""
+    FLUSH_SLAVE_TIMEOUT = 12
+    """On no replica in time."""
+
+
 @dataclass(frozen=True, slots=True)
-class SendReceipt:
+class SendResult:
     """What a broker says of a message it has stored."""
 
+    status: SendStatus
     queue: Queue
     offset: QueueOffset
-    offset_id: str
     id: str
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReceipt:
-    """What a broker says of messages it has stored together, in their order."""
-
-    queue: Queue
-    offset: QueueOffset
-    """Of the first; the others follow without a gap."""
-    offset_ids: tuple[str, ...]
-    ids: tuple[str, ...]
+    """The one its sender gave it."""
+    offset_id: str
+    """Where it lies; empty where a broker tells no place for each message of a batch."""
+    transaction_id: str | None = None
 
 
 class PullOutcome(Enum):

@@ -14,6 +14,7 @@ __all__ = ["BatchItem", "pack", "unpack"]
 
 _HEAD = Struct(">IIIiI")
 _SHORT = Struct(">H")
+_FIXED_BYTES = _HEAD.size + _SHORT.size
 
 
 class BatchItem(NamedTuple):
@@ -24,8 +25,8 @@ class BatchItem(NamedTuple):
     properties: str
 
 
-def pack(items: Iterable[BatchItem]) -> bytes:
-    """Write a batch.
+def pack(items: Iterable[tuple[int, bytes, str]]) -> bytes:
+    """Write a batch of items: flag, body, and properties as text.
 
     Raises:
         LocalProtocolError: A message's properties are too long or hold half a character, or its
@@ -33,23 +34,23 @@ def pack(items: Iterable[BatchItem]) -> bytes:
     """
     pieces: list[bytes] = []
     try:
-        for item in items:
-            pieces += _pieces_of(item)
+        for flag, body, text in items:
+            property_bytes = text.encode()
+            length = len(property_bytes)
+            if length > PROPERTIES_BYTES_MAX:
+                raise LocalProtocolError(
+                    f"properties of {length} bytes exceed {PROPERTIES_BYTES_MAX}"
+                )
+            size = len(body)
+            pieces += (
+                _HEAD.pack(_FIXED_BYTES + size + length, 0, 0, flag, size),
+                body,
+                _SHORT.pack(length),
+                property_bytes,
+            )
     except (StructError, UnicodeEncodeError) as problem:
         raise LocalProtocolError(f"no batch can hold this: {problem}") from problem
     return b"".join(pieces)
-
-
-def _pieces_of(item: BatchItem) -> tuple[bytes, bytes, bytes, bytes]:
-    flag, body, text = item
-    property_bytes = text.encode()
-    if len(property_bytes) > PROPERTIES_BYTES_MAX:
-        raise LocalProtocolError(
-            f"properties of {len(property_bytes)} bytes exceed {PROPERTIES_BYTES_MAX}"
-        )
-    size = _HEAD.size + len(body) + 2 + len(property_bytes)
-    head = _HEAD.pack(size, 0, 0, flag, len(body))
-    return head, body, _SHORT.pack(len(property_bytes)), property_bytes
 
 
 def unpack(data: bytes) -> list[BatchItem]:

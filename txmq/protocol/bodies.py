@@ -25,6 +25,7 @@ __all__ = [
     "ConsumeStats",
     "ConsumeTimeSpan",
     "ConsumeTimeSpans",
+    "ConsumedDirectly",
     "ConsumerConnections",
     "ConsumerIds",
     "ConsumerOffsets",
@@ -38,6 +39,7 @@ __all__ = [
     "GroupConfigs",
     "Groups",
     "Heartbeat",
+    "HeldQueue",
     "LockRequest",
     "LockedQueues",
     "MessageQueue",
@@ -512,6 +514,30 @@ class ConsumerOffsets(Body):
     """43: every group's offsets, by ``topic@group`` and queue."""
 
     offset_table: dict[str, dict[int, int]] = {}
+
+
+class HeldQueue(Body):
+    """One queue in the answer to 307, as its consumer sees it."""
+
+    commit_offset: int
+    cached_msg_min_offset: int
+    cached_msg_max_offset: int
+    cached_msg_count: int
+    cached_msg_size_in_mi_b: int = msgspec.field(name="cachedMsgSizeInMiB")
+    locked: bool = False
+    droped: bool = False
+    last_pull_timestamp: int = 0
+    last_consume_timestamp: int = 0
+
+
+class ConsumedDirectly(Body):
+    """The answer to 309: what became of a message that was handled aside from its queue."""
+
+    order: bool
+    auto_commit: bool
+    consume_result: str
+    remark: str
+    spent_time_mills: int
 
 
 class CorrectionOffsets(Body):

@@ -14,6 +14,9 @@ __all__ = ["Algorithm", "compress", "decompress"]
 Algorithm = Literal["zlib", "lz4", "zstd"]
 
 _TYPE_BITS: Final = 0x700
+_COMPRESSED: Final = int(SysFlag.COMPRESSED)
+"""For every message that is read; an enum's members are slow to reach."""
+
 _FLAGS: Final[dict[str, int]] = {
     # Plain 0x1 is what every client of every age inflates as zlib.
     "zlib": int(SysFlag.COMPRESSED),
@@ -51,7 +54,7 @@ def decompress(sys_flag: int, body: bytes, limit: int = FRAME_BYTES_MAX) -> byte
         RemoteProtocolError: It does not decompress, or to more than ``limit`` bytes.
         ConfigError: It needs a package that is not installed.
     """
-    if not sys_flag & SysFlag.COMPRESSED:
+    if not sys_flag & _COMPRESSED:
         return body
     kind = sys_flag & _TYPE_BITS
     try:

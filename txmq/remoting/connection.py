@@ -10,9 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
-from txmq.errors import ConnectionLost, RemoteProtocolError, RequestTimeout, refusal
+from txmq.errors import (
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    TransportError,
+    refusal,
+)
 from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands
 from txmq.protocol.codes import SUCCESS
@@ -23,9 +29,15 @@ from txmq.protocol.message_id import host_bytes
 from txmq.remoting.exchange import Exchange
 from txmq.runtime.clock import Clock
 
-__all__ = ["Connection", "Service", "no_service"]
+__all__ = ["Answer", "Connection", "Service", "Waiter", "no_service"]
 
 log = logging.getLogger(__name__)
+
+
+_POSTED_PIECES_MAX: Final = 16
+_POSTED_BYTES_MAX: Final = 32 * 1024
+"""What is collected in one turn before it is written all the same: the peer may begin with it while
+we write the rest, where both would otherwise work by turns."""
 
 
 class Service(Protocol):
@@ -34,6 +46,37 @@ class Service(Protocol):
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or nothing where it comes later or never."""
         ...
+
+
+class Waiter(Protocol):
+    """Whoever waits for the answer to one request; it is told once, how it went."""
+
+    def answered(self, answer: Command) -> None:
+        """The answer is there, whatever its code."""
+        ...
+
+    def failed(self, problem: TransportError) -> None:
+        """There will be none."""
+        ...
+
+
+class Answer:
+    """An answer that somebody awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+
+    def answered(self, answer: Command) -> None:
+        """See :meth:`Waiter.answered`."""
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def failed(self, problem: TransportError) -> None:
+        """See :meth:`Waiter.failed`."""
+        if not self.future.done():
+            self.future.set_exception(problem)
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
@@ -59,7 +102,12 @@ class Connection(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader = FrameReader()
         self._out: list[bytes] = []
-        self._exchange: Exchange[asyncio.Future[Command]] = Exchange()
+        self._exchange: Exchange[Waiter] = Exchange()
+        self._is_flush_due = False
+        # Who posts keeps a bound of its own on what is on its way, and a deadline.
+        self._is_posted_to = False
+        self._posted_bytes = 0
+        self._caught_up: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
@@ -140,21 +188,27 @@ class Connection(asyncio.Protocol):
         self._unserved.clear()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        self._tell_caught_up()
         for waiter in self._exchange.close():
-            if not waiter.done():
-                waiter.set_exception(ConnectionLost(f"{self.address} closed the connection"))
+            waiter.failed(ConnectionLost(f"{self.address} closed the connection"))
         if self._on_lost is not None:
             self._on_lost(self)
 
     def pause_writing(self) -> None:
-        """The peer reads too slowly: take no more requests from it."""
+        """The peer reads too slowly: take no more requests from it.
+
+        While we wait for answers we go on reading: two ends that both have written much and read
+        nothing would wait for each other for ever.
+        """
         self._unread = True
-        if self._transport is not None:
+        if self._transport is not None and not len(self._exchange):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self._unread = False
+        self._tell_caught_up()
         if self._transport is None or self._transport.is_closing():
             return
         parts, self._unserved = self._unserved, []
@@ -181,20 +235,35 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write everything collected, in one go."""
+        self._write()
+        if self._unread and not self._is_posted_to and self.unread_bytes > PUSH_BACKLOG_BYTES:
+            log.warning(
+                "cutting off %s: it leaves %d bytes unread", self.address, self.unread_bytes
+            )
+            self.abort()
+
+    def _tell_caught_up(self) -> None:
+        waiting, self._caught_up = self._caught_up, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _write(self) -> None:
         if not self._out or self._transport is None:
             return
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
         self._out.clear()
+        self._posted_bytes = 0
         self._transport.write(data)
-        if self._unread:
-            waiting = self._transport.get_write_buffer_size()
-            if waiting > PUSH_BACKLOG_BYTES:
-                log.warning("cutting off %s: it leaves %d bytes unread", self.address, waiting)
-                self._transport.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What was written and has not left this machine's program yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         """Close once everything written has gone out; harmless when repeated."""
         if self._transport is not None:
+            self._write()
             self._transport.close()
 
     def abort(self) -> None:
@@ -229,15 +298,72 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
-        waiter: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        waiter = Answer()
         opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
         try:
             self.send(commands.request(code, opaque, header, body=body))
             self.flush()
             self._watch()
-            return await waiter
+            return await waiter.future
         finally:
             self._exchange.take(opaque)
+
+    def number(self) -> int:
+        """The number that the next request to be posted shall carry."""
+        return self._exchange.number()
+
+    def post(self, opaque: int, waiter: Waiter, deadline: float, *pieces: bytes) -> None:
+        """Send a request that is written already, together with all others of this turn.
+
+        Args:
+            opaque: Its number, from :meth:`number` in the same turn.
+            waiter: Who is told the answer, or that none came. Not told if it breaks off before.
+            deadline: Until when an answer may come, by the clock's monotonic time.
+            pieces: The frame.
+
+        Raises:
+            ConnectionLost: The connection is closed; nothing was sent.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionLost(f"{self.address} is closed")
+        self._exchange.enter(opaque, waiter, deadline)
+        self._post(pieces)
+
+    def post_oneway(self, *pieces: bytes) -> None:
+        """The same for a request that nobody answers.
+
+        Raises:
+            ConnectionLost: The connection is closed; nothing was sent.
+        """
+        if not self.is_open:
+            raise ConnectionLost(f"{self.address} is closed")
+        self._post(pieces)
+
+    def _post(self, pieces: tuple[bytes, ...]) -> None:
+        self._out += pieces
+        self._posted_bytes += len(pieces[-1])
+        if not self._is_flush_due:
+            self._is_flush_due = self._is_posted_to = True
+            asyncio.get_running_loop().call_soon(self._post_all)
+        if self._posted_bytes > _POSTED_BYTES_MAX or len(self._out) > _POSTED_PIECES_MAX:
+            self._write()
+
+    async def writable(self) -> None:
+        """Wait until the peer has taken in what was written, or the connection is lost."""
+        while self._unread and self.is_open:
+            if self._caught_up is None:
+                self._caught_up = asyncio.get_running_loop().create_future()
+            # Shielded: it is one future for all who wait.
+            await asyncio.shield(self._caught_up)
+
+    def break_off(self, opaque: int) -> None:
+        """Whoever waited for this number is told nothing any more."""
+        self._exchange.take(opaque)
+
+    def _post_all(self) -> None:
+        self._is_flush_due = False
+        self._write()
+        self._watch()
 
     async def request(
         self,
@@ -263,8 +389,8 @@ class Connection(asyncio.Protocol):
 
     def _complete(self, command: Command) -> None:
         waiter = self._exchange.take(command.opaque)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(command)
+        if waiter is not None:
+            waiter.answered(command)
 
     def _watch(self) -> None:
         deadline = self._exchange.next_deadline()
@@ -279,6 +405,5 @@ class Connection(asyncio.Protocol):
     def _expire(self) -> None:
         self._timer = None
         for waiter in self._exchange.expired(self._clock.monotonic()):
-            if not waiter.done():
-                waiter.set_exception(RequestTimeout(f"{self.address} did not answer in time"))
+            waiter.failed(RequestTimeout(f"{self.address} did not answer in time"))
         self._watch()

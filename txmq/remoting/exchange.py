@@ -36,12 +36,16 @@ class Exchange(Generic[W]):
     def open(self, waiter: W, deadline: float) -> int:
         """Remember a waiter and return the number its request must carry."""
         opaque = self.number()
+        self.enter(opaque, waiter, deadline)
+        return opaque
+
+    def enter(self, opaque: int, waiter: W, deadline: float) -> None:
+        """Remember a waiter under a :meth:`number` that was just given."""
         self._waiting[opaque] = waiter
         heapq.heappush(self._deadlines, (deadline, opaque))
         if len(self._deadlines) > 2 * len(self._waiting) + _STALE_MAX:
             self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
             heapq.heapify(self._deadlines)
-        return opaque
 
     def take(self, opaque: int) -> W | None:
         """Whoever waits for this number, who then waits no more; ``None`` for a late answer."""

@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from txmq.errors import ConfigError, ConnectFailed
@@ -31,14 +32,33 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 class Pool:
-    """Shared connections by address."""
+    """Shared connections by address.
 
-    def __init__(self, network: Network, clock: Clock, service: Service = no_service) -> None:
+    Args:
+        network: Where streams come from.
+        clock: Where the time comes from.
+        service: Who answers what the other side asks.
+        on_open: Who hears of every connection that was opened, and to which address.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        service: Service = no_service,
+        on_open: Callable[[str, Connection], None] | None = None,
+    ) -> None:
         self._network = network
         self._clock = clock
         self._service = service
+        self._on_open = on_open
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._open: dict[str, Connection] = {}
+
+    def ready(self, address: str) -> Connection | None:
+        """The connection to an address, where one is open now."""
+        found = self._open.get(address)
+        return found if found is not None and found.is_open else None
 
     async def connection(self, address: str) -> Connection:
         """An open connection to an address.
@@ -47,8 +67,8 @@ class Pool:
             ConnectFailed: Nobody listens there, or the way is cut. Nothing was sent.
             ConfigError: The address is malformed.
         """
-        found = self._open.get(address)
-        if found is not None and found.is_open:
+        found = self.ready(address)
+        if found is not None:
             return found
         opening = self._opening.get(address)
         if opening is None:
@@ -69,6 +89,8 @@ class Pool:
             # UnicodeError: what resolves names has an error of its own for what can be none.
             raise ConnectFailed(f"cannot connect to {address}: {problem}") from problem
         self._open[address] = made
+        if self._on_open is not None:
+            self._on_open(address, made)
         return made
 
     def _settle(self, address: str, task: asyncio.Task[Connection]) -> None:

@@ -199,6 +199,15 @@ def test_messages_are_shown_to_people(asking, cluster):
     assert "body         [bold]hello\n" in told(asking("message", "view", place))
 
 
+def test_a_body_that_is_no_text_can_be_an_argument(asking, cluster):
+    cluster.add_topic("T")
+    told(asking("message", "send", "T", "\udcff\udcfe", "--queue", "broker-a:0"))
+
+    (found,) = as_json(asking("message", "pull", "T", "--json"))
+
+    assert found["body_base64"] == "//4="
+
+
 def test_a_body_is_read_from_standard_input_byte_for_byte(asking, cluster):
     cluster.add_topic("T")
     told(asking("message", "send", "T", "-", "--queue", "broker-a:0", input=b"\xff\x00\n"))

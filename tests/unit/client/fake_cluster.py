@@ -6,6 +6,7 @@ silence).
 """
 
 from collections import Counter
+from types import SimpleNamespace
 
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
@@ -13,7 +14,7 @@ from txmq.protocol import batch, bodies, command, headers
 from txmq.protocol.bodies import MessageQueue, queue_map
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.message_id import host_bytes
-from txmq.protocol.record import Record, pack
+from txmq.protocol.record import Record, pack, unpack
 from txmq.remoting.listener import Listener
 
 SYSTEM_ERROR, NOT_SUPPORTED, NO_TOPIC, NOT_FOUND, OFFLINE = 1, 3, 17, 22, 206
@@ -30,6 +31,8 @@ class FakeBroker:
         self.queues = {}
         self.offsets = {}
         self.consumers = {}
+        self.members = {}  # By group, who said in a heartbeat that it consumes, by connection.
+        self.locks = {}
         self.log = []
         self.shown_after = 0  # How often the name server still tells the state before a change.
         self.stale = {}
@@ -38,6 +41,7 @@ class FakeBroker:
     # Serving
 
     def serve(self, connection, request):
+        self.connection = connection
         self.cluster.asked.append((self.name, RequestCode(request.code), request.field_map()))
         if request.code in self.cluster.replies:
             return self.cluster.replies[request.code](request)
@@ -46,7 +50,7 @@ class FakeBroker:
             return command.answer(request, NOT_SUPPORTED, remark="not supported")
         return handler(request)
 
-    def store(self, topic, number, request, body, properties, flag, sys_flag=0):
+    def store(self, topic, number, request, body, properties, flag, sys_flag=0, attempts=0):
         queue = self.queues.setdefault((topic, number), [])
         host, port = self.address.rsplit(":", 1)
         record = Record(
@@ -59,7 +63,7 @@ class FakeBroker:
             born_host=host_bytes("127.0.0.1", 1),
             stored_ms=self.cluster.clock.wall_ms(),
             store_host=host_bytes(host, int(port)),
-            attempts=0,
+            attempts=attempts,
             prepared_position=0,
             body=body,
             topic=topic,
@@ -126,6 +130,77 @@ class FakeBroker:
                 return command.answer(request, 0, body=each)
             at += len(each)
         return command.answer(request, SYSTEM_ERROR, remark="can not find message")
+
+    # Members of groups
+
+    def on_heart_beat(self, request):
+        beat = bodies.Heartbeat.read(request.body)
+        for each in beat.consumer_data_set:
+            self.members.setdefault(each.group_name, {})[self.connection] = beat.client_id
+            retry = f"%RETRY%{each.group_name}"
+            self.topics.setdefault(retry, bodies.TopicConfig(retry, 1, 1))
+        return command.answer(request)
+
+    def on_unregister_client(self, request):
+        head = request.read(headers.ClientGroups)
+        self.members.get(head.consumer_group, {}).pop(self.connection, None)
+        return command.answer(request)
+
+    def member_ids(self, group):
+        """Who consumes for a group, as far as they are still connected."""
+        known = self.members.get(group, {})
+        return sorted({who for connection, who in known.items() if connection.is_open})
+
+    def on_get_consumer_list_by_group(self, request):
+        found = self.member_ids(request.read(headers.GroupHeader).consumer_group)
+        if not found:
+            return command.answer(request, SYSTEM_ERROR, remark="no consumer for this group")
+        return command.answer(request, body=bodies.ConsumerIds(found).write())
+
+    def notify(self, group):
+        """40: tell the members that others came or went."""
+        for connection in self.members.get(group, {}):
+            if connection.is_open:
+                connection.oneway(
+                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.GroupHeader(group)
+                )
+
+    def on_lock_batch_mq(self, request):
+        wanted = bodies.LockRequest.read(request.body)
+        group, who = wanted.consumer_group, wanted.client_id
+        locked = [
+            each
+            for each in wanted.mq_set
+            if self.locks.setdefault((group, each.topic, each.queue_id), who) == who
+        ]
+        return command.answer(request, body=bodies.LockedQueues(locked).write())
+
+    def on_unlock_batch_mq(self, request):
+        given = bodies.LockRequest.read(request.body)
+        for each in given.mq_set:
+            key = given.consumer_group, each.topic, each.queue_id
+            if self.locks.get(key) == given.client_id:
+                del self.locks[key]
+        return command.answer(request)
+
+    def on_consumer_send_msg_back(self, request):
+        """At once, whatever the level; a message for the dead letters is gone."""
+        head = request.read(headers.SendBack)
+        at = 0
+        for packed in self.log:
+            if at == head.offset:
+                break
+            at += len(packed)
+        else:
+            return command.answer(request, SYSTEM_ERROR, remark="look message by offset failed")
+        record = unpack(packed)[0]
+        if head.delay_level >= 0:
+            named = {"RETRY_TOPIC": head.origin_topic, **record.property_map()}
+            text = "".join(f"{name}\x01{value}\x02" for name, value in named.items())
+            sent = SimpleNamespace(born_timestamp=record.born_ms)
+            retry = f"%RETRY%{head.group}"
+            self.store(retry, 0, sent, record.body, text, 0, attempts=record.attempts + 1)
+        return command.answer(request)
 
     # Offsets
 

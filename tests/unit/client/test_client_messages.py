@@ -192,13 +192,13 @@ async def test_a_batch_is_stored_together(stage):
     await stage.admin.send(message(), queue)
     large = b"x" * 9000
 
-    receipt = await stage.admin.send_batch([message(b"1"), message(large, tags="B")], queue)
+    results = await stage.admin.send_batch([message(b"1"), message(large, tags="B")], queue)
 
-    batch = await stage.admin.pull(queue, receipt.offset)
-    assert (receipt.queue, receipt.offset) == (queue, 1)
+    batch = await stage.admin.pull(queue, results[0].offset)
+    assert [(each.queue, each.offset) for each in results] == [(queue, 1), (queue, 2)]
     assert [each.body for each in batch.messages] == [b"1", large]
-    assert tuple(each.id for each in batch.messages) == receipt.ids
-    assert tuple(each.offset_id for each in batch.messages) == receipt.offset_ids
+    assert [each.id for each in batch.messages] == [each.id for each in results]
+    assert [each.offset_id for each in batch.messages] == [each.offset_id for each in results]
     assert batch.messages[1].tags == "B"
 
 

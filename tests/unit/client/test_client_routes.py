@@ -1,7 +1,7 @@
 import pytest
 
 from txmq.client.routes import FRESH_S, RouteTable, route_of
-from txmq.errors import ConnectFailed, NoPermission, TopicNotFound
+from txmq.errors import ConnectFailed, TopicNotFound
 from txmq.message import Queue
 from txmq.protocol.bodies import BrokerRoute, QueueRoute, TopicRoute
 
@@ -86,25 +86,3 @@ def test_a_forgotten_route_is_asked_for_again():
     table.forget("never known")
 
     assert table.get("T", 0.0) is None
-
-
-def test_queues_are_taken_in_turn_from_where_chance_says():
-    table, route = RouteTable(), route_of("T", body(("a", 3, 3, 6), a={0: "a:1"}))
-
-    taken = [table.next_queue(route, first=5).number for _ in range(5)]
-
-    assert taken == [2, 0, 1, 2, 0]
-
-
-def test_each_topic_has_turns_of_its_own():
-    table = RouteTable()
-    routes = [route_of(name, body(("a", 4, 4, 6), a={0: "a:1"})) for name in ("T", "U")]
-
-    taken = [table.next_queue(route, first=0).number for route in routes * 2]
-
-    assert taken == [0, 0, 1, 1]
-
-
-def test_a_topic_that_takes_nothing_says_so():
-    with pytest.raises(NoPermission, match="topic T has no queue that can be written to"):
-        RouteTable().next_queue(route_of("T", body(("a", 1, 1, 4), a={0: "a:1"})), 0)

@@ -36,6 +36,7 @@ from txmq.protocol.headers import (
     TopicSettings,
 )
 from txmq.protocol.java import string_hash
+from txmq.remoting.connection import Answer
 from txmq.remoting.pool import Pool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -77,8 +78,8 @@ class Client:
     def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
         """Ask; the answer is awaited by whoever awaits what this returns."""
         assert self.connection.is_open
-        waiter = asyncio.get_running_loop().create_future()
-        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiter = Answer()
+        waiter.future.add_done_callback(lambda done: done.cancelled() or done.exception())
         clock = self.connection._clock
         opaque = self.connection._exchange.open(waiter, clock.monotonic() + 1e6)
         frame = commands.request(code, opaque, header, body=body, kind=kind, oneway=oneway)
@@ -86,7 +87,7 @@ class Client:
             frame = frame.replace(b'"version":409', b'"version":%-3d' % version)
         self.connection.send(frame)
         self.connection.flush()
-        return waiter
+        return waiter.future
 
     async def ask(self, code, header=None, **given):
         async with asyncio.timeout(PATIENCE_S * 10):

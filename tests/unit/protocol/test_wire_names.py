@@ -99,6 +99,9 @@ BODIES = {
     "ConsumerRegistration": (
         "groupName consumeType messageModel consumeFromWhere subscriptionDataSet unitMode"
     ),
+    "HeldQueue": "commitOffset cachedMsgMinOffset cachedMsgMaxOffset cachedMsgCount "
+    "cachedMsgSizeInMiB locked droped lastPullTimestamp lastConsumeTimestamp",
+    "ConsumedDirectly": "order autoCommit consumeResult remark spentTimeMills",
     "Heartbeat": "clientID producerDataSet consumerDataSet",
     "SubscriptionCheck": "clientId group subscriptionData",
     "BrokerMembers": "brokerMemberGroup",

@@ -1,0 +1,96 @@
+"""How fast our producer sends, next to the C++ client, to the same broker and by turns.
+
+Each client runs in a process of its own. The C++ client sends from 64 threads, which is the best it
+can do; ours has 64 messages in flight, and in a second row 1,024 that travel in batches.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_process
+from bench_sends import BODY_BYTES, COMPARED_AT, spread
+
+INTEROP = bench_process.CHECKOUT / "tests" / "interop"
+BATCHED_IN_FLIGHT = 1024
+LINGER_MS = 2
+WARM_UP_S = 0.3
+PATIENCE_S = 120
+ROWS = ("cpp", "single", "batched")
+
+
+class NamedBroker(bench_process.Broker):
+    """A broker that clients find by its name server."""
+
+    names = ""
+
+    def port_in(self, line):
+        found = re.match(r"ready .* names (\S+)", line)
+        if found:
+            self.names = found[1]
+        return super().port_in(line)
+
+
+def producer(bench, plan):
+    """Messages per second of each client, and how many times those of the C++ client ours are."""
+    seconds = max(plan.turn_s, 0.5) * 2
+    turns = []
+    with NamedBroker(bench, bench.new_folder(), "async") as broker:
+        for _ in range(max(3, plan.turns // 4)):
+            turn = {}
+            for row in ROWS:
+                os.sync()  # What one has left to be written is not for the next to wait for.
+                turn[row] = _rate(broker, row, seconds)
+            turns.append(turn)
+    return {
+        "in_flight": COMPARED_AT,
+        "batched_in_flight": BATCHED_IN_FLIGHT,
+        "turns": len(turns),
+        "over_cpp": spread([turn["single"] / turn["cpp"] for turn in turns]),
+        "batched_over_cpp": spread([turn["batched"] / turn["cpp"] for turn in turns]),
+        "messages_per_s": {
+            row: round(spread([turn[row] for turn in turns])["median"]) for row in ROWS
+        },
+    }
+
+
+def _rate(broker, row, seconds):
+    shape = [str(BODY_BYTES), str(WARM_UP_S), str(seconds)]
+    if row == "cpp":
+        command = [_cpp_python(), "bench_cpp_sends.py", broker.names, "T", str(COMPARED_AT), *shape]
+    else:
+        size, *times = shape
+        in_flight, linger = (COMPARED_AT, 0) if row == "single" else (BATCHED_IN_FLIGHT, LINGER_MS)
+        alone = [sys.executable, "bench_producer_alone.py", broker.names, "T"]
+        command = [*alone, str(in_flight), size, str(linger), *times]
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=Path(__file__).parent,
+        # A home of its own: the C++ client logs there.
+        env={
+            **os.environ,
+            "HOME": str(broker.folder),
+            "PYTHONPATH": str(bench_process.CHECKOUT),
+        },
+    )
+    if done.returncode:
+        raise bench_process.CannotStart(f"{row} ended with {done.returncode}:\n{done.stderr}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    return told["messages"] / told["elapsed_s"]
+
+
+def _cpp_python():
+    """The interpreter that has the package, prepared as the interoperation tests do."""
+    for folder in (bench_process.CHECKOUT, INTEROP):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    import interop_clients
+
+    return interop_clients.cpp_python()

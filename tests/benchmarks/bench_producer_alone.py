@@ -1,0 +1,79 @@
+"""Sends with our own producer for a while, as many in flight as asked for; says how many arrived.
+
+Without lingering, as many coroutines as are in flight each await one `send` after the other, which
+is the common way. With it, `send_nowait` is used, and each answer lets the next message go: so the
+program's own part is as small in this row as its messages are many.
+"""
+
+import asyncio
+import json
+import sys
+import time
+
+import uvloop
+
+from txmq.client.producer import Producer
+from txmq.client.settings import ProducerSettings
+from txmq.message import Message
+
+
+class Count:
+    """Messages answered within the time that counts."""
+
+    def __init__(self, warm_up_s, seconds):
+        self.begin = time.perf_counter() + warm_up_s
+        self.end = self.begin + seconds
+        self.messages = 0
+
+    def goes_on(self):
+        now = time.perf_counter()
+        self.messages += self.begin <= now < self.end
+        return now < self.end
+
+
+async def awaiting(producer, message, in_flight, count):
+    async def work():
+        while True:
+            await producer.send(message)
+            if not count.goes_on():
+                return
+
+    await asyncio.gather(*[work() for _ in range(in_flight)])
+
+
+async def following(producer, message, in_flight, count):
+    ended = asyncio.get_running_loop().create_future()
+
+    def answered(future):
+        future.result()
+        if count.goes_on():
+            send()
+        elif not ended.done():
+            ended.set_result(None)
+
+    def send():
+        producer.send_nowait(message).add_done_callback(answered)
+
+    for _ in range(in_flight):
+        send()
+    await ended
+
+
+async def main():
+    names, topic, in_flight, body_bytes, linger_ms, warm_up_s, seconds = sys.argv[1:]
+    settings = ProducerSettings(linger_s=float(linger_ms) / 1000)
+    message = Message(topic=topic, body=b"x" * int(body_bytes))
+    drive = following if settings.linger_s else awaiting
+    async with Producer("bench-txmq", names, settings) as producer:
+        await producer.send(message)
+        count = Count(float(warm_up_s), float(seconds))
+        cpu = time.process_time()
+        begun = time.perf_counter()
+        await drive(producer, message, int(in_flight), count)
+        share = (time.process_time() - cpu) / (time.perf_counter() - begun)
+    told = {"messages": count.messages, "elapsed_s": float(seconds), "busy": round(share, 3)}
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,158 @@
+"""Messages sent, in every way, are stored as they were sent, where their sender was told."""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+from contract_cluster import messages
+
+from txmq.client import SendStatus
+from txmq.errors import NotFound
+from txmq.message import Message
+
+PROPERTIES = {"origin": "Zürich", "город": "Рига", "emoji": "\N{PILE OF POO}", "spaced": "a b=c;d"}
+SAFE = {SendStatus.OK, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT}
+BODY_SIZE = 64 * 1024
+
+
+def assert_same(stored, sent, result):
+    """What is stored is what was sent; brokers may add properties of their own."""
+    assert (stored.topic, stored.body, stored.flag) == (sent.topic, sent.body, sent.flag)
+    assert (stored.tags, stored.keys) == (sent.tags, sent.keys)
+    assert sent.properties.items() <= stored.properties.items()
+    assert (stored.queue, stored.offset, stored.id) == (result.queue, result.offset, result.id)
+    assert stored.attempts == 0
+
+
+async def test_a_message_is_stored_as_it_was_sent(cluster):
+    message = Message(
+        topic=await cluster.topic(),
+        body=bytes(range(256)),
+        tags="标签",
+        keys=("ключ", "second"),
+        properties=PROPERTIES,
+        flag=7,
+    )
+    async with cluster.producer() as producer:
+        result = await producer.send(message)
+
+    assert result.status in SAFE
+    stored = await cluster.stored(result.queue, result.offset)
+    assert_same(stored, message, result)
+    assert stored.offset_id == result.offset_id
+    assert min(stored.born_ms, stored.stored_ms) > 0
+
+
+async def test_messages_go_round_the_queues_and_each_has_a_place_of_its_own(cluster):
+    topic = await cluster.topic()
+    sent = messages(topic, 40)
+    async with cluster.producer() as producer:
+        results = [await producer.send(each) for each in sent]
+
+    assert {each.queue for each in results} == set(await cluster.queues(topic))
+    assert len({(each.queue, each.offset) for each in results}) == len(sent)
+    bodies = {each.id: each.body for each in await cluster.all_stored(topic, len(sent))}
+    assert bodies == {each.id: part.body for each, part in zip(results, sent, strict=True)}
+
+
+async def test_sends_need_not_wait_for_each_other(cluster):
+    sent = messages(await cluster.topic(), 200)
+    async with cluster.producer() as producer:
+        results = await asyncio.gather(*[producer.send_nowait(each) for each in sent])
+
+    stored = {each.id: each for each in await cluster.all_stored(sent[0].topic, len(sent))}
+    assert len(stored) == len(sent)
+    for message, result in zip(sent, results, strict=True):
+        assert_same(stored[result.id], message, result)
+
+
+async def test_one_way_sends_arrive_where_nothing_goes_wrong(cluster):
+    sent = messages(await cluster.topic(), 40)
+    async with cluster.producer() as producer:
+        for each in sent:
+            await producer.send_oneway(each)
+        stored = await cluster.all_stored(sent[0].topic, len(sent))
+
+    assert sorted(each.body for each in stored) == sorted(each.body for each in sent)
+
+
+async def test_a_batch_lies_in_one_queue_without_a_gap(cluster):
+    topic = await cluster.topic()
+    sent = [
+        Message(topic=topic, body=b"%d" % number, tags=f"T{number}", keys=(f"k{number}",))
+        for number in range(20)
+    ]
+    async with cluster.producer() as producer:
+        results = await producer.send_batch(sent)
+
+    queue, first = results[0].queue, results[0].offset
+    places = [(queue, first + number) for number in range(len(sent))]
+    assert [(each.queue, each.offset) for each in results] == places
+    for message, result in zip(sent, results, strict=True):
+        assert_same(await cluster.stored(result.queue, result.offset), message, result)
+
+
+async def test_messages_that_linger_travel_together(cluster):
+    sent = messages(await cluster.topic(), 100, tags="T")
+    async with cluster.producer(linger_s=0.05) as producer:
+        results = await asyncio.gather(*[producer.send(each) for each in sent])
+
+    changes = sum(before.queue != after.queue for before, after in itertools.pairwise(results))
+    assert changes < len(sent) / 4  # alone, each would go to the next queue
+    stored = {each.id: each for each in await cluster.all_stored(sent[0].topic, len(sent))}
+    for message, result in zip(sent, results, strict=True):
+        assert_same(stored[result.id], message, result)
+
+
+async def test_what_has_one_key_lies_in_one_queue_in_order(cluster):
+    topic = await cluster.topic()
+    cities = ["lisbon", "oslo", "quito", "tunis", "xian"]
+    results = {city: [] for city in cities}
+    async with cluster.producer() as producer:
+        for turn in range(10):
+            for city in cities:
+                message = Message(topic=topic, body=f"{city} {turn}".encode())
+                results[city].append(await producer.send_ordered(message, city))
+
+    for city in cities:
+        assert len({each.queue for each in results[city]}) == 1
+        offsets = [each.offset for each in results[city]]
+        assert offsets == sorted(offsets)
+        for turn, each in enumerate(results[city]):
+            stored = await cluster.stored(each.queue, each.offset)
+            assert stored.body == f"{city} {turn}".encode()
+
+
+@pytest.mark.parametrize("algorithm", ["zlib", "lz4", "zstd"])
+async def test_large_bodies_are_compressed_and_arrive_intact(cluster, algorithm):
+    topic = await cluster.topic()
+    digits = "".join(random.Random(9876).choices("0123456789abcdef", k=BODY_SIZE))
+    async with cluster.producer(compression=algorithm) as producer:
+        for body in (b"a body that shrinks well " * 3000, digits.encode()):
+            message = Message(topic=topic, body=body, keys=("large",))
+            result = await producer.send(message)
+
+            assert_same(await cluster.stored(result.queue, result.offset), message, result)
+            assert (await cluster.admin.view(result.offset_id)).body == body
+
+
+async def test_messages_are_found_by_key_by_id_and_by_place(cluster):
+    topic = await cluster.topic()
+    async with cluster.producer() as producer:
+        both = Message(topic=topic, body=b"both", keys=("order-1", "customer-1"))
+        other = Message(topic=topic, body=b"other", keys=("order-2", "customer-1"))
+        results = [await producer.send(each) for each in (both, other)]
+    admin = cluster.admin
+
+    async def found():
+        return len(await admin.query(topic, "customer-1")) == 2
+
+    await cluster.until(found, "both messages to be found by key")  # An index may lag behind.
+    assert [each.body for each in await admin.query(topic, "order-1")] == [b"both"]
+    assert await admin.query(topic, "order-3") == []
+    for message, result in zip((both, other), results, strict=True):
+        assert_same(await admin.find(topic, result.id), message, result)
+        assert_same(await admin.view(result.offset_id), message, result)
+    with pytest.raises(NotFound):
+        await admin.find(topic, "0" * 32)

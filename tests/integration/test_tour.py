@@ -1,0 +1,330 @@
+"""Every program of the tour, run as its reader would run it, against `txmq serve`."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import threading
+from typing import NamedTuple
+
+import pytest
+
+from tests.serving import CHECKOUT, BrokerProcess, environment
+from txmq import Message
+from txmq.client import Admin, Session
+
+PATIENCE_S = 30
+RESULT = re.compile(
+    r"SendResult\(status=<SendStatus\.(?P<status>\w+): \d+>, "
+    r"queue=Queue\(topic='(?P<topic>\w+)', broker='(?P<broker>[\w-]+)', number=(?P<number>\d+)\), "
+    r"offset=(?P<offset>\d+), id='(?P<id>\w+)'"
+)
+BODY = re.compile(r"ReceivedMessage\(topic='\w+', body=b'([^']*)', tags='(\w*)', keys=\(([^)]*)\)")
+
+
+class Stored(NamedTuple):
+    topic: str
+    number: int
+    offset: int
+    id: str
+
+
+@pytest.fixture
+def broker(tmp_path):
+    running = BrokerProcess(tmp_path / "broker")
+    running.start()
+    yield running
+    running.close()
+
+
+class Program:
+    """A program of the tour that is running; its lines can be waited for."""
+
+    def __init__(self, name, broker, *more):
+        self.name = name
+        self.lines = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                f"examples.rocketmq_tour.{name}",
+                "--names",
+                broker.names,
+                *more,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=CHECKOUT,
+        )
+        self.errors = ""
+        self._readers = [threading.Thread(target=read) for read in (self._read, self._complain)]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem):
+        self._process.kill()
+        self._finish()
+
+    def _read(self):
+        for line in self._process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _complain(self):
+        self.errors = self._process.stderr.read()
+
+    def until(self, holds):
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or holds(self.lines), PATIENCE_S)
+            assert holds(self.lines), f"{self.name} printed only {self.lines}\n{self.errors}"
+
+    def interrupt(self):
+        self._process.send_signal(signal.SIGINT)
+
+    def ended(self):
+        """Its exit code, once it has ended by itself."""
+        code = self._process.wait(PATIENCE_S)
+        self._finish()
+        return code
+
+    def _finish(self):
+        self._process.wait(PATIENCE_S)
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+
+def lines_of(name, broker, *more):
+    """What a program prints that ends by itself, without a word of complaint."""
+    with Program(name, broker, *more) as program:
+        assert (program.ended(), program.errors) == (0, ""), program.lines
+        return program.lines
+
+
+def results_in(lines):
+    found = [RESULT.search(line) for line in lines]
+    assert all(found), lines
+    assert {each["status"] for each in found} == {"OK"}
+    return [
+        Stored(each["topic"], int(each["number"]), int(each["offset"]), each["id"])
+        for each in found
+    ]
+
+
+def records_of(broker, topic, queues):
+    """Everything that is stored, in the order of each queue."""
+    found = {}
+    for number in range(queues):
+        found[number] = []
+        while (offset := len(found[number])) < broker.max_offset(topic, number):
+            found[number] += broker.records(topic, number, offset)
+    return found
+
+
+def sorted_bodies(records):
+    return sorted(each.body.decode() for queue in records.values() for each in queue)
+
+
+def messages_in(lines):
+    """Body, tag and keys of each message that was printed."""
+    return [match.groups() for line in lines if (match := BODY.search(line))]
+
+
+def numbered(text, count):
+    return sorted(f"{text} {number}" for number in range(count))
+
+
+# Producers
+
+
+def test_the_sync_producer_gets_a_result_for_each_of_its_messages(broker):
+    results = results_in(lines_of("sync_producer", broker))
+
+    assert len({each.id for each in results}) == 100
+    records = records_of(broker, "testTopic", 4)
+    assert sorted_bodies(records) == numbered("Hi,RocketMQ Test", 100)
+    for at, result in enumerate(results):
+        record = records[result.number][result.offset]
+        assert record.body.decode() == f"Hi,RocketMQ Test {at}"
+        assert (record.tags, record.properties["KEYS"]) == ("testTag", f"key-{at}")
+
+
+def test_the_async_producer_makes_two_queues_and_waits_for_all_answers(broker):
+    results = results_in(lines_of("async_producer", broker))
+
+    assert len({each.id for each in results}) == 100
+    assert {each.number for each in results} == {0, 1}
+    records = records_of(broker, "testTopic", 2)
+    assert sorted_bodies(records) == numbered("Hi,RocketMQ Async Test", 100)
+    assert {each.tags for queue in records.values() for each in queue} == {"testAsyncTag"}
+
+
+def test_the_oneway_producer_says_nothing_and_loses_nothing_here(broker):
+    assert lines_of("oneway_producer", broker) == ["producer shutdown"]
+
+    records = records_of(broker, "single", 4)
+    assert sorted_bodies(records) == numbered("Hi,RocketMQ Oneway Test", 100)
+
+
+def test_the_ordered_producer_keeps_to_the_queue_of_each_order(broker):
+    broker.create_topic("testTopic", 3)
+
+    results = results_in(lines_of("ordered_producer", broker))
+
+    assert [each.number for each in results] == [order % 3 for order in range(100)]
+    for number, queue in records_of(broker, "testTopic", 3).items():
+        orders = [int(each.body.split()[-1]) for each in queue]
+        assert orders == list(range(number, 100, 3))
+
+
+def test_the_batch_producer_needs_one_request_for_what_one_request_holds(broker):
+    results = results_in(lines_of("batch_producer", broker))
+
+    assert len({each.number for each in results}) == 1
+    assert [each.offset for each in results] == list(range(100))
+    assert sorted_bodies(records_of(broker, "TopicA", 4)) == numbered("Hi, Ordered Msg", 100)
+
+
+def test_a_producer_without_a_broker_says_so_in_one_line(tmp_path):
+    nowhere = BrokerProcess(tmp_path)
+
+    with Program("sync_producer", nowhere) as program:
+        assert program.ended() == 1
+        assert program.errors.startswith("ConnectFailed: ")
+        assert program.errors.count("\n") == 1
+
+
+# Consumers
+
+
+def test_the_normal_consumer_prints_every_message_from_the_first_on(broker):
+    lines_of("sync_producer", broker)
+
+    lines = lines_of("normal_consumer", broker, "--count", "100")
+
+    assert lines[0] == "consumer started"
+    messages = messages_in(lines)
+    assert sorted(body for body, _, _ in messages) == numbered("Hi,RocketMQ Test", 100)
+    assert {tag for _, tag, _ in messages} == {"testTag"}
+    assert {keys for _, _, keys in messages} == {f"'key-{number}'," for number in range(100)}
+    assert broker.all_committed("cg", "testTopic", 4)
+
+
+def test_the_batch_consumer_is_given_up_to_ten_at_once(broker):
+    lines_of("batch_producer", broker)
+
+    lines = lines_of("batch_consumer", broker, "--count", "100")
+
+    sizes = [int(line.split()[-1]) for line in lines if line.startswith("a batch of ")]
+    assert (sum(sizes), max(sizes)) == (100, 10)
+    assert len(sizes) < 30
+    assert sorted(body for body, _, _ in messages_in(lines)) == numbered("Hi, Ordered Msg", 100)
+    assert broker.all_committed("cg-batch", "TopicA", 4)
+
+
+def test_the_tag_consumer_is_given_two_tags_of_three(broker):
+    results = results_in(lines_of("filter_by_tag_producer", broker))
+    assert len(results) == 10
+
+    lines = lines_of("filter_by_tag_consumer", broker, "--count", "7")
+
+    messages = sorted((body, tag) for body, tag, _ in messages_in(lines))
+    tags = ["myTagA", "myTagB", "myTagC"]
+    sent = [(f"Hi Filter Tag Msg {number}", tags[number % 3]) for number in range(10)]
+    assert messages == sorted(each for each in sent if each[1] != "myTagC")
+
+
+async def send(broker, *bodies, topics=("TOPIC_TEST",)):
+    """What the pulling programs read; their Java originals bring no producer."""
+    async with Session(broker.names) as session:
+        for topic in topics:
+            for body in bodies:
+                await Admin(session).send(Message(topic=topic, tags="TAG_TEST", body=body))
+
+
+@pytest.fixture
+def texts(broker):
+    bodies = [f"text {number}" for number in range(3)]
+    asyncio.run(send(broker, *[each.encode() for each in bodies]))
+    return bodies
+
+
+def test_pulling_by_hand_prints_the_bodies(broker, texts):
+    lines = lines_of("pull_consumer", broker, "--count", "3")
+
+    assert sorted(line for line in lines if line.startswith("text")) == texts
+    asked = [line for line in lines if line.startswith("Consume from the queue: TOPIC_TEST/")]
+    assert 1 <= len(asked) <= 4
+    assert lines[-1] == "consumer stopped"
+
+
+def test_the_scheduled_pull_prints_the_bodies_and_saves_where_it_is(broker, texts):
+    lines = lines_of("scheduled_pull", broker, "--count", "3")
+
+    assert sorted(lines) == ["consumer started", *texts]
+    assert broker.all_committed("schedule_consumer", "TOPIC_TEST", 4)
+
+
+def test_the_push_consumer_has_what_is_no_text_come_again(broker, texts):
+    with Program("push_consumer", broker) as program:
+        program.until(lambda lines: sum("consumed" in line for line in lines) == len(texts))
+        asyncio.run(send(broker, b"\xff\xfe"))
+
+        program.until(lambda lines: any("attempt 1 at" in line for line in lines))
+        program.interrupt()
+
+        assert program.ended() == 0
+    assert program.lines[-1] == "consumer stopped"
+    assert {line.rpartition(": ")[2] for line in program.lines if "consumed" in line} == set(texts)
+
+
+CONSUMERS = (
+    "normal_consumer",
+    "batch_consumer",
+    "filter_by_tag_consumer",
+    "pull_consumer",
+    "scheduled_pull",
+    "push_consumer",
+)
+
+
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_ctrl_c_ends_a_consumer_well(broker, name):
+    asyncio.run(send(broker, b"text", topics=("testTopic", "TopicA", "TopicTest", "TOPIC_TEST")))
+    with Program(name, broker) as program:
+        program.until(bool)
+        program.interrupt()
+
+        assert (program.ended(), program.errors) == (0, "")
+
+
+# All of them
+
+
+@pytest.mark.timeout(90)
+def test_the_whole_tour_misses_nothing():
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.rocketmq_tour"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+        cwd=CHECKOUT,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "430 acknowledged, and not one is gone" in done.stdout

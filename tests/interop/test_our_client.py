@@ -1,0 +1,150 @@
+"""txmq's own client beside the C++ client and ali-ons, on one `txmq serve`: what one sends the
+other handles, both ways, and members of one group are of both kinds.
+"""
+
+import interop_scenarios as scenarios
+import pytest
+
+from tests.serving import BrokerProcess
+
+SHARDS = scenarios.SHARDS_KEPT_BY_ONS
+ANY_BYTES = bytes(range(256)) * 8
+NO_NUL = ANY_BYTES.replace(b"\0", b"")  # the C++ client's wrapper speaks in C strings
+
+
+@pytest.fixture(params=["cpp", "ons"])
+def theirs(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["from us", "to us"])
+def direction(request, ours, theirs):
+    return (ours, theirs) if request.param == "from us" else (theirs, ours)
+
+
+def agree_on_ids(sent, handled):
+    """Each message is known to both by one id, that of its producer or that of its place."""
+    told = {event["keys"]: {event.get("offset_id"), event["msg_id"]} for event in sent}
+    for event in handled:
+        assert {event.get("offset_id"), event["msg_id"]} & told[event["keys"]] - {None}
+
+
+@pytest.mark.timeout(60)
+def test_what_one_sends_the_other_handles_once(stage, direction):
+    sent, handled = scenarios.messages_arrive_once(stage, *direction)
+
+    scenarios.positions_agree(sent, handled)
+    agree_on_ids(sent, handled)
+    assert {event["status"] for event in sent} == {"OK"}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("verb", ["send-nowait", "send-oneway"])
+def test_what_we_send_without_waiting_they_handle_once(stage, ours, theirs, verb):
+    sent, handled = scenarios.messages_arrive_once(stage, ours, theirs, verb)
+
+    if verb == "send-nowait":
+        scenarios.positions_agree(sent, handled)
+
+
+@pytest.mark.timeout(60)
+def test_what_is_sent_one_way_we_handle_once(stage, cpp, ours):
+    scenarios.messages_arrive_once(stage, cpp, ours, "send-oneway")
+
+
+@pytest.mark.timeout(60)
+def test_what_they_send_we_poll_once(stage, theirs, ours):
+    sent, handled = scenarios.messages_arrive_once(stage, theirs, ours, "send", "--polling")
+
+    scenarios.positions_agree(sent, handled)
+
+
+@pytest.mark.timeout(60)
+def test_keys_tags_properties_and_bodies_arrive_as_they_were_sent(stage, direction, cpp):
+    data = NO_NUL if cpp in direction else ANY_BYTES
+    sent, handled = scenarios.all_parts_arrive(stage, *direction, data)
+
+    agree_on_ids(sent, handled)
+
+
+@pytest.mark.timeout(60)
+def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, direction):
+    scenarios.large_bodies_arrive_intact(stage, *direction)
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_of_ours_is_handled_as_single_messages_are(stage, ours, theirs):
+    scenarios.batches_arrive_whole(stage, ours, theirs)
+
+
+@pytest.mark.timeout(60)
+def test_messages_that_travel_together_are_handled_as_single_ones_are(stage, ours, theirs):
+    scenarios.messages_travel_together(stage, ours, theirs)
+
+
+@pytest.mark.timeout(60)
+def test_ordered_sends_keep_the_order_of_each_shard(stage, direction, ons):
+    consuming = direction[1]
+    flags = [] if consuming is ons else ["--orderly"]  # ons takes one message a queue at a time
+
+    scenarios.shards_keep_their_order(stage, *direction, SHARDS, *flags)
+
+
+@pytest.mark.timeout(60)
+def test_an_orderly_member_of_ours_shares_queues_with_one_of_theirs(stage, ours, cpp):
+    scenarios.locked_queues_keep_their_order(stage, ours, [ours, cpp], SHARDS)
+
+
+@pytest.mark.timeout(60)
+def test_orderly_members_of_ours_share_queues(stage, ours):
+    scenarios.locked_queues_keep_their_order(stage, ours, [ours, ours], SHARDS)
+
+
+@pytest.mark.timeout(60)
+def test_a_tag_expression_selects(stage, direction):
+    scenarios.tag_expression_selects(stage, *direction)
+
+
+@pytest.mark.timeout(60)
+def test_broadcasting_reaches_members_of_both_kinds(stage, ours, theirs):
+    scenarios.broadcast_reaches_everyone(stage, ours, [ours, theirs])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_both_share_the_queues_of_one_group(stage, direction):
+    staying, passing = direction
+
+    scenarios.members_come_and_go(stage, staying, staying, passing)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_member_that_polls_shares_the_queues_with_one_of_theirs(stage, ours, theirs):
+    scenarios.members_come_and_go(stage, ours, theirs, ours, "--polling")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_our_members_share_the_queues_of_one_group(stage, ours):
+    scenarios.members_come_and_go(stage, ours, ours, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_kill_between_them_loses_nothing_acknowledged(own_stage, direction):
+    scenarios.restart_loses_nothing(own_stage, *direction, BrokerProcess.kill)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_kill_loses_nothing_of_what_travels_together(own_stage, ours, ons):
+    verb = ["send-nowait", "--linger-ms", "50"]
+    scenarios.restart_loses_nothing(own_stage, ours, ons, BrokerProcess.kill, *verb)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("end", [BrokerProcess.stop, BrokerProcess.kill])
+def test_a_restart_between_ours_loses_nothing_acknowledged(own_stage, ours, end):
+    scenarios.restart_loses_nothing(own_stage, ours, ours, end)

@@ -1,0 +1,84 @@
+"""Whole runs of the client: a cluster, a time of trouble, a calm end, and the judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from tests.simulation.checkers import commits, consumed, farewell, in_turn
+from tests.simulation.client_history import Handled, Left, Sent
+from tests.simulation.client_mix import ClientMix
+from tests.simulation.client_stage import ClientStage
+from tests.simulation.history import ClientDown, Down, History
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.runs import TAIL, Run, check
+from txmq.testing import World
+
+__all__ = ["CLIENT_CHECKERS", "run_client_seed"]
+
+CLIENT_CHECKERS = (consumed, commits, in_turn, farewell)
+
+
+class Outcome(NamedTuple):
+    """What a run amounted to."""
+
+    seconds: float
+    sent: int
+    handled: int
+    failed: int
+    ends: int
+    crashes: int
+    farewells: int
+
+    @classmethod
+    def of(cls, history: History, seconds: float) -> Outcome:
+        """The figures of a history."""
+        handled = [each for each in history.events if isinstance(each, Handled)]
+        return cls(
+            seconds,
+            history.count(Sent),
+            len(handled),
+            sum(not each.is_done for each in handled),
+            history.count(Down),
+            history.count(ClientDown),
+            history.count(Left),
+        )
+
+
+async def live_through(
+    world: World, mix: ClientMix, checkers: Sequence[ModuleType] = CLIENT_CHECKERS
+) -> Outcome:
+    """One whole run; the scenario of every seed."""
+    stage = ClientStage(world, mix)
+    await stage.open()
+    stage.people()
+    await Nemesis(stage).torment()
+    await stage.bury()
+    stage.calm()
+    await stage.settle()
+    await stage.close()
+    check(stage.history, checkers)
+    return Outcome.of(stage.history, world.now())
+
+
+def run_client_seed(
+    seed: int,
+    mix: ClientMix | None = None,
+    *,
+    keep_trace: bool = False,
+    checkers: Sequence[ModuleType] = CLIENT_CHECKERS,
+) -> Run:
+    """Run a seed with the mix it draws, or another.
+
+    Raises:
+        AssertionError: A promise was broken, or the run failed as a simulation.
+    """
+    mix = mix or ClientMix.with_clients(seed)
+    world = World(seed, scenario="clients", conditions=mix.conditions, keep_trace=keep_trace)
+    try:
+        return Run(world.run(live_through(world, mix, checkers)), world.trace)
+    except BaseException as error:
+        if keep_trace:
+            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
+        raise

@@ -1,0 +1,159 @@
+"""The checkers of clients find a client that is broken on purpose, each by what it breaks.
+
+Every one of these clients is made from the real one by taking a single thought away.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.checkers import commits, consumed, farewell, in_turn
+from tests.simulation.client_mix import ClientMix, GroupMix
+from tests.simulation.client_runs import CLIENT_CHECKERS, run_client_seed
+from txmq.client.client import Client
+from txmq.client.consumer.concurrent import Concurrent
+from txmq.client.consumer.holdings import Holdings
+from txmq.client.consumer.intake import Intake
+from txmq.client.consumer.locks import HeldLocks
+from txmq.client.consumer.offsets import BrokerOffsets
+from txmq.client.consumer.orderly import Orderly
+from txmq.client.consumer.window import Window
+
+RESTLESS = GroupMix(members=3, work_s=0.5, fail_chance=0.1, stay_s=3.0, stop_s=1.0, rebalance_s=2.0)
+"""Members come and go all the time, and handlers fail."""
+
+SETTLED = GroupMix(members=2, work_s=0.1, fail_chance=0.1)
+"""Members stay, so that what one of them forgets comes to nobody else."""
+
+MIX = ClientMix(
+    queues=2,
+    producers=1,
+    sends=60,
+    think_s=0.2,
+    chaos_s=12.0,
+    pause_s=1.0,
+    audit_chance=0.0,
+    recovery_chance=0.0,
+    faults=("client crash", "cut connections", "isolation"),
+    consuming=(RESTLESS, replace(RESTLESS, is_orderly=True)),
+)
+
+QUIET = MIX.but(faults=("cut connections",), consuming=(SETTLED,))
+
+SEEDS = 6
+"""So many are enough for each fault to show."""
+
+
+def run_all(mix, checkers=CLIENT_CHECKERS):
+    for seed in range(SEEDS):
+        run_client_seed(seed, mix, checkers=checkers)
+
+
+def test_the_whole_client_passes():
+    for mix in (MIX, QUIET):
+        run_all(mix)
+
+
+def what_was_fetched_is_committed(patch):
+    patch(Window, "safe_offset", property(lambda self: self.next_offset))
+
+
+def locks_are_ignored(patch):
+    async def take(self, queue):
+        return True
+
+    patch(HeldLocks, "take", take)
+    patch(HeldLocks, "has", lambda self, queue: True)
+
+
+def the_handler_at_work_is_not_waited_for(patch):
+    async def let_go(self, intake):
+        self._lines.pop(intake.queue, None)
+
+    patch(Orderly, "let_go", let_go)
+
+
+def where_the_group_stands_is_asked_only_once(patch):
+    load, known = BrokerOffsets.load, {}
+
+    async def remember(self, queue):
+        key = id(self), queue
+        if key not in known:
+            known[key] = await load(self, queue)
+        return known[key]
+
+    patch(BrokerOffsets, "load", remember)
+
+
+def a_failure_is_taken_for_a_success(patch):
+    async def forget(self, intake, message, level):
+        intake.end([message])
+
+    patch(Concurrent, "_try_again", forget)
+
+
+def what_could_not_be_sent_back_is_forgotten(patch):
+    patch(Concurrent, "_try_here", lambda self, intake, message: None)
+    return QUIET
+
+
+def a_queue_that_fails_once_is_fetched_no_more(patch):
+    run = Intake.run
+
+    async def give_up(self):
+        self._backoff.failed = lambda: 1e6
+        return await run(self)
+
+    patch(Intake, "run", give_up)
+    return QUIET
+
+
+def a_stop_leaves_fetching_to_itself(patch):
+    async def nothing(self):
+        pass
+
+    patch(Holdings, "stop_fetching", nothing)
+    patch(Holdings, "close", nothing)
+    patch(Holdings, "abandon", nothing)
+
+
+def a_client_leaves_its_connections_open(patch):
+    async def leave(self, *problem):
+        await self.tasks.stop()
+
+    patch(Client, "__aexit__", leave)
+
+
+def a_stop_waits_for_ever(patch):
+    finish = Concurrent.finish
+
+    async def dawdle(self):
+        await finish(self)
+        await asyncio.sleep(50)
+
+    patch(Concurrent, "finish", dawdle)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "checker"),
+    [
+        (what_was_fetched_is_committed, commits),
+        (what_was_fetched_is_committed, consumed),
+        (locks_are_ignored, in_turn),
+        (the_handler_at_work_is_not_waited_for, in_turn),
+        (where_the_group_stands_is_asked_only_once, in_turn),
+        (a_failure_is_taken_for_a_success, consumed),
+        (what_could_not_be_sent_back_is_forgotten, consumed),
+        (a_queue_that_fails_once_is_fetched_no_more, consumed),
+        (a_stop_leaves_fetching_to_itself, farewell),
+        (a_client_leaves_its_connections_open, farewell),
+        (a_stop_waits_for_ever, farewell),
+    ],
+    ids=lambda each: each.__name__.rpartition(".")[2],
+)
+def test_a_broken_client_is_found(breaks, checker, monkeypatch):
+    mix = breaks(monkeypatch.setattr) or MIX
+
+    with pytest.raises(AssertionError, match="broken promises"):
+        run_all(mix, [checker])

@@ -1,0 +1,104 @@
+"""What `import txmq` offers, and what it costs."""
+
+import ast
+import statistics
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import txmq
+from tests.serving import environment
+from txmq import blocking
+
+ROOT = Path(__file__).resolve().parents[2]
+USER_PROGRAM = ROOT / "tests/typing/user_program.py"
+IMPORT_MS_MAX = 100.0
+ROUNDS = 7
+
+
+def fresh(program):
+    """What a new interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=30,
+        check=True,
+    )
+    return done.stdout
+
+
+def import_ms(module):
+    """How long one import takes in a new interpreter, by its own clock."""
+    return float(
+        fresh(
+            "from time import perf_counter\n"
+            "begin = perf_counter()\n"
+            f"import {module}\n"
+            "print((perf_counter() - begin) * 1000)"
+        )
+    )
+
+
+def parts_of(tree, module):
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module
+    }
+
+
+def test_the_user_program_uses_every_public_name():
+    tree = ast.parse(USER_PROGRAM.read_text())
+    imported = {
+        name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "txmq"
+        for name in node.names
+    }
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+
+    assert set(txmq.__all__) - imported - {"__version__"} == set()
+    assert imported - used == set()
+    assert set(blocking.__all__) - parts_of(tree, "blocking") == set()
+
+
+def test_make_lint_checks_the_user_program():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+
+    assert settings["strict"]
+    assert ".".join(USER_PROGRAM.relative_to(ROOT).with_suffix("").parts) in settings["modules"]
+
+
+def test_every_public_name_is_there():
+    assert [name for name in txmq.__all__ if getattr(txmq, name, None) is None] == []
+    assert set(txmq.__all__) <= set(dir(txmq))
+
+
+def test_importing_txmq_is_quick():
+    """100 ms by the clock, on a machine that imports asyncio in 50 ms or less.
+
+    A slow or busy machine is given as much longer as it takes for asyncio. Both are measured in
+    turns, so that one busy moment does not hit only one of them, and medians are compared.
+    """
+    pairs = [(import_ms("txmq"), import_ms("asyncio")) for _ in range(ROUNDS)]
+    ours = statistics.median(each for each, _ in pairs)
+    theirs = statistics.median(each for _, each in pairs)
+
+    assert ours < max(IMPORT_MS_MAX, 2 * theirs), f"{ours:.0f} ms; asyncio takes {theirs:.0f} ms"
+
+
+def test_importing_txmq_imports_no_client():
+    loaded = fresh("import sys, txmq; print(*sys.modules)").split()
+
+    assert "txmq.message" in loaded
+    heavy = {"asyncio", "ssl", "socket", "msgspec", "concurrent.futures", "broker"}
+    assert heavy & set(loaded) == set()
+    rooms = ("txmq.client", "txmq.remoting", "txmq.protocol", "txmq.runtime", "txmq.blocking")
+    assert [each for each in loaded if each.startswith(rooms)] == []

@@ -1,0 +1,245 @@
+"""A program that uses every public name of txmq, for mypy: it must type-check, and is never run.
+
+What is declared here with a type is what a user relies on; a change that breaks such a line breaks
+programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import txmq
+from txmq import (
+    DEAD_LETTER,
+    Admin,
+    Client,
+    ClientSettings,
+    ConsumerSettings,
+    Effect,
+    Later,
+    LogPosition,
+    Message,
+    Producer,
+    ProducerSettings,
+    PullConsumer,
+    PullContext,
+    PulledBatch,
+    PullOutcome,
+    PushConsumer,
+    Queue,
+    QueueOffset,
+    ReceivedMessage,
+    Reply,
+    ScheduledPull,
+    SendResult,
+    SendStatus,
+    StartFrom,
+    Telemetry,
+    TxmqError,
+    allocation,
+    blocking,
+    errors,
+    reply_to,
+)
+
+NAMES: Final = "127.0.0.1:9876"
+VERSION: str = txmq.__version__
+STATUSES: Mapping[SendStatus, str] = {
+    SendStatus.OK: "safe",
+    SendStatus.FLUSH_DISK_TIMEOUT: "not on the disk in time",
+    SendStatus.SLAVE_NOT_AVAILABLE: "without a replica",
+    SendStatus.FLUSH_SLAVE_TIMEOUT: "on no replica in time",
+}
+
+
+def of_order(queues: Sequence[Queue], message: Message, order_id: int) -> Queue:
+    """A selector for ``send_to``."""
+    return queues[(order_id + message.flag) % len(queues)]
+
+
+def told(sent: asyncio.Future[SendResult]) -> None:
+    """A callback for ``send_nowait``."""
+    result: SendResult = sent.result()
+    print(STATUSES[result.status], result.queue.topic, result.id, result.offset_id)
+
+
+async def send(names: str) -> QueueOffset:
+    """Every way to send."""
+    settings = ProducerSettings(timeout_s=20, retries=3, queues_of_new_topics=2, linger_s=0.001)
+    order = Message(
+        topic="Orders", body=b"tea", tags="Paid", keys=("order-7",), properties={"shop": "7"}
+    )
+    async with Producer("shop", names, settings) as producer:
+        result: SendResult = await producer.send(order)
+        await producer.send(order, result.queue)
+        producer.send_nowait(order).add_done_callback(told)
+        await producer.send_oneway(order)
+        results: list[SendResult] = await producer.send_batch([order, order])
+        await producer.send_to(order, of_order, 7)
+        await producer.send_ordered(order, "order-7")
+        in_flight: int = producer.bytes_in_flight
+        reply: ReceivedMessage = await producer.request(order, timeout_s=3.0)
+        print(results, in_flight, reply.body)
+    return result.offset
+
+
+async def is_stored(producer: Producer, message: Message) -> bool | None:
+    """What is known of a message whose send failed."""
+    try:
+        await producer.send(message)
+    except errors.RequestTimeout:
+        return None
+    except errors.LimitExceeded as problem:
+        print(problem.limit, problem.value, problem.offered)
+        return False
+    except TxmqError as problem:
+        effect: Effect = problem.effect
+        may_try_again: bool = problem.retryable
+        print(may_try_again)
+        return {Effect.NONE: False, Effect.APPLIED: True, Effect.MAYBE: None}[effect]
+    return True
+
+
+def settings_of_client() -> ClientSettings:
+    """With spans, where somebody looks at them."""
+    telemetry: Telemetry | None = Telemetry.if_installed()
+    return ClientSettings(instance="one", telemetry=telemetry)
+
+
+async def answer(producer: Producer, question: ReceivedMessage) -> SendResult:
+    """Reply to a message that asks for it."""
+    reply: Reply = reply_to(question, b"42", tags="Price")
+    return await producer.send(reply)
+
+
+async def consume(names: str, example: ReceivedMessage) -> Mapping[Queue, QueueOffset]:
+    """Every way to be called with messages."""
+    settings = ConsumerSettings(
+        start=StartFrom.TIME,
+        start_ms=0,
+        batch_max=10,
+        allocation=allocation.NearestRoom(
+            allocation.ConsistentHash(virtual_nodes=20), room_of, room_of
+        ),
+        offsets_path=Path("offsets"),
+    )
+    async with Client(names, settings_of_client()) as client:
+        consumer = PushConsumer("billing", client, settings)
+
+        @consumer.on("Orders", tags="Paid || Open")
+        async def bill(message: ReceivedMessage) -> Later | None:
+            place: LogPosition = message.position
+            print(message.key, message.attempts, place)
+            return Later(level=DEAD_LETTER) if message.attempts > 3 else None
+
+        @consumer.on("Refunds")
+        def refund(message: ReceivedMessage) -> None:
+            print(message.body, message.queue, message.offset)
+
+        @consumer.on_batch("Visits")
+        async def count(messages: Sequence[ReceivedMessage]) -> Later:
+            return Later(first=len(messages) - 1, suspend_s=0.1)
+
+        async with consumer:
+            queues: list[Queue] = consumer.queues
+            consumer.pause(queues)
+            consumer.resume()
+            await consumer.commit()
+            await consumer.wait()
+        await bill(example)  # A decorated function can be called as before.
+        refund(example)
+        return consumer.positions()
+
+
+def room_of(name: str) -> str:
+    """The room of a broker or of a client."""
+    return name.split("@", 1)[0]
+
+
+STRATEGIES: Final[Sequence[allocation.Allocation]] = (
+    allocation.Average(),
+    allocation.Circle(),
+    allocation.ByConfig(frozenset({Queue("Orders", "broker-a", 0)})),
+    allocation.MachineRoom(frozenset({"room-1"})),
+    allocation.ConsistentHash(),
+    allocation.NearestRoom(allocation.Average(), room_of, room_of),
+)
+
+
+async def pull(names: str) -> PulledBatch:
+    """Every way to ask for messages."""
+    consumer = PullConsumer("reader", names, ConsumerSettings(commits_itself=False))
+    consumer.subscribe("Orders", tags="Paid")
+    async with consumer:
+        async for messages in consumer:
+            first: ReceivedMessage = messages[0]
+            print(first.born_ms, first.stored_ms)
+            await consumer.commit()
+            break
+        more: list[ReceivedMessage] = await consumer.poll(timeout_s=1.0)
+        queue = (await consumer.queues_of("Orders"))[0]
+        await consumer.seek(queue, 0)
+        await consumer.seek_to_begin(queue)
+        await consumer.seek_to_end(queue)
+        await consumer.seek_to_time(queue, 0)
+        print(len(more))
+        return await consumer.pull(queue, await consumer.committed(queue) or 0, 32, hold_s=1.0)
+
+
+async def pull_by_schedule(names: str) -> None:
+    """Be called for each queue."""
+    schedule = ScheduledPull("schedule", names)
+
+    @schedule.on("Orders")
+    async def task(queue: Queue, context: PullContext) -> None:
+        pulled: PulledBatch = await context.consumer.pull(queue, 0)
+        if pulled.outcome is PullOutcome.FOUND:
+            context.consumer.note_offset(queue, pulled.next_offset)
+        context.next_delay_s = 10.0
+
+    async with schedule:
+        await schedule.wait()
+
+
+async def administer(admin: Admin) -> list[str]:
+    """Ask and order."""
+    await admin.create_topic("Orders", queues=4)
+    found: list[ReceivedMessage] = await admin.query("Orders", "order-7")
+    lag: int = sum(each.lag for each in await admin.group_progress("billing", "Orders"))
+    print(found, lag)
+    return await admin.topics()
+
+
+def without_await(names: str) -> SendResult:
+    """The same for programs without a loop."""
+    with blocking.Client(names) as client:
+        admin: blocking.Admin = client.admin
+        topics: list[str] = admin.topics()
+        consumer = blocking.PushConsumer("billing", client)
+
+        @consumer.on("Orders")
+        def bill(message: ReceivedMessage) -> None:
+            print(message.id)
+
+        with consumer:
+            queues: list[Queue] = consumer.queues
+        with blocking.PullConsumer("reader", client) as reader:
+            batch: list[ReceivedMessage] = reader.poll(1.0)
+            for messages in reader:
+                print(messages[0].body)
+        schedule = blocking.ScheduledPull("schedule", client)
+
+        @schedule.on("Orders")
+        def task(queue: Queue, context: blocking.PullContext) -> None:
+            context.consumer.note_offset(queue, context.consumer.pull(queue, 0).next_offset)
+            context.next_delay_s = 10.0
+
+        with schedule:
+            schedule.wait()
+        with blocking.Producer("shop", client) as producer:
+            later = producer.send_nowait(Message(topic="Orders", body=b"tea"))
+            print(topics, queues, batch, producer.send(Message(topic="Orders", body=b"tea")))
+            return later.result(timeout=3.0)

@@ -1,0 +1,325 @@
+"""``txmq dlq`` against a real broker, and against one that fails as told."""
+
+import asyncio
+import base64
+import json
+
+import pytest
+
+from txmq.client import Admin, Session
+from txmq.message import Message
+from txmq.protocol import command, headers
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import SendMessageV2
+from txmq.protocol.properties import render
+
+DEAD, RETRY = "%DLQ%g", "%RETRY%g"
+
+
+def asked(names, question):
+    async def ask():
+        async with Session(names) as session:
+            return await question(Admin(session), session)
+
+    return asyncio.run(ask())
+
+
+def bury(names, *ids, body=b"pay %s", attempts=17, topic="Transfers"):
+    """Put dead letters where a broker would."""
+
+    async def put(admin, session):
+        await admin.create_group("g")
+        await admin.create_topic(DEAD, queues=1)
+        await admin.create_topic(RETRY, queues=1)
+        (address,) = (await session.route(DEAD)).addresses.popitem()[1].values()
+        for each in ids:
+            named = {"UNIQ_KEY": each, "KEYS": f"k-{each}", "TAGS": "pay"}
+            named |= {"RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": "0A" * 16}
+            header = SendMessageV2(
+                producer_group="g",
+                topic=DEAD,
+                default_topic="TBW102",
+                default_topic_queue_nums=1,
+                queue_id=0,
+                sys_flag=0,
+                born_timestamp=1,
+                flag=0,
+                properties=render(named),
+                reconsume_times=attempts,
+            )
+            text = body.replace(b"%s", each.encode())
+            await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=text)
+
+    asked(names, put)
+
+
+def retried(names):
+    """What consumers of the group would get."""
+
+    async def pull(admin, session):
+        (queue,) = (await session.route(RETRY)).readable
+        return (await admin.pull(queue, 0)).messages
+
+    return asked(names, pull)
+
+
+@pytest.fixture
+def dlq(txmq, txmq_broker):
+    """Run ``txmq dlq ...`` and say what it printed."""
+
+    def run(*arguments, code=0, **more):
+        result = txmq("dlq", *arguments, "--names", txmq_broker.names, **more)
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.stdout + result.stderr
+
+    return run
+
+
+# Looking
+
+
+def test_groups_are_listed_with_how_old_theirs_are(dlq, txmq_broker):
+    assert dlq("list") == "no dead letters\n"
+    bury(txmq_broker.names, "A1", "A2")
+
+    lines = dlq("list").splitlines()
+    (found,) = json.loads(dlq("list", "--group", "g", "--json"))
+
+    rows = [line.split() for line in lines if "+00:00" in line]
+    assert [each[:2] for each in rows] == [["g", "2"]]
+    assert (found["group"], found["messages"], found["by_broker"]) == ("g", 2, {"broker-a": 2})
+    assert found["oldest_ms"] <= found["newest_ms"]
+    assert dlq("list", "--group", "h") == "no dead letters\n"
+
+
+def test_a_groups_dead_letters_are_shown(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1", "A2", "A3")
+
+    table = dlq("show", "g")
+    found = json.loads(dlq("show", "g", "--json"))
+
+    assert all(each in table for each in ("A1", "A2", "A3", "Transfers", "17", "k-A1"))
+    assert [each["id"] for each in found] == ["A1", "A2", "A3"]
+    assert (found[0]["attempts"], found[0]["origin_topic"]) == (17, "Transfers")
+    cut = dlq("show", "g", "--limit", 2)
+    assert "A3" not in cut
+    assert "2 are shown; there are more" in cut
+    assert "there are more" not in dlq("show", "g", "--limit", 3)
+
+
+def test_they_are_chosen_by_time_and_topic(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1")
+    bury(txmq_broker.names, "B1", topic="Refunds")
+
+    def ids(*options):
+        return [each["id"] for each in json.loads(dlq("show", "g", "--json", *options))]
+
+    assert ids("--since", "1h") == ["A1", "B1"]
+    assert ids("--until", "1h") == []
+    assert ids("--topic", "Refunds") == ["B1"]
+    assert "no dead letters of this kind" in dlq("show", "g", "--until", "1h")
+    assert "--since" in dlq("show", "g", "--since", "soon", code=2)
+
+
+def test_a_group_nobody_knows_is_a_slip(dlq, txmq_broker):
+    asked(txmq_broker.names, lambda admin, session: admin.create_group("h"))
+
+    assert dlq("show", "h") == "group h has no dead letters of this kind\n"
+    for words in (["show", "x"], ["resend", "x", "--all", "--reason", "r", "--yes"]):
+        assert "group x is unknown" in dlq(*words, code=1)
+
+
+def test_one_is_shown_in_full(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1")
+    (listed,) = json.loads(dlq("show", "g", "--json"))
+
+    for name in ("A1", listed["offset_id"]):
+        shown = dlq("show", "g", name)
+        assert "pay A1" in shown
+        assert "origin_topic Transfers" in shown
+    assert json.loads(dlq("show", "g", "A1", "--json")) == listed | {"resent": None}
+    assert "has no dead letter A2" in dlq("show", "g", "A2", code=1)
+
+    dlq("resend", "g", "A1", "--reason", "paid in", "--operator", "ann")
+
+    assert "by ann: paid in" in dlq("show", "g", "A1")
+    resent = json.loads(dlq("show", "g", "A1", "--json"))["resent"]
+    assert (resent["by"], resent["reason"]) == ("ann", "paid in")
+    assert resent["at_ms"] >= listed["stored_ms"]
+
+
+def test_what_may_not_be_read_is_named_with_what_to_do(asking, cluster):
+    cluster.add_topic(DEAD, queues=1, perm=2)
+    cluster.replies[RequestCode.GET_EARLIEST_MSG_STORETIME] = lambda request: command.answer(
+        request, 0, headers.TimestampAnswer(7)
+    )
+
+    listed = asking("dlq", "list").stdout
+    shown = asking("dlq", "show", "g")
+
+    assert "those of g at broker-a, broker-b may not be read yet" in listed
+    assert shown.exit_code == 1
+    assert f"txmq topic create '{DEAD}' --queues 1 --perm rw" in shown.stderr
+
+
+# Writing to a file
+
+
+def test_they_are_written_whole_one_a_line(dlq, txmq_broker, tmp_path):
+    bury(txmq_broker.names, "A1", "A2", body=b"\xff%s")
+    file = tmp_path / "dead.jsonl"
+
+    said = dlq("export", "g", "--to", str(file))
+
+    assert said == f"2 dead letters of g are in {file}\n"
+    first, second = [json.loads(line) for line in file.read_text().splitlines()]
+    assert base64.b64decode(first["body_base64"]) == b"\xffA1"
+    assert "body" not in first
+    assert (second["id"], second["attempts"], second["flag"]) == ("A2", 17, 0)
+    assert second["properties"]["RETRY_TOPIC"] == "Transfers"
+    assert (second["origin_id"], second["topic"]) == ("0A" * 16, DEAD)
+
+
+def test_no_file_is_written_over_and_none_is_left_half_written(dlq, txmq_broker, tmp_path):
+    bury(txmq_broker.names, "A1")
+    file = tmp_path / "dead.jsonl"
+    file.write_text("mine")
+
+    assert "is there already" in dlq("export", "g", "--to", str(file), code=2)
+    assert file.read_text() == "mine"
+    other = tmp_path / "other.jsonl"
+    assert "group x is unknown" in dlq("export", "x", "--to", str(other), code=1)
+    assert not other.exists()
+    assert "cannot be written" in dlq("export", "g", "--to", str(tmp_path / "no" / "f"), code=2)
+    made = json.loads(dlq("export", "g", "--to", str(other), "--until", "1h", "--json"))
+    assert made == {"group": "g", "file": str(other), "messages": 0}
+
+
+def test_a_disk_that_is_full_leaves_no_file(dlq, txmq_broker, tmp_path, monkeypatch):
+    bury(txmq_broker.names, "A1")
+    file = tmp_path / "dead.jsonl"
+
+    def full(value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("txmq.cli.dlq._line", full)
+
+    assert "No space left on device" in dlq("export", "g", "--to", str(file), code=1)
+    assert not file.exists()
+
+
+# Resending
+
+
+def test_some_are_resent_for_a_reason(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1", "A2", "A3")
+
+    said = dlq("resend", "g", "A1", "A3", "--reason", "paid in", "--operator", "ann")
+
+    assert "2 resent\n" in said
+    copies = retried(txmq_broker.names)
+    assert [each.id for each in copies] == ["A1", "A3"]
+    assert copies[0].body == b"pay A1"
+    assert copies[0].attempts == 0
+    assert copies[0].properties["TXMQ_RESENT_BY"] == "ann"
+    assert copies[0].properties["TXMQ_RESENT_REASON"] == "paid in"
+
+
+def test_one_that_was_resent_needs_force(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1")
+    dlq("resend", "g", "A1", "--reason", "r", "--operator", "ann")
+
+    refused = dlq("resend", "g", "A1", "--reason", "r", code=1)
+    forced = json.loads(dlq("resend", "g", "A1", "--reason", "r", "--force", "--json"))
+
+    assert "by ann: r; --force resends it once more" in refused
+    assert forced[0]["outcome"] == "resent"
+    assert len(retried(txmq_broker.names)) == 2
+
+
+def test_all_are_resent_once_and_only_after_a_yes(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1", "A2", "A3")
+    dlq("resend", "g", "A2", "--reason", "first")
+
+    asked_first = dlq("resend", "g", "--all", "--reason", "r", code=1, input="n\n")
+    assert "give the 3 dead letters to g again?" in asked_first
+    assert len(retried(txmq_broker.names)) == 1
+    found = json.loads(dlq("resend", "g", "--all", "--reason", "r", "--yes", "--json"))
+    again = dlq("resend", "g", "--all", "--reason", "r", input="y\n")
+
+    assert [each["outcome"] for each in found] == ["resent", "resent before", "resent"]
+    assert "3 resent before\n" in again
+    assert len(retried(txmq_broker.names)) == 3
+
+
+def test_of_all_only_the_chosen_are_resent(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1")
+    bury(txmq_broker.names, "B1", topic="Refunds")
+
+    said = dlq("resend", "g", "--all", "--topic", "Refunds", "--reason", "r", input="y\n")
+
+    assert "1 resent\n" in said
+    assert [each.id for each in retried(txmq_broker.names)] == ["B1"]
+    none = dlq("resend", "g", "--all", "--topic", "x", "--reason", "r", "--yes")
+    assert none == "group g has no dead letters of this kind\n"
+
+
+def test_each_failure_is_told_and_the_others_go(dlq, txmq_broker):
+    bury(txmq_broker.names, "A1")
+    bury(txmq_broker.names, "B1", topic="")
+
+    found = json.loads(
+        dlq("resend", "g", "A1", "B1", "C1", "--reason", "r", "--json", code=1).splitlines()[0]
+    )
+
+    assert [each["outcome"] for each in found] == ["resent", "failed", "failed"]
+    assert "which topic it was for" in found[1]["note"]
+    assert "has no dead letter C1" in found[2]["note"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--reason", "r"],
+        ["A1", "--all", "--reason", "r"],
+        ["A1"],
+        ["A1", "--reason", " "],
+        ["A1", "--reason", "r", "--since", "1h"],
+    ],
+)
+def test_what_is_meant_must_be_clear(txmq, words):
+    result = txmq("dlq", "resend", "g", *words, "--names", "127.0.0.1:1")
+
+    assert result.exit_code == 2
+
+
+def test_a_broker_that_goes_away_leaves_the_rest_untried(asking, cluster, monkeypatch):
+    monkeypatch.setitem(Session.__init__.__kwdefaults__, "answer_s", 0.5)
+    (queue, *_) = cluster.add_topic(DEAD, queues=1)
+    cluster.add_topic(RETRY, queues=1)
+
+    async def put(admin, session):
+        for each in ("A1", "A2", "A3"):
+            named = {"RETRY_TOPIC": "T", "UNIQ_KEY": each}
+            await admin.send(Message(topic=DEAD, body=b"x", properties=named), queue)
+
+    asked(cluster.names, put)
+    broker, sends = cluster.brokers[0], []
+
+    def once(request):
+        sends.append(request)
+        if len(sends) == 1:
+            return broker.on_send_message_v2(request)
+        return None  # Silence: nobody knows whether it arrived.
+
+    cluster.replies[RequestCode.SEND_MESSAGE_V2] = once
+
+    for words in (["A1", "A2", "A3"], ["--all", "--yes"]):
+        sends.clear()
+        broker.queues.pop((RETRY, 0), None)
+        result = asking("dlq", "resend", "g", *words, "--reason", "r", "--json")
+
+        outcomes = [each["outcome"] for each in json.loads(result.stdout)]
+        assert (result.exit_code, outcomes) == (1, ["resent", "in doubt", "not tried"])
+    told = asking("dlq", "resend", "g", "A2", "--reason", "r").stdout
+    assert "run it again for those in doubt" in told

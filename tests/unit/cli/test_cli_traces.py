@@ -1,0 +1,72 @@
+import json
+
+from txmq.client import trace
+from txmq.client.trace import Begun, Decided, Handled, Outcome, Sent
+from txmq.protocol import headers
+from txmq.protocol.properties import render
+
+TRACES = "RMQ_SYS_TRACE_TOPIC"
+RECORDS = [
+    Sent(at_ms=1700000000000, region="r", group="pg", topic="Orders", id="M1", keys="o-1",
+         store_host="127.0.0.1:10911", body_bytes=5, cost_ms=3),
+    Sent(at_ms=1700000000000, region="r", group="pg", topic="Others", id="M1"),
+    Begun(at_ms=1700000000010, region="r", group="cg", request_id="R", id="M1", attempts=1),
+    Handled(at_ms=1700000000025, group="cg", request_id="R", id="M1", cost_ms=15, is_success=False,
+            outcome=Outcome.TIMED_OUT),
+    Decided(at_ms=1700000000005, region="r", group="pg", topic="Orders", id="M1",
+            is_after_check=True),
+    Begun(at_ms=1, region="r", group="cg", request_id="R", id="M2"),
+]  # fmt: skip
+
+
+def traced(cluster, records, times=1):
+    cluster.add_topic(TRACES, queues=1)
+    broker = cluster.brokers[0]
+    head = headers.SendMessage("g", TRACES, "TBW102", 4, 0, 0, 1, 0)
+    for _ in range(times):
+        broker.store(TRACES, 0, head, trace.encode(records), render({"KEYS": "M1 M2"}), 0)
+
+
+def test_a_message_is_followed_by_its_traces(asking, cluster):
+    traced(cluster, RECORDS, times=2)
+
+    result = asking("message", "trace", "Orders", "M1")
+    lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
+
+    assert result.exit_code == 0
+    assert [line[0] for line in lines[2:]] == ["sent", "decided", "begun", "handled"]
+    assert lines[2] == [
+        "sent", "2023-11-14", "22:13:20.000+00:00", "pg", "yes", "3", "o-1",
+        "normal,", "5", "bytes,", "at", "127.0.0.1:10911",
+    ]  # fmt: skip
+    assert lines[3][-4:] == ["COMMIT_MESSAGE", "after", "a", "check"]
+    assert lines[4][-2:] == ["attempt", "2"]
+    assert lines[5][-4:] == ["no", "15", "timed", "out"]
+
+
+def test_traces_are_for_programs_too(asking, cluster):
+    traced(cluster, RECORDS)
+
+    found = json.loads(asking("message", "trace", "Orders", "M1", "--json").stdout)
+
+    assert [each["event"] for each in found] == ["sent", "decided", "begun", "handled"]
+    assert (found[0]["kind"], found[3]["outcome"]) == ("normal", "timed_out")
+    assert found[2] == {
+        "event": "begun", "at_ms": 1700000000010, "region": "r", "group": "cg", "request_id": "R",
+        "id": "M1", "attempts": 1, "keys": "",
+    }  # fmt: skip
+
+
+def test_a_message_may_have_left_no_traces(asking, cluster):
+    traced(cluster, RECORDS)
+
+    assert asking("message", "trace", "Orders", "M3").stdout == "no traces\n"
+    assert asking("message", "trace", "Orders", "M1", "--trace-topic", "T").exit_code == 1
+
+
+def test_a_record_without_a_time_has_none(asking, cluster):
+    traced(cluster, [Handled(request_id="R", id="M1", cost_ms=1, is_success=True)])
+
+    assert asking("message", "trace", "Orders", "M1").stdout.split()[-4:] == [
+        "handled", "yes", "1", "consumed",
+    ]  # fmt: skip

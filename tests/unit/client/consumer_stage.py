@@ -1,0 +1,95 @@
+"""A simulated world with a small cluster, and consumers on machines of their own."""
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+
+from client_stage import STEADY
+from fake_cluster import FakeCluster
+
+from txmq.client.client import Client
+from txmq.client.consumer import PushConsumer
+from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
+from txmq.testing import World
+
+__all__ = ["GROUP", "RETRY", "TOPIC", "Stage", "acting"]
+
+GROUP, TOPIC, RETRY = "readers", "T", "%RETRY%readers"
+
+
+class Stage:
+    """The cluster, and whoever the test lets come."""
+
+    def __init__(self, world, cluster):
+        self.world = world
+        self.cluster = cluster
+        self.broker = cluster.brokers[0]
+        self.seen = []
+        """What handlers of :meth:`reader` got: client, body, attempts, when."""
+
+    def client(self, name="one", network=None, **settings):
+        machine = self.world.machine(name)
+        chosen = ClientSettings(instance=name, host="here", **settings)
+        ports = (network or machine.network, machine.clock, machine.entropy)
+        return Client(self.cluster.names, chosen, *ports)
+
+    def reader(self, client, handler=None, topic=TOPIC, tags="*", **settings):
+        """A consumer that begins at the beginning and notes what it gets."""
+        settings.setdefault("start", StartFrom.FIRST)
+        consumer = PushConsumer(GROUP, client, ConsumerSettings(**settings))
+
+        @consumer.on(topic, tags)
+        async def read(message):
+            self.seen.append((client.id, message.body, message.attempts, self.world.now()))
+            if handler is not None:
+                return await handler(message)
+            return None
+
+        return consumer
+
+    def put(self, *bodies, number=0, topic=TOPIC, tags="", properties=None, broker=None):
+        """Store messages as if somebody had sent them."""
+        broker = broker or self.broker
+        sent = SimpleNamespace(born_timestamp=self.cluster.clock.wall_ms())
+        named = {**(properties or {}), **({"TAGS": tags} if tags else {})}
+        text = "".join(f"{name}\x01{value}\x02" for name, value in named.items())
+        for body in bodies:
+            broker.store(topic, number, sent, body, text, 0)
+
+    def bodies(self):
+        return [body for _, body, _, _ in self.seen]
+
+    def committed(self, number=0, topic=TOPIC, broker=None):
+        return (broker or self.broker).offsets.get((GROUP, topic, number))
+
+    def asked(self, code):
+        """The header fields of each request of one kind."""
+        return [fields for _, asked, fields in self.cluster.asked if asked == code]
+
+    async def until(self, holds, within_s=60.0, every_s=0.01):
+        """Let time pass until something is so."""
+        async with asyncio.timeout(within_s):
+            while not holds():
+                await asyncio.sleep(every_s)
+
+
+def acting(*, brokers=1, queues=1, seed=1):
+    """Make a test of an async function of a :class:`Stage`."""
+
+    def decorate(scenario):
+        def test():
+            with World(seed, conditions=STEADY) as world:
+                world.run(on_stage(world))
+
+        async def on_stage(world):
+            server = world.machine("server")
+            async with FakeCluster(
+                server.network, server.clock, host=server.address, brokers=brokers
+            ) as cluster:
+                cluster.add_topic(TOPIC, queues)
+                await scenario(Stage(world, cluster))
+
+        test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
+        return test
+
+    return decorate

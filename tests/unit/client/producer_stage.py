@@ -1,0 +1,135 @@
+"""A small cluster and a producer, in a simulated world; brokers can be told what to answer."""
+
+import asyncio
+import inspect
+from dataclasses import dataclass
+
+from client_stage import STEADY
+from fake_cluster import FakeCluster
+
+from txmq.client.producer import Producer
+from txmq.client.settings import ProducerSettings
+from txmq.message import Message
+from txmq.protocol import command, headers
+from txmq.protocol.batch import unpack
+from txmq.testing import World
+
+TOPIC = "T"
+
+
+def message(body=b"hello", topic=TOPIC, **more):
+    return Message(topic=topic, body=body, **more)
+
+
+def refuse(code):
+    """A broker that answers with a refusal."""
+    return lambda request: command.answer(request, code, remark="because")
+
+
+def silent(request):
+    """A broker that never answers."""
+
+
+def stored_as(code, offset=7):
+    """A broker that has stored the message, though not safely."""
+
+    def answer(request):
+        number = request.read(headers.SendMessageV2).queue_id
+        return command.answer(request, code, headers.SendAnswer("00", number, offset))
+
+    return answer
+
+
+@dataclass
+class Stage:
+    world: World
+    cluster: FakeCluster
+    producer: Producer
+
+    def told(self, broker, *answers):
+        """Have one broker, by its place, give these answers in turn, and then be itself."""
+        which = self.cluster.brokers[broker]
+        usual = type(which).on_send_message_v2
+        left = list(answers)
+
+        def serve(request):
+            return left.pop(0)(request) if left else usual(which, request)
+
+        which.on_send_message_v2 = which.on_send_batch_message = serve
+
+    def always(self, broker, answer):
+        """Have one broker give this answer to every send."""
+        which = self.cluster.brokers[broker]
+        which.on_send_message_v2 = which.on_send_batch_message = answer
+
+    @property
+    def sends(self):
+        """The brokers that were sent to, in order, as letters."""
+        codes = ("SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE")
+        return "".join(who[-1] for who, _ in self.cluster.codes(*codes))
+
+    @property
+    def fields(self):
+        """The header of each send."""
+        return [fields for _, code, fields in self.cluster.asked if code in (310, 320)]
+
+    def bodies(self, topic=TOPIC):
+        """What is stored, by queue."""
+        return {
+            (broker.name[-1], number): [each.body for each in queue]
+            for broker in self.cluster.brokers
+            for (name, number), queue in broker.queues.items()
+            if name == topic and queue
+        }
+
+    def stop(self, broker):
+        """Take one broker's door and its connections away."""
+        self.cluster.listeners[broker].close()
+
+    def assert_nothing_is_left(self):
+        post = self.producer._opened
+        assert (len(post), post.bytes_in_flight) == (0, 0)
+        assert not post._wanting
+        assert not post._at_routes
+        assert not post._at_doors
+        assert all(len(each._exchange) == 0 for each in self.producer.client.session._pool.opened())
+
+
+def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):
+    """Make a test of an async function of a :class:`Stage`."""
+
+    def decorate(scenario):
+        def test():
+            with World(seed, conditions=STEADY) as world:
+                world.run(on_stage(world))
+
+        async def on_stage(world):
+            server, client = world.machine("server"), world.machine("client")
+            async with FakeCluster(
+                server.network, server.clock, host=server.address, brokers=brokers
+            ) as cluster:
+                if topic:
+                    cluster.add_topic(topic, queues)
+                async with Producer(
+                    "g",
+                    cluster.names,
+                    ProducerSettings(**settings),
+                    network=client.network,
+                    clock=client.clock,
+                    entropy=client.entropy,
+                ) as producer:
+                    stage = Stage(world, cluster, producer)
+                    await scenario(stage)
+                    await asyncio.sleep(0)
+                    if producer._opened is not None:
+                        stage.assert_nothing_is_left()
+
+        test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
+        return test
+
+    return decorate
+
+
+def sizes(requests):
+    """How many messages each request held."""
+    return [len(unpack(body)) for body in requests]

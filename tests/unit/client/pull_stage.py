@@ -1,0 +1,114 @@
+"""A simulated world with a real broker on one machine, and consumers on machines of their own."""
+
+import asyncio
+import inspect
+from dataclasses import dataclass, replace
+
+from client_stage import STEADY
+
+from broker.app import Broker
+from broker.config import BrokerSettings
+from tests.simulation.mix import SmallStore
+from txmq.client.client import Client
+from txmq.client.consumer import PullConsumer, ScheduledPull
+from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
+from txmq.message import Message, Queue
+from txmq.testing import World
+
+GROUP, TOPIC = "readers", "T"
+SOON = ConsumerSettings(start=StartFrom.FIRST, commit_s=1.0, rebalance_s=2.0)
+BY_HAND = replace(SOON, commits_itself=False)
+
+
+@dataclass
+class Stage:
+    world: World
+    broker: Broker
+    operator: Client
+
+    @property
+    def admin(self):
+        return self.operator.admin
+
+    def ports(self, name):
+        machine = self.world.machine(name)
+        return machine.network, machine.clock, machine.entropy
+
+    def client(self, name="reader"):
+        """A client that a test opens itself, on the machine of this name."""
+        settings = ClientSettings(instance=name)
+        return Client(self.broker.names, settings, *self.ports(name))
+
+    def consumer(self, settings=SOON, name="reader", group=GROUP):
+        return PullConsumer(group, self.broker.names, settings, *self.ports(name))
+
+    def schedule(self, settings=SOON, name="reader", group=GROUP):
+        return ScheduledPull(group, self.broker.names, settings, *self.ports(name))
+
+    async def topic(self, queues=1, messages=0, name=TOPIC):
+        """A topic, with so many messages in each queue."""
+        await self.admin.create_topic(name, queues)
+        made = [Queue(name, "broker-a", number) for number in range(queues)]
+        for queue in made:
+            await self.send(queue, messages)
+        return made
+
+    async def send(self, queue, count, first=0, **more):
+        for number in range(first, first + count):
+            body = b"%d/%d" % (queue.number, number)
+            await self.admin.send(Message(topic=queue.topic, body=body, **more), queue)
+
+    async def saved(self, queue, group=GROUP):
+        return await self.admin.committed_offset(group, queue)
+
+
+def bodies(messages):
+    return [each.body for each in messages]
+
+
+def numbered(number, *offsets):
+    """The bodies of messages of a queue, by their offsets."""
+    return [b"%d/%d" % (number, each) for each in offsets]
+
+
+async def polled(consumer, count):
+    """So many messages, in the order they came."""
+    found = []
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            found += await consumer.poll(1.0)
+    return found
+
+
+async def until(holds, within_s=60.0):
+    """Wait for something that time brings about."""
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def staged(scenario):
+    """Make a test of an async function of a :class:`Stage`."""
+
+    def test():
+        with World(1, conditions=STEADY) as world:
+            world.run(on_stage(world))
+
+    async def on_stage(world):
+        server, desk = world.machine("server"), world.machine("desk")
+        settings = BrokerSettings(
+            name="broker-a",
+            listen=f"{server.address}:10911",
+            names_listen=f"{server.address}:9876",
+            store=SmallStore(flush="async"),
+        )
+        ports = {"clock": server.clock, "network": server.network, "entropy": server.entropy}
+        async with (
+            Broker(settings, disk=server.disk, **ports) as broker,
+            Client(broker.names, None, desk.network, desk.clock, desk.entropy) as operator,
+        ):
+            await scenario(Stage(world, broker, operator))
+
+    # Not functools.wraps: pytest would take the scenario's parameter for a fixture.
+    test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
+    return test

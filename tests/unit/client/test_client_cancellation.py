@@ -1,0 +1,162 @@
+"""Clients, consumers and producers that are cancelled wherever they wait leave nothing behind."""
+
+import asyncio
+
+import pytest
+from consumer_stage import GROUP, TOPIC, Stage
+from fake_cluster import FakeCluster
+
+from tests.cancelling import cancelled_everywhere
+from txmq.client.client import Client
+from txmq.client.consumer import Later
+from txmq.client.consumer.pull import PullConsumer
+from txmq.client.producer import Producer
+from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
+from txmq.message import Message
+
+STEPS_MIN = 5
+"""Fewer steps would mean that little was looked at."""
+
+
+def on_stage(scene):
+    """A scenario with a fake cluster; the scene gets the stage and the attempt."""
+
+    async def scenario(world, attempt):
+        server = world.machine("server")
+        args = (server.network, server.clock)
+        async with FakeCluster(*args, host=server.address, brokers=2) as cluster:
+            cluster.add_topic(TOPIC, 2)
+            stage = Stage(world, cluster)
+            stage.put(b"0", b"1", number=0)
+            stage.put(b"2", number=1)
+            await scene(stage, attempt)
+
+    return scenario
+
+
+def own_network(stage, attempt):
+    return attempt.watch(stage.world.machine("one").network)
+
+
+async def work(message):
+    await asyncio.sleep(0.01)
+    return Later() if message.body == b"1" and not message.attempts else None
+
+
+@pytest.mark.parametrize("again_after", [None, 1, 3])
+@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}], ids=["concurrent", "orderly"])
+def test_a_consumer_with_a_client_of_its_own(settings, again_after):
+    async def scene(stage, attempt):
+        async def use(client):
+            async with client, stage.reader(client, work, **settings):
+                await stage.until(lambda: len(stage.seen) == 4, every_s=0.5)
+
+        client = stage.client(network=own_network(stage, attempt))
+        await attempt.run(use(client))
+        assert not client.is_open
+        assert len(client.tasks) == 0
+        assert client.consumer(GROUP) is None
+
+    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > STEPS_MIN
+
+
+@pytest.mark.parametrize("again_after", [None, 2])
+@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}], ids=["concurrent", "orderly"])
+def test_a_consumer_with_a_shared_client(settings, again_after):
+    async def scene(stage, attempt):
+        async with stage.client(network=own_network(stage, attempt)) as client:
+            consumer = stage.reader(client, work, **settings)
+
+            async def use():
+                async with consumer:
+                    await stage.until(lambda: len(stage.seen) == 4, every_s=0.5)
+
+            await attempt.run(use(), within_s=4.0)
+            assert client.is_open
+            assert client.consumer(GROUP) is None
+            # No broker may count on somebody who is gone.
+            await asyncio.sleep(5)
+            assert [each.member_ids(GROUP) for each in stage.cluster.brokers] == [[], []]
+            stage.cluster.asked.clear()
+            await asyncio.sleep(20)
+            assert {who for who, _, _ in stage.cluster.asked} <= {"names"}
+            # And the group is free for the next one.
+            async with stage.reader(client):
+                pass
+
+    stays = ["heartbeats", "route refresh"]
+    steps = cancelled_everywhere(on_stage(scene), again_after=again_after, stays=stays)
+    assert steps > STEPS_MIN
+
+
+def test_a_stop_that_takes_long_is_cut_short():
+    async def scene(stage, attempt):
+        async def slow(message):
+            await asyncio.sleep(3600)
+
+        async def use(client):
+            async with client, stage.reader(client, slow):
+                await stage.until(lambda: len(stage.seen) == 3, every_s=0.5)
+
+        client = stage.client(network=own_network(stage, attempt))
+        begun = stage.world.now()
+        # The second cancellation comes while handlers are waited for.
+        await attempt.run(use(client))
+        if attempt.was_cancelled:
+            assert stage.world.now() - begun < 40
+
+    assert cancelled_everywhere(on_stage(scene), again_after=5) > STEPS_MIN
+
+
+def test_a_client_alone():
+    async def scene(stage, attempt):
+        async def use(client):
+            async with client:
+                await client.session.route(TOPIC)
+                await client.beat()
+                await client.admin.max_offset((await client.session.route(TOPIC)).readable[0])
+
+        client: Client = stage.client(network=own_network(stage, attempt))
+        await attempt.run(use(client))
+        assert not client.is_open
+
+    assert cancelled_everywhere(on_stage(scene)) > 3
+
+
+@pytest.mark.parametrize("again_after", [None, 2])
+def test_a_pull_consumer(again_after):
+    async def scene(stage, attempt):
+        client = stage.client(network=own_network(stage, attempt))
+        settings = ConsumerSettings(start=StartFrom.FIRST)
+
+        async def use():
+            consumer = PullConsumer(GROUP, client, settings)
+            consumer.subscribe(TOPIC)
+            async with client, consumer:
+                for _ in range(2):
+                    await consumer.poll()
+                await consumer.commit()
+
+        await attempt.run(use())
+        assert client.consumer(GROUP) is None
+
+    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > STEPS_MIN
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.01], ids=["at once", "gathering"])
+@pytest.mark.parametrize("again_after", [None, 2])
+def test_a_producer(again_after, linger_s):
+    async def scene(stage, attempt):
+        client = stage.client(network=own_network(stage, attempt))
+        settings = ProducerSettings(linger_s=linger_s)
+
+        async def use():
+            async with client, Producer("senders", client, settings) as producer:
+                await producer.send(Message(topic=TOPIC, body=b"0"))
+                answer = producer.send_nowait(Message(topic=TOPIC, body=b"1"))
+                await answer
+
+        await attempt.run(use())
+        assert client.producer("senders") is None
+
+    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > 2

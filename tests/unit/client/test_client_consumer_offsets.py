@@ -1,0 +1,154 @@
+"""Where a consumer keeps its offsets: at brokers, or in a file of its own."""
+
+import asyncio
+
+import pytest
+
+from txmq.client.consumer.offsets import BrokerOffsets, FileOffsets
+from txmq.errors import ConfigError, InternalError, RequestTimeout
+from txmq.message import Queue
+
+A, B = Queue("T", "broker-a", 0), Queue("T", "broker-b", 1)
+
+
+class Calls:
+    """Keeps offsets in a table, as a broker does."""
+
+    def __init__(self):
+        self.table = {}
+        self.said = []
+        self.broken = set()
+
+    async def committed_offset(self, group, queue):
+        if queue in self.broken:
+            raise RequestTimeout("no answer")
+        return self.table.get(queue)
+
+    async def commit_offset(self, group, queue, offset):
+        self.said.append((queue, offset))
+        await asyncio.sleep(0)
+        if queue in self.broken:
+            raise InternalError("not now")
+        self.table[queue] = offset
+
+
+def offsets():
+    calls = Calls()
+    return BrokerOffsets("g", calls), calls
+
+
+def test_what_is_noted_is_saved_once():
+    async def scenario():
+        kept, calls = offsets()
+        kept.note(A, 5)
+        kept.note(A, 7)
+        kept.note(B, 1)
+        assert await kept.save() is None
+        assert await kept.save() is None
+        assert calls.said == [(A, 7), (B, 1)]
+        assert await kept.load(A) == 7
+
+    asyncio.run(scenario())
+
+
+def test_one_queue_can_be_saved_alone():
+    async def scenario():
+        kept, calls = offsets()
+        kept.note(A, 5)
+        kept.note(B, 1)
+        await kept.save(B)
+        await kept.save(Queue("T", "never noted", 0))
+        assert calls.said == [(B, 1)]
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_saved_is_saved_next_time_and_disturbs_no_other():
+    async def scenario():
+        kept, calls = offsets()
+        calls.broken = {A}
+        kept.note(A, 5)
+        kept.note(B, 1)
+        assert isinstance(await kept.save(), InternalError)
+        assert calls.table == {B: 1}
+        calls.broken = set()
+        assert await kept.save() is None
+        assert calls.table == {A: 5, B: 1}
+        assert calls.said == [(A, 5), (B, 1), (A, 5)]
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_was_forgotten_is_not_spoken_of_again():
+    async def scenario():
+        kept, calls = offsets()
+        calls.broken = {A}
+        kept.note(A, 5)
+        await kept.save()
+        kept.forget(A)
+        calls.broken = set()
+        await kept.save()
+        assert not calls.table
+        # Nor is what was saved of it taken for what stands there now.
+        kept.note(A, 5)
+        await kept.save()
+        assert calls.table == {A: 5}
+
+    asyncio.run(scenario())
+
+
+def test_many_queues_are_saved():
+    async def scenario():
+        kept, calls = offsets()
+        for number in range(1000):
+            kept.note(Queue("T", "b", number), number)
+        await kept.save()
+        assert len(calls.table) == 1000
+
+    asyncio.run(scenario())
+
+
+def test_a_file_keeps_offsets_over_a_restart(tmp_path):
+    async def scenario():
+        path = tmp_path / "some" / "where" / "g.json"
+        kept = FileOffsets(path)
+        assert await kept.load(A) is None
+        kept.note(A, 5)
+        kept.note(B, 1)
+        kept.forget(A)  # It may come back.
+        assert await kept.save() is None
+        again = FileOffsets(path)
+        assert (await again.load(A), await again.load(B)) == (5, 1)
+        assert [each.name for each in path.parent.iterdir()] == ["g.json"]
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
+    async def scenario():
+        path = tmp_path / "free" / "g.json"
+        kept = FileOffsets(path)
+        kept.note(A, 5)
+        (tmp_path / "free").write_text("in the way")
+        assert await kept.save() is not None
+        (tmp_path / "free").unlink()
+        assert await kept.save() is None
+        assert await FileOffsets(path).load(A) == 5
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "{}", '{"offsets": [[1, 2]]}', '{"offsets": 7}', "[]"]
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, text):
+    path = tmp_path / "g.json"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError):
+        FileOffsets(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(ConfigError):
+        FileOffsets(tmp_path)

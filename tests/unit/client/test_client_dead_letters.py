@@ -1,0 +1,469 @@
+import asyncio
+
+import pytest
+from client_stage import staged
+
+from broker.testing import embedded
+from txmq import ConsumerSettings, PushConsumer, StartFrom
+from txmq.client import Admin, Session
+from txmq.client.resent import RESENT_AT, RESENT_BY, RESENT_FROM, RESENT_REASON, copy_of
+from txmq.errors import (
+    BrokerBusy,
+    ConnectFailed,
+    IllegalOperation,
+    LimitExceeded,
+    LocalProtocolError,
+    NoPermission,
+    NotFound,
+    TopicNotFound,
+    UsageError,
+)
+from txmq.message import Message, Queue
+from txmq.protocol import command, headers
+from txmq.protocol.codes import Perm, RequestCode
+
+DEAD, RETRY = "%DLQ%g", "%RETRY%g"
+WHY = {"reason": "the account is open again", "operator": "ann"}
+
+
+def letter(body=b"x", *, topic="Transfers", keys=(), dead=DEAD, **named):
+    """What a broker would put among the dead letters."""
+    named = {"RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": "0A" * 16} | named
+    named = {name: value for name, value in named.items() if value}
+    return Message(topic=dead, body=body, tags="pay", keys=keys, properties=named)
+
+
+async def read(admin, **more):
+    return [each async for each in admin.dead_letters("g", **more)]
+
+
+def bodies(found):
+    return [each.body for each in found]
+
+
+def told_time(stage, time_ms=7):
+    """The fake has no answer of its own to this question."""
+    stage.cluster.replies[RequestCode.GET_EARLIEST_MSG_STORETIME] = lambda request: command.answer(
+        request, 0, headers.TimestampAnswer(time_ms)
+    )
+
+
+def with_broker(scenario):
+    """Run a scenario against a real broker whose group ``g`` has a dead-letter and retry topic."""
+
+    def test():
+        async def run():
+            async with embedded() as broker, Session(broker.names) as session:
+                admin = Admin(session)
+                await admin.create_group("g")
+                await admin.create_topic(DEAD, queues=1)
+                await admin.create_topic(RETRY, queues=1)
+                await scenario(admin)
+
+        asyncio.run(run())
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+# Counting
+
+
+@staged(brokers=2)
+async def test_groups_are_counted_at_each_broker(stage):
+    a, b = stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic("%DLQ%h", queues=1)
+    stage.cluster.add_topic("Transfers")
+    told_time(stage)
+    for queue in (a, a, b):
+        await stage.admin.send(letter(), queue)
+
+    found = await stage.admin.dead_letter_groups()
+
+    assert [(each.group, each.messages, each.by_broker) for each in found] == [
+        ("g", 3, {"broker-a": 2, "broker-b": 1}),
+        ("h", 0, {"broker-a": 0, "broker-b": 0}),
+    ]
+    assert (found[0].oldest_ms, found[0].newest_ms, found[0].closed_at) == (7, 5, ())
+    assert (found[1].oldest_ms, found[1].newest_ms) == (None, None)
+
+
+@staged()
+async def test_a_time_a_broker_cannot_tell_is_not_shown(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    told_time(stage, -1)
+    await stage.admin.send(letter())
+
+    (found,) = await stage.admin.dead_letter_groups("g")
+
+    assert (found.messages, found.oldest_ms) == (1, None)
+
+
+@staged()
+async def test_a_group_that_never_had_one_is_left_out(stage):
+    stage.cluster.add_topic(DEAD)
+
+    assert await stage.admin.dead_letter_groups("h") == []
+    with pytest.raises(LocalProtocolError):
+        await stage.admin.dead_letter_groups("no name")
+
+
+@with_broker
+async def test_a_real_broker_tells_how_old_they_are(admin):
+    assert (await admin.dead_letter_groups("g"))[0].messages == 0
+    await admin.send(letter(b"1"))
+    await admin.send(letter(b"2"))
+    first, second = await read(admin)
+
+    (found,) = await admin.dead_letter_groups()
+
+    assert (found.group, found.messages) == ("g", 2)
+    assert (found.oldest_ms, found.newest_ms) == (first.stored_ms, second.stored_ms)
+
+
+# Reading
+
+
+@staged(brokers=2)
+async def test_all_brokers_dead_letters_come_oldest_first(stage):
+    a, b = stage.cluster.add_topic(DEAD, queues=1)
+    clock = stage.world.machine("server").clock
+    for number, queue in enumerate((b, a, a, b, a)):
+        await stage.admin.send(letter(b"%d" % number), queue)
+        clock.jump(1)
+
+    assert bodies(await read(stage.admin)) == [b"0", b"1", b"2", b"3", b"4"]
+    assert bodies(await read(stage.admin, start=1, count=2)) == [b"1", b"2"]
+    assert await read(stage.admin, count=0) == []
+
+
+@staged()
+async def test_they_are_fetched_a_page_at_a_time(stage):
+    (queue,) = stage.cluster.add_topic(DEAD, queues=1)
+    for number in range(70):
+        await stage.admin.send(letter(b"%d" % number), queue)
+
+    assert len(await read(stage.admin, count=40)) == 40
+    assert len(stage.cluster.codes("PULL_MESSAGE")) == 2
+    assert len(await read(stage.admin)) == 70
+
+
+@staged()
+async def test_they_are_chosen_by_time_and_by_topic(stage):
+    (queue,) = stage.cluster.add_topic(DEAD, queues=1)
+    clock = stage.world.machine("server").clock
+    times = []
+    for number in range(4):
+        clock.jump(10)
+        times.append(clock.wall_ms())
+        await stage.admin.send(letter(b"%d" % number, topic=f"T{number % 2}"), queue)
+    stored = [each.stored_ms for each in await read(stage.admin)]
+
+    assert times[0] <= stored[0]
+    assert bodies(await read(stage.admin, begin_ms=stored[1])) == [b"1", b"2", b"3"]
+    assert bodies(await read(stage.admin, end_ms=stored[1])) == [b"0", b"1"]
+    assert bodies(await read(stage.admin, begin_ms=stored[1], end_ms=stored[2])) == [b"1", b"2"]
+    assert bodies(await read(stage.admin, topic="T1")) == [b"1", b"3"]
+    assert bodies(await read(stage.admin, topic="T1", start=1)) == [b"3"]
+
+
+@staged()
+async def test_those_that_arrive_while_they_are_read_are_left_for_the_next_time(stage):
+    (queue,) = stage.cluster.add_topic(DEAD, queues=1)
+    await stage.admin.send(letter(b"0"), queue)
+    found = []
+
+    async for each in stage.admin.dead_letters("g"):
+        found.append(each.body)
+        await stage.admin.send(letter(b"again"), queue)
+
+    assert found == [b"0"]
+
+
+@staged()
+async def test_a_group_without_the_topic_has_none(stage):
+    stage.cluster.add_topic("Transfers")
+
+    assert await read(stage.admin) == []
+    with pytest.raises(NotFound, match="no dead letters"):
+        await stage.admin.dead_letter("g", "A1")
+
+
+@staged()
+async def test_dead_letters_that_may_not_be_read_say_how_to_allow_it(stage):
+    stage.cluster.add_topic(DEAD, queues=1, perm=int(Perm.WRITE))
+    told_time(stage)
+    await stage.admin.send(letter())
+
+    with pytest.raises(NoPermission) as refused:
+        await read(stage.admin)
+
+    assert f"txmq topic create '{DEAD}' --queues 1 --perm rw --broker broker-a" in str(
+        refused.value
+    )
+    (found,) = await stage.admin.dead_letter_groups()
+    assert (found.messages, found.closed_at) == (1, ("broker-a",))
+
+
+@with_broker
+async def test_what_was_closed_can_be_read_once_it_is_allowed(admin):
+    await admin.create_topic(DEAD, queues=1, perm=int(Perm.WRITE))
+    await admin.send(letter())
+    with pytest.raises(NoPermission):
+        await read(admin)
+
+    await admin.create_topic(DEAD, queues=1)
+
+    assert bodies(await read(admin)) == [b"x"]
+
+
+@with_broker
+async def test_one_is_found_by_each_of_its_ids(admin):
+    await admin.create_topic("Transfers", queues=1)
+    first = await admin.send(Message(topic="Transfers", body=b"x"))
+    dead = await admin.send(letter(UNIQ_KEY=first.id, ORIGIN_MESSAGE_ID=first.offset_id))
+    gone = await admin.send(letter(b"y"))
+
+    for name in (first.id, dead.offset_id, first.offset_id):
+        assert (await admin.dead_letter("g", name)).offset_id == dead.offset_id
+    # The place it was first stored at holds nothing any more.
+    assert (await admin.dead_letter("g", "0A" * 16)).offset_id == gone.offset_id
+    for name in ("nobody", "0B" * 16, dead.offset_id[:-2] + "01"):
+        with pytest.raises(NotFound, match="no dead letter"):
+            await admin.dead_letter("g", name)
+
+
+@with_broker
+async def test_of_one_that_died_twice_the_second_is_meant(admin):
+    await admin.send(letter(b"1", UNIQ_KEY="A1"))
+    again = await admin.send(letter(b"2", UNIQ_KEY="A1"))
+
+    assert (await admin.dead_letter("g", "A1")).offset_id == again.offset_id
+
+
+@staged()
+async def test_an_id_that_looks_like_a_place_elsewhere_is_asked_of_nobody_there(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+
+    with pytest.raises(NotFound):
+        await stage.admin.dead_letter("g", "0A000001" + "00002710" + "0" * 16)
+
+    assert stage.cluster.codes("VIEW_MESSAGE_BY_ID") == []
+
+
+# Resending
+
+
+@with_broker
+async def test_a_copy_goes_to_the_group_alone_and_says_why(admin):
+    await admin.send(letter(b"pay", keys=("t-17", "u"), UNIQ_KEY="A1", colour="red"))
+    (dead,) = await read(admin)
+
+    result = await admin.resend_dead_letter("g", dead, **WHY)
+
+    assert result.queue.topic == RETRY
+    assert result.id == "A1"
+    copy = await admin.view(result.offset_id)
+    assert (copy.topic, copy.body, copy.tags, copy.id) == (RETRY, b"pay", "pay", "A1")
+    assert (copy.attempts, copy.born_ms) == (0, dead.born_ms)
+    assert (copy.key, copy.keys[-1]) == ("t-17", "u")
+    named = copy.properties
+    assert (named["RETRY_TOPIC"], named["colour"]) == ("Transfers", "red")
+    assert named["ORIGIN_MESSAGE_ID"] == "0A" * 16
+    assert (named[RESENT_BY], named[RESENT_REASON]) == ("ann", "the account is open again")
+    assert named[RESENT_FROM] == dead.offset_id
+    assert int(named[RESENT_AT]) >= dead.stored_ms
+    assert len(await read(admin)) == 1
+
+
+@with_broker
+async def test_one_is_not_resent_twice_unless_it_must_be(admin):
+    await admin.send(letter())
+    (dead,) = await read(admin)
+    assert await admin.resent_copy("g", dead) is None
+    first = await admin.resend_dead_letter("g", dead, **WHY)
+
+    with pytest.raises(UsageError, match="already, by ann: the account"):
+        await admin.resend_dead_letter("g", dead, **WHY)
+    second = await admin.resend_dead_letter("g", dead, force=True, **WHY)
+
+    assert first.offset + 1 == second.offset
+    assert (await admin.resent_copy("g", dead)).offset_id == first.offset_id
+
+
+@with_broker
+async def test_a_copy_that_died_again_is_another_dead_letter(admin):
+    await admin.send(letter(keys=("k",)))
+    (dead,) = await read(admin)
+    result = await admin.resend_dead_letter("g", dead, **WHY)
+    copy = await admin.view(result.offset_id)
+    died = letter(keys=copy.keys, UNIQ_KEY=copy.id, **copy.properties)
+    await admin.send(died)
+    again = (await read(admin))[-1]
+
+    assert await admin.resent_copy("g", again) is None
+    result = await admin.resend_dead_letter("g", again, **WHY)
+
+    assert (await admin.view(result.offset_id)).keys == ("k", f"resent-{again.offset_id}")
+
+
+def test_a_consumer_of_the_group_gets_it_as_if_from_its_topic():
+    async def run():
+        async with embedded() as broker, Session(broker.names) as session:
+            admin = Admin(session)
+            await admin.create_topic("Transfers", queues=1)
+            await admin.create_topic(DEAD, queues=1)
+            await admin.create_topic(RETRY, queues=1)
+            consumer = PushConsumer("g", broker.names, ConsumerSettings(start=StartFrom.FIRST))
+            came = asyncio.get_running_loop().create_future()
+
+            @consumer.on("Transfers", tags="pay")
+            async def take(message):
+                came.set_result(message)
+
+            async with consumer, asyncio.timeout(30):
+                await admin.send(letter(b"pay", keys=("t-17",), UNIQ_KEY="A1"))
+                (dead,) = await read(admin)
+                await admin.resend_dead_letter("g", dead, **WHY)
+                got = await came
+
+            assert (got.topic, got.id, got.key, got.body) == ("Transfers", "A1", "t-17", b"pay")
+
+    asyncio.run(run())
+
+
+@staged()
+async def test_what_earlier_ways_left_on_it_stays_behind(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic(RETRY, queues=1)
+    worn = dict.fromkeys(
+        ("DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "TRAN_MSG", "RECONSUME_TIME", "CLUSTER"), "1"
+    )
+    await stage.admin.send(letter(**worn))
+    (dead,) = await read(stage.admin)
+    assert worn.items() <= dead.properties.items()
+
+    await stage.admin.resend_dead_letter("g", dead, **WHY)
+
+    (stored,) = stage.cluster.brokers[0].queues[RETRY, 0]
+    assert not worn.keys() & stored.property_map().keys()
+    asked = [each for _, code, each in stage.cluster.asked if code == RequestCode.SEND_MESSAGE_V2]
+    # Older RocketMQ fails where the last of these is left out.
+    assert (asked[-1]["j"], asked[-1]["l"]) == ("0", "16")
+
+
+@staged()
+async def test_what_its_consumers_go_by_stays_the_same_without_keys(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    await stage.admin.send(letter(UNIQ_KEY="A1"))
+    (dead,) = await read(stage.admin)
+
+    copy = copy_of(dead, RETRY, "r", "o", 1)
+
+    assert copy.keys == ("A1", f"resent-{dead.offset_id}")
+    assert dead.key == "A1"
+
+
+@staged(brokers=2)
+async def test_a_copy_goes_to_the_broker_that_has_the_dead_letter(stage):
+    _, b = stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic(RETRY, queues=1)
+    await stage.admin.send(letter(), b)
+    (dead,) = await read(stage.admin)
+
+    assert (await stage.admin.resend_dead_letter("g", dead, **WHY)).queue == Queue(
+        RETRY, "broker-b", 0
+    )
+
+    # And to another where that one does not know the group's retry topic.
+    del stage.cluster.brokers[1].topics[RETRY]
+    stage.session.forget(RETRY)
+    result = await stage.admin.resend_dead_letter("g", dead, force=True, **WHY)
+    assert result.queue.broker == "broker-a"
+
+
+@staged()
+async def test_a_broker_that_keeps_it_dead_does_not_do_so_unseen(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic(RETRY, queues=1)
+    await stage.admin.send(letter())
+    (dead,) = await read(stage.admin)
+    broker = stage.cluster.brokers[0]
+
+    def divert(request):
+        head = request.read(headers.SendMessageV2)
+        stored = broker.store(DEAD, 0, head, request.body, head.properties, head.flag)
+        return command.answer(request, 0, headers.SendAnswer(stored.offset_id, 0, 1))
+
+    stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = divert
+
+    with pytest.raises(IllegalOperation, match="have queues locked"):
+        await stage.admin.resend_dead_letter("g", dead, **WHY)
+    assert await stage.admin.resent_copy("g", dead) is None
+
+
+@staged()
+async def test_a_copy_that_cannot_be_looked_at_is_sent_all_the_same(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic(RETRY, queues=1)
+    await stage.admin.send(letter())
+    (dead,) = await read(stage.admin)
+    stage.cluster.replies[RequestCode.VIEW_MESSAGE_BY_ID] = lambda request: command.answer(
+        request, 1, remark="not now"
+    )
+
+    assert (await stage.admin.resend_dead_letter("g", dead, **WHY)).queue.topic == RETRY
+
+
+@staged()
+async def test_what_cannot_be_resent_is_refused_before_anything_is_sent(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic("%DLQ%h", queues=1)
+    await stage.admin.send(letter())
+    await stage.admin.send(letter(topic=""))
+    good, nameless = await read(stage.admin)
+    resend = stage.admin.resend_dead_letter
+
+    with pytest.raises(TopicNotFound, match="start one of its consumers"):
+        await resend("g", good, **WHY)
+    stage.cluster.add_topic(RETRY, queues=1, perm=int(Perm.READ))
+    with pytest.raises(NoPermission, match="may not be written"):
+        await resend("g", good, **WHY)
+    stage.cluster.add_topic(RETRY, queues=1)
+    stage.session.forget(RETRY)
+    with pytest.raises(UsageError, match="no dead letter of group h"):
+        await resend("h", good, **WHY)
+    with pytest.raises(UsageError, match="which topic it was for"):
+        await resend("g", nameless, **WHY)
+    for missing in ({"reason": " "}, {"operator": ""}):
+        with pytest.raises(UsageError, match="say who"):
+            await resend("g", good, **(WHY | missing))
+    with pytest.raises(LocalProtocolError):
+        await resend("g", good, reason="half \ud800", operator="ann")
+    with pytest.raises(LimitExceeded):
+        await resend("g", good, reason="x" * 40_000, operator="ann")
+
+    assert RETRY not in [topic for topic, _ in stage.cluster.brokers[0].queues]
+
+
+@staged()
+async def test_a_broker_that_refuses_is_heard(stage):
+    stage.cluster.add_topic(DEAD, queues=1)
+    stage.cluster.add_topic(RETRY, queues=1)
+    await stage.admin.send(letter())
+    (dead,) = await read(stage.admin)
+    stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = lambda request: command.answer(
+        request, 2, remark="busy"
+    )
+
+    with pytest.raises(BrokerBusy):
+        await stage.admin.resend_dead_letter("g", dead, **WHY)
+    stage.cluster.listeners[0].close()
+    with pytest.raises(ConnectFailed):
+        async with Session(
+            stage.cluster.names,
+            stage.world.machine("client").network,
+            stage.world.machine("client").clock,
+            stage.world.machine("client").entropy,
+        ) as another:
+            await Admin(another).resend_dead_letter("g", dead, force=True, **WHY)

@@ -1,0 +1,559 @@
+"""What a producer does about answers, refusals, losses and time."""
+
+import asyncio
+
+import pytest
+from producer_stage import message, produced, refuse, silent, stored_as
+
+from txmq.client.client import Client
+from txmq.client.producer import Producer
+from txmq.client.settings import ProducerSettings
+from txmq.client.values import SendStatus
+from txmq.errors import (
+    BrokerBusy,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    Effect,
+    FlushTimeout,
+    LimitExceeded,
+    LocalProtocolError,
+    MessageIllegal,
+    NoPermission,
+    RemoteProtocolError,
+    RequestTimeout,
+    ServiceUnavailable,
+    TopicNotFound,
+    TxmqError,
+    UnknownRefusal,
+    UsageError,
+)
+from txmq.limits import MESSAGE_BODY_BYTES_MAX
+from txmq.message import Queue
+from txmq.protocol import command
+
+ROUTE = "GET_ROUTEINFO_BY_TOPIC"
+
+
+@produced()
+async def test_a_send_tells_what_became_of_the_message(stage):
+    result = await stage.producer.send(message(tags="A", keys=("k",), properties={"p": "q"}))
+
+    batch = await stage.producer.client.admin.pull(result.queue, result.offset)
+    (got,) = batch.messages
+    assert result.status is SendStatus.OK
+    assert (got.id, got.offset_id, got.offset) == (result.id, result.offset_id, result.offset)
+    assert (got.tags, got.keys, got.properties) == ("A", ("k",), {"p": "q"})
+
+
+@produced()
+async def test_a_send_says_what_stock_producers_say(stage):
+    result = await stage.producer.send(message(), Queue("T", "broker-a", 1))
+
+    ((fields),) = stage.fields
+    fields.pop("g")
+    assert fields == {
+        "a": "g", "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "h": "0",
+        "i": f"UNIQ_KEY\x01{result.id}\x02", "j": "0", "k": "false", "m": "false", "n": "broker-a",
+    }  # fmt: skip
+
+
+@produced()
+async def test_a_large_body_travels_compressed(stage):
+    result = await stage.producer.send(message(b"x" * 5000))
+
+    (got,) = (await stage.producer.client.admin.pull(result.queue, result.offset)).messages
+    assert stage.fields[0]["f"] == "1"
+    assert got.body == b"x" * 5000
+
+
+@produced(brokers=2)
+async def test_queues_are_sent_to_in_turn(stage):
+    results = [await stage.producer.send(message()) for _ in range(8)]
+
+    assert len({each.queue for each in results[:4]}) == 4
+    assert [each.queue for each in results[:4]] == [each.queue for each in results[4:]]
+
+
+@produced(topic="")
+async def test_a_first_message_makes_its_topic_with_as_many_queues_as_wished(stage):
+    stage.cluster.add_topic("TBW102", queues=8, perm=7)
+
+    result = await stage.producer.send(message())
+
+    assert result.queue.topic == "T"
+    assert stage.fields[0]["d"] == "4"
+
+
+@produced(topic="")
+async def test_an_unknown_topic_is_refused_at_once(stage):
+    with pytest.raises(TopicNotFound):
+        await stage.producer.send(message())
+
+    assert stage.sends == ""
+
+
+# Another attempt
+
+
+@pytest.mark.parametrize("code", [17, 14, 1, 2, 16, 204, 205])
+def test_what_another_broker_may_not_refuse_is_tried_there(code):
+    @produced(brokers=2, queues=1)
+    async def scenario(stage):
+        stage.always(0, refuse(code))
+
+        results = [await stage.producer.send(message()) for _ in range(2)]
+
+        ids = [fields["i"] for fields in stage.fields]
+        assert {each.queue.broker for each in results} == {"broker-b"}
+        at = stage.sends.index("ab")
+        assert ids[at] == ids[at + 1]
+
+    scenario()
+
+
+@pytest.mark.parametrize(("code", "leaf"), [(13, MessageIllegal), (999, UnknownRefusal)])
+def test_what_no_broker_would_take_is_raised_at_once(code, leaf):
+    @produced(brokers=2)
+    async def scenario(stage):
+        stage.always(0, refuse(code))
+        stage.always(1, refuse(code))
+
+        with pytest.raises(leaf, match="because"):
+            await stage.producer.send(message())
+
+        assert len(stage.sends) == 1
+
+    scenario()
+
+
+@produced(brokers=3, queues=1)
+async def test_when_all_attempts_fail_the_last_error_tells_of_all_of_them(stage):
+    stage.always(0, refuse(2))
+    stage.always(1, refuse(1))
+    stage.always(2, refuse(14))
+
+    with pytest.raises(TxmqError, match="the last of 3 attempts") as caught:
+        await stage.producer.send(message())
+
+    problem, told = caught.value, []
+    assert problem.effect is Effect.MAYBE  # Code 1 leaves it open.
+    while problem is not None:
+        told.append(type(problem))
+        problem = problem.__cause__
+    assert len(told) == 3
+    assert all(left != right for left, right in zip(stage.sends, stage.sends[1:], strict=False))
+    assert all(f"broker-{each}: " in str(caught.value) for each in stage.sends)
+
+
+@produced(brokers=2, retries=1)
+async def test_there_is_no_more_than_the_number_of_retries(stage):
+    stage.always(0, refuse(2))
+    stage.always(1, refuse(2))
+
+    with pytest.raises(BrokerBusy) as caught:
+        await stage.producer.send(message())
+
+    assert sorted(stage.sends) == ["a", "b"]
+    assert caught.value.effect is Effect.NONE
+
+
+@produced()
+async def test_where_there_is_one_broker_it_is_tried_again(stage):
+    stage.told(0, refuse(2), refuse(2))
+
+    assert (await stage.producer.send(message())).offset == 0
+    assert stage.sends == "aaa"
+
+
+@produced(brokers=2)
+async def test_a_chosen_queue_is_tried_once(stage):
+    stage.always(0, refuse(2))
+
+    with pytest.raises(BrokerBusy):
+        await stage.producer.send(message(), Queue("T", "broker-a", 0))
+
+    assert stage.sends == "a"
+
+
+@produced(brokers=2, queues=1)
+async def test_a_broker_that_is_gone_is_passed_over(stage):
+    await stage.producer.client.session.route("T")
+    stage.stop(0)
+
+    results = [await stage.producer.send(message()) for _ in range(4)]
+
+    assert {each.queue.broker for each in results} == {"broker-b"}
+
+
+@produced(brokers=2, queues=1)
+async def test_a_connection_that_breaks_leads_to_another_broker(stage):
+    def hang_up(request):
+        stage.world.network.cut("server", "client")
+
+    stage.told(0, hang_up)
+    stage.told(1, hang_up)
+
+    await stage.producer.send(message())
+
+    assert sorted(stage.sends[:2]) == ["a", "b"]
+    assert len(stage.sends) == 3
+
+
+@produced(brokers=1)
+async def test_a_loss_leaves_open_whether_it_is_stored_also_if_the_last_attempt_does_not(stage):
+    def hang_up(request):
+        stage.stop(0)
+        stage.world.network.cut("server", "client")
+
+    stage.always(0, hang_up)
+
+    with pytest.raises(ConnectFailed) as caught:
+        await stage.producer.send(message())
+
+    assert caught.value.effect is Effect.MAYBE
+    assert isinstance(caught.value.__cause__.__cause__, ConnectionLost)
+
+
+@produced(brokers=2, timeout_s=2.0)
+async def test_all_attempts_share_one_time(stage):
+    stage.always(0, silent)
+    stage.always(1, silent)
+    await stage.producer.client.session.route("T")
+    began = stage.world.now()
+
+    with pytest.raises(RequestTimeout) as caught:
+        await stage.producer.send(message())
+
+    assert stage.world.now() - began == pytest.approx(2.0, abs=0.01)
+    assert (len(stage.sends), caught.value.effect) == (1, Effect.MAYBE)
+
+
+@produced(timeout_s=0.5)
+async def test_the_way_to_a_broker_counts_too(stage):
+    stage.world.network.partition("client", "server")
+    began = stage.world.now()
+
+    with pytest.raises(RequestTimeout) as caught:
+        await stage.producer.send(message())
+
+    assert stage.world.now() - began == pytest.approx(0.5, abs=0.01)
+    assert (stage.sends, caught.value.effect) == ("", Effect.NONE)
+    stage.world.network.heal()
+    await asyncio.sleep(5)  # A connection that was begun in vain has its own time.
+    await stage.producer.send(message())
+
+
+@produced()
+async def test_after_a_sign_that_the_route_is_wrong_it_is_asked_for_again(stage):
+    await stage.producer.send(message())
+    stage.told(0, refuse(17))
+
+    await stage.producer.send(message())
+
+    assert len(stage.cluster.codes(ROUTE)) == 2
+
+
+@produced()
+async def test_a_queue_of_a_broker_that_is_new_is_found(stage):
+    await stage.producer.send(message())
+    stage.cluster.brokers[0].name = "broker-z"
+
+    result = await stage.producer.send(message(), Queue("T", "broker-z", 0))
+
+    assert result.queue == Queue("T", "broker-z", 0)
+
+
+@produced()
+async def test_a_queue_of_a_broker_that_is_nowhere_is_refused(stage):
+    with pytest.raises(TopicNotFound):
+        await stage.producer.send(message(), Queue("T", "broker-z", 0))
+
+    assert len(stage.cluster.codes(ROUTE)) == 2
+
+
+@produced()
+async def test_an_answer_nobody_understands_leaves_it_open(stage):
+    stage.always(0, lambda request: command.answer(request, 0, {"msgId": "00"}))
+
+    with pytest.raises(RemoteProtocolError) as caught:
+        await stage.producer.send(message())
+
+    assert caught.value.effect is Effect.MAYBE
+
+
+# Stored, but not safely
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (10, SendStatus.FLUSH_DISK_TIMEOUT),
+        (11, SendStatus.SLAVE_NOT_AVAILABLE),
+        (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
+    ],
+)
+def test_what_is_stored_but_not_safely_is_a_result(code, status):
+    @produced(brokers=2)
+    async def scenario(stage):
+        stage.always(0, stored_as(code))
+        stage.always(1, stored_as(code))
+
+        result = await stage.producer.send(message())
+
+        assert (result.status, result.offset, len(stage.sends)) == (status, 7, 1)
+
+    scenario()
+
+
+@produced()
+async def test_a_status_without_a_place_is_an_error_that_says_it_is_stored(stage):
+    stage.always(0, refuse(10))
+
+    with pytest.raises(FlushTimeout) as caught:
+        await stage.producer.send(message())
+
+    assert caught.value.effect is Effect.APPLIED
+
+
+@produced(brokers=2, queues=1, retry_not_safe=True)
+async def test_what_is_not_safe_is_tried_elsewhere_if_that_is_wished(stage):
+    stage.always(0, stored_as(11))
+
+    results = [await stage.producer.send(message()) for _ in range(2)]
+
+    assert [each.status for each in results] == [SendStatus.OK] * 2
+    assert "ab" in stage.sends
+
+
+@produced(brokers=2, queues=1, retry_not_safe=True, retries=1)
+async def test_where_it_gets_no_safer_the_earlier_result_stands(stage):
+    stage.always(0, stored_as(11))
+    stage.always(1, refuse(2))
+
+    results = [await stage.producer.send(message()) for _ in range(2)]
+
+    assert sorted(stage.sends) == ["a", "a", "b", "b"]
+    assert {each.status for each in results} == {SendStatus.SLAVE_NOT_AVAILABLE}
+
+
+# Slow brokers
+
+
+@produced(brokers=2, queues=1, avoid_slow_brokers=True)
+async def test_a_broker_that_failed_is_left_alone_for_a_while(stage):
+    stage.told(0, refuse(2))
+    for _ in range(6):
+        await stage.producer.send(message())
+    first = stage.sends
+
+    await asyncio.sleep(601)
+    for _ in range(4):
+        await stage.producer.send(message())
+
+    assert first.count("a") == 1
+    assert stage.sends[len(first) :].count("a") == 2
+
+
+@produced(brokers=2, queues=1, avoid_slow_brokers=True)
+async def test_a_broker_that_is_slow_is_left_alone_for_a_while(stage):
+    await stage.producer.send(message())
+    await stage.producer.send(message())
+    before = len(stage.sends)
+    stage.world.network.slow("client", "server", 0.4)
+    slow = await stage.producer.send(message())
+    stage.world.network.slow("client", "server", 0.0)
+
+    results = [await stage.producer.send(message()) for _ in range(4)]
+
+    assert {each.queue.broker for each in results}.isdisjoint({slow.queue.broker})
+    assert len(stage.sends) == before + 5
+
+
+# What is never sent
+
+
+@pytest.mark.parametrize(
+    ("wrong", "leaf"),
+    [
+        ({"body": b""}, LocalProtocolError),
+        ({"body": "text"}, LocalProtocolError),
+        ({"topic": "no topic"}, LocalProtocolError),
+        ({"topic": "t" * 128}, LimitExceeded),
+        ({"flag": 1 << 31}, LocalProtocolError),
+        ({"properties": {"p": "\ud800"}}, LocalProtocolError),
+        ({"delay_level": 1, "deliver_after_s": 2}, LocalProtocolError),
+        ({"deliver_at_ms": 1, "properties": {"DELAY": "1"}}, LocalProtocolError),
+        ({"delay_level": -1}, LocalProtocolError),
+    ],
+)
+@pytest.mark.parametrize("linger_s", [0.0, 0.01])
+def test_what_cannot_travel_is_refused_before_anything_is_asked(wrong, leaf, linger_s):
+    @produced(linger_s=linger_s)
+    async def scenario(stage):
+        for send in (stage.producer.send, stage.producer.send_oneway):
+            with pytest.raises(leaf):
+                await send(message(**wrong))
+        with pytest.raises(leaf):
+            stage.producer.send_nowait(message(**wrong))
+        assert stage.cluster.asked == []
+
+    scenario()
+
+
+@produced(body_bytes_max=100)
+async def test_a_body_that_is_too_large_is_told_with_both_numbers(stage):
+    await stage.producer.send(message(b"x" * 100))
+
+    with pytest.raises(LimitExceeded) as caught:
+        await stage.producer.send(message(b"x" * 101))
+
+    assert (caught.value.value, caught.value.offered) == (100, 101)
+
+
+@produced(body_bytes_max=2 * MESSAGE_BODY_BYTES_MAX)
+async def test_the_largest_body_may_be_raised(stage):
+    result = await stage.producer.send(message(bytes(MESSAGE_BODY_BYTES_MAX + 1)))
+
+    assert result.offset == 0
+
+
+@produced()
+async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
+    with pytest.raises(UsageError):
+        await stage.producer.send(message(), Queue("U", "broker-a", 0))
+    with pytest.raises(UsageError):
+        stage.producer.send_nowait(message(), Queue("U", "broker-a", 0))
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ({"delay_level": 3}, "DELAY\x013\x02"),
+        ({"deliver_at_ms": 1_700_000_000_000}, "TIMER_DELIVER_MS\x011700000000000\x02"),
+        ({"deliver_after_s": 60}, "TIMER_DELAY_SEC\x0160\x02"),
+    ],
+)
+@pytest.mark.parametrize("linger_s", [0.0, 5.0])
+def test_a_delay_is_told_to_the_broker_and_its_refusal_to_the_caller(wish, told, linger_s):
+    @produced(retries=0, linger_s=linger_s)
+    async def scenario(stage):
+        stage.always(0, refuse(16))
+        with pytest.raises(NoPermission, match="because"):
+            await stage.producer.send(message(**wish))
+        assert told in stage.fields[0]["i"]
+        assert stage.fields[0]["m"] == "false"
+
+    scenario()
+
+
+# Coming and going
+
+
+@produced()
+async def test_brokers_are_told_who_sends(stage):
+    await stage.producer.send(message())
+    await asyncio.sleep(0.1)
+
+    beats = [body for _, code, body in stage.cluster.asked if code == 34]
+    assert len(beats) == 1
+    assert stage.producer.client.producer("g") is stage.producer
+
+
+@produced()
+async def test_two_producers_share_a_client(stage):
+    client = stage.producer.client
+    async with Producer("other", client) as other:
+        await other.send(message())
+        await stage.producer.send(message())
+
+    assert client.is_open
+    assert len(client.session._pool.opened()) == 2  # One is the name server's.
+    with pytest.raises(UsageError, match="already"):
+        async with Producer("g", client):
+            pass
+
+
+@produced()
+async def test_leaving_waits_for_what_is_on_its_way(stage):
+    answers = [stage.producer.send_nowait(message(b"%d" % n)) for n in range(3)]
+
+    await stage.producer.__aexit__(None, None, None)
+
+    assert [each.result().status for each in answers] == [SendStatus.OK] * 3
+    with pytest.raises(UsageError):
+        await stage.producer.send(message())
+
+
+@produced(timeout_s=1.0)
+async def test_leaving_does_not_wait_for_ever(stage):
+    await stage.producer.send(message())
+    stage.always(0, silent)
+    answer = stage.producer.send_nowait(message())
+    began = stage.world.now()
+
+    await stage.producer.__aexit__(None, None, None)
+
+    assert stage.world.now() - began < 2.5
+    assert answer.exception().effect is Effect.MAYBE
+
+
+@produced(timeout_s=1.0)
+async def test_whoever_leaves_in_haste_tells_those_who_wait(stage):
+    await stage.producer.send(message())
+    stage.always(0, silent)
+    answer = stage.producer.send_nowait(message())
+    leaving = asyncio.create_task(stage.producer.__aexit__(None, None, None))
+    await asyncio.sleep(0.1)
+
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+
+    assert isinstance(answer.exception(), UsageError)
+    assert answer.exception().effect is Effect.MAYBE
+
+
+def test_a_producer_that_is_not_open_sends_nothing():
+    async def scenario():
+        producer = Producer("g", "127.0.0.1:9876")
+        for sending in (producer.send(message()), producer.send_oneway(message())):
+            with pytest.raises(UsageError):
+                await sending
+        with pytest.raises(UsageError):
+            producer.send_nowait(message())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("group", "names", "leaf"),
+    [
+        ("", "h:1", LocalProtocolError),
+        ("g g", "h:1", LocalProtocolError),
+        ("g" * 256, "h:1", LimitExceeded),
+        ("g", "nowhere", ConfigError),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(group, names, leaf):
+    with pytest.raises(leaf):
+        Producer(group, names)
+
+
+def test_a_client_can_be_given_before_it_is_open():
+    async def scenario():
+        client = Client("127.0.0.1:9876")
+        with pytest.raises(UsageError):
+            async with Producer("g", client, ProducerSettings()):
+                pass
+
+    asyncio.run(scenario())
+
+
+@produced(brokers=2, queues=1)
+async def test_a_broker_that_shuts_down_is_left_for_another(stage):
+    stage.always(0, refuse(ServiceUnavailable.code))
+
+    results = [await stage.producer.send(message()) for _ in range(3)]
+
+    assert {each.queue.broker for each in results} == {"broker-b"}

@@ -1,0 +1,351 @@
+"""Sends that nobody waits for at once, bounds on what is on its way, and callers who go away."""
+
+import asyncio
+
+import pytest
+from producer_stage import message, produced, refuse, silent, stored_as
+
+from txmq.client.choice import queue_of_key
+from txmq.client.values import SendStatus
+from txmq.errors import (
+    BrokerBusy,
+    ConnectFailed,
+    ConnectionLost,
+    Effect,
+    LimitExceeded,
+    NoPermission,
+    RequestTimeout,
+    TopicNotFound,
+    UsageError,
+)
+from txmq.message import Queue
+from txmq.protocol.java import string_hash
+
+QUEUE = Queue("T", "broker-a", 0)
+
+# Without waiting
+
+
+@produced()
+async def test_a_send_returns_before_anything_is_known(stage):
+    answers = [stage.producer.send_nowait(message(b"%d" % n), QUEUE) for n in range(20)]
+    assert not any(each.done() for each in answers)
+
+    results = await asyncio.gather(*answers)
+
+    assert [each.offset for each in results] == list(range(20))
+    assert stage.bodies() == {("a", 0): [b"%d" % n for n in range(20)]}
+    assert len(stage.cluster.codes("GET_ROUTEINFO_BY_TOPIC")) == 1
+
+
+@produced()
+async def test_what_is_sent_while_others_wait_for_the_way_keeps_its_place(stage):
+    """A connection that opens must not let the last come first."""
+    answers = [stage.producer.send_nowait(message(b"0"), QUEUE)]
+    while stage.producer.client.session.ready(stage.cluster.brokers[0].address) is None:
+        answers.append(stage.producer.send_nowait(message(b"%d" % len(answers)), QUEUE))
+        await asyncio.sleep(0.0001)
+    answers.append(stage.producer.send_nowait(message(b"last"), QUEUE))
+
+    await asyncio.gather(*answers)
+
+    stored = stage.bodies()["a", 0]
+    assert len(answers) > 3
+    assert stored == [b"%d" % n for n in range(len(answers) - 1)] + [b"last"]
+
+
+@produced(brokers=2)
+async def test_what_a_broker_refuses_stands(stage):
+    stage.always(0, refuse(2))
+    stage.always(1, refuse(2))
+
+    with pytest.raises(BrokerBusy):
+        await stage.producer.send_nowait(message())
+
+    assert len(stage.sends) == 1
+
+
+@produced(brokers=2, queues=1)
+async def test_where_no_answer_comes_the_same_broker_is_tried_again(stage):
+    def hang_up(request):
+        stage.world.network.cut("server", "client")
+
+    stage.told(0, hang_up, hang_up)
+    stage.told(1, hang_up, hang_up)
+
+    result = await stage.producer.send_nowait(message())
+
+    assert stage.sends in ("aaa", "bbb")
+    assert result.queue.broker == f"broker-{stage.sends[0]}"
+    assert len({fields["i"] for fields in stage.fields}) == 1
+
+
+@produced(retries_nowait=1)
+async def test_there_is_no_more_than_the_number_of_retries(stage):
+    def hang_up(request):
+        stage.world.network.cut("server", "client")
+
+    stage.always(0, hang_up)
+
+    with pytest.raises(ConnectionLost, match="2 attempts"):
+        await stage.producer.send_nowait(message())
+
+    assert stage.sends == "aa"
+
+
+@produced(retry_not_safe=True, brokers=2)
+async def test_what_is_stored_but_not_safely_stands(stage):
+    stage.always(0, stored_as(10))
+    stage.always(1, stored_as(10))
+
+    result = await stage.producer.send_nowait(message())
+
+    assert (result.status, len(stage.sends)) == (SendStatus.FLUSH_DISK_TIMEOUT, 1)
+
+
+@produced(timeout_s=1.5)
+async def test_many_time_out_together_and_each_has_an_error_of_its_own(stage):
+    stage.always(0, silent)
+
+    problems = await asyncio.gather(
+        *[stage.producer.send_nowait(message()) for _ in range(5)], return_exceptions=True
+    )
+
+    assert {type(each) for each in problems} == {RequestTimeout}
+    assert len({id(each) for each in problems}) == 5
+    assert stage.world.now() == pytest.approx(1.5, abs=0.1)
+
+
+@produced()
+async def test_those_who_wait_for_one_route_are_told_each(stage):
+    answers = [stage.producer.send_nowait(message(topic="nowhere")) for _ in range(3)]
+
+    problems = await asyncio.gather(*answers, return_exceptions=True)
+
+    assert {type(each) for each in problems} == {TopicNotFound}
+    assert len({id(each) for each in problems}) == 3
+
+
+# One way
+
+
+@produced()
+async def test_a_one_way_send_is_stored_and_never_answered(stage):
+    for n in range(3):
+        assert await stage.producer.send_oneway(message(b"%d" % n), QUEUE) is None
+    await asyncio.sleep(1)
+
+    assert stage.bodies() == {("a", 0): [b"0", b"1", b"2"]}
+
+
+@produced()
+async def test_a_one_way_send_that_finds_no_way_says_so(stage):
+    await stage.producer.client.session.route("T")
+    stage.stop(0)
+
+    with pytest.raises(ConnectFailed) as caught:
+        await stage.producer.send_oneway(message())
+
+    assert caught.value.effect is Effect.NONE
+
+
+@produced(timeout_s=0.5)
+async def test_a_one_way_send_waits_no_longer_than_others(stage):
+    stage.world.network.partition("client", "server")
+
+    with pytest.raises(RequestTimeout) as caught:
+        await stage.producer.send_oneway(message())
+
+    assert (caught.value.effect, stage.world.now()) == (Effect.NONE, pytest.approx(0.5))
+
+
+@produced(timeout_s=60.0)
+async def test_one_way_sends_wait_for_a_broker_that_does_not_read(stage):
+    await stage.producer.send(message())
+    stage.world.network.partition("client", "server")
+    sent = 0
+
+    async def sending():
+        nonlocal sent
+        for _ in range(12):
+            await stage.producer.send_oneway(message(bytes(1 << 20) + b"%d" % sent, flag=1), QUEUE)
+            sent += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(sending())
+    await asyncio.sleep(5)
+    before = sent
+    stage.world.network.heal()
+    await task
+
+    assert before <= sent == 12
+
+
+# In order
+
+
+@produced(brokers=2, queues=3)
+async def test_one_key_one_queue(stage):
+    queues = (await stage.producer.client.session.route("T")).writable
+    results = [await stage.producer.send_ordered(message(), f"order-{n % 7}") for n in range(21)]
+
+    for n, result in enumerate(results):
+        assert result.queue == queues[abs(string_hash(f"order-{n % 7}")) % 6]
+    (got,) = (
+        await stage.producer.client.admin.pull(results[0].queue, results[0].offset, 1)
+    ).messages
+    assert got.properties["__SHARDINGKEY"] == "order-0"
+
+
+@produced(brokers=2)
+async def test_ordered_sends_are_tried_once(stage):
+    stage.always(0, refuse(2))
+    stage.always(1, refuse(2))
+
+    with pytest.raises(BrokerBusy):
+        await stage.producer.send_ordered(message(), 5)
+
+    assert len(stage.sends) == 1
+    assert "__SHARDINGKEY" not in stage.fields[0]["i"]
+
+
+@produced(queues=4)
+async def test_a_function_may_select_the_queue(stage):
+    def select(queues, each, arg):
+        assert each.body == b"hello"
+        return queues[arg % len(queues)]
+
+    assert (await stage.producer.send_to(message(), select, 7)).queue.number == 3
+
+
+@produced(topic="")
+async def test_a_topic_that_cannot_be_written_to_has_no_queue_for_a_key(stage):
+    stage.cluster.add_topic("T", perm=4)
+
+    with pytest.raises(NoPermission):
+        await stage.producer.send_ordered(message(), b"k")
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [(0, 0), (7, 2), (-1, 4), ("a", 97 % 5), ("polygenelubricants", 2**31 % 5), (b"123456789", 2)],
+)
+def test_keys_are_hashed_as_by_java_and_for_ever(key, number):
+    queues = [Queue("T", "b", n) for n in range(5)]
+
+    assert queue_of_key(queues, key).number == number
+
+
+# Bounds
+
+
+@produced(in_flight_bytes_max=100)
+async def test_who_would_send_too_much_waits_in_line(stage):
+    stage.always(0, silent)
+    first = asyncio.create_task(stage.producer.send(message(bytes(80)), QUEUE))
+    await asyncio.sleep(0)
+    others = [
+        asyncio.create_task(stage.producer.send(message(bytes(size)), QUEUE)) for size in (40, 10)
+    ]
+    await asyncio.sleep(0.5)
+
+    assert stage.producer.bytes_in_flight == 80  # The small one would fit, but it came later.
+    with pytest.raises(LimitExceeded) as caught:
+        stage.producer.send_nowait(message(bytes(1)), QUEUE)
+    assert caught.value.value == 100
+    stage.told(0)
+    with pytest.raises(RequestTimeout):
+        await first
+    await asyncio.gather(*others)
+
+
+@produced(in_flight_bytes_max=100)
+async def test_a_send_that_does_not_wait_is_told_both_numbers(stage):
+    answer = stage.producer.send_nowait(message(bytes(90)))
+
+    with pytest.raises(LimitExceeded) as caught:
+        stage.producer.send_nowait(message(bytes(11)))
+
+    assert (caught.value.value, caught.value.offered) == (100, 101)
+    await answer
+
+
+@produced(in_flight_bytes_max=10)
+async def test_a_message_larger_than_the_bound_goes_alone(stage):
+    await stage.producer.send(message(bytes(11)))
+
+
+@produced(in_flight_bytes_max=100, timeout_s=1.0)
+async def test_whoever_waits_in_line_when_the_producer_leaves_is_told(stage):
+    await stage.producer.send(message())
+    stage.always(0, silent)
+    first = asyncio.create_task(stage.producer.send(message(bytes(100))))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(stage.producer.send(message(bytes(100))))
+    await asyncio.sleep(0)
+
+    await stage.producer.__aexit__(None, None, None)
+
+    problems = await asyncio.gather(first, second, return_exceptions=True)
+    assert isinstance(problems[1], UsageError)
+    assert problems[1].effect is Effect.NONE
+
+
+# Callers who go away
+
+
+@pytest.mark.parametrize("turns", range(60))
+def test_a_send_may_be_cancelled_at_any_moment(turns):
+    @produced(in_flight_bytes_max=100)
+    async def scenario(stage):
+        others = [stage.producer.send_nowait(message(bytes(60)))]
+        task = asyncio.create_task(stage.producer.send(message(bytes(50))))
+        for _ in range(turns):
+            await asyncio.sleep(0.0002)
+        task.cancel()
+        await asyncio.gather(task, *others, return_exceptions=True)
+        assert stage.producer.bytes_in_flight == 0
+        stage.assert_nothing_is_left()
+        await stage.producer.send(message())
+
+    scenario()
+
+
+@produced()
+async def test_a_cancelled_future_does_no_harm(stage):
+    answers = [stage.producer.send_nowait(message()) for _ in range(3)]
+    answers[1].cancel()
+
+    await asyncio.gather(answers[0], answers[2])
+
+    assert sum(len(each) for each in stage.bodies().values()) == 3
+
+
+@produced(in_flight_bytes_max=10)
+async def test_whoever_leaves_the_line_lets_the_next_one_in(stage):
+    stage.told(0, silent)
+    first = asyncio.create_task(stage.producer.send(message(bytes(10)), QUEUE))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(stage.producer.send(message(bytes(10))))
+    third = asyncio.create_task(stage.producer.send(message(bytes(10))))
+    await asyncio.sleep(1)
+
+    second.cancel()
+    first.cancel()
+
+    assert (await third).offset == 0
+    await asyncio.gather(first, second, return_exceptions=True)
+
+
+@produced(in_flight_bytes_max=10)
+async def test_whoever_is_cancelled_as_its_turn_comes_gives_the_room_back(stage):
+    first = asyncio.create_task(stage.producer.send(message(bytes(10))))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(stage.producer.send(message(bytes(10))))
+    await asyncio.sleep(0)
+    stage.producer._opened.release(10)  # As an answer would, in the same turn.
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    stage.producer._opened.take(10)
+
+    await first

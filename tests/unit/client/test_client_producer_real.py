@@ -1,0 +1,120 @@
+"""Producers and a real broker in one process, and producers in bad weather."""
+
+import asyncio
+
+import pytest
+from fake_cluster import FakeCluster
+from producer_stage import message
+
+from broker.testing import embedded
+from txmq.client.producer import Producer
+from txmq.client.settings import ProducerSettings
+from txmq.client.values import SendStatus
+from txmq.errors import NoPermission, TxmqError
+from txmq.testing import simulate
+
+
+async def everything(admin, topic):
+    """What is stored, by offset, of each queue."""
+    found = {}
+    for queue in (await admin.route(topic)).readable:
+        offset, bodies = 0, []
+        while True:
+            batch = await admin.pull(queue, offset)
+            if not batch.found:
+                break
+            bodies += [each.body for each in batch.messages]
+            offset = batch.next_offset
+        found[queue] = bodies
+    return found
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.002])
+def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
+    async def scenario():
+        settings = ProducerSettings(linger_s=linger_s, linger_messages=7)
+        async with embedded() as broker, Producer("g", broker.names, settings) as producer:
+            admin = producer.client.admin
+            (queue, *_) = (await admin.create_topic("T", queues=4)).writable
+
+            results = [await producer.send(message(b"awaited"))]
+            results += await asyncio.gather(
+                *[producer.send_nowait(message(b"nowait %d" % n)) for n in range(30)]
+            )
+            results += await producer.send_batch([message(b"batch %d" % n) for n in range(5)])
+            results += [await producer.send_ordered(message(b"%d" % n), "k") for n in range(3)]
+            results.append(await producer.send(message(b"x" * 9000), queue))
+            await producer.send_oneway(message(b"one way"), queue)
+            with pytest.raises(NoPermission, match="delay"):
+                await producer.send(message(delay_level=3))
+            stored = await everything(admin, "T")
+            while b"one way" not in stored[queue]:
+                await asyncio.sleep(0.01)
+                stored = await everything(admin, "T")
+
+            for each in results:
+                (got,) = (await admin.pull(each.queue, each.offset, 1)).messages
+                assert (got.id, got.offset_id) == (each.id, each.offset_id)
+                assert each.status is SendStatus.OK
+            assert sum(map(len, stored.values())) == len(results) + 1
+            assert producer.bytes_in_flight == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.005])
+@pytest.mark.parametrize("seed", range(12))
+def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger_s):
+    """Connections break at any time; a result means that it is there."""
+
+    async def scenario(world):
+        server, client = world.machine("server"), world.machine("client")
+        settings = ProducerSettings(linger_s=linger_s, in_flight_bytes_max=200, timeout_s=1.0)
+        async with FakeCluster(
+            server.network, server.clock, host=server.address, brokers=3
+        ) as cluster:
+            cluster.add_topic("T")
+            async with Producer(
+                "g", cluster.names, settings,
+                network=client.network, clock=client.clock, entropy=client.entropy,
+            ) as producer:  # fmt: skip
+                told, draw = [], world.entropy
+                queues = (await producer.client.session.route("T")).writable
+
+                async def sending(name):
+                    for n in range(40):
+                        each = message(b"%d.%d" % (name, n))
+                        queue = queues[draw.below(6)] if draw.below(3) == 0 else None
+                        try:
+                            async with asyncio.timeout(draw.fraction() * 2):
+                                told.append((await producer.send(each, queue), each.body))
+                        except (TxmqError, TimeoutError):
+                            pass
+                        await asyncio.sleep(draw.fraction() * 0.01)
+
+                async def breaking():
+                    while True:
+                        await asyncio.sleep(draw.fraction() * 0.05)
+                        world.network.cut("server", "client")
+
+                storm = asyncio.ensure_future(breaking())
+                await asyncio.gather(*[sending(name) for name in range(8)])
+                storm.cancel()
+                await asyncio.gather(storm, return_exceptions=True)
+                post = producer._opened
+                await post.drain()
+                await asyncio.sleep(2)
+                assert (len(post), post.bytes_in_flight, len(post._wanting)) == (0, 0, 0)
+                assert linger_s == 0 or not len(producer._gathering)
+                await producer.send(message(b"after the storm"))
+            stored = {
+                (broker.name, number, at): record.body
+                for broker in cluster.brokers
+                for (_, number), queue in broker.queues.items()
+                for at, record in enumerate(queue)
+            }
+            assert len(told) > 50
+            for result, body in told:
+                assert stored[result.queue.broker, result.queue.number, result.offset] == body
+
+    simulate(scenario, seed)

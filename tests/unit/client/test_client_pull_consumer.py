@@ -1,0 +1,522 @@
+"""A consumer that is asked for messages: who gets what, and what counts as consumed."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from pull_stage import BY_HAND, GROUP, SOON, TOPIC, bodies, numbered, polled, staged, until
+
+from broker.testing import embedded
+from txmq.client.consumer import PullConsumer
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.errors import (
+    ConfigError,
+    ConsumerOffline,
+    LocalProtocolError,
+    TransportError,
+    UsageError,
+    WriteFailed,
+)
+from txmq.message import Message, Queue
+
+# Giving out
+
+
+@staged
+async def test_messages_come_in_lists_of_one_queue_and_in_its_order(stage):
+    await stage.topic(queues=2, messages=5)
+    consumer = stage.consumer(replace(SOON, pull_batch=3))
+    consumer.subscribe(TOPIC)
+    found = {0: [], 1: []}
+
+    async with consumer:
+        async for messages in consumer:
+            assert len({each.queue for each in messages}) == 1
+            assert 1 <= len(messages) <= 3
+            found[messages[0].queue.number] += bodies(messages)
+            if sum(map(len, found.values())) == 10:
+                break
+
+    assert found == {0: numbered(0, *range(5)), 1: numbered(1, *range(5))}
+
+
+@staged
+async def test_queues_take_turns(stage):
+    await stage.topic(queues=3, messages=4)
+    consumer = stage.consumer(replace(SOON, pull_batch=1))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 12)
+
+        turns = [(await consumer.poll())[0].queue.number for _ in range(12)]
+
+    assert all(set(turns[at : at + 3]) == {0, 1, 2} for at in range(0, 12, 3))
+
+
+@staged
+async def test_a_poll_waits_as_long_as_it_is_told_and_no_longer_than_it_must(stage):
+    [queue] = await stage.topic()
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        before = stage.world.now()
+        assert await consumer.poll(7.0) == []
+        assert stage.world.now() - before == pytest.approx(7.0)
+        assert await consumer.poll(0) == []
+
+        waiting = asyncio.create_task(consumer.poll(30.0))
+        await stage.send(queue, 1)
+        assert bodies(await waiting) == numbered(0, 0)
+        assert stage.world.now() - before < 8.0
+
+
+@staged
+async def test_only_wanted_tags_come(stage):
+    [queue] = await stage.topic()
+    await stage.send(queue, 2, tags="red")
+    await stage.send(queue, 2, first=2, tags="blue")
+    await stage.send(queue, 1, first=4, tags="red")
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC, "red || green")
+    async with consumer:
+        assert bodies(await polled(consumer, 3)) == numbered(0, 0, 1, 4)
+
+
+@staged
+async def test_a_topic_may_come_into_being_later(stage):
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert await consumer.poll(5.0) == []
+        await stage.topic(messages=1)
+        assert bodies(await polled(consumer, 1)) == numbered(0, 0)
+
+
+@staged
+async def test_only_one_asks_at_a_time(stage):
+    [queue] = await stage.topic()
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        first = asyncio.create_task(consumer.poll(60.0))
+        await asyncio.sleep(1.0)
+        with pytest.raises(UsageError, match="somebody else"):
+            await consumer.poll(1.0)
+        await stage.send(queue, 1)
+        assert bodies(await first) == numbered(0, 0)
+
+
+@staged
+async def test_fetching_stops_while_much_waits(stage):
+    queues = await stage.topic(queues=2, messages=40)
+    consumer = stage.consumer(replace(SOON, pull_batch=4, all_cached_max=16))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await asyncio.sleep(10.0)
+        counts = {queue: each.cached_msg_count for queue, each in consumer.held().items()}
+        assert counts == dict.fromkeys(queues, 8)
+
+        assert len(await polled(consumer, 80)) == 80
+
+
+@staged
+async def test_what_is_given_out_and_not_committed_does_not_stop_fetching(stage):
+    await stage.topic(messages=60)
+    consumer = stage.consumer(replace(BY_HAND, cached_max=8, pull_batch=4))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert len(await polled(consumer, 60)) == 60
+
+
+# What counts as consumed
+
+
+@staged
+async def test_what_was_given_out_counts_once_more_is_asked_for(stage):
+    [queue] = await stage.topic(messages=6)
+    consumer = stage.consumer(replace(SOON, pull_batch=2))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await consumer.poll()
+        await asyncio.sleep(3.0)
+        assert await stage.saved(queue) == 0
+        await consumer.poll()
+        await asyncio.sleep(3.0)
+        assert await stage.saved(queue) == 2
+        assert consumer.positions() == {queue: 4}
+    assert await stage.saved(queue) == 2
+
+
+@staged
+async def test_an_iteration_that_ends_has_consumed_everything(stage):
+    [queue] = await stage.topic(messages=6)
+    consumer = stage.consumer(replace(SOON, pull_batch=2))
+    consumer.subscribe(TOPIC)
+    count = 0
+    async with consumer:
+        async for messages in consumer:
+            count += len(messages)
+            if count == 4:
+                consumer.stop()
+    assert count == 4
+    assert await stage.saved(queue) == 4
+
+
+@staged
+async def test_a_body_that_raises_is_given_its_messages_again(stage):
+    [queue] = await stage.topic(messages=6)
+    settings = replace(SOON, pull_batch=2)
+    consumer = stage.consumer(settings)
+    consumer.subscribe(TOPIC)
+
+    async def fail():
+        seen = 0
+        async with consumer:
+            async for messages in consumer:
+                seen += len(messages)
+                if seen == 4:
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await stage.saved(queue) == 2
+
+    consumer = stage.consumer(settings)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert bodies(await polled(consumer, 4)) == numbered(0, 2, 3, 4, 5)
+
+
+@staged
+async def test_a_commit_saves_what_was_given_out(stage):
+    [queue] = await stage.topic(messages=6)
+    consumer = stage.consumer(replace(BY_HAND, pull_batch=2))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await consumer.poll()
+        await consumer.poll()
+        await consumer.commit()
+        assert await stage.saved(queue) == 4
+        assert await consumer.committed(queue) == 4
+        await consumer.poll()
+        assert await consumer.poll(3.0) == []
+    assert await stage.saved(queue) == 4
+
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert bodies(await consumer.poll()) == numbered(0, 4, 5)
+
+
+@staged
+async def test_a_commit_saves_the_last_list_also_where_lists_count_by_themselves(stage):
+    [queue] = await stage.topic(messages=3)
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await polled(consumer, 3)
+        await consumer.commit()
+    assert await stage.saved(queue) == 3
+
+
+@staged
+async def test_a_commit_that_cannot_be_saved_raises_and_is_made_good_later(stage):
+    [queue] = await stage.topic(messages=3)
+    consumer = stage.consumer(BY_HAND)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await polled(consumer, 3)
+        stage.world.network.partition("reader", "server")
+        with pytest.raises(TransportError):
+            await consumer.commit()
+        assert await stage.saved(queue) == 0
+        stage.world.network.heal()
+        await asyncio.sleep(30.0)
+        assert await stage.saved(queue) == 3
+
+
+@staged
+async def test_nothing_is_lost_when_a_program_dies(stage):
+    """What was committed does not come again, all else does."""
+    [queue] = await stage.topic(messages=20)
+    machine = stage.world.machine("mortal")
+    settings = replace(BY_HAND, pull_batch=4)
+    seen = []
+
+    async def program():
+        consumer = stage.consumer(settings, "mortal")
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            async for messages in consumer:
+                seen.extend(bodies(messages))
+                if len(seen) == 8:
+                    await consumer.commit()
+
+    task = machine.run(program())
+    await until(lambda: len(seen) == 20)
+    machine.kill()
+    await asyncio.wait([task])
+    assert task.exception() is not None
+    assert await stage.saved(queue) == 8
+
+    consumer = stage.consumer(settings)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert bodies(await polled(consumer, 12)) == numbered(0, *range(8, 20))
+        await consumer.commit()
+    assert await stage.saved(queue) == 20
+
+
+# Sharing
+
+
+@staged
+async def test_members_share_queues_and_hand_them_over(stage):
+    queues = await stage.topic(queues=4, messages=2)
+    first, second = stage.consumer(name="first"), stage.consumer(name="second")
+    first.subscribe(TOPIC)
+    second.subscribe(TOPIC)
+    async with first:
+        assert len(await polled(first, 8)) == 8
+        assert first.queues == queues
+        await first.commit()
+        async with second:
+            await until(lambda: len(second.queues) == len(first.queues) == 2)
+            assert sorted(first.queues + second.queues) == queues
+            for queue in queues:
+                await stage.send(queue, 1, first=2)
+            mine, theirs = await polled(first, 2), await polled(second, 2)
+            found = {each.body for each in mine + theirs}
+            assert found == {b"0/2", b"1/2", b"2/2", b"3/2"}
+            await second.commit()
+        await until(lambda: first.queues == queues)
+        assert await first.poll(5.0) == []
+
+
+@staged
+async def test_what_is_given_out_of_a_lost_queue_comes_again_to_its_next_holder(stage):
+    await stage.topic(queues=2, messages=3)
+    first, second = stage.consumer(BY_HAND, "first"), stage.consumer(BY_HAND, "second")
+    first.subscribe(TOPIC)
+    second.subscribe(TOPIC)
+    async with first:
+        await polled(first, 6)
+        async with second:
+            await until(lambda: len(second.queues) == len(first.queues) == 1)
+            [lost] = second.queues
+            await first.commit()
+            again = await polled(second, 3)
+            assert bodies(again) == numbered(lost.number, 0, 1, 2)
+            assert await stage.saved(lost) == 0
+
+
+def test_broadcast_consumers_get_everything_and_keep_their_offsets_in_files(tmp_path):
+    async def scenario(stage):
+        await stage.topic(queues=2, messages=3)
+        for name in ("first", "second"):
+            settings = replace(BY_HAND, is_broadcast=True, offsets_path=tmp_path / name)
+            for count in (6, 0):
+                consumer = stage.consumer(settings, name)
+                consumer.subscribe(TOPIC)
+                async with consumer:
+                    assert len(await polled(consumer, count)) == count
+                    assert await consumer.poll(5.0) == []
+                    await consumer.commit()
+        # Where its next file should be there is something else.
+        (tmp_path / "second" / "default" / f"{GROUP}.new").mkdir()
+        async with consumer:
+            await until(lambda: len(consumer.queues) == 2)
+            await stage.send(consumer.queues[0], 1)
+            await polled(consumer, 1)
+            with pytest.raises(WriteFailed):
+                await consumer.commit()
+
+    staged(scenario)()
+
+
+@staged
+async def test_a_broker_may_be_away_for_a_while(stage):
+    [queue] = await stage.topic(messages=2)
+    consumer = stage.consumer(replace(SOON, pull_batch=1))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await polled(consumer, 2)
+        stage.world.network.partition("reader", "server")
+        assert await consumer.poll(40.0) == []
+        await stage.send(queue, 1, first=2)
+        stage.world.network.heal()
+        assert bodies(await polled(consumer, 1)) == numbered(0, 2)
+
+
+# Starting and stopping
+
+
+@staged
+async def test_a_poll_that_waits_ends_when_the_consumer_stops(stage):
+    await stage.topic()
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        waiting = asyncio.create_task(consumer.poll(600.0))
+        await asyncio.sleep(1.0)
+        assert consumer.is_running
+    assert await waiting == []
+    assert not consumer.is_running
+    assert stage.world.now() < 60.0
+
+
+@staged
+async def test_an_iteration_ends_when_the_consumer_stops(stage):
+    await stage.topic(messages=1)
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+
+    async def iterate():
+        return [bodies(messages) async for messages in consumer]
+
+    async with consumer:
+        iterating = asyncio.create_task(iterate())
+        await asyncio.sleep(3.0)
+        consumer.stop()
+        assert await iterating == [numbered(0, 0)]
+        with pytest.raises(UsageError, match="stopped"):
+            await consumer.poll()
+    assert [each async for each in consumer] == []
+
+
+@staged
+async def test_a_consumer_may_run_again(stage):
+    await stage.topic(messages=2)
+    consumer = stage.consumer(replace(SOON, pull_batch=1))
+    consumer.subscribe(TOPIC)
+    for number in range(2):
+        async with consumer:
+            assert bodies(await consumer.poll()) == numbered(0, number)
+            await consumer.commit()
+
+
+@staged
+async def test_a_shared_client_stays_open_and_brokers_hear_of_the_end(stage):
+    await stage.topic(messages=1)
+    async with stage.client() as client:
+        consumer = PullConsumer(GROUP, client, SOON)
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await polled(consumer, 1)
+            assert len((await stage.admin.group_connections(GROUP)).clients) == 1
+        with pytest.raises(ConsumerOffline):
+            await stage.admin.group_connections(GROUP)
+        assert client.is_open
+
+
+@staged
+async def test_a_cancelled_poll_loses_nothing(stage):
+    """It is cancelled at each moment, also when the messages are there already."""
+    [queue] = await stage.topic()
+    consumer = stage.consumer(replace(SOON, pull_batch=1))
+    consumer.subscribe(TOPIC)
+    found, sent = [], 0
+    async with consumer:
+        await until(lambda: consumer.queues)
+        for number in range(60):
+            polling = asyncio.create_task(consumer.poll(5.0))
+            sending = asyncio.create_task(stage.send(queue, 1, first=sent))
+            sent += 1
+            await asyncio.sleep(number * 0.0001)
+            polling.cancel()
+            await asyncio.wait([polling])
+            if not polling.cancelled():
+                found += polling.result()
+            await sending
+        found += await polled(consumer, sent - len(found))
+    assert bodies(found) == numbered(0, *range(sent))
+
+
+# Misuse
+
+
+def test_what_cannot_work_is_refused():
+    consumer = PullConsumer(GROUP, "127.0.0.1:9876")
+    with pytest.raises(LocalProtocolError):
+        consumer.subscribe("no topic")
+    with pytest.raises(LocalProtocolError):
+        consumer.subscribe(TOPIC, "a", sql="b > 1")
+    with pytest.raises(LocalProtocolError):
+        PullConsumer("no group", "127.0.0.1:9876")
+    with pytest.raises(ConfigError):
+        ConsumerSettings(all_cached_max=0)
+
+
+def test_a_consumer_that_is_not_running_gives_nothing():
+    async def scenario():
+        consumer, queue = PullConsumer(GROUP, "127.0.0.1:9876"), Queue(TOPIC, "b", 0)
+        for asked in (
+            consumer.poll(), consumer.commit(), consumer.seek(queue, 1), consumer.pull(queue, 0),
+            consumer.seek_to_begin(queue), consumer.committed(queue), consumer.queues_of(TOPIC),
+            anext(consumer),
+        ):  # fmt: skip
+            with pytest.raises(UsageError):
+                await asked
+        with pytest.raises(UsageError):
+            consumer.note_offset(queue, 1)
+        assert consumer.queues == []
+        assert consumer.positions() == {}
+        consumer.stop()
+        consumer.pause()
+        consumer.resume()
+
+    asyncio.run(scenario())
+
+
+@staged
+async def test_topics_are_subscribed_to_before_the_start(stage):
+    await stage.topic()
+    consumer = stage.consumer()
+    async with consumer:
+        with pytest.raises(UsageError, match="before"):
+            consumer.subscribe(TOPIC)
+        with pytest.raises(UsageError, match="already"):
+            await consumer.__aenter__()
+
+
+# Real sockets
+
+
+def test_it_works_with_an_embedded_broker():
+    async def scenario():
+        async with embedded() as broker:
+            settings = ConsumerSettings(start=StartFrom.FIRST)
+            consumer = PullConsumer(GROUP, broker.names, settings)
+            consumer.subscribe(TOPIC)
+            async with consumer:
+                await consumer.client.admin.create_topic(TOPIC, queues=1)
+                for number in range(50):
+                    await consumer.client.admin.send(Message(topic=TOPIC, body=b"%d" % number))
+                found = []
+                async with asyncio.timeout(30):
+                    async for messages in consumer:
+                        found += bodies(messages)
+                        if len(found) == 50:
+                            consumer.stop()
+            assert found == [b"%d" % number for number in range(50)]
+            async with PullConsumer(GROUP, broker.names, settings) as after:
+                assert await after.committed(Queue(TOPIC, "broker-a", 0)) == 50
+
+    asyncio.run(scenario())
+
+
+def test_brokers_are_told_that_it_consumes_actively():
+    async def scenario():
+        async with embedded() as broker:
+            consumer = PullConsumer(GROUP, broker.names)
+            consumer.subscribe(TOPIC)
+            async with PullConsumer("other", broker.names) as operator:
+                admin = operator.client.admin
+                await admin.create_topic(TOPIC, queues=1)
+                async with consumer:
+                    seen = await admin.group_connections(GROUP)
+                    assert [each.id for each in seen.clients] == [consumer.client.id]
+                    assert seen.consume_type == "CONSUME_ACTIVELY"
+                    assert seen.subscriptions == {TOPIC: "*"}
+
+    asyncio.run(scenario())

@@ -1,0 +1,300 @@
+"""Pull consumers that go where they want: queues assigned, places sought, pauses, single pulls."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from pull_stage import BY_HAND, GROUP, SOON, TOPIC, bodies, numbered, polled, staged, until
+
+from txmq.client import PullOutcome
+from txmq.errors import UsageError
+from txmq.message import Queue
+
+# Assigned queues
+
+
+@staged
+async def test_assigned_queues_are_had_by_everybody_who_wants_them(stage):
+    queues = await stage.topic(queues=3, messages=2)
+    first, second = stage.consumer(name="first"), stage.consumer(name="second")
+    await first.assign(queues[:2])
+    await second.assign(queues[1:])
+    async with first, second:
+        assert first.queues == queues[:2]
+        mine, theirs = await polled(first, 4), await polled(second, 4)
+        assert {each.queue for each in mine} == {*queues[:2]}
+        assert {each.queue for each in theirs} == {*queues[1:]}
+
+
+@staged
+async def test_an_assignment_may_change_at_any_time(stage):
+    queues = await stage.topic(queues=3, messages=2)
+    consumer = stage.consumer(replace(SOON, pull_batch=1))
+    async with consumer:
+        await consumer.assign(queues[:2])
+        await polled(consumer, 2)
+        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 2)
+        await consumer.assign(queues[1:])
+        rest = await polled(consumer, 3)
+        assert queues[0] not in {each.queue for each in rest}
+        assert await consumer.poll(5.0) == []
+        assert consumer.queues == queues[1:]
+        assert await stage.saved(queues[0]) == 1
+        await consumer.assign([])
+        await stage.send(queues[1], 1)
+        assert await consumer.poll(5.0) == []
+        assert consumer.positions() == {}
+
+
+@staged
+async def test_a_seek_may_follow_an_assignment_at_once(stage):
+    [queue] = await stage.topic(messages=5)
+    consumer = stage.consumer()
+    async with consumer:
+        await consumer.assign([queue])
+        await consumer.seek(queue, 1)
+        await consumer.seek(queue, 3)
+        assert bodies(await polled(consumer, 2)) == numbered(0, 3, 4)
+
+
+@staged
+async def test_a_seek_goes_with_its_assignment(stage):
+    [queue] = await stage.topic(messages=5)
+    consumer = stage.consumer()
+    async with consumer:
+        await consumer.assign([queue])
+        await consumer.seek(queue, 3)
+        await consumer.assign([])
+        await consumer.assign([queue])
+        assert bodies(await polled(consumer, 5)) == numbered(0, *range(5))
+
+
+@staged
+async def test_nothing_is_given_out_of_a_queue_that_is_taken_away(stage):
+    [queue] = await stage.topic(messages=5)
+    consumer = stage.consumer()
+    await consumer.assign([queue])
+    async with consumer:
+        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 5)
+        assigning = asyncio.create_task(consumer.assign([]))
+        await asyncio.sleep(0)
+        assert await consumer.poll(0) == []
+        await assigning
+
+
+@staged
+async def test_sharing_and_assigning_do_not_mix(stage):
+    [queue] = await stage.topic()
+    subscribed, assigned = stage.consumer(), stage.consumer()
+    subscribed.subscribe(TOPIC)
+    await assigned.assign([queue])
+    with pytest.raises(UsageError, match="not both"):
+        await subscribed.assign([queue])
+    with pytest.raises(UsageError, match="not both"):
+        assigned.subscribe(TOPIC)
+
+
+# Going elsewhere
+
+
+@staged
+async def test_seeking_forgets_what_was_fetched(stage):
+    [queue] = await stage.topic(messages=10)
+    consumer = stage.consumer(replace(SOON, pull_batch=2))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert bodies(await polled(consumer, 2)) == numbered(0, 0, 1)
+        await consumer.seek(queue, 7)
+        assert consumer.queues == [queue]
+        assert consumer.positions() == {queue: 7}
+        assert bodies(await polled(consumer, 2)) == numbered(0, 7, 8)
+        await consumer.seek_to_begin(queue)
+        assert bodies(await polled(consumer, 2)) == numbered(0, 0, 1)
+        await consumer.seek_to_end(queue)
+        assert await consumer.poll(2.0) == []
+        await stage.send(queue, 1, first=10)
+        assert bodies(await polled(consumer, 1)) == numbered(0, 10)
+
+
+@staged
+async def test_seeking_by_time_finds_what_was_stored_since(stage):
+    [queue] = await stage.topic(messages=3)
+    await asyncio.sleep(5.0)
+    since_ms = stage.world.machine("server").clock.wall_ms()
+    await stage.send(queue, 2, first=3)
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert len(await polled(consumer, 5)) == 5
+        await consumer.seek_to_time(queue, since_ms)
+        assert bodies(await polled(consumer, 2)) == numbered(0, 3, 4)
+
+
+@staged
+async def test_what_was_given_out_before_a_seek_is_not_counted_over_the_new_place(stage):
+    [queue] = await stage.topic(messages=10)
+    consumer = stage.consumer(replace(SOON, pull_batch=2))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        for _ in range(4):
+            await consumer.poll()
+        await consumer.seek(queue, 1)
+        await consumer.commit()
+        assert await stage.saved(queue) == 1
+        assert bodies(await consumer.poll()) == numbered(0, 1, 2)
+        await asyncio.sleep(3.0)
+        assert await stage.saved(queue) == 1
+
+
+@staged
+async def test_a_seek_alone_saves_nothing_where_only_commits_count(stage):
+    [queue] = await stage.topic(messages=10)
+    consumer = stage.consumer(replace(BY_HAND, pull_batch=2))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await consumer.poll()
+        await consumer.commit()
+        await consumer.seek(queue, 6)
+        await consumer.poll()
+        await asyncio.sleep(20.0)
+        assert await stage.saved(queue) == 2
+        await consumer.commit()
+        assert await stage.saved(queue) == 8
+
+
+@staged
+async def test_a_seek_before_the_start_saves_nothing_either(stage):
+    [queue] = await stage.topic(messages=10)
+    consumer = stage.consumer(BY_HAND)
+    async with consumer:
+        await consumer.assign([queue])
+        await consumer.seek(queue, 6)
+        assert bodies(await polled(consumer, 4)) == numbered(0, *range(6, 10))
+        await asyncio.sleep(20.0)
+        assert await stage.saved(queue) == 0
+        await consumer.commit()
+        assert await stage.saved(queue) == 10
+
+
+@staged
+async def test_nobody_seeks_in_a_queue_that_is_not_held(stage):
+    [queue] = await stage.topic()
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await until(lambda: consumer.queues)
+        with pytest.raises(UsageError, match="not held"):
+            await consumer.seek(Queue("Other", "broker-a", 0), 1)
+        with pytest.raises(UsageError, match="no queue has"):
+            await consumer.seek(queue, -1)
+
+
+@staged
+async def test_an_operator_may_reset_offsets_meanwhile(stage):
+    [queue] = await stage.topic(messages=4)
+    for settings in (SOON, BY_HAND):
+        consumer = stage.consumer(settings)
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await polled(consumer, 4)
+            await consumer.commit()
+            await stage.admin.reset_offset(GROUP, TOPIC, 0)
+            assert bodies(await polled(consumer, 4)) == numbered(0, 0, 1, 2, 3)
+            assert await stage.saved(queue) == 0
+
+
+@staged
+async def test_a_paused_queue_gives_out_nothing(stage):
+    queues = await stage.topic(queues=2, messages=4)
+    consumer = stage.consumer(replace(SOON, pull_batch=1))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 8)
+        consumer.pause([queues[0]])
+        assert {each.queue.number for each in await polled(consumer, 4)} == {1}
+        assert await consumer.poll(5.0) == []
+        await consumer.seek(queues[0], 2)
+        assert await consumer.poll(5.0) == []
+        assert consumer.held()[queues[0]].cached_msg_count == 0
+
+        waiting = asyncio.create_task(consumer.poll(60.0))
+        await asyncio.sleep(1.0)
+        consumer.resume()
+        assert bodies(await waiting) == numbered(0, 2)
+        consumer.pause()
+        await stage.send(queues[1], 1, first=4)
+        assert await consumer.poll(5.0) == []
+        consumer.resume([queues[1]])
+        assert bodies(await polled(consumer, 1)) == numbered(1, 4)
+
+
+@staged
+async def test_a_poll_that_waits_is_given_what_is_resumed(stage):
+    [queue] = await stage.topic(messages=4)
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 4)
+        consumer.pause()
+        waiting = asyncio.create_task(consumer.poll(60.0))
+        await asyncio.sleep(1.0)
+        before = stage.world.now()
+        consumer.resume()
+        assert len(await waiting) == 4
+        assert stage.world.now() == before
+
+
+# Single pulls
+
+
+@staged
+async def test_single_pulls_need_no_subscription(stage):
+    """The first program of a pull consumer: each queue to its end, offsets kept by the program."""
+    queues = await stage.topic(queues=2, messages=40)
+    consumer, found = stage.consumer(), []
+    async with consumer:
+        assert await consumer.queues_of(TOPIC) == queues
+        for queue in queues:
+            offset = 0
+            while (pulled := await consumer.pull(queue, offset, hold_s=1.0)).found:
+                found += pulled.messages
+                offset = pulled.next_offset
+            assert pulled.outcome is PullOutcome.EMPTY
+            assert offset == 40
+    assert bodies(found) == numbered(0, *range(40)) + numbered(1, *range(40))
+
+
+@staged
+async def test_noted_offsets_are_read_at_once_and_saved_in_time(stage):
+    [queue] = await stage.topic(messages=3)
+    consumer = stage.consumer()
+    async with consumer:
+        consumer.note_offset(queue, 1)
+        assert await consumer.committed(queue) == 1
+        await asyncio.sleep(2.0)
+        assert await stage.saved(queue) == 1
+        consumer.note_offset(queue, 3)
+        assert await consumer.committed(queue) == 3
+        assert await stage.saved(queue) == 1
+    assert await stage.saved(queue) == 3
+
+
+@staged
+async def test_what_was_noted_is_not_believed_in_the_next_run(stage):
+    [queue] = await stage.topic(messages=3)
+    consumer = stage.consumer()
+    async with consumer:
+        consumer.note_offset(queue, 1)
+    await stage.admin.commit_offset(GROUP, queue, 2)
+    async with consumer:
+        assert await consumer.committed(queue) == 2
+
+
+@staged
+async def test_offsets_of_queues_that_are_held_are_not_noted_by_hand(stage):
+    [queue] = await stage.topic()
+    consumer = stage.consumer()
+    await consumer.assign([queue])
+    async with consumer:
+        with pytest.raises(UsageError, match="seek"):
+            consumer.note_offset(queue, 1)

@@ -1,0 +1,604 @@
+"""A push consumer in a simulated world: what it asks of brokers, and what handlers get."""
+
+import asyncio
+import json
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from consumer_stage import GROUP, RETRY, TOPIC, acting
+
+from broker.testing import embedded
+from txmq.client.allocation import ByConfig
+from txmq.client.client import Client
+from txmq.client.consumer import DEAD_LETTER, Later, PushConsumer
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.errors import ConfigError, LocalProtocolError, UsageError
+from txmq.message import Message, Queue
+from txmq.protocol import command, headers
+from txmq.protocol.codes import PullFlag, RequestCode
+
+SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+
+
+def refuse(request):
+    return command.answer(request, 1, remark="not now")
+
+
+# Where it begins
+
+
+@pytest.mark.parametrize("start", StartFrom)
+def test_a_known_group_goes_on_where_it_stands(start):
+    @acting()
+    async def scenario(stage):
+        stage.put(b"0", b"1", b"2")
+        stage.broker.offsets[GROUP, TOPIC, 0] = 1
+        async with stage.client() as client, stage.reader(client, start=start):
+            await stage.until(lambda: stage.bodies() == [b"1", b"2"])
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"start": StartFrom.FIRST}, [b"old", b"young", b"new"]),
+        ({"start": StartFrom.LAST}, [b"new"]),
+        ({"start": StartFrom.TIME}, [b"young", b"new"]),
+    ],
+)
+def test_a_fresh_group_begins_where_it_is_set_to(settings, expected):
+    @acting()
+    async def scenario(stage):
+        stage.put(b"old")
+        await asyncio.sleep(1801)  # More than the half hour that is taken where no time is given.
+        stage.put(b"young")
+        async with stage.client() as client, stage.reader(client, **settings) as consumer:
+            await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
+            stage.put(b"new")
+            await stage.until(lambda: stage.bodies() == expected)
+
+    scenario()
+
+
+@acting()
+async def test_a_fresh_group_begins_at_a_given_time(stage):
+    stage.put(b"old")
+    await asyncio.sleep(5)
+    start_ms = stage.cluster.clock.wall_ms()
+    stage.put(b"new")
+    settings = {"start": StartFrom.TIME, "start_ms": start_ms}
+    async with stage.client() as client, stage.reader(client, **settings):
+        await stage.until(lambda: stage.bodies() == [b"new"])
+
+
+@acting()
+async def test_where_a_fresh_group_begins_is_said_before_anything_is_consumed(stage):
+    stage.put(b"0", b"1")
+    stuck = asyncio.Event()
+    async with (
+        stage.client() as client,
+        stage.reader(client, lambda _: stuck.wait(), start=StartFrom.LAST, stop_s=0),
+    ):
+        await stage.until(lambda: stage.committed() == 2, within_s=1)
+
+
+# What handlers get
+
+
+@acting()
+async def test_tags_are_compared_by_their_text(stage):
+    stage.put(b"wanted", tags="BB")
+    stage.put(b"of the same hash", tags="Aa")
+    stage.put(b"wanted, too", tags="C")
+    async with stage.client() as client, stage.reader(client, tags="BB || C") as consumer:
+        await stage.until(lambda: len(stage.seen) == 2)
+        assert stage.bodies() == [b"wanted", b"wanted, too"]
+        await consumer.commit()
+        assert stage.committed() == 3
+
+
+@acting()
+async def test_a_failed_message_is_sent_back_and_comes_again_under_its_own_topic(stage):
+    topics = []
+
+    async def fail_once(message):
+        topics.append((message.topic, message.queue.topic, message.attempts))
+        if not message.attempts:
+            raise ValueError
+
+    stage.put(b"0")
+    async with stage.client() as client, stage.reader(client, fail_once):
+        await stage.until(lambda: len(topics) == 2)
+        assert topics == [(TOPIC, TOPIC, 0), (TOPIC, RETRY, 1)]
+        (head,) = stage.asked(SEND_BACK)
+        assert (head["group"], head["delayLevel"]) == (GROUP, "0")
+        assert (head["originTopic"], head["maxReconsumeTimes"]) == (TOPIC, "16")
+        assert head["offset"] == "0"
+    assert stage.committed() == 1
+    assert stage.committed(topic=RETRY) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict", "level", "most"),
+    [
+        ({}, Later(), "0", "16"),
+        ({}, Later(5), "5", "16"),
+        ({"attempts_max": 3}, Later(DEAD_LETTER), "-1", "3"),
+    ],
+)
+def test_a_handler_may_say_how_much_later(settings, verdict, level, most):
+    @acting()
+    async def scenario(stage):
+        async def later(message):
+            return None if message.attempts else verdict
+
+        stage.put(b"0")
+        async with stage.client() as client, stage.reader(client, later, **settings):
+            await stage.until(lambda: stage.asked(SEND_BACK))
+        (head,) = stage.asked(SEND_BACK)
+        assert (head["delayLevel"], head["maxReconsumeTimes"]) == (level, most)
+        assert stage.committed() == 1
+
+    scenario()
+
+
+@acting()
+async def test_a_batch_may_be_consumed_in_part(stage):
+    stage.put(b"0", b"1", b"2", b"3")
+    batches = []
+    settings = ConsumerSettings(start=StartFrom.FIRST, batch_max=4)
+    async with stage.client() as client:
+        consumer = PushConsumer(GROUP, client, settings)
+
+        @consumer.on_batch(TOPIC)
+        async def read(messages):
+            batches.append([each.body for each in messages])
+            return Later(first=2) if len(batches) == 1 else None
+
+        async with consumer:
+            await stage.until(lambda: sum(len(each) for each in batches) == 6)
+    assert batches[0] == [b"0", b"1", b"2", b"3"]
+    assert sorted(body for each in batches[1:] for body in each) == [b"2", b"3"]
+    assert len(stage.asked(SEND_BACK)) == 2
+
+
+@acting()
+async def test_what_cannot_be_sent_back_is_tried_here_later(stage):
+    stage.cluster.replies[SEND_BACK] = refuse
+
+    async def fail_twice(message):
+        return Later() if message.attempts < 2 else None
+
+    stage.put(b"0")
+    async with stage.client() as client, stage.reader(client, fail_twice) as consumer:
+        await stage.until(lambda: len(stage.seen) == 2)
+        await consumer.commit()
+        assert stage.committed() == 0
+        await stage.until(lambda: len(stage.seen) == 3)
+        await consumer.commit()
+        assert stage.committed() == 1
+    at = [moment for _, _, _, moment in stage.seen]
+    assert [attempts for _, _, attempts, _ in stage.seen] == [0, 1, 2]
+    assert [round(b - a) for a, b in zip(at, at[1:], strict=False)] == [5, 5]
+
+
+@acting()
+async def test_whatever_else_a_handler_returns_it_has_consumed_the_message(stage):
+    async def chatty(message):
+        return "done"
+
+    stage.put(b"0", b"1")
+    async with stage.client() as client, stage.reader(client, chatty, concurrency=1):
+        await stage.until(lambda: len(stage.seen) == 2)
+    assert stage.committed() == 2
+    assert not stage.asked(SEND_BACK)
+
+
+@acting()
+async def test_a_handler_that_awaits_something_cancelled_has_failed(stage):
+    async def broken(message):
+        if not message.attempts:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+
+    stage.put(b"0", b"1")
+    async with stage.client() as client, stage.reader(client, broken, concurrency=1):
+        await stage.until(lambda: len(stage.seen) == 4)
+    assert len(stage.asked(SEND_BACK)) == 2
+
+
+@acting()
+async def test_a_message_of_a_topic_without_handler_is_sent_back(stage):
+    stage.put(b"0")
+    stage.put(b"1", topic=RETRY, properties={"RETRY_TOPIC": "Gone"})
+    async with stage.client() as client, stage.reader(client):
+        await stage.until(lambda: stage.asked(SEND_BACK))
+    assert stage.asked(SEND_BACK)[0]["originTopic"] == "Gone"
+    assert stage.bodies() == [b"0"]
+
+
+# Flow control
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"cached_max": 10, "pull_batch": 4}, 12),
+        ({"cached_bytes_max": 100, "pull_batch": 1}, 10),
+        ({"span_max": 20, "pull_batch": 1}, 22),
+        ({"topic_cached_max": 10, "pull_batch": 1}, 10),
+    ],
+)
+def test_no_more_is_fetched_than_may_wait(settings, most):
+    @acting()
+    async def scenario(stage):
+        stage.put(*[b"%010d" % each for each in range(200)])
+        go = asyncio.Event()
+        async with (
+            stage.client() as client,
+            stage.reader(client, lambda _: go.wait(), **settings) as consumer,
+        ):
+            await stage.until(lambda: stage.seen)
+            await asyncio.sleep(10)
+            (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
+            assert held.cached_msg_max_offset == most
+            go.set()
+            await stage.until(lambda: len(stage.seen) == 200)
+
+    scenario()
+
+
+@acting()
+async def test_the_span_counts_and_not_the_number_of_messages(stage):
+    stage.put(*[b"%d" % each for each in range(100)])
+    go = asyncio.Event()
+
+    async def first_waits(message):
+        if message.offset == 0:
+            await go.wait()
+
+    async with (
+        stage.client() as client,
+        stage.reader(client, first_waits, span_max=30, pull_batch=1) as consumer,
+    ):
+        await stage.until(lambda: len(stage.seen) >= 30)
+        await asyncio.sleep(5)
+        assert len(stage.seen) == 32
+        await consumer.commit()
+        assert stage.committed() == 0  # The first is not finished.
+        go.set()
+        await stage.until(lambda: len(stage.seen) == 100)
+    assert stage.committed() == 100
+
+
+@acting()
+async def test_pulls_tell_how_far_the_group_has_come(stage):
+    async with stage.client() as client, stage.reader(client, commit_s=1000):
+        stage.put(b"0")
+        await stage.until(lambda: stage.seen)
+        await asyncio.sleep(1)
+    pulls = [each for each in stage.asked(RequestCode.PULL_MESSAGE) if each["topic"] == TOPIC]
+    told = {
+        int(each["commitOffset"]): bool(int(each["sysFlag"]) & PullFlag.COMMIT_OFFSET)
+        for each in pulls
+    }
+    assert told == {0: False, 1: True}
+
+
+# Handlers that take too long, stops
+
+
+@acting()
+async def test_a_message_worked_on_for_too_long_is_sent_back(stage):
+    async def sleepy(message):
+        if not message.attempts:
+            await asyncio.sleep(100)
+            return Later(17)
+        return None
+
+    stage.put(b"0")
+    settings = {"consume_timeout_s": 20.0}
+    async with stage.client() as client, stage.reader(client, sleepy, **settings) as consumer:
+        await stage.until(lambda: len(stage.seen) == 2)
+        (head,) = stage.asked(SEND_BACK)
+        assert head["delayLevel"] == "3"
+        await consumer.commit()
+        assert stage.committed() == 1
+        await asyncio.sleep(100)
+    assert len(stage.asked(SEND_BACK)) == 1  # What the late handler says counts no more.
+
+
+@acting()
+async def test_a_stop_lets_handlers_finish_what_was_fetched(stage):
+    async def slow(message):
+        await asyncio.sleep(1)
+
+    stage.put(*[b"%d" % each for each in range(10)])
+    async with stage.client() as client:
+        async with stage.reader(client, slow, concurrency=2):
+            await stage.until(lambda: stage.seen)
+        assert len(stage.seen) == 10
+        assert stage.committed() == 10
+        assert stage.broker.member_ids(GROUP) == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
+def test_a_stop_gives_up_in_time(settings):
+    @acting()
+    async def scenario(stage):
+        ends = []
+
+        async def slow(message):
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ends.append(message.offset)
+
+        stage.put(b"0", b"1")
+        async with stage.client() as client:
+            async with stage.reader(client, slow, concurrency=1, stop_s=7.0, **settings):
+                await stage.until(lambda: stage.seen)
+                before = stage.world.now()
+            assert 7.0 <= stage.world.now() - before < 8.0
+        assert ends == [0]
+        assert stage.committed() == 0
+
+    scenario()
+
+
+@acting()
+async def test_wait_returns_when_the_consumer_is_stopped(stage):
+    async with stage.client() as client:
+        consumer = stage.reader(client)
+        with pytest.raises(UsageError):
+            await consumer.wait()
+        async with consumer:
+            waiting = asyncio.create_task(consumer.wait())
+            await asyncio.sleep(1)
+            assert not waiting.done()
+        await waiting
+
+
+# Broadcasts
+
+
+@acting()
+async def test_broadcasts_keep_offsets_in_a_file_and_drop_failures(stage):
+    with tempfile.TemporaryDirectory() as base:
+        settings = {"is_broadcast": True, "offsets_path": Path(base), "stop_s": 1.0}
+
+        async def fail(message):
+            raise ValueError
+
+        stage.put(b"0", b"1")
+        async with stage.client() as client, stage.reader(client, fail, **settings):
+            await stage.until(lambda: len(stage.seen) == 2)
+        (path,) = Path(base).rglob("*.json")
+        assert json.loads(path.read_text()) == {"offsets": [[TOPIC, "broker-a", 0, 2]]}
+        stage.put(b"2")
+        async with stage.client() as client, stage.reader(client, fail, **settings):
+            await stage.until(lambda: len(stage.seen) == 3)
+        assert stage.bodies() == [b"0", b"1", b"2"]
+        assert not stage.asked(SEND_BACK)
+        assert not stage.broker.offsets
+
+        path.write_text("nonsense")
+        async with stage.client() as client:
+            with pytest.raises(ConfigError):
+                async with stage.reader(client, **settings):
+                    pass
+            assert client.consumer(GROUP) is None
+
+
+# Pauses, moves
+
+
+@acting(queues=2)
+async def test_a_pause_holds_back_what_is_not_fetched_yet(stage):
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: len(consumer.positions()) == 3)
+        consumer.pause([Queue(TOPIC, "broker-a", 1)])
+        await asyncio.sleep(1)
+        stage.put(b"0", number=0)
+        stage.put(b"1", number=1)
+        await asyncio.sleep(30)
+        assert stage.bodies() == [b"0"]
+        consumer.pause()
+        consumer.resume([Queue(TOPIC, "broker-a", 1)])
+        await stage.until(lambda: stage.bodies() == [b"0", b"1"])
+        stage.put(b"2", number=0)
+        await asyncio.sleep(30)
+        assert len(stage.seen) == 2
+        consumer.resume()
+        await stage.until(lambda: len(stage.seen) == 3)
+
+
+@acting()
+async def test_a_consumer_that_pauses_pauses_queues_that_come_to_it(stage):
+    stage.broker.topics.pop(TOPIC)
+    async with stage.client() as client, stage.reader(client, rebalance_s=1.0) as consumer:
+        consumer.pause()
+        stage.cluster.add_topic(TOPIC, 1)
+        stage.put(b"0")
+        await stage.until(lambda: Queue(TOPIC, "broker-a", 0) in consumer.positions())
+        await asyncio.sleep(30)
+        assert not stage.seen
+        consumer.resume()
+        await stage.until(lambda: stage.seen)
+
+
+@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
+def test_a_move_forgets_what_was_fetched(settings):
+    @acting()
+    async def scenario(stage):
+        stage.put(*[b"%d" % each for each in range(8)])
+        go = asyncio.Event()
+
+        async def wait(message):
+            await go.wait()
+
+        settings_ = {**settings, "concurrency": 1}
+        async with stage.client() as client, stage.reader(client, wait, **settings_) as consumer:
+            await stage.until(lambda: stage.seen)
+            moving = asyncio.create_task(consumer.move({Queue(TOPIC, "broker-a", 0): 6}))
+            await asyncio.sleep(0.1)
+            go.set()
+            await moving
+            await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7"])
+            await consumer.commit()
+            assert stage.committed() == 8
+            await consumer.move({Queue(TOPIC, "broker-a", 0): 7, Queue("Other", "b", 0): 1})
+            assert stage.committed() in (7, 8)
+            await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7", b"7"])
+
+    scenario()
+
+
+@acting()
+async def test_a_queue_that_ends_before_what_is_wanted_is_begun_with_anew_at_its_end(stage):
+    stage.put(b"0", b"1", b"2")
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: len(stage.seen) == 3)
+        del stage.broker.queues[TOPIC, 0][1:]  # As after a crash that lost what was not synced.
+        await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)) == 1)
+        stage.put(b"one", b"two")
+        await stage.until(lambda: stage.bodies()[3:] == [b"one", b"two"])
+    assert stage.committed() == 3
+
+
+@acting()
+async def test_an_offset_before_the_first_message_goes_on_there(stage):
+    def pull(request):
+        head = request.read(headers.PullMessage)
+        if head.topic == TOPIC and head.queue_offset < 4:
+            return command.answer(request, 21, headers.PullAnswer(0, 4, 4, 5))
+        return stage.broker.on_pull_message(request)
+
+    stage.put(*[b"%d" % each for each in range(5)])
+    stage.cluster.replies[RequestCode.PULL_MESSAGE] = pull
+    async with stage.client() as client, stage.reader(client):
+        await stage.until(lambda: stage.bodies() == [b"4"])
+
+
+@acting()
+async def test_a_broker_that_holds_nothing_is_not_asked_without_rest(stage):
+    async with stage.client() as client, stage.reader(client):
+        await asyncio.sleep(10)
+    pulls = [each for each in stage.asked(RequestCode.PULL_MESSAGE) if each["topic"] == TOPIC]
+    assert 100 < len(pulls) <= 201
+
+
+@acting()
+async def test_a_fetch_that_fails_in_a_way_nobody_thought_of_is_begun_anew(stage):
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: len(consumer.positions()) == 2)
+        intake = consumer._holdings.intakes[Queue(TOPIC, "broker-a", 0)]
+        intake._deliver = None
+        stage.put(b"0")
+        await stage.until(lambda: stage.seen)
+
+
+# What is asked in the wrong way
+
+
+@acting()
+async def test_what_makes_no_sense_is_refused(stage):
+    async with stage.client() as client:
+        with pytest.raises(LocalProtocolError):
+            PushConsumer("no good name", client)
+        consumer = PushConsumer(GROUP, client)
+        with pytest.raises(UsageError):
+            await consumer.__aenter__()
+        consumer.on(TOPIC)(print)
+        with pytest.raises(UsageError):
+            consumer.on(TOPIC)(print)
+        async with consumer:
+            with pytest.raises(UsageError):
+                consumer.on("Other")(print)
+            with pytest.raises(UsageError):
+                await consumer.__aenter__()
+    with pytest.raises(LocalProtocolError):
+        Later(level=-2)
+
+
+# Strategies
+
+
+@acting(queues=3)
+async def test_a_strategy_can_be_plugged_in(stage):
+    chosen = frozenset({Queue(TOPIC, "broker-a", 1)})
+    async with (
+        stage.client() as client,
+        stage.reader(client, allocation=ByConfig(chosen)) as consumer,
+    ):
+        await stage.until(lambda: consumer.queues)
+        await asyncio.sleep(1)
+        assert [q for q in consumer.queues if q.topic == TOPIC] == sorted(chosen)
+
+
+@acting(queues=2)
+async def test_a_strategy_that_fails_leaves_queues_as_they_are(stage):
+    is_broken = False
+
+    class Own:
+        name = "OWN"
+
+        def __call__(self, group, client_id, queues, clients):
+            if is_broken:
+                raise ZeroDivisionError
+            return list(queues)
+
+    async with (
+        stage.client() as client,
+        stage.reader(client, allocation=Own(), rebalance_s=1.0) as consumer,
+    ):
+        await stage.until(lambda: len(consumer.queues) == 3)
+        is_broken = True
+        await asyncio.sleep(5)
+        assert len(consumer.queues) == 3
+        is_broken = False
+        stage.cluster.add_topic(TOPIC, 4)
+        await stage.until(lambda: len(consumer.queues) == 5)
+
+
+# The real loop
+
+
+def test_plain_functions_run_in_threads_with_the_callers_context():
+    async def scenario():
+        async with embedded() as broker, Client(broker.names) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            await client.admin.send(Message(topic=TOPIC, body=b"0"))
+            got = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
+
+            @consumer.on(TOPIC)
+            def read(message):
+                loop.call_soon_threadsafe(got.set_result, threading.current_thread().name)
+
+            async with consumer, asyncio.timeout(10):
+                assert (await got).startswith(f"txmq-{GROUP}")
+            assert (
+                await client.admin.committed_offset(
+                    GROUP, (await client.session.route(TOPIC)).readable[0]
+                )
+                == 1
+            )
+
+    asyncio.run(scenario())
+
+
+@acting()
+async def test_a_topic_that_comes_into_being_later_is_consumed_as_soon_as_it_is_there(stage):
+    """Until then no broker is known that could have heard of the group."""
+    async with stage.client() as client, stage.reader(client, topic="Late"):
+        await asyncio.sleep(1)
+        stage.cluster.add_topic("Late", 1)
+        stage.put(b"first", topic="Late")
+
+        await stage.until(lambda: stage.bodies() == [b"first"], within_s=5)

@@ -1,0 +1,406 @@
+"""Messages that ask for a reply, over a real broker, and the pure parts of them."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+from producer_stage import produced, silent
+
+from broker.testing import embedded
+from txmq.client.asking import Reply, question, reply_to
+from txmq.client.client import Client
+from txmq.client.consumer import PushConsumer
+from txmq.client.producer import Producer
+from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
+from txmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    Effect,
+    InternalError,
+    LimitExceeded,
+    RequestTimeout,
+    TopicNotFound,
+    UsageError,
+)
+from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import command, headers, properties
+from txmq.protocol.codes import RequestCode
+
+TOPIC = "Questions"
+FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
+ASKED = {"CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "host@1", "TTL": "3000", "CLUSTER": "east"}
+
+
+def got(**properties):
+    return ReceivedMessage(
+        topic=TOPIC,
+        body=b"?",
+        properties=properties,
+        queue=Queue(TOPIC, "broker-b", 3),
+        offset=QueueOffset(0),
+        position=LogPosition(0),
+        id="0A",
+        offset_id="0B",
+        born_ms=0,
+        stored_ms=0,
+        attempts=0,
+    )
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def answering(handler, settings=None):
+    """A broker, a producer that asks, and a consumer that has its replies sent by another one."""
+    async with embedded() as broker, Client(broker.names) as mine, Client(broker.names) as other:
+        await mine.admin.create_topic(TOPIC, queues=2)
+        consumer = PushConsumer("answerers", other, FROM_FIRST)
+        async with Producer("repliers", other) as replier:
+
+            @consumer.on(TOPIC)
+            async def answer(message):
+                await handler(message, replier)
+
+            async with consumer, Producer("askers", mine, settings) as asker:
+                yield broker, asker, replier
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+# Pure
+
+
+def test_a_reply_says_what_its_request_said():
+    reply = reply_to(got(**ASKED), b"42", tags="Yes", properties={"a": "b", "TTL": "wrong"})
+
+    assert reply == Reply(
+        topic="east_REPLY_TOPIC",
+        body=b"42",
+        tags="Yes",
+        properties={
+            "a": "b",
+            "CORRELATION_ID": "c-1",
+            "REPLY_TO_CLIENT": "host@1",
+            "TTL": "3000",
+            "MSG_TYPE": "reply",
+        },
+        asked_in=Queue(TOPIC, "broker-b", 3),
+    )
+
+
+@pytest.mark.parametrize("missing", sorted(ASKED))
+def test_a_message_that_asks_for_nothing_has_no_reply(missing):
+    named = {name: value for name, value in ASKED.items() if name != missing}
+
+    with pytest.raises(UsageError, match="0A"):
+        reply_to(got(**named), b"42")
+
+
+def test_a_question_carries_who_asks_and_for_how_long():
+    asked = question(Message(topic=TOPIC, body=b"?", properties={"a": "b"}), "c-1", "host@1", 0.5)
+
+    assert asked.properties == {
+        "a": "b",
+        "CORRELATION_ID": "c-1",
+        "REPLY_TO_CLIENT": "host@1",
+        "TTL": "500",
+    }
+    with pytest.raises(ConfigError):
+        question(asked, "c-1", "host@1", 0)
+
+
+# Over a broker
+
+
+def test_a_request_is_answered():
+    async def scenario():
+        async def handle(message, replier):
+            assert message.properties["TTL"] == "5000"
+            stored = await replier.send(reply_to(message, b"re: " + message.body, tags="Re"))
+            assert stored.queue.broker == "broker-a"
+
+        async with answering(handle) as (_, asker, _):
+            reply = await asker.request(Message(topic=TOPIC, body=b"hello"), 5.0)
+            assert (reply.body, reply.tags) == (b"re: hello", "Re")
+            assert reply.topic.endswith("_REPLY_TOPIC")
+            assert int(reply.properties["ARRIVE_TIME"]) >= int(reply.properties["PUSH_REPLY_TIME"])
+            assert len(asker.client.replies) == 0
+
+    run(scenario)
+
+
+def test_replies_find_their_requests_in_any_order():
+    async def scenario():
+        waiting = []
+
+        async def handle(message, replier):
+            waiting.append(message)
+            if len(waiting) == 3:
+                for each in reversed(waiting):
+                    await replier.send(reply_to(each, each.body * 2))
+
+        async with answering(handle) as (_, asker, _):
+            replies = await asyncio.gather(
+                *[
+                    asker.request(Message(topic=TOPIC, body=each), 5.0)
+                    for each in (b"a", b"b", b"c")
+                ]
+            )
+            assert [each.body for each in replies] == [b"aa", b"bb", b"cc"]
+
+    run(scenario)
+
+
+def test_a_long_reply_travels_compressed():
+    async def scenario():
+        async def handle(message, replier):
+            await replier.send(reply_to(message, message.body * 50))
+
+        async with answering(handle) as (_, asker, _):
+            asked = bytes(range(256)) * 40
+            reply = await asker.request(Message(topic=TOPIC, body=asked), 5.0)
+            assert reply.body == asked * 50
+
+    run(scenario)
+
+
+def test_no_reply_is_a_timeout_and_a_late_one_disturbs_nobody():
+    async def scenario():
+        late = []
+
+        async def handle(message, replier):
+            late.append(message)
+            if message.body == b"second":
+                await replier.send(reply_to(late[0], b"too late"))
+                await replier.send(reply_to(message, b"in time"))
+
+        async with answering(handle) as (_, asker, _):
+            with pytest.raises(RequestTimeout, match="no reply") as caught:
+                await asker.request(Message(topic=TOPIC, body=b"first"), 0.3)
+            assert caught.value.effect is Effect.MAYBE
+            assert len(asker.client.replies) == 0
+            await until(lambda: late)
+            reply = await asker.request(Message(topic=TOPIC, body=b"second"), 5.0)
+            assert reply.body == b"in time"
+
+    run(scenario)
+
+
+def test_a_handler_that_fails_sends_no_reply():
+    async def scenario():
+        failed = []
+
+        async def handle(message, replier):
+            failed.append(message)
+            raise ValueError("no")
+
+        async with answering(handle) as (_, asker, _):
+            with pytest.raises(RequestTimeout):
+                await asker.request(Message(topic=TOPIC, body=b"?"), 0.3)
+            assert failed
+
+    run(scenario)
+
+
+def test_a_request_can_be_cancelled():
+    async def scenario():
+        seen = []
+
+        async def handle(message, replier):
+            seen.append(message)
+
+        async with answering(handle) as (_, asker, _):
+            asking = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
+            await until(lambda: seen)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert len(asker.client.replies) == 0
+            assert asker.bytes_in_flight == 0
+
+    run(scenario)
+
+
+def test_whoever_closes_waits_for_no_replies():
+    async def scenario():
+        seen = []
+
+        async def handle(message, replier):
+            seen.append(message)
+
+        async with answering(handle) as (broker, _, replier), Client(broker.names) as client:
+            async with Producer("leavers", client) as asker:
+                asking = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 60.0))
+                await until(lambda: seen)
+            with pytest.raises(UsageError, match="closed before the reply") as caught:
+                await asking
+            assert caught.value.effect is Effect.MAYBE
+            with pytest.raises(UsageError, match="not open"):
+                await asker.request(Message(topic=TOPIC, body=b"?"), 1.0)
+            # Nobody is there who could get it, and the broker says so.
+            with pytest.raises(InternalError, match="not found"):
+                await replier.send(reply_to(seen[0], b"hello?"))
+
+    run(scenario)
+
+
+def test_a_broker_knows_who_asks_before_the_request_arrives():
+    async def scenario():
+        known = []
+
+        async with embedded() as broker, Client(broker.names) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            async with Producer("askers", client) as asker:
+                beats = []
+                beat_at = client.beat_at
+
+                async def beat(address):
+                    beats.append(address)
+                    return await beat_at(address)
+
+                client.beat_at = beat
+                for _ in range(3):
+                    with pytest.raises(RequestTimeout):
+                        await asker.request(Message(topic=TOPIC, body=b"?"), 0.05)
+                known.append(beats)
+                assert beats.count(broker.address) == 1
+                (await client.session.connection(broker.address)).abort()
+                with pytest.raises(RequestTimeout):
+                    await asker.request(Message(topic=TOPIC, body=b"?"), 0.3)
+                assert beats.count(broker.address) >= 2
+
+    run(scenario)
+
+
+def test_without_a_way_to_a_broker_nothing_was_asked():
+    async def scenario():
+        async with embedded() as broker, Producer("askers", broker.names) as asker:
+            never = asyncio.get_running_loop().create_future()
+
+            async def route(topic):
+                await never
+
+            asker.client.session.route_to_write = route
+            with pytest.raises(RequestTimeout, match="no way") as caught:
+                await asker.request(Message(topic=TOPIC, body=b"?"), 0.05)
+            assert caught.value.effect is Effect.NONE
+
+    run(scenario)
+
+
+def test_a_reply_travels_in_one_way_only():
+    async def scenario():
+        reply = reply_to(got(**ASKED), b"42")
+        settings = ProducerSettings(retries=0, timeout_s=1.0)
+        async with embedded() as broker, Producer("repliers", broker.names, settings) as replier:
+            with pytest.raises(UsageError, match=r"Producer\.send"):
+                replier.send_nowait(reply)
+            with pytest.raises(UsageError, match=r"Producer\.send"):
+                await replier.send_oneway(reply)
+            with pytest.raises(UsageError, match=r"Producer\.send"):
+                await replier.send_batch([reply])
+            # That its request came from a topic nobody has, is another matter.
+            with pytest.raises(TopicNotFound):
+                await replier.send(reply)
+
+    run(scenario)
+
+
+def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
+    async def scenario():
+        async with embedded() as broker, Producer("askers", broker.names) as asker:
+            client = asker.client
+
+            async def send(message):
+                client.replies.came(message.properties["CORRELATION_ID"], got(a="b"))
+                raise RequestTimeout("no answer")
+
+            reply = await asker._asking.ask(Message(topic=TOPIC, body=b"?"), 1.0, send)
+            assert reply.properties["a"] == "b"
+
+            async def fail(message):
+                raise RequestTimeout("no answer")
+
+            with pytest.raises(RequestTimeout, match="no answer"):
+                await asker._asking.ask(Message(topic=TOPIC, body=b"?"), 1.0, fail)
+
+    run(scenario)
+
+
+def test_only_so_many_replies_are_awaited(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr("txmq.client.asking.REPLIES_AWAITED_MAX", 1)
+        async with answering(lambda message, replier: asyncio.sleep(0)) as (_, asker, _):
+            first = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
+            await until(lambda: len(asker.client.replies))
+            with pytest.raises(LimitExceeded, match="replies awaited"):
+                await asker.request(Message(topic=TOPIC, body=b"?"), 5.0)
+            first.cancel()
+            await asyncio.wait([first])
+
+    run(scenario)
+
+
+def test_a_reply_is_tried_again_where_the_broker_is_lost():
+    async def scenario():
+        tried = []
+
+        async def handle(message, replier):
+            hand_over = replier._asking._hand_over
+
+            async def try_to(reply, envelope):
+                tried.append(reply)
+                if len(tried) < 3:
+                    raise ConnectFailed("not now")
+                return await hand_over(reply, envelope)
+
+            replier._asking._hand_over = try_to
+            await replier.send(reply_to(message, b"at last"))
+
+        async with answering(handle) as (_, asker, _):
+            reply = await asker.request(Message(topic=TOPIC, body=b"?"), 5.0)
+            assert reply.body == b"at last"
+            assert len(tried) == 3
+
+    run(scenario)
+
+
+@produced(brokers=2, topic=TOPIC, queues=4)
+async def test_a_reply_goes_to_the_broker_that_stored_the_request(stage):
+    answer = headers.SendAnswer("0", 0, 0)
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    stage.cluster.replies[code] = lambda request: command.answer(request, 0, answer)
+
+    result = await stage.producer.send(reply_to(got(**ASKED), b"42", tags="Yes"))
+
+    assert result.queue == Queue("east_REPLY_TOPIC", "broker-b", 0)
+    ((who, _, fields),) = [each for each in stage.cluster.asked if each[1] == code]
+    assert who == "broker-b"
+    assert (fields["b"], fields["n"]) == ("east_REPLY_TOPIC", "broker-b")
+    named = properties.parse(fields["i"])
+    assert named.pop("UNIQ_KEY") == result.id
+    said = {name: value for name, value in ASKED.items() if name != "CLUSTER"}
+    assert named == {**said, "TAGS": "Yes", "MSG_TYPE": "reply"}
+
+
+@produced(topic=TOPIC, queues=4)
+async def test_a_broker_that_is_silent_gets_no_second_reply_after_the_time_is_up(stage):
+    stage.cluster.replies[RequestCode.SEND_REPLY_MESSAGE_V2] = silent
+    request = replace(got(**ASKED), queue=Queue(TOPIC, "broker-a", 3))
+    before = stage.world.now()
+
+    with pytest.raises(RequestTimeout):
+        await stage.producer.send(reply_to(request, b"42"))
+
+    assert stage.world.now() - before == pytest.approx(3.0, abs=0.1)

@@ -1,0 +1,58 @@
+import pytest
+
+from txmq.client.consumer.subscription import Subscription
+from txmq.errors import LocalProtocolError
+from txmq.limits import SUBSCRIPTION_CHARS_MAX
+
+
+class Tagged:
+    def __init__(self, tags):
+        self.tags = tags
+
+
+def test_all_tags_are_wanted_unless_some_are_named():
+    everything = Subscription("T")
+
+    assert everything.wants(Tagged(""))
+    assert everything.wants(Tagged("A"))
+    assert not everything.by_tags
+
+
+def test_tags_are_compared_by_their_text():
+    some = Subscription("T", "A || BB")
+
+    # "BB" and "Aa" have one hash, by which a broker would let both through.
+    assert [some.wants(Tagged(each)) for each in ("A", "BB", "Aa", "")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_broker_is_told_tags_with_their_hashes():
+    told = Subscription("T", " B||A ").registration(7)
+
+    assert (told.topic, told.sub_string, told.sub_version) == ("T", " B||A ", 7)
+    assert (told.tags_set, told.code_set, told.expression_type) == (["A", "B"], [65, 66], "TAG")
+
+
+def test_a_condition_leaves_it_to_the_broker():
+    wanted = Subscription("T", sql="a > 5")
+
+    assert wanted.wants(Tagged("whatever"))
+    told = wanted.registration(1)
+    assert (told.sub_string, told.expression_type, told.tags_set) == ("a > 5", "SQL92", [])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tags": "A", "sql": "a > 5"},
+        {"tags": " || "},
+        {"tags": "x" * (SUBSCRIPTION_CHARS_MAX + 1)},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(given):
+    with pytest.raises(LocalProtocolError):
+        Subscription("T", **given)

@@ -1,0 +1,423 @@
+"""The message trace: its records byte for byte, how they are gathered, and what leaves them."""
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+
+from broker.testing import embedded
+from txmq.client import trace, tracer
+from txmq.client.client import Client
+from txmq.client.consumer import Later, PushConsumer
+from txmq.client.producer import Producer
+from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
+from txmq.client.trace import Begun, Decided, Handled, Kind, Outcome, Sent, Traced
+from txmq.client.tracer import Tracer, trace_group
+from txmq.errors import ConnectFailed, RemoteProtocolError, TxmqError
+from txmq.message import Message
+from txmq.runtime.clock import SystemClock
+
+TOPIC = "Orders"
+TRACES = "RMQ_SYS_TRACE_TOPIC"
+TRACED = ProducerSettings(is_traced=True)
+CONSUMER_TRACED = ConsumerSettings(start=StartFrom.FIRST, is_traced=True)
+
+SENT = Sent(
+    at_ms=1700000000000, region="DefaultRegion", group="pg", topic="Orders",
+    id="7F000001000118B4AAC2088F6E4D0000", tags="Paid", keys="o-1 o-2",
+    store_host="127.0.0.1:10911", body_bytes=5, cost_ms=3,
+    offset_id="7F00000100002A9F0000000000000000",
+)  # fmt: skip
+PUB = (
+    b"Pub\x011700000000000\x01DefaultRegion\x01pg\x01Orders\x017F000001000118B4AAC2088F6E4D0000"
+    b"\x01Paid\x01o-1 o-2\x01127.0.0.1:10911\x015\x013\x010\x017F00000100002A9F0000000000000000"
+    b"\x01true\x02"
+)
+VECTORS = [
+    (SENT, PUB),
+    (
+        Sent(
+            at_ms=1, region="r", group="g", topic="t", id="i", kind=Kind.DELAYED, is_success=False
+        ),
+        b"Pub\x011\x01r\x01g\x01t\x01i\x01null\x01null\x01null\x010\x010\x013\x01null\x01false\x02",
+    ),
+    (
+        Begun(at_ms=1, region="", group="cg", request_id="R", id="i", attempts=2, keys="k"),
+        b"SubBefore\x011\x01null\x01cg\x01R\x01i\x012\x01k\x02",
+    ),
+    (
+        Handled(
+            request_id="R", id="i", cost_ms=12, is_success=False, keys="", outcome=Outcome.RAISED,
+            at_ms=99, group="cg",
+        ),
+        b"SubAfter\x01R\x01i\x0112\x01false\x01null\x012\x0199\x01cg\x02",
+    ),
+    (
+        Decided(
+            at_ms=1, region="r", group="pg", topic="t", id="i", tags="a", keys="k l",
+            store_host="h:1", transaction_id="x", state="ROLLBACK_MESSAGE", is_after_check=True,
+        ),
+        (
+            b"EndTransaction\x011\x01r\x01pg\x01t\x01i\x01a\x01k l\x01h:1\x012\x01x"
+            b"\x01ROLLBACK_MESSAGE\x01true\x02"
+        ),
+    ),
+]  # fmt: skip
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+# Bytes
+
+
+@pytest.mark.parametrize(("record", "line"), VECTORS)
+def test_records_are_written_as_stock_clients_write_them(record, line):
+    assert trace.encode([record]) == line
+    assert trace.decode(line) == [record]
+
+
+def test_records_stand_one_behind_the_other():
+    records = [record for record, _ in VECTORS]
+    body = trace.encode(records)
+
+    assert body == b"".join(line for _, line in VECTORS)
+    assert trace.decode(body) == records
+
+
+def test_records_of_other_releases_are_read():
+    longer = PUB[:-1] + b"\x01192.168.1.9@77\x02"
+    older = PUB.replace(b"\x017F00000100002A9F0000000000000000", b"")
+    cloud = b"SubAfter\x01R\x01i\x0112\x01true\x01k\x010\x02"
+    eldest = b"SubAfter\x01R\x01i\x0112\x01true\x01k\x02"
+    unknown = b"Recall\x011\x01x\x02"
+
+    assert trace.decode(longer) == [SENT]
+    assert trace.decode(older)[0].offset_id == ""
+    assert trace.decode(older)[0].is_success
+    assert trace.decode(cloud) == trace.decode(eldest)
+    assert trace.decode(eldest)[0].at_ms == 0
+    assert trace.decode(unknown + PUB) == [SENT]
+    assert trace.decode(b"") == []
+
+
+@pytest.mark.parametrize("line", [b"Pub\x011\x02", PUB.replace(b"17000", b"x"), b"SubBefore\x02"])
+def test_what_is_no_record_is_refused(line):
+    with pytest.raises(RemoteProtocolError, match="cannot be read"):
+        trace.decode(line)
+
+
+# Packs
+
+
+def begun(number, keys=""):
+    return Begun(at_ms=1, region="r", group="g", request_id="R", id=f"id{number}", keys=keys)
+
+
+def test_a_trace_message_is_about_one_topic():
+    packs = trace.packed(
+        [Traced("A", begun(1, "k")), Traced("B", begun(2)), Traced("A", begun(1, "k l"))]
+    )
+
+    assert [(each.keys, each.count) for each in packs] == [(("id1", "k", "l"), 2), (("id2",), 1)]
+    assert packs[0].body == trace.encode([begun(1, "k"), begun(1, "k l")])
+
+
+def test_a_trace_message_has_no_more_keys_than_can_be_searched():
+    packs = trace.packed([Traced("A", begun(n, f"k{n}")) for n in range(40)])
+
+    assert [each.count for each in packs] == [32, 8]
+    assert all(len(each.keys) <= 64 for each in packs)
+    many = trace.packed([Traced("A", begun(1, " ".join(f"k{n}" for n in range(100))))])
+    assert len(many[0].keys) == 64
+    assert many[0].keys[0] == "id1"
+    long = trace.packed([Traced("A", begun(1, "x" * 20_000))])
+    assert long[0].keys == ("id1",)
+
+
+def test_a_trace_message_is_not_too_large():
+    packs = trace.packed([Traced("A", begun(1, "k" * 5000)) for _ in range(300)])
+
+    assert sum(each.count for each in packs) == 300
+    assert max(len(each.body) for each in packs) <= 100 * 1024
+    small = trace.packed([Traced("A", begun(1)) for _ in range(250)])
+    assert [each.count for each in small] == [100, 100, 50]
+
+
+def test_a_group_of_any_length_has_a_group_for_its_traces():
+    assert trace_group("pg", "PRODUCE") == "_INNER_TRACE_PRODUCER-pg-PRODUCE"
+    assert len(trace_group("p" * 255, "CONSUME")) == 255
+
+
+# Gathering
+
+
+class Taker:
+    """Takes traces, or does not."""
+
+    def __init__(self):
+        self.sent = []
+        self.problem = None
+        self.gate = None
+        self.is_open = False
+
+    async def __aenter__(self):
+        self.is_open = True
+
+    async def __aexit__(self, *problem):
+        self.is_open = False
+
+    async def send(self, message):
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.problem is not None:
+            raise self.problem
+        self.sent.append(message)
+
+    @property
+    def ids(self):
+        return [record.id for each in self.sent for record in trace.decode(each.body)]
+
+
+@contextlib.asynccontextmanager
+async def gathering(**more):
+    taker = Taker()
+    gatherer = Tracer(taker, TRACES, SystemClock(), **more)
+    await gatherer.open()
+    yield gatherer, taker
+    await gatherer.close()
+    assert not taker.is_open
+
+
+def test_records_wait_a_moment_for_others():
+    async def scenario():
+        async with gathering() as (gatherer, taker):
+            for number in range(3):
+                gatherer.note("A", begun(number))
+            assert taker.sent == []
+            await until(lambda: taker.sent)
+            assert taker.ids == ["id0", "id1", "id2"]
+            assert len(taker.sent) == 1
+            assert taker.sent[0].keys == ("id0", "id1", "id2")
+
+    run(scenario)
+
+
+def test_a_close_sends_what_waits():
+    async def scenario():
+        async with gathering() as (gatherer, taker):
+            gatherer.note("A", begun(1))
+        assert taker.ids == ["id1"]
+        assert gatherer.lost == 0
+
+    run(scenario)
+
+
+def test_the_oldest_records_give_way_and_are_counted(caplog):
+    async def scenario():
+        async with gathering(records_max=5) as (gatherer, taker):
+            for number in range(9):
+                gatherer.note("A", begun(number))
+        assert taker.ids == ["id4", "id5", "id6", "id7", "id8"]
+        assert gatherer.lost == 4
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+    assert [each.message for each in caplog.records] == [
+        "4 trace records are lost: RMQ_SYS_TRACE_TOPIC does not take them"
+    ]
+
+
+def test_a_topic_that_takes_nothing_is_complained_of_once(caplog, monkeypatch):
+    monkeypatch.setattr(tracer, "LINGER_S", 0.001)
+
+    async def scenario():
+        async with gathering() as (gatherer, taker):
+            taker.problem = ConnectFailed("nobody there")
+            for number in range(3):
+                gatherer.note("A", begun(number))
+                await until(lambda wanted=number + 1: gatherer.lost == wanted)
+        assert gatherer.lost == 3
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+    assert [each.message.split()[0] for each in caplog.records] == ["1", "2"]
+
+
+def test_a_close_does_not_wait_long(monkeypatch):
+    monkeypatch.setattr(tracer, "FLUSH_S", 0.05)
+
+    async def scenario():
+        async with gathering() as (gatherer, taker):
+            taker.gate = asyncio.Event()
+            gatherer.note("A", begun(1))
+        assert gatherer.lost == 1
+
+    run(scenario)
+
+
+# What leaves traces
+
+
+async def traces(client, wanted, topic=TRACES):
+    """All records of the trace topic, once there are so many."""
+    found = []
+    async with asyncio.timeout(10):
+        while len(found) < wanted:
+            found = []
+            with contextlib.suppress(TxmqError):
+                for queue in (await client.admin.route(topic)).readable:
+                    pulled = await client.admin.pull(queue, 0)
+                    for each in pulled.messages:
+                        found += trace.decode(each.body)
+            await asyncio.sleep(0.01)
+    return found
+
+
+def test_a_message_can_be_followed_from_its_producer_to_its_handler():
+    async def scenario():
+        async with embedded() as broker, Client(broker.names) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            consumer = PushConsumer("cg", client, CONSUMER_TRACED)
+            handled = []
+
+            @consumer.on(TOPIC)
+            async def handle(message):
+                handled.append(message)
+                if message.attempts == 0 and message.body == b"twice":
+                    return Later(level=1)
+                if message.body == b"bad":
+                    raise ValueError("no")
+                return None
+
+            message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1", "o-2"))
+            async with Producer("pg", client, TRACED) as producer:
+                result = await producer.send(message)
+                bad = await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
+            async with consumer:
+                await until(lambda: len(handled) == 2)
+
+            found = await traces(client, 6)
+            sent = [each for each in found if isinstance(each, Sent)]
+            assert {each.id for each in sent} == {result.id, bad.id}
+            first = next(each for each in sent if each.id == result.id)
+            assert (first.group, first.topic, first.tags, first.keys) == (
+                "pg", TOPIC, "Paid", "o-1 o-2",
+            )  # fmt: skip
+            assert (first.region, first.store_host) == ("DefaultRegion", broker.address)
+            assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
+            assert first.is_success
+            begun_ones = {each.id: each for each in found if isinstance(each, Begun)}
+            ended = {each.id: each for each in found if isinstance(each, Handled)}
+            assert begun_ones[result.id].request_id == ended[result.id].request_id
+            assert begun_ones[result.id].group == ended[result.id].group == "cg"
+            assert ended[result.id].is_success
+            assert ended[bad.id].outcome is Outcome.RAISED
+            assert not ended[bad.id].is_success
+            by_key = await client.admin.query(TRACES, "o-2")
+            assert {each.id for record in by_key for each in trace.decode(record.body)} >= {
+                result.id
+            }
+
+    run(scenario)
+
+
+def test_batches_and_failures_are_traced_too():
+    async def scenario():
+        async with embedded() as broker, Client(broker.names) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            async with Producer("pg", client, TRACED) as producer:
+                batch = [Message(topic=TOPIC, body=b"%d" % n) for n in range(3)]
+                results = await producer.send_batch(batch)
+                with pytest.raises(TxmqError):
+                    await producer.send_batch([])
+                with pytest.raises(TxmqError):
+                    await producer.send(Message(topic="no/topic", body=b"?"))
+                await producer.send_oneway(Message(topic=TOPIC, body=b"?"))
+            found = await traces(client, 4)
+            stored = [each for each in found if each.is_success]
+            (failed,) = [each for each in found if not each.is_success]
+            assert {(each.id, each.offset_id) for each in stored} == {
+                (each.id, each.offset_id) for each in results
+            }
+            assert len(stored) == 3
+            assert (failed.topic, failed.store_host) == ("no/topic", "")
+
+    run(scenario)
+
+
+def test_a_broker_may_want_no_traces():
+    async def scenario():
+        async with embedded() as broker, Client(broker.names) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            async with Producer("pg", client, TRACED) as producer:
+                post = producer._opened
+                heard = post.heard
+
+                class Silent:
+                    def field_map(self):
+                        return {"TRACE_ON": "false", "MSG_REGION": "east"}
+
+                post.heard = lambda name, answer: heard(name, Silent())
+                await producer.send(Message(topic=TOPIC, body=b"unseen"))
+                post.heard = heard
+                seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
+            assert [each.id for each in await traces(client, 1)] == [seen.id]
+
+    run(scenario)
+
+
+def test_traces_leave_no_traces():
+    async def scenario():
+        async with embedded() as broker, Client(broker.names) as client:
+            consumer = PushConsumer("watchers", client, CONSUMER_TRACED)
+            handled = []
+
+            @consumer.on(TRACES)
+            async def handle(message):
+                handled.append(message)
+
+            async with Producer("pg", client, TRACED) as producer:
+                await producer.send(Message(topic=TOPIC, body=b"?"))
+                await producer.send(Message(topic=TRACES, body=trace.encode([SENT])))
+            await traces(client, 2)
+            async with consumer:
+                await until(lambda: len(handled) == 2)
+            assert len(await traces(client, 2)) == 2
+
+    run(scenario)
+
+
+def test_a_trace_topic_of_ones_own_can_be_named():
+    async def scenario():
+        settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger_s=0.001)
+        async with embedded() as broker, Client(broker.names) as client:
+            async with Producer("pg", client, settings) as producer:
+                await asyncio.gather(
+                    *[producer.send(Message(topic=TOPIC, body=b"%d" % n)) for n in range(5)]
+                )
+            assert len(await traces(client, 5, "MyTraces")) == 5
+
+    run(scenario)
+
+
+def test_half_and_delayed_messages_are_named_so():
+    from txmq.client.tracing import _kind
+
+    half = Message(topic=TOPIC, body=b"?", properties={"TRAN_MSG": "true"})
+    assert _kind(half) is Kind.HALF
+    assert _kind(Message(topic=TOPIC, body=b"?", delay_level=3)) is Kind.DELAYED
+    assert _kind(Message(topic=TOPIC, body=b"?", deliver_after_s=3)) is Kind.DELAYED
+    assert _kind(Message(topic=TOPIC, body=b"?")) is Kind.NORMAL

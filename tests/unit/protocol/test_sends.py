@@ -1,0 +1,80 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.errors import LocalProtocolError
+from txmq.limits import FRAME_BYTES_MAX
+from txmq.protocol import command
+from txmq.protocol.frame import FrameReader
+from txmq.protocol.headers import SendMessageV2
+from txmq.protocol.sends import SendForm, quoted
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+numbers = st.integers(0, 2**31 - 1)
+
+
+@given(
+    group=names,
+    topic=names,
+    broker=names,
+    properties=st.text(st.characters(exclude_categories=["Cs"])),
+    opaque=numbers,
+    queue=numbers,
+    sys_flag=numbers,
+    born=st.integers(0, 2**63 - 1),
+    flag=st.integers(-(2**31), 2**31 - 1),
+    is_batch=st.booleans(),
+    is_oneway=st.booleans(),
+)
+def test_a_form_says_what_the_codec_says(
+    group, topic, broker, properties, opaque, queue, sys_flag, born, flag, is_batch, is_oneway
+):
+    header = SendMessageV2(
+        producer_group=group,
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=queue,
+        sys_flag=sys_flag,
+        born_timestamp=born,
+        flag=flag,
+        properties=properties,
+        reconsume_times=0,
+        unit_mode=False,
+        batch=is_batch,
+        broker_name=broker,
+    )
+    code = 320 if is_batch else 310
+
+    head = SendForm(group, topic, "TBW102", 4, broker).head(
+        opaque, queue, sys_flag, born, flag, quoted(properties), 4,
+        is_batch=is_batch, is_oneway=is_oneway,
+    )  # fmt: skip
+
+    assert head + b"body" == command.request(code, opaque, header, body=b"body", oneway=is_oneway)
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])
+def test_a_percent_sign_is_no_blank(topic):
+    head = SendForm("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, quoted("%d"), 0)
+
+    (part,) = FrameReader().feed(head)
+    fields = command.decode(part).read(SendMessageV2)
+    assert (fields.topic, fields.producer_group, fields.broker_name) == (topic, "%g", "b%s")
+    assert fields.properties == "%d"
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(LocalProtocolError):
+        quoted("\ud800")
+    with pytest.raises(LocalProtocolError):
+        SendForm("g", "\ud800", "TBW102", 4, "b")
+
+
+def test_what_no_peer_accepts_is_refused():
+    form = SendForm("g", "T", "TBW102", 4, "b")
+    overhead = len(form.head(1, 0, 0, 0, 0, b'""', 0))
+
+    form.head(1, 0, 0, 0, 0, b'""', FRAME_BYTES_MAX - overhead)
+    with pytest.raises(LocalProtocolError):
+        form.head(1, 0, 0, 0, 0, b'""', FRAME_BYTES_MAX - overhead + 1)

@@ -1,0 +1,173 @@
+"""Requests posted by whoever wrote them: together, in order, bounded, and told how it went."""
+
+import asyncio
+
+import pytest
+from remoting_stage import Desk, Stage, echo, in_world
+
+from txmq.errors import ConnectionLost, RequestTimeout
+from txmq.limits import PUSH_BACKLOG_BYTES
+from txmq.protocol import command as commands
+
+CODE = 10
+
+
+class Ear:
+    """A waiter that notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def answered(self, answer):
+        self.told.append(answer.body)
+
+    def failed(self, problem):
+        self.told.append(type(problem))
+
+
+def post(client, world, body, timeout_s=5.0):
+    ear, opaque = Ear(), client.number()
+    frame = commands.request(CODE, opaque, body=body)
+    split = len(frame) - len(body)
+    client.post(opaque, ear, world.now() + timeout_s, frame[:split], frame[split:])
+    return opaque, ear
+
+
+def watched(client):
+    writes = []
+    write = client._transport.write
+    client._transport.write = lambda data: writes.append(len(data)) or write(data)
+    return writes
+
+
+@in_world
+async def test_what_is_posted_in_one_turn_is_written_together_and_answered_each(world):
+    async with Stage(world, echo) as stage:
+        client = await stage.connect()
+        writes = watched(client)
+
+        ears = [post(client, world, b"%d" % n)[1] for n in range(5)]
+        assert writes == []
+        await asyncio.sleep(1)
+
+        assert len(writes) == 1
+        assert [each.told for each in ears] == [[b"%d" % n] for n in range(5)]
+        assert len(client._exchange) == 0
+
+
+@in_world
+async def test_a_long_turn_is_written_in_portions_and_in_order(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        writes = watched(client)
+
+        for n in range(100):
+            post(client, world, b"%d" % n)
+        post(client, world, bytes(100_000))
+        portions = len(writes)
+        await asyncio.sleep(1)
+
+        assert portions > 5
+        assert [each.body for _, each in desk.asked[:100]] == [b"%d" % n for n in range(100)]
+        assert len(desk.asked) == 101
+
+
+@in_world
+async def test_posts_and_questions_share_numbers_and_deadlines(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        began = world.now()
+        _, late = post(client, world, b"late", 1.0)
+        asking = asyncio.ensure_future(client.ask(CODE, body=b"asked", timeout_s=3.0))
+        _, good = post(client, world, b"good", 2.0)
+        await asyncio.sleep(0.5)
+        assert len({request.opaque for _, request in desk.asked}) == 3
+
+        desk.answer([request.body for _, request in desk.asked].index(b"good"))
+        with pytest.raises(RequestTimeout):
+            await asking
+
+        assert (late.told, good.told) == ([RequestTimeout], [b"good"])
+        assert world.now() - began == pytest.approx(3.0, abs=1e-3)
+
+
+@in_world
+async def test_who_breaks_off_is_told_nothing(world):
+    async with Stage(world, echo) as stage:
+        client = await stage.connect()
+        opaque, ear = post(client, world, b"x")
+
+        client.break_off(opaque)
+        client.break_off(opaque)
+        await asyncio.sleep(10)
+
+        assert (ear.told, len(client._exchange)) == ([], 0)
+
+
+@in_world
+async def test_a_lost_connection_is_told_once_and_takes_no_more(world):
+    async with Stage(world, Desk()) as stage:
+        client = await stage.connect()
+        _, ear = post(client, world, b"x")
+        await asyncio.sleep(0.1)
+
+        client.abort()
+        await asyncio.sleep(0.1)
+
+        assert ear.told == [ConnectionLost]
+        with pytest.raises(ConnectionLost):
+            post(client, world, b"y")
+        with pytest.raises(ConnectionLost):
+            client.post_oneway(b"y")
+        await client.writable()
+
+
+@in_world
+async def test_what_was_posted_before_the_end_still_goes_out(world):
+    desk = Desk()
+    async with Stage(world, desk) as stage:
+        client = await stage.connect()
+        post(client, world, b"last words")
+        client.close()
+        await asyncio.sleep(1)
+
+        assert [each.body for _, each in desk.asked] == [b"last words"]
+
+
+@in_world
+async def test_who_posts_much_is_not_cut_off_and_hears_the_answers(world):
+    """Both sides have written more than the other takes in at once."""
+    async with Stage(world, echo) as stage:
+        client = await stage.connect()
+        size = 1 << 20
+        count = 2 * PUSH_BACKLOG_BYTES // size
+
+        ears = [post(client, world, bytes(size), 1000.0)[1] for _ in range(count)]
+        client.ask(CODE, timeout_s=1000.0).close()
+        await asyncio.sleep(50)
+
+        assert [len(each.told[0]) for each in ears] == [size] * count
+        assert client.is_open
+
+
+@in_world
+async def test_who_has_written_too_much_can_wait(world):
+    async with Stage(world, echo) as stage:
+        client = await stage.connect()
+        assert not client.is_backed_up
+        await client.writable()
+        for _ in range(8):
+            client.post_oneway(
+                commands.request(CODE, client.number(), body=bytes(1 << 20), oneway=True)
+            )
+        await asyncio.sleep(0)
+        assert client.is_backed_up
+        waiting = [asyncio.ensure_future(client.writable()) for _ in range(3)]
+        await asyncio.sleep(0)
+
+        waiting[0].cancel()
+        await asyncio.gather(*waiting[1:])
+
+        assert not client.is_backed_up

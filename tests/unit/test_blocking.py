@@ -1,0 +1,160 @@
+"""The face without ``await``, over a real broker in a thread."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from broker.testing import BrokerThread
+from txmq import ConsumerSettings, Message, SendStatus, StartFrom, blocking
+from txmq.errors import LocalProtocolError, TopicNotFound, UsageError
+
+FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
+
+
+@pytest.fixture
+def names():
+    with BrokerThread() as broker:
+        yield broker.names
+
+
+def bodies(messages):
+    return sorted(each.body for each in messages)
+
+
+def test_what_is_sent_is_handled(names):
+    got, enough = [], threading.Event()
+    consumer = blocking.PushConsumer("readers", names, FROM_FIRST)
+
+    @consumer.on("Orders")
+    def read(message):
+        assert threading.current_thread().name.startswith("txmq-readers")
+        got.append(message)
+        if len(got) == 4:
+            enough.set()
+
+    with blocking.Producer("writers", names) as producer:
+        first = producer.send(Message(topic="Orders", body=b"1"))
+        later = producer.send_nowait(Message(topic="Orders", body=b"2"))
+        batch = producer.send_batch([Message(topic="Orders", body=b) for b in (b"3", b"4")])
+        assert first.status is SendStatus.OK
+        assert {later.result(5).id, *(each.id for each in batch)}.isdisjoint({first.id})
+    with consumer:
+        assert enough.wait(10)
+        consumer.commit()
+        assert sum(consumer.positions().values()) == 4
+    assert bodies(got) == [b"1", b"2", b"3", b"4"]
+
+
+def test_members_share_a_client_and_its_loop(names):
+    with blocking.Client(names) as client:
+        client.admin.create_topic("Shared", queues=1)
+        with (
+            blocking.Producer("one", client) as one,
+            blocking.Producer("two", client) as two,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            sending = [one.send, two.send] * 8
+            sent = list(pool.map(lambda f: f(Message(topic="Shared", body=b"x")), sending))
+            assert sorted(each.offset for each in sent) == list(range(16))
+        assert client.admin.topics()
+    assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+
+
+def test_errors_are_those_of_the_asyncio_client(names):
+    with blocking.Client(names) as client, blocking.Producer("group", client) as producer:
+        with pytest.raises(LocalProtocolError):
+            producer.send(Message(topic="not a topic", body=b"x"))
+        with pytest.raises(TopicNotFound):
+            client.admin.route("nowhere")
+    with pytest.raises(UsageError, match="not open"):
+        producer.send(Message(topic="Orders", body=b"x"))
+
+
+def test_an_async_handler_cannot_wait_for_its_own_loop(names):
+    told, done = [], threading.Event()
+    with blocking.Client(names) as client, blocking.Producer("writers", client) as producer:
+        consumer = blocking.PushConsumer("readers", client, FROM_FIRST)
+
+        @consumer.on("Orders")
+        async def read(message):
+            try:
+                producer.send(message)
+            except UsageError as problem:
+                told.append(str(problem))
+            done.set()
+
+        producer.send(Message(topic="Orders", body=b"x"))
+        with consumer:
+            assert done.wait(10)
+    assert "txmq.blocking would stall" in told[0]
+
+
+def test_leaving_ends_who_waits(names):
+    consumer = blocking.PushConsumer("readers", names, FROM_FIRST)
+    consumer.on("Orders")(lambda message: None)
+    with consumer:
+        waiting = threading.Thread(target=consumer.wait)
+        waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+def test_a_client_that_does_not_open_leaves_no_thread():
+    producer = blocking.PushConsumer("readers", "127.0.0.1:1")
+    with pytest.raises(UsageError, match="no handler"), producer:
+        pass
+    assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+
+
+def fill(client, count, topic="Orders", queues=1):
+    client.admin.create_topic(topic, queues=queues)
+    for number in range(count):
+        client.admin.send(Message(topic=topic, body=b"%d" % number))
+
+
+def test_messages_are_asked_for(names):
+    with blocking.Client(names) as client:
+        fill(client, 5)
+        consumer = blocking.PullConsumer("readers", client, FROM_FIRST)
+        consumer.subscribe("Orders")
+        got = []
+        with consumer:
+            for messages in consumer:
+                got += messages
+                if len(got) == 5:
+                    consumer.stop()
+        assert [each.body for each in got] == [b"0", b"1", b"2", b"3", b"4"]
+
+        by_hand = blocking.PullConsumer("by-hand", client)
+        with by_hand:
+            (queue,) = by_hand.queues_of("Orders")
+            pulled = by_hand.pull(queue, 3)
+            assert [each.body for each in pulled.messages] == [b"3", b"4"]
+
+
+def test_a_function_is_called_for_each_queue(names):
+    got, enough = [], threading.Event()
+    with blocking.Client(names) as client:
+        fill(client, 6, queues=2)
+        schedule = blocking.ScheduledPull("readers", client)
+
+        @schedule.on("Orders")
+        def take(queue, context):
+            offset = context.consumer.committed(queue) or 0
+            pulled = context.consumer.pull(queue, offset)
+            got.extend(each.body for each in pulled.messages)
+            context.consumer.note_offset(queue, pulled.next_offset)
+            context.next_delay_s = 0.01
+            if len(got) == 6:
+                enough.set()
+
+        with schedule:
+            assert enough.wait(10)
+    assert sorted(got) == [b"%d" % number for number in range(6)]
+
+
+def test_dead_letters_are_iterated(names):
+    with blocking.Client(names) as client:
+        fill(client, 3, "%DLQ%readers")
+        assert [each.body for each in client.admin.dead_letters("readers")] == [b"0", b"1", b"2"]

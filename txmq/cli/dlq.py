@@ -1,0 +1,435 @@
+"""``txmq dlq``: dead letters counted, shown, written to a file, and given to their group again."""
+
+import base64
+import getpass
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final, NamedTuple
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from txmq.cli.asking import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, ask, fail
+from txmq.cli.moments import LATEST, moment_ms
+from txmq.cli.output import as_json, message_fields, say, table
+from txmq.client import Admin
+from txmq.client.lookups import TIME_MAX
+from txmq.client.resent import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
+from txmq.client.values import SendStatus
+from txmq.errors import Effect, NotFound, TransportError, TxmqError
+from txmq.message import ReceivedMessage
+from txmq.protocol import properties
+from txmq.runtime.clock import SystemClock
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True, help="See which messages groups could not consume, and resend them."
+)
+
+Group = Annotated[str, typer.Argument(help="The consumer group.")]
+Since = Annotated[
+    str, typer.Option(help="Dead since then or later: 2024-05-01T12:00, 2h (ago), earliest.")
+]
+Until = Annotated[str, typer.Option(help="Dead since then or earlier, likewise; latest is now.")]
+Topic = Annotated[str | None, typer.Option(help="Only those that were sent to this topic.")]
+
+RESENT: Final = "resent"
+BEFORE: Final = "resent before"
+DOUBTFUL: Final = "in doubt"
+REFUSED: Final = "failed"
+UNTRIED: Final = "not tried"
+
+
+class _Wanted(NamedTuple):
+    """Which dead letters of a group are meant."""
+
+    group: str
+    begin_ms: int
+    end_ms: int
+    topic: str | None
+
+    def letters(
+        self, admin: Admin, count: int | None = None
+    ) -> AsyncGenerator[ReceivedMessage, None]:
+        """They, from the cluster."""
+        return admin.dead_letters(
+            self.group,
+            count=count,
+            begin_ms=self.begin_ms,
+            end_ms=self.end_ms,
+            topic=self.topic,
+        )
+
+
+class _Outcome(NamedTuple):
+    """What became of one dead letter that was to be resent."""
+
+    id: str
+    place: str
+    outcome: str
+    note: str
+
+
+@app.command("list")
+def list_(
+    *,
+    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """List the groups that have dead letters."""
+    found = ask(names, lambda admin: admin.dead_letter_groups(group))
+    if json:
+        as_json(found)
+        return
+    if not found:
+        say("no dead letters")
+        return
+    now_ms = SystemClock().wall_ms()
+    table(
+        ["group", "messages", "oldest", "newest", "age of oldest"],
+        [
+            [
+                each.group,
+                each.messages,
+                _time(each.oldest_ms),
+                _time(each.newest_ms),
+                "" if each.oldest_ms is None else _age(now_ms - each.oldest_ms),
+            ]
+            for each in found
+        ],
+    )
+    for each in found:
+        if each.closed_at:
+            say(
+                f"those of {each.group} at {', '.join(each.closed_at)} may not be read yet; "
+                f"'txmq dlq show {each.group}' says how to change that"
+            )
+
+
+@app.command()
+def show(
+    group: Group,
+    message_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One of them, by its id or its place.")
+    ] = None,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="How many, the oldest first.")] = 50,
+    since: Since = "earliest",
+    until: Until = "latest",
+    topic: Topic = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show the dead letters of a group, or one of them in full."""
+    if message_id is not None:
+        _show_one(group, message_id, names, json=json)
+        return
+    wanted = _wanted(group, since, until, topic)
+
+    async def read(admin: Admin) -> list[ReceivedMessage]:
+        found = [each async for each in wanted.letters(admin, limit + 1)]
+        if not found:
+            await _check_known(admin, group)
+        return found
+
+    found = ask(names, read)
+    shown = found[:limit]
+    if json:
+        as_json([_fields(each) for each in shown])
+        return
+    if not shown:
+        say(f"group {group} has no dead letters of this kind")
+        return
+    now_ms = SystemClock().wall_ms()
+    headings = ["place", "age", "attempts", "topic", "tag", "keys", "id"]
+    table(headings, [_row(each, now_ms) for each in shown])
+    if len(found) > limit:
+        say(f"{limit} are shown; there are more, which --limit shows")
+
+
+@app.command()
+def export(
+    group: Group,
+    *,
+    to: Annotated[Path, typer.Option(help="The file, which must not be there yet.")],
+    since: Since = "earliest",
+    until: Until = "latest",
+    topic: Topic = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Write dead letters to a file, one line of JSON each, their bodies in base64."""
+    wanted = _wanted(group, since, until, topic)
+    try:
+        file = to.open("xb")
+    except FileExistsError:
+        fail(f"{to} is there already; name another file, or remove it", WRONGLY_CALLED)
+    except OSError as problem:
+        fail(f"{to} cannot be written: {problem.strerror}", WRONGLY_CALLED)
+    is_whole = False
+    try:
+        with file:
+            count = ask(names, partial(_write, wanted, file))
+        is_whole = True
+    except OSError as problem:
+        fail(f"{to} cannot be written: {problem.strerror}")
+    finally:
+        # A file that looks whole and is not would be trusted.
+        if not is_whole:
+            to.unlink(missing_ok=True)
+    if json:
+        as_json({"group": group, "file": str(to), "messages": count})
+    else:
+        say(f"{count} dead letters of {group} are in {to}")
+
+
+@app.command()
+def resend(
+    group: Group,
+    message_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Which, by id or place.")
+    ] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that are there now and were not resent before.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why; kept with each message.")],
+    operator: Annotated[
+        str, typer.Option(show_default="who runs this", help="Who; kept with the reason.")
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also those that were resent before.")
+    ] = False,
+    since: Since = "earliest",
+    until: Until = "latest",
+    topic: Topic = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Give dead letters to their group again, and to no other; they stay where they are."""
+    if bool(message_ids) == everything:
+        fail("name the dead letters to resend, or say --all", WRONGLY_CALLED)
+    if message_ids and (since, until, topic) != ("earliest", "latest", None):
+        fail("--since, --until and --topic choose among --all; leave out the ids", WRONGLY_CALLED)
+    if not reason.strip():
+        fail("--reason is empty; say why", WRONGLY_CALLED)
+    wanted = _wanted(group, since, until, topic)
+    if everything and not yes:
+        there = sum(each.messages for each in ask(names, lambda a: a.dead_letter_groups(group)))
+        choice = "" if wanted == _wanted(group) else ", as far as they were chosen,"
+        typer.confirm(
+            f"give the {there} dead letters{choice} to {group} again?", abort=True, err=True
+        )
+    run = _Run(group, reason, operator or getpass.getuser(), force=force)
+    if message_ids:
+        found = ask(names, partial(run.these, message_ids), changes=True)
+    else:
+        found = ask(names, partial(run.all, wanted), changes=True)
+    if json:
+        as_json([each._asdict() for each in found])
+    else:
+        _tell(group, found)
+    done = {RESENT, BEFORE} if everything else {RESENT}
+    if any(each.outcome not in done for each in found):
+        raise typer.Exit(FAILED)
+
+
+class _Run:
+    """One run of resending, and how each message of it fared."""
+
+    def __init__(self, group: str, reason: str, operator: str, *, force: bool) -> None:
+        self._group = group
+        self._reason = reason
+        self._operator = operator
+        self._force = force
+        self._found: list[_Outcome] = []
+        self._is_cut_off = False
+
+    async def these(self, message_ids: list[str], admin: Admin) -> list[_Outcome]:
+        """Resend those that are named; the rest is left where the way to a broker fails."""
+        for each in dict.fromkeys(message_ids):
+            if self._is_cut_off:
+                self._note(each, "", UNTRIED, "see above")
+                continue
+            try:
+                message = await admin.dead_letter(self._group, each)
+            except TxmqError as problem:
+                self._failed(each, "", problem)
+            else:
+                await self._one(admin, message)
+        return self._found
+
+    async def all(self, wanted: _Wanted, admin: Admin) -> list[_Outcome]:
+        """Resend those that are meant, until the way to a broker fails."""
+        letters = wanted.letters(admin)
+        try:
+            async with aclosing(letters) as found:
+                async for each in found:
+                    await self._one(admin, each)
+                    if self._is_cut_off:
+                        self._note("the rest", "", UNTRIED, "run it again: none goes twice")
+                        break
+        except TxmqError as problem:
+            if not self._found:
+                raise
+            # What was done already must be told.
+            self._failed("the rest", "", problem)
+        if not self._found:
+            await _check_known(admin, self._group)
+        return self._found
+
+    async def _one(self, admin: Admin, message: ReceivedMessage) -> None:
+        try:
+            before = None if self._force else await admin.resent_copy(self._group, message)
+            if before is not None:
+                note = f"{provenance(before)}; --force resends it once more"
+                self._note(message.id, message.offset_id, BEFORE, note)
+                return
+            stored = await admin.resend_dead_letter(
+                self._group, message, reason=self._reason, operator=self._operator, force=True
+            )
+        except TxmqError as problem:
+            self._failed(message.id, message.offset_id, problem)
+            return
+        safe = "" if stored.status is SendStatus.OK else f" ({stored.status.name.lower()})"
+        self._note(message.id, message.offset_id, RESENT, f"as {stored.offset_id}{safe}")
+
+    def _failed(self, message_id: str, place: str, problem: TxmqError) -> None:
+        is_cut_off = isinstance(problem, TransportError)
+        in_doubt = is_cut_off and bool(place) and problem.effect is not Effect.NONE
+        outcome = DOUBTFUL if in_doubt else REFUSED
+        self._is_cut_off = self._is_cut_off or is_cut_off
+        self._note(message_id, place, outcome, str(problem).strip())
+
+    def _note(self, message_id: str, place: str, outcome: str, note: str) -> None:
+        self._found.append(_Outcome(message_id, place, outcome, note))
+
+
+def _tell(group: str, found: list[_Outcome]) -> None:
+    if not found:
+        say(f"group {group} has no dead letters of this kind")
+        return
+    table(["id", "place", "outcome", "note"], found)
+    counts = [
+        f"{sum(each.outcome == kind for each in found)} {kind}"
+        for kind in (RESENT, BEFORE, REFUSED, DOUBTFUL)
+        if any(each.outcome == kind for each in found)
+    ]
+    say(", ".join(counts))
+    if any(each.outcome == DOUBTFUL for each in found):
+        say("run it again for those in doubt: what did arrive is found, and does not go twice")
+
+
+async def _write(wanted: _Wanted, file: BinaryIO, admin: Admin) -> int:
+    there = sum(each.messages for each in await admin.dead_letter_groups(wanted.group))
+    if not there:
+        await _check_known(admin, wanted.group)
+    count = 0
+    on_terminal = sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
+        task = bar.add_task("dead letters", total=there)
+        async for each in wanted.letters(admin):
+            file.write(msgspec.json.encode(_line(each)) + b"\n")
+            count += 1
+            bar.advance(task)
+    return count
+
+
+async def _check_known(admin: Admin, group: str) -> None:
+    # To brokers a group they never saw is one without dead letters; to people it is a slip.
+    if not await admin.dead_letter_groups(group) and group not in await admin.groups():
+        raise NotFound(f"group {group} is unknown")
+
+
+def _show_one(group: str, message_id: str, names: str, *, json: bool) -> None:
+    async def read(admin: Admin) -> tuple[ReceivedMessage, ReceivedMessage | None]:
+        found = await admin.dead_letter(group, message_id)
+        return found, await admin.resent_copy(group, found)
+
+    found, copy = ask(names, read)
+    fields = _fields(found)
+    if json:
+        named = {} if copy is None else copy.properties
+        at_ms = named.get(RESENT_AT, "")
+        resent = {
+            "by": named.get(RESENT_BY, ""),
+            "reason": named.get(RESENT_REASON, ""),
+            "at_ms": int(at_ms) if at_ms.isdecimal() else None,
+        }
+        as_json(fields | {"resent": None if copy is None else resent})
+        return
+    fields["queue"] = f"{found.queue.broker}:{found.queue.number}"
+    fields["keys"] = " ".join(found.keys)
+    fields["dead since"] = _time(found.stored_ms)
+    fields["resent"] = "no" if copy is None else provenance(copy)
+    body = {each: fields.pop(each) for each in ("body", "body_base64") if each in fields}
+    for name, value in (fields | body).items():
+        say(f"{name:12} {value}")
+
+
+def _fields(message: ReceivedMessage) -> dict[str, object]:
+    named = message.properties
+    return {
+        **message_fields(message),
+        "origin_topic": named.get(properties.RETRY_TOPIC, ""),
+        "origin_id": named.get(properties.ORIGIN_ID, ""),
+    }
+
+
+def _line(message: ReceivedMessage) -> dict[str, object]:
+    fields = _fields(message)
+    fields.pop("body", None)
+    body = base64.b64encode(message.body).decode()
+    return fields | {"flag": message.flag, "body_base64": body}
+
+
+def _row(message: ReceivedMessage, now_ms: int) -> list[object]:
+    return [
+        message.offset_id,
+        _age(now_ms - message.stored_ms),
+        message.attempts,
+        message.properties.get(properties.RETRY_TOPIC, ""),
+        message.tags,
+        " ".join(message.keys),
+        message.id,
+    ]
+
+
+def _wanted(
+    group: str, since: str = "earliest", until: str = "latest", topic: str | None = None
+) -> _Wanted:
+    begin_ms, end_ms = _moment(since, "--since"), _moment(until, "--until")
+    # Brokers' clocks may be ahead: no end is later than any of them.
+    end_ms = TIME_MAX if end_ms == LATEST else end_ms
+    begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
+    return _Wanted(group, begin_ms, end_ms, topic)
+
+
+def _moment(text: str, option: str) -> int:
+    try:
+        return moment_ms(text, SystemClock().wall_ms())
+    except ValueError as problem:
+        raise typer.BadParameter(f"{text!r}; write {problem}", param_hint=option) from problem
+
+
+def _time(time_ms: int | None) -> str:
+    if time_ms is None:
+        return ""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+
+
+def _age(age_ms: int) -> str:
+    seconds = max(0, age_ms // 1000)
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

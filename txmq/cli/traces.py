@@ -1,0 +1,56 @@
+"""Trace records as commands show them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+from txmq.client.trace import Begun, Decided, Handled, Sent, TraceRecord
+
+__all__ = ["HEADINGS", "trace_fields", "trace_row"]
+
+HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more")
+
+
+def trace_fields(record: TraceRecord) -> dict[str, object]:
+    """A record for JSON; what it tells of stands first."""
+    fields: dict[str, object] = {"event": _event(record), **asdict(record)}
+    for name in ("kind", "outcome"):
+        if name in fields:
+            fields[name] = getattr(record, name).name.lower()
+    return fields
+
+
+def trace_row(record: TraceRecord) -> list[object]:
+    """A record as a line of a table, under :data:`HEADINGS`."""
+    match record:
+        case Sent():
+            ended: list[object] = [_yes(is_so=record.is_success), record.cost_ms]
+            more = f"{record.kind.name.lower()}, {record.body_bytes} bytes"
+            if record.store_host:
+                more += f", at {record.store_host}"
+        case Begun():
+            ended = ["", ""]
+            more = f"attempt {record.attempts + 1}"
+        case Handled():
+            ended = [_yes(is_so=record.is_success), record.cost_ms]
+            more = record.outcome.name.lower().replace("_", " ")
+        case Decided():
+            ended = ["", ""]
+            more = record.state + (" after a check" if record.is_after_check else "")
+    return [_event(record), _time(record.at_ms), record.group, *ended, record.keys, more]
+
+
+def _event(record: TraceRecord) -> str:
+    return type(record).__name__.lower()
+
+
+def _yes(*, is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _time(at_ms: int) -> str:
+    if not at_ms:
+        return ""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")

@@ -1,0 +1,283 @@
+"""A program's place in a cluster: one set of connections, one id, and the groups it belongs to.
+
+A client keeps brokers informed: it beats to all of them every 30 s, at once when a group joins, and
+on every connection as it opens, since a broker forgets a client with its connection. It keeps
+routes fresh, and serves what brokers ask of it (:mod:`txmq.client.served`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections import Counter
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from txmq.client.admin import Admin
+from txmq.client.replies import Replies
+from txmq.client.routes import MASTER
+from txmq.client.served import Served
+from txmq.client.session import Session
+from txmq.client.settings import ClientSettings
+from txmq.errors import BrokerRefused, TxmqError, UsageError
+from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, ProducerRegistration
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import ClientGroups
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Dispatcher
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.network import Network
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["Client", "Member"]
+
+log = logging.getLogger(__name__)
+
+LEAVE_S: Final = 1.0
+"""How long a broker may take to hear that a group leaves: it forgets us with the connection."""
+
+
+class Member(Protocol):
+    """A producer or consumer of some group."""
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        ...
+
+    def registration(self) -> ProducerRegistration | ConsumerRegistration:
+        """What brokers are told of it."""
+        ...
+
+    def rebalance_soon(self) -> None:
+        """Topics or fellow members have changed; a producer need not care."""
+        ...
+
+
+class Client:
+    """Everything of one program that speaks to one cluster; ``async with`` opens and closes it.
+
+    Producers and consumers given the same client share its connections. Names of groups are unique
+    within a client, once for producers and once for consumers.
+
+    Args:
+        names: The name servers, ``host:port`` separated by ``;``.
+        settings: How it keeps in touch.
+        network: Where streams come from.
+        clock: Where the time comes from.
+        entropy: Where chance comes from.
+
+    Raises:
+        ConfigError: ``names`` names no server, or one in a way that is no address.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        settings: ClientSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.settings = settings or ClientSettings()
+        self.replies = Replies()
+        self.tasks = Tasks()
+        clock = clock or SystemClock()
+        self.session = Session(
+            names,
+            network,
+            clock,
+            entropy,
+            service=Dispatcher(Served(self, clock, names).table()),
+            on_open=self._opened,
+            answer_s=self.settings.answer_s,
+            # Asked again in the background well before it is too old to be believed.
+            fresh_s=2 * self.settings.route_refresh_s,
+        )
+        self.admin = Admin(self.session)
+        self.id = _client_id(self.settings, self.session.entropy)
+        self._producers: dict[str, Member] = {}
+        self._consumers: dict[str, Member] = {}
+        self._beaten: dict[str, None] = {}
+        self._to_beat: Counter[str] = Counter()
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self.session.__aenter__()
+        self._is_open = True
+        self.tasks.start(self._beat_always(), "heartbeats")
+        self.tasks.start(self._refresh_always(), "route refresh")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        try:
+            await self.tasks.stop()
+        finally:
+            await self.session.__aexit__(kind, problem, trace)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._is_open
+
+    # Groups
+
+    async def join(self, member: Member) -> None:
+        """Make a producer or consumer known to all brokers that are known.
+
+        Raises:
+            UsageError: The client is not open, or has such a member of this group already.
+        """
+        if not self._is_open:
+            raise UsageError("this client is not open; use it with 'async with'")
+        table = self._table_of(member)
+        if table.setdefault(member.group, member) is not member:
+            raise UsageError(
+                f"this client has a member of group {member.group} already; "
+                "a second one needs a client of its own"
+            )
+        try:
+            await self.beat()
+        except BaseException:
+            # Some brokers may know of it by now.
+            await self.leave(member)
+            raise
+
+    async def leave(self, member: Member) -> None:
+        """Take it out again, and tell the brokers; one that does not answer finds out by itself."""
+        table = self._table_of(member)
+        if table.get(member.group) is not member:
+            return
+        del table[member.group]
+        is_producer = table is self._producers
+        header = ClientGroups(
+            self.id,
+            producer_group=member.group if is_producer else None,
+            consumer_group=None if is_producer else member.group,
+        )
+        addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
+        # Begun one by one: where the loop is closed already, none is made that nobody awaits.
+        told = [asyncio.ensure_future(self._tell_goodbye(each, header)) for each in addresses]
+        await asyncio.gather(*told)
+
+    def _table_of(self, member: Member) -> dict[str, Member]:
+        is_producer = isinstance(member.registration(), ProducerRegistration)
+        return self._producers if is_producer else self._consumers
+
+    async def _tell_goodbye(self, address: str, header: ClientGroups) -> None:
+        connection = self.session.ready(address)
+        if connection is None:
+            return
+        try:
+            await connection.request(RequestCode.UNREGISTER_CLIENT, header, timeout_s=LEAVE_S)
+        except TxmqError as problem:
+            log.debug("%s did not hear that %s leaves: %s", address, self.id, problem)
+
+    def producer(self, group: str) -> Member | None:
+        """The member that produces for a group."""
+        return self._producers.get(group)
+
+    def consumer(self, group: str) -> Member | None:
+        """The member that consumes for a group."""
+        return self._consumers.get(group)
+
+    def rebalance_soon(self, group: str | None = None) -> None:
+        """Have consumers look again which queues are theirs: those of one group, or all."""
+        for name, member in self._consumers.items():
+            if group is None or name == group:
+                member.rebalance_soon()
+
+    # Heartbeats
+
+    async def beat(self) -> None:
+        """Tell all brokers that are known who is here; those that do not answer are skipped."""
+        if self._producers or self._consumers:
+            await asyncio.gather(*[self.beat_at(address) for address in self._addresses()])
+
+    def _addresses(self) -> list[str]:
+        # Only consumers have anything to say to a replica that is no master.
+        return [
+            address
+            for replicas in self.session.brokers().values()
+            for number, address in replicas.items()
+            if number == MASTER or self._consumers
+        ]
+
+    def _heartbeat(self) -> bytes:
+        producers = [each.registration() for each in self._producers.values()]
+        consumers = [each.registration() for each in self._consumers.values()]
+        return Heartbeat(
+            self.id,
+            [each for each in producers if isinstance(each, ProducerRegistration)],
+            [each for each in consumers if isinstance(each, ConsumerRegistration)],
+        ).write()
+
+    async def beat_at(self, address: str) -> Connection | None:
+        """Tell one broker who is here; returns the connection over which it heard, if it did."""
+        try:
+            connection = await self._connection_to_beat(address)
+            if not self._producers and not self._consumers:
+                return None  # All have left meanwhile.
+            await connection.request(
+                RequestCode.HEART_BEAT, body=self._heartbeat(), timeout_s=self.settings.answer_s
+            )
+        except BrokerRefused as problem:
+            log.warning("%s refuses the heartbeat of %s: %s", address, self.id, problem)
+        except TxmqError as problem:
+            log.info("no heartbeat to %s: %s", address, problem)
+        else:
+            self._beaten[address] = None
+            return connection
+        return None
+
+    async def _connection_to_beat(self, address: str) -> Connection:
+        self._to_beat[address] += 1
+        try:
+            return await self.session.connection(address)
+        finally:
+            self._to_beat[address] -= 1
+
+    def _opened(self, address: str, connection: Connection) -> None:
+        del connection
+        # Whoever has it opened for a heartbeat sends that, and nobody else need.
+        is_due = not self._to_beat[address] and address not in self.session.names
+        if is_due and self._is_open and (self._producers or self._consumers):
+            self.tasks.start(self.beat_at(address), f"heartbeat to {address}")
+
+    async def _beat_always(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_s)
+            addresses = self._addresses()
+            self._beaten = {each: None for each in self._beaten if each in addresses}
+            self._to_beat = +self._to_beat  # What is not counted any more.
+            await self.beat()
+
+    # Routes
+
+    async def _refresh_always(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.route_refresh_s)
+            try:
+                moved = await self.session.refresh()
+            except TxmqError as problem:
+                log.warning("routes are not refreshed: %s", problem)
+                continue
+            if moved:
+                # Brokers may be new that have not heard of us.
+                await self.beat()
+                self.rebalance_soon()
+
+
+def _client_id(settings: ClientSettings, entropy: Entropy) -> str:
+    host = settings.host or platform.node().replace("@", "-") or "localhost"
+    instance = settings.instance or f"{os.getpid()}#{entropy.token(6).hex()}"
+    return f"{host}@{instance}"

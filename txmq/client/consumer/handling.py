@@ -1,0 +1,115 @@
+"""What an application does with a message, and what it may say about it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+from txmq.errors import LocalProtocolError
+from txmq.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from txmq.client.consumer.watched import HandleWatches
+
+__all__ = [
+    "DEAD_LETTER", "BatchHandler", "Handling", "Later", "MessageHandler", "Verdict", "named",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+DEAD_LETTER: Final = -1
+"""The delay level that stands for "never again"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A handler's word for "not now": the messages shall come again.
+
+    A handler that returns anything else has consumed its messages; one that raises has said
+    ``Later()``.
+
+    Raises:
+        LocalProtocolError: There is no such level, or no such message.
+    """
+
+    level: int = 0
+    """The delay level to wait for: 0 leaves it to the broker, which waits longer each time;
+    :data:`DEAD_LETTER` sends the message to the dead letters at once. Not used if orderly."""
+    first: int = 0
+    """In a batch, the first message this is about; those before it are consumed."""
+    suspend_s: float | None = None
+    """If orderly, how long the queue rests; the consumer's setting where it is ``None``."""
+
+    def __post_init__(self) -> None:
+        """See that it can be meant."""
+        if self.level < DEAD_LETTER or self.first < 0:
+            raise LocalProtocolError(f"{self} names no delay level, or no message of a batch")
+
+
+Verdict: TypeAlias = Later | None
+MessageHandler: TypeAlias = Callable[[ReceivedMessage], Awaitable[Verdict] | Verdict]
+BatchHandler: TypeAlias = Callable[[Sequence[ReceivedMessage]], Awaitable[Verdict] | Verdict]
+
+
+class Handling:
+    """A handler made ready to be awaited: a plain function runs in a thread of the consumer's."""
+
+    def __init__(self, handler: Callable[..., object], *, takes_batch: bool) -> None:
+        self.takes_batch = takes_batch
+        self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
+        call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+        self._threads: ThreadPoolExecutor | None = None
+        self._watches: HandleWatches | None = None
+
+    def open(self, threads: ThreadPoolExecutor, watches: HandleWatches | None = None) -> None:
+        """Say where plain functions run, and who looks on."""
+        self._threads = threads
+        self._watches = watches
+
+    def __call__(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
+        """Handle these messages, which are one unless the handler takes batches."""
+        if self._watches is not None:
+            return self._watches.handle(self._call, messages)
+        return self._call(messages)
+
+    def _call(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
+        given = messages if self.takes_batch else messages[0]
+        return self._handler(given) if self.is_async else self._in_thread(given)
+
+    async def _in_thread(self, given: object) -> Verdict:
+        # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
+        work = partial(copy_context().run, cast("Callable[..., Verdict]", self._handler), given)
+        said = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        # A plain function may also hand on what an async one returned.
+        return cast("Verdict", await said) if inspect.isawaitable(said) else said
+
+    async def judge(self, messages: Sequence[ReceivedMessage]) -> Verdict:
+        """Handle these messages, and take a failure for ``Later()``."""
+        try:
+            said = await self(messages)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not we are cancelled, but something that the handler waited for.
+            log.exception("a handler was cancelled with %s", named(messages))
+            return Later()
+        except Exception:
+            log.exception("a handler failed with %s", named(messages))
+            return Later()
+        return said if isinstance(said, Later) else None
+
+
+def named(messages: Sequence[ReceivedMessage]) -> str:
+    """Messages as logs name them."""
+    first = messages[0]
+    more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+    return f"message {first.id} of {first.topic} at {first.offset}{more}"

@@ -1,0 +1,245 @@
+"""One queue's messages, fetched ahead of their consumption.
+
+An intake asks for more as long as little enough waits, lets the broker hold a question that finds
+nothing, and never gives up: whatever fails is tried again, with pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from txmq.client.consumer.subscription import RETRY, Subscription
+from txmq.client.consumer.window import Window
+from txmq.client.envelope import received
+from txmq.client.messages import HOLD_GRACE_S
+from txmq.client.routes import MASTER
+from txmq.client.session import Session
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import (
+    FlowControlled,
+    TopicNotFound,
+    TransportError,
+    TxmqError,
+    refusal,
+)
+from txmq.message import Queue, ReceivedMessage
+from txmq.protocol import properties
+from txmq.protocol.bodies import HeldQueue
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import PullAnswer, PullMessage
+from txmq.protocol.record import unpack_all
+from txmq.runtime.backoff import Backoff
+
+__all__ = ["Intake", "IntakeLimits", "limits_of"]
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 3.0
+"""Between tries that fail; stock clients wait 3 s at once."""
+
+NOT_HELD_S: Final = 0.05
+"""The least time between two questions that find nothing: a broker that is about to stop, or to
+which we gave no time, answers them at once."""
+
+_FOUND, _EMPTY, _NONE_MATCHED, _MOVED = 0, 19, 20, 21
+_GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeLimits:
+    """How much of one queue may wait to be consumed."""
+
+    messages: int
+    bytes_held: int
+    span: int | None
+
+
+def limits_of(settings: ConsumerSettings, of_topic: int, of_all: int) -> IntakeLimits:
+    """The limits of one queue, where so many of its topic and so many in all are held."""
+    count, size = settings.cached_max, settings.cached_bytes_max
+    if settings.topic_cached_max is not None:
+        count = max(1, settings.topic_cached_max // of_topic)
+    if settings.all_cached_max is not None:
+        count = max(1, min(count, settings.all_cached_max // of_all))
+    if settings.topic_cached_bytes_max is not None:
+        size = max(1, settings.topic_cached_bytes_max // of_topic)
+    return IntakeLimits(count, size, None if settings.is_orderly else settings.span_max)
+
+
+class Intake:
+    """Fetches the messages of one queue.
+
+    Args:
+        session: The way to the brokers.
+        queue: The queue.
+        group: In whose name.
+        subscription: Which messages are wanted.
+        start: The first message wanted.
+        deliver: Who gets what was fetched.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        queue: Queue,
+        group: str,
+        subscription: Subscription,
+        start: int,
+        deliver: Callable[[Intake, Sequence[ReceivedMessage]], None],
+    ) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.window = Window(start)
+        self.is_dropped = False
+        self.is_paused = False
+        self.limits = IntakeLimits(1, 1, None)
+        self.batch = 32
+        self.hold_s = 15.0
+        self.interval_s = 0.0
+        self.commits = False
+        """Whether pulls tell the broker how far the group has come."""
+        self.pulled_at = session.clock.monotonic()
+        self._session = session
+        self._group = group
+        self._deliver = deliver
+        self._room = asyncio.Event()
+        self._replica = MASTER
+        self._backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    async def run(self) -> int:
+        """Fetch until cancelled, or until the queue ends before what is wanted of it.
+
+        Returns:
+            Where it ends. What was fetched is in it no more, or under other offsets.
+        """
+        clock = self._session.clock
+        while True:
+            await self._wait_for_room()
+            asked_at = clock.monotonic()
+            try:
+                outcome, next_offset = await self._pull()
+            except FlowControlled:
+                await asyncio.sleep(FIRST_PAUSE_S)
+            except TxmqError as problem:
+                pause_s = self._backoff.failed()
+                level = logging.INFO if isinstance(problem, TransportError) else logging.WARNING
+                log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, problem)
+                if isinstance(problem, TransportError | TopicNotFound):
+                    self._replica = MASTER
+                    self._session.forget(self.queue.topic)
+                await asyncio.sleep(pause_s)
+            else:
+                self._backoff.worked()
+                if next_offset < self.window.next_offset:
+                    return next_offset
+                least_s = NOT_HELD_S if outcome in {_EMPTY, _MOVED} else 0.0
+                pause_s = max(self.interval_s, least_s - (clock.monotonic() - asked_at))
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
+
+    # Room
+
+    @property
+    def has_room(self) -> bool:
+        """Whether little enough waits to be consumed."""
+        window, limits = self.window, self.limits
+        return (
+            not self.is_paused
+            and len(window) < limits.messages
+            and window.bytes_held < limits.bytes_held
+            and (limits.span is None or window.span <= limits.span)
+        )
+
+    async def _wait_for_room(self) -> None:
+        while not self.has_room:
+            self._room.clear()
+            await self._room.wait()
+
+    def end(self, messages: Sequence[ReceivedMessage]) -> None:
+        """These have been consumed, or will come again by another way."""
+        self.window.end_all(messages)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """There may be room now."""
+        if not self._room.is_set() and self.has_room:
+            self._room.set()
+
+    # Fetching
+
+    async def _pull(self) -> tuple[int, int]:
+        """Ask once, and hand on what comes; how it went, and where the queue goes on."""
+        offset = self.window.next_offset
+        answer = await self._ask(offset)
+        self.pulled_at = self._session.clock.monotonic()
+        if answer.code not in _GOES_ON:
+            raise refusal(answer.code, answer.remark or "")
+        bounds = answer.read(PullAnswer)
+        next_offset = bounds.next_begin_offset
+        self._replica = bounds.suggest_which_broker_id
+        if answer.code == _MOVED:
+            log.warning(
+                "%s: offset %d lies outside of %s; going on at %d",
+                self._group, offset, self.queue, next_offset,
+            )  # fmt: skip
+        if next_offset >= offset:
+            messages = self._wanted(answer.body) if answer.code == _FOUND else []
+            self.window.put(messages, next_offset)
+            if messages:
+                self._deliver(self, messages)
+        return answer.code, next_offset
+
+    def _wanted(self, body: bytes) -> list[ReceivedMessage]:
+        broker, wanted = self.queue.broker, self.subscription.wanted
+        messages = [received(each, broker) for each in unpack_all(body)]
+        if wanted:
+            messages = [each for each in messages if each.tags in wanted]
+        if self.queue.topic.startswith(RETRY):
+            messages = [_as_sent(each) for each in messages]
+        return messages
+
+    async def _ask(self, offset: int) -> Command:
+        queue, subscription = self.queue, self.subscription
+        flags = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
+        address = await self._address()
+        safe = int(self.window.safe_offset) if self.commits and self._replica == MASTER else 0
+        if safe > 0:
+            flags |= PullFlag.COMMIT_OFFSET
+        header = PullMessage(
+            self._group, queue.topic, queue.number, offset, self.batch, int(flags), safe,
+            int(self.hold_s * 1000), 0, subscription.expression, subscription.kind,
+        )  # fmt: skip
+        session = self._session
+        connection = session.ready(address) or await session.connection(address)
+        timeout_s = self.hold_s + HOLD_GRACE_S
+        return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
+
+    async def _address(self) -> str:
+        queue = self.queue
+        route = await self._session.route(queue.topic)
+        replicas = route.addresses.get(queue.broker, {})
+        return replicas.get(self._replica) or route.reader(queue.broker)
+
+    def shown(self) -> HeldQueue:
+        """How it stands, as operators see it."""
+        window = self.window
+        return HeldQueue(
+            commit_offset=window.safe_offset,
+            cached_msg_min_offset=window.reached,
+            cached_msg_max_offset=window.next_offset,
+            cached_msg_count=len(window),
+            cached_msg_size_in_mi_b=window.bytes_held >> 20,
+            droped=self.is_dropped,
+        )
+
+
+def _as_sent(message: ReceivedMessage) -> ReceivedMessage:
+    # What comes by way of a retry topic shows the topic it was sent to.
+    topic = message.properties.get(properties.RETRY_TOPIC)
+    return message if topic is None else replace(message, topic=topic)

@@ -1,0 +1,202 @@
+"""How far a group has come: kept by the brokers, or for broadcast consumers in a file of their own.
+
+Offsets are noted at any time and saved now and then; what was noted and not saved when a program
+dies is consumed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Final, Protocol
+
+from txmq.client.consumer.subscription import RETRY
+from txmq.client.offsets import OffsetCalls
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.errors import ConfigError, NotFound, TxmqError, WriteFailed
+from txmq.message import Queue, QueueOffset
+from txmq.runtime.clock import Clock
+
+__all__ = ["BrokerOffsets", "FileOffsets", "Offsets", "begin_at"]
+
+log = logging.getLogger(__name__)
+
+RECENT_S: Final = 1800.0
+"""How far back a group starts by time where no time is given, as in stock clients."""
+
+SAVED_AT_ONCE: Final = 64
+
+
+class Offsets(Protocol):
+    """Where a consumer keeps its offsets."""
+
+    async def load(self, queue: Queue) -> QueueOffset | None:
+        """The next message wanted of a queue; ``None`` where that was never said.
+
+        Raises:
+            TxmqError: It cannot be found out now.
+        """
+        ...
+
+    def note(self, queue: Queue, offset: QueueOffset) -> None:
+        """Everything before this offset has been consumed."""
+        ...
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is somebody else's now."""
+        ...
+
+    async def save(self, queue: Queue | None = None) -> TxmqError | None:
+        """Make what was noted of one queue, or of all, last; what cannot be saved now is saved
+        next time.
+
+        Returns:
+            Why something could not be saved; ``None`` where all of it is.
+        """
+        ...
+
+
+class BrokerOffsets:
+    """Offsets that brokers keep for the group."""
+
+    def __init__(self, group: str, calls: OffsetCalls) -> None:
+        self._group = group
+        self._calls = calls
+        self._noted: dict[Queue, QueueOffset] = {}
+        self._saved: dict[Queue, QueueOffset] = {}
+
+    async def load(self, queue: Queue) -> QueueOffset | None:
+        """See :meth:`Offsets.load`."""
+        return await self._calls.committed_offset(self._group, queue)
+
+    def note(self, queue: Queue, offset: QueueOffset) -> None:
+        """See :meth:`Offsets.note`."""
+        self._noted[queue] = offset
+
+    def forget(self, queue: Queue) -> None:
+        """See :meth:`Offsets.forget`."""
+        self._noted.pop(queue, None)
+        self._saved.pop(queue, None)
+
+    async def save(self, queue: Queue | None = None) -> TxmqError | None:
+        """See :meth:`Offsets.save`."""
+        left = [
+            (each, at)
+            for each, at in self._noted.items()
+            if queue in {None, each} and self._saved.get(each) != at
+        ]
+        problem: TxmqError | None = None
+        while left:
+            # Some at a time: a member may hold thousands of queues.
+            ends = await asyncio.gather(*[self._save(q, at) for q, at in left[:SAVED_AT_ONCE]])
+            problem = next((each for each in ends if each is not None), problem)
+            del left[:SAVED_AT_ONCE]
+        return problem
+
+    async def _save(self, queue: Queue, offset: QueueOffset) -> TxmqError | None:
+        try:
+            await self._calls.commit_offset(self._group, queue, offset)
+        except TxmqError as problem:
+            log.warning("%s: offset %d of %s is not saved: %s", self._group, offset, queue, problem)
+            return problem
+        if queue in self._noted:  # Otherwise it is somebody else's by now.
+            self._saved[queue] = offset
+        return None
+
+
+class FileOffsets:
+    """Offsets in a file, for a consumer that shares its queues with nobody.
+
+    The file is written beside the old one and put in its place, so that there is always a whole
+    one.
+
+    Raises:
+        ConfigError: The file is not one of ours, or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._noted = _read(path)
+        self._is_new = False
+
+    async def load(self, queue: Queue) -> QueueOffset | None:
+        """See :meth:`Offsets.load`."""
+        return self._noted.get(queue)
+
+    def note(self, queue: Queue, offset: QueueOffset) -> None:
+        """See :meth:`Offsets.note`."""
+        if self._noted.get(queue) != offset:
+            self._noted[queue] = offset
+            self._is_new = True
+
+    def forget(self, queue: Queue) -> None:
+        """Nothing: the queue may come back, and nobody else has consumed it for us."""
+
+    async def save(self, queue: Queue | None = None) -> TxmqError | None:
+        """See :meth:`Offsets.save`; there is one file, and so all are saved."""
+        del queue
+        if not self._is_new:
+            return None
+        rows = [[each.topic, each.broker, each.number, at] for each, at in self._noted.items()]
+        fresh = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps({"offsets": rows}))
+            fresh.replace(self._path)
+        except OSError as problem:
+            log.warning("offsets are not saved in %s: %s", self._path, problem)
+            return WriteFailed(f"offsets are not saved in {self._path}: {problem}")
+        self._is_new = False
+        return None
+
+
+def _read(path: Path) -> dict[Queue, QueueOffset]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except OSError as problem:
+        raise ConfigError(f"offsets cannot be read from {path}: {problem}") from problem
+    try:
+        rows = json.loads(text or '{"offsets": []}')["offsets"]
+        return {Queue(str(t), str(b), int(n)): QueueOffset(int(at)) for t, b, n, at in rows}
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ConfigError(f"{path} does not hold offsets: {problem!r}") from problem
+
+
+async def begin_at(
+    queue: Queue, offsets: Offsets, settings: ConsumerSettings, calls: OffsetCalls, clock: Clock
+) -> QueueOffset:
+    """Where a group goes on in a queue, or begins if it never said how far it has come.
+
+    Raises:
+        TxmqError: The broker does not say.
+    """
+    try:
+        found = await offsets.load(queue)
+    except NotFound:
+        found = None
+    if found is not None:
+        return found
+    first = await _first_offset(queue, settings, calls, clock)
+    # Said at once: what comes from now on is the group's, also if we are gone before the next time
+    # that offsets are saved.
+    offsets.note(queue, first)
+    await offsets.save(queue)
+    return first
+
+
+async def _first_offset(
+    queue: Queue, settings: ConsumerSettings, calls: OffsetCalls, clock: Clock
+) -> QueueOffset:
+    is_retry = queue.topic.startswith(RETRY)  # What is there is the group's own, and all of it.
+    if settings.start is StartFrom.TIME and not is_retry:
+        start_ms = settings.start_ms
+        if start_ms is None:
+            start_ms = clock.wall_ms() - int(RECENT_S * 1000)
+        return await calls.offset_by_time(queue, start_ms)
+    if settings.start is StartFrom.LAST and not is_retry:
+        return await calls.max_offset(queue)
+    return await calls.min_offset(queue)

@@ -1,0 +1,348 @@
+"""A consumer whose handlers are called with messages as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from txmq.client.client import Client
+from txmq.client.consumer.concurrent import Concurrent
+from txmq.client.consumer.handling import BatchHandler, Handling, MessageHandler
+from txmq.client.consumer.holdings import Holdings
+from txmq.client.consumer.locks import HeldLocks
+from txmq.client.consumer.orderly import Orderly
+from txmq.client.consumer.returns import QueueLocks, Returns
+from txmq.client.consumer.subscription import ANY_TAG, RETRY, Subscription
+from txmq.client.consumer.watched import HandleWatches
+from txmq.client.envelope import check_name
+from txmq.client.producer import Producer
+from txmq.client.settings import ConsumerSettings
+from txmq.client.tracer import TRACE_SETTINGS, Tracer, trace_group
+from txmq.client.tracing import HandleTrace
+from txmq.client.watch import HandleWatch
+from txmq.errors import TxmqError, UsageError
+from txmq.limits import GROUP_CHARS_MAX
+from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import bodies
+from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.network import Network
+
+__all__ = ["PushConsumer"]
+
+M = TypeVar("M", bound=MessageHandler)
+B = TypeVar("B", bound=BatchHandler)
+
+PASSIVELY: Final = "CONSUME_PASSIVELY"
+
+
+class PushConsumer:
+    """A member of a consumer group that calls handlers; ``async with`` starts and stops it.
+
+    ::
+
+        consumer = PushConsumer("billing", "127.0.0.1:9876")
+
+        @consumer.on("Orders", tags="Paid")
+        async def bill(message: ReceivedMessage) -> None:
+            ...
+
+        async with consumer:
+            await consumer.wait()
+
+    A handler that returns has consumed its message; one that raises gets it again later, and so
+    does one that returns :class:`Later`. Every message comes at least once, and sometimes more
+    often. Plain functions run in threads, ``async`` functions in the event loop.
+
+    A stop lets handlers finish what was fetched, for as long as ``settings.stop_s``.
+
+    Args:
+        group: The group. All its members have the same subscriptions.
+        names: The name servers, or a client to share.
+        settings: How it consumes.
+        network: Where streams come from, unless a client is shared.
+        clock: Where the time comes from, likewise.
+        entropy: Where chance comes from, likewise.
+
+    Raises:
+        LocalProtocolError: It is no name for a group.
+        LimitExceeded: The name is too long.
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        names: str | Client,
+        settings: ConsumerSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        check_name("group", group, GROUP_CHARS_MAX)
+        self.group = group
+        self.settings = settings or ConsumerSettings()
+        self._is_own = isinstance(names, str)
+        self.client = (
+            Client(names, network=network, clock=clock, entropy=entropy)
+            if isinstance(names, str)
+            else names
+        )
+        self._handlings: dict[str, Handling] = {}
+        self._subscriptions: dict[str, Subscription] = {}
+        self._version = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._holdings: Holdings | None = None
+        self._runner: Concurrent | Orderly | None = None
+        self._stopped: asyncio.Event | None = None
+        self._tracer: Tracer | None = None
+
+    # Handlers
+
+    def on(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[M], M]:
+        """Have a function called with every message of a topic; a decorator.
+
+        Args:
+            topic: The topic.
+            tags: The tags wanted, separated by ``||``.
+            sql: Instead of tags, a condition on the messages' properties.
+
+        Raises:
+            UsageError: The topic has a handler, or the consumer is running.
+            LocalProtocolError: It is no name of a topic, or the expression is none.
+        """
+
+        def decorate(handler: M) -> M:
+            self._subscribe(Subscription(topic, tags, sql), Handling(handler, takes_batch=False))
+            return handler
+
+        return decorate
+
+    def on_batch(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[B], B]:
+        """Have a function called with up to ``settings.batch_max`` messages at once; a decorator.
+
+        They have one fate, unless the function returns ``Later(first=n)``.
+
+        Raises:
+            UsageError: The topic has a handler, or the consumer is running.
+            LocalProtocolError: It is no name of a topic, or the expression is none.
+        """
+
+        def decorate(handler: B) -> B:
+            self._subscribe(Subscription(topic, tags, sql), Handling(handler, takes_batch=True))
+            return handler
+
+        return decorate
+
+    def _subscribe(self, wanted: Subscription, handling: Handling) -> None:
+        check_name("topic", wanted.topic)
+        if self._holdings is not None:
+            raise UsageError("handlers are given before a consumer starts")
+        if wanted.topic in self._handlings:
+            raise UsageError(f"topic {wanted.topic} has a handler already")
+        self._handlings[wanted.topic] = handling
+        self._subscriptions[wanted.topic] = wanted
+
+    def _find(self, message: ReceivedMessage) -> Handling | None:
+        return self._handlings.get(message.topic)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        if self._holdings is not None:
+            raise UsageError("this consumer is running already")
+        if not self._handlings:
+            raise UsageError("this consumer has no handler; give it one with @consumer.on(topic)")
+        if self._is_own:
+            await self.client.__aenter__()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        client, settings = self.client, self.settings
+        self._stopped = asyncio.Event()
+        self._version = client.session.clock.wall_ms()
+        self._threads = ThreadPoolExecutor(settings.concurrency, f"txmq-{self.group}")
+        watches = await self._open_watches()
+        for handling in self._handlings.values():
+            handling.open(self._threads, watches)
+        self._runner = self._make_runner()
+        self._holdings = Holdings(client, self.group, settings, self._runner)
+        self._holdings.subscriptions = self._wanted()
+        await self._find_brokers()
+        await client.join(self)
+        self._runner.open()
+        self._holdings.open()
+
+    async def _open_watches(self) -> HandleWatches | None:
+        session, watches = self.client.session, list[HandleWatch]()
+        if self.settings.is_traced:
+            inner = Producer(trace_group(self.group, "CONSUME"), self.client, TRACE_SETTINGS)
+            tracer = Tracer(inner, self.settings.trace_topic, session.clock)
+            await tracer.open()
+            self._tracer = tracer
+            watches.append(HandleTrace(tracer, self.group, session, self.settings))
+        telemetry, is_broadcast = self.client.settings.telemetry, self.settings.is_broadcast
+        if telemetry is not None:
+            about = self.group, self.client.id
+            watches.append(telemetry.of_consumer(*about, is_broadcast=is_broadcast))
+        return HandleWatches(watches) if watches else None
+
+    async def _close_watches(self) -> None:
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            await tracer.close()
+
+    def _make_runner(self) -> Concurrent | Orderly:
+        settings, session = self.settings, self.client.session
+        returns = Returns(session, self.group, settings)
+        if not settings.is_orderly:
+            return Concurrent(settings, session.clock, self._find, returns)
+        locks: HeldLocks | None = None
+        if not settings.is_broadcast:
+            locks = HeldLocks(QueueLocks(session, self.group, self.client.id), session.clock)
+        return Orderly(settings, self._find, returns, locks, self._lose)
+
+    def _lose(self, queue: Queue) -> None:
+        if self._holdings is not None:
+            self._holdings.lose(queue)
+
+    def _wanted(self) -> dict[str, Subscription]:
+        wanted = dict(self._subscriptions)
+        if not self.settings.is_broadcast:
+            retry = Subscription(RETRY + self.group)
+            wanted[retry.topic] = retry
+        return wanted
+
+    async def _find_brokers(self) -> None:
+        # Brokers must know of us before we ask them who shares the queues.
+        for topic in self._subscriptions:
+            try:
+                await self.client.session.route(topic)
+            except TxmqError:
+                # Asked again in every round: a topic may come into being later.
+                continue
+
+    async def _stop(self) -> None:
+        holdings, runner = self._holdings, self._runner
+        async with AsyncExitStack() as at_last:
+            # These are seen to also where what follows is cut short.
+            if self._is_own:
+                at_last.push_async_callback(self.client.__aexit__, None, None, None)
+            at_last.callback(self._stopped_now)
+            at_last.push_async_callback(self.client.leave, self)
+            at_last.push_async_callback(self._close_watches)
+            if holdings is None or runner is None:
+                return
+            at_last.push_async_callback(runner.close)
+            at_last.push_async_callback(holdings.abandon)
+            await holdings.stop_fetching()
+            await runner.finish()
+            await holdings.close()
+
+    def _stopped_now(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._holdings = self._runner = self._threads = None
+        if self._stopped is not None:
+            self._stopped.set()
+
+    async def wait(self) -> None:
+        """Return once the consumer has been stopped; for programs that do nothing else.
+
+        Raises:
+            UsageError: It was never started.
+        """
+        if self._stopped is None:
+            raise UsageError("this consumer is not running; use it with 'async with'")
+        await self._stopped.wait()
+
+    # What Client asks
+
+    def registration(self) -> ConsumerRegistration:
+        """What brokers are told of it."""
+        return ConsumerRegistration(
+            self.group,
+            PASSIVELY,
+            "BROADCASTING" if self.settings.is_broadcast else "CLUSTERING",
+            self.settings.start.value,
+            [each.registration(self._version) for each in self._wanted().values()],
+        )
+
+    def rebalance_soon(self) -> None:
+        """Look again which queues are ours."""
+        if self._holdings is not None:
+            self._holdings.rebalance_soon()
+
+    # Looking and steering
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues it holds now."""
+        return [] if self._holdings is None else sorted(self._holdings.intakes)
+
+    def positions(self) -> Mapping[Queue, QueueOffset]:
+        """How far it has consumed each queue that it holds."""
+        return {} if self._holdings is None else self._holdings.positions()
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it consumes each queue in order."""
+        return self.settings.is_orderly
+
+    def subscribed(self) -> list[bodies.Subscription]:
+        """What it subscribes to, as brokers are told."""
+        return self.registration().subscription_data_set
+
+    def held(self) -> dict[Queue, HeldQueue]:
+        """The queues that it holds, as operators see them."""
+        return {} if self._holdings is None else self._holdings.shown()
+
+    def pause(self, queues: Sequence[Queue] | None = None) -> None:
+        """Fetch no more for now, of some queues or of all; what was fetched is still handled."""
+        if self._holdings is not None:
+            self._holdings.hold_back(queues, is_paused=True)
+
+    def resume(self, queues: Sequence[Queue] | None = None) -> None:
+        """Fetch again."""
+        if self._holdings is not None:
+            self._holdings.hold_back(queues, is_paused=False)
+
+    async def move(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset."""
+        if self._holdings is not None:
+            await self._holdings.move(offsets)
+
+    async def commit(self) -> None:
+        """Save now how far it has come."""
+        if self._holdings is not None:
+            await self._holdings.save()
+
+    async def handle(self, message: ReceivedMessage) -> object:
+        """Have one message handled aside from its queue, as an operator may ask.
+
+        Raises:
+            UsageError: The topic has no handler here.
+            Exception: Whatever the handler raises.
+        """
+        handling = self._find(message)
+        if handling is None:
+            raise UsageError(f"nobody handles topic {message.topic} here")
+        return await handling([message])

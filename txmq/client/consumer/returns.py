@@ -1,0 +1,82 @@
+"""What a consumer tells brokers beside offsets: messages sent back, queues locked and unlocked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from txmq.client.session import Session
+from txmq.client.settings import ConsumerSettings
+from txmq.message import Queue, ReceivedMessage
+from txmq.protocol import properties
+from txmq.protocol.bodies import LockedQueues, LockRequest, MessageQueue
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import SendBack
+
+__all__ = ["QueueLocks", "Returns"]
+
+ATTEMPTS: Final = 16
+"""After so many a message goes to the dead letters, as in stock clients."""
+
+
+class Returns:
+    """Sends messages back, to come again later.
+
+    Args:
+        session: The way to the brokers.
+        group: The group that is to get them again.
+        settings: How often they may come.
+    """
+
+    def __init__(self, session: Session, group: str, settings: ConsumerSettings) -> None:
+        self._session = session
+        self._group = group
+        self._attempts_max = settings.attempts_max or ATTEMPTS
+
+    async def __call__(self, message: ReceivedMessage, level: int) -> None:
+        """Send one back.
+
+        Raises:
+            TransportError: No answer came; it may come again all the same.
+            BrokerRefused: The broker refuses; it does not come again.
+        """
+        address = await self._session.address_of(message.queue)
+        topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
+        origin = message.properties.get(properties.ORIGIN_ID, message.id)
+        header = SendBack(
+            offset=message.position,
+            group=self._group,
+            delay_level=level,
+            origin_msg_id=origin,
+            origin_topic=topic,
+            unit_mode=False,
+            max_reconsume_times=self._attempts_max,
+        )
+        await self._session.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+class QueueLocks:
+    """Locks queues for one client of a group."""
+
+    def __init__(self, session: Session, group: str, client_id: str) -> None:
+        self._session = session
+        self._group = group
+        self._client_id = client_id
+
+    async def lock(self, queues: Sequence[Queue]) -> set[Queue]:
+        """See :meth:`~txmq.client.consumer.locks.Locks.lock`."""
+        address = await self._session.address_of(queues[0])
+        body = self._request(queues).write()
+        answer = await self._session.request(address, RequestCode.LOCK_BATCH_MQ, body=body)
+        locked = LockedQueues.read(answer.body).queues
+        return {Queue(each.topic, each.broker_name, each.queue_id) for each in locked}
+
+    async def unlock(self, queue: Queue) -> None:
+        """See :meth:`~txmq.client.consumer.locks.Locks.unlock`."""
+        address = await self._session.address_of(queue)
+        body = self._request([queue]).write()
+        await self._session.request(address, RequestCode.UNLOCK_BATCH_MQ, body=body)
+
+    def _request(self, queues: Sequence[Queue]) -> LockRequest:
+        named = [MessageQueue(each.broker, each.number, each.topic) for each in queues]
+        return LockRequest(self._client_id, self._group, named)

@@ -1,0 +1,83 @@
+"""What a group wants of a topic. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from txmq.errors import LocalProtocolError
+from txmq.limits import SUBSCRIPTION_CHARS_MAX
+from txmq.message import ReceivedMessage
+from txmq.protocol import bodies
+from txmq.protocol.java import string_hash
+
+__all__ = ["ANY_TAG", "RETRY", "Subscription"]
+
+ANY_TAG: Final = "*"
+"""The expression that lets every message through."""
+
+RETRY: Final = "%RETRY%"
+"""How the topic is called, with the group's name behind it, that brings failed messages again."""
+
+_TAG: Final = "TAG"
+_SQL: Final = "SQL92"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A topic, and which of its messages are wanted: by tags (``A || B``), or by a condition.
+
+    Raises:
+        LocalProtocolError: Both are given, or the expression is too long or names no tag.
+    """
+
+    topic: str
+    tags: str = ANY_TAG
+    sql: str = ""
+    wanted: frozenset[str] = field(init=False, compare=False)
+    """The tags by name; empty where all are wanted, or a condition decides."""
+
+    def __post_init__(self) -> None:
+        """Read the expression."""
+        if self.sql and self.tags != ANY_TAG:
+            raise LocalProtocolError("a subscription is by tags or by a condition, not by both")
+        if len(self.expression) > SUBSCRIPTION_CHARS_MAX:
+            raise LocalProtocolError(
+                f"a subscription has at most {SUBSCRIPTION_CHARS_MAX} characters, "
+                f"not {len(self.expression)}"
+            )
+        named = {each.strip() for each in self.tags.split("||")} - {""}
+        if not named:
+            raise LocalProtocolError("a subscription names no tag; '*' stands for all of them")
+        object.__setattr__(self, "wanted", frozenset(named - {ANY_TAG} if self.by_tags else ()))
+
+    @property
+    def by_tags(self) -> bool:
+        """Whether single tags are wanted, and others not."""
+        return not self.sql and self.tags.strip() != ANY_TAG
+
+    @property
+    def expression(self) -> str:
+        """The expression as it travels."""
+        return self.sql or self.tags
+
+    @property
+    def kind(self) -> str:
+        """Which language it is in."""
+        return _SQL if self.sql else _TAG
+
+    def wants(self, message: ReceivedMessage) -> bool:
+        """Whether a message is wanted. Brokers filter by the hash of a tag; its text decides."""
+        return not self.wanted or message.tags in self.wanted
+
+    def registration(self, version: int) -> bodies.Subscription:
+        """What brokers are told of it."""
+        tags = sorted(self.wanted)
+        return bodies.Subscription(
+            self.topic,
+            self.expression,
+            tags,
+            sorted({string_hash(each) for each in tags}),
+            version,
+            self.kind,
+        )

@@ -1,0 +1,39 @@
+"""Who waits for which reply: a table of the requests that were sent as messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from txmq.message import ReceivedMessage
+
+__all__ = ["Replies"]
+
+
+class Replies:
+    """The replies that somebody waits for, by correlation id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @contextmanager
+    def expect(self, correlation: str) -> Iterator[asyncio.Future[ReceivedMessage]]:
+        """Wait for a reply for as long as the block runs."""
+        waiter: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation] = waiter
+        try:
+            yield waiter
+        finally:
+            del self._waiting[correlation]
+
+    def came(self, correlation: str, reply: ReceivedMessage) -> bool:
+        """Hand a reply over; whether somebody waited for it."""
+        waiter = self._waiting.get(correlation)
+        if waiter is None or waiter.done():
+            return False
+        waiter.set_result(reply)
+        return True

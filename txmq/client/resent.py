@@ -1,0 +1,105 @@
+"""A dead letter as it is given to its group again, and what it says of that. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txmq.errors import UsageError
+from txmq.message import Message, ReceivedMessage
+from txmq.protocol import properties
+
+__all__ = [
+    "RESENT_AT",
+    "RESENT_BY",
+    "RESENT_FROM",
+    "RESENT_REASON",
+    "copy_of",
+    "mark_of",
+    "provenance",
+]
+
+RESENT_BY: Final = "TXMQ_RESENT_BY"
+RESENT_REASON: Final = "TXMQ_RESENT_REASON"
+RESENT_AT: Final = "TXMQ_RESENT_AT_MS"
+RESENT_FROM: Final = "TXMQ_RESENT_FROM"
+"""The place of the dead letter that was resent."""
+
+_MARK: Final = "resent-"
+
+_LEFT_BEHIND: Final = frozenset(
+    {
+        properties.WAIT,
+        properties.CLUSTER,
+        # RocketMQ leaves the last delay on a dead letter; it would be served once more.
+        properties.DELAY,
+        properties.DELIVER_AT,
+        properties.DELIVER_AFTER,
+        "TIMER_DELAY_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_OUT_MS",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DELAY_LEVEL",
+        properties.REAL_TOPIC,
+        properties.REAL_QUEUE,
+        properties.TRANSACTION,
+        # The attempts of a former life.
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "__CRC32#",
+    }
+)
+"""What brokers and clients wrote into a message for its way so far."""
+
+
+def mark_of(message: ReceivedMessage) -> str:
+    """The key by which the copy of a dead letter is found."""
+    return _MARK + message.offset_id
+
+
+def copy_of(
+    message: ReceivedMessage, topic: str, reason: str, operator: str, now_ms: int
+) -> Message:
+    """A dead letter as it is given to its group again: as new, and marked.
+
+    Raises:
+        UsageError: It does not say which topic it was for.
+    """
+    if not message.properties.get(properties.RETRY_TOPIC):
+        raise UsageError(
+            f"{message.offset_id} does not say which topic it was for ({properties.RETRY_TOPIC}), "
+            "so no broker put it there; send its body to that topic yourself"
+        )
+    kept = {name: value for name, value in message.properties.items() if name not in _LEFT_BEHIND}
+    kept.setdefault(properties.ORIGIN_ID, message.offset_id)
+    kept[properties.UNIQUE_KEY] = message.id
+    kept |= {
+        RESENT_BY: operator,
+        RESENT_REASON: reason,
+        RESENT_AT: str(now_ms),
+        RESENT_FROM: message.offset_id,
+    }
+    # Consumers may go by the first key, or by the id where there is none: that stays as it was. The
+    # mark is the second, since brokers index no more than so many.
+    others = [each for each in message.keys[1:] if not each.startswith(_MARK)]
+    return Message(
+        topic=topic,
+        body=message.body,
+        tags=message.tags,
+        keys=(message.key, mark_of(message), *others),
+        properties=kept,
+        flag=message.flag,
+    )
+
+
+def provenance(copy: ReceivedMessage) -> str:
+    """Who gave a message to its group again, and why."""
+    named = copy.properties
+    return f"by {named.get(RESENT_BY, 'somebody')}: {named.get(RESENT_REASON, 'no reason given')}"

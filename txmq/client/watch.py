@@ -1,0 +1,131 @@
+"""Who looks on while messages are sent and handled: the trace, and OpenTelemetry.
+
+A watch is told when something begins, and says whom to tell how it ended. It neither waits nor
+fails: what it watches goes on as if nobody looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from txmq.client.values import SendResult
+from txmq.errors import BatchCutShort
+from txmq.message import Message, Queue, ReceivedMessage
+
+__all__ = ["HandleEnded", "HandleWatch", "SendEnded", "SendWatch", "SendWatches"]
+
+SendEnded: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
+"""Is told what brokers said of the messages, of the first of them where a problem ended it."""
+
+HandleEnded: TypeAlias = Callable[[int, BaseException | None], None]
+"""Is told how many of the messages are consumed, from the first on, and what the handler raised."""
+
+
+class SendWatch(Protocol):
+    """Looks on while messages of one topic are sent."""
+
+    def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
+        """They are about to be sent together; returns them, perhaps with more properties."""
+        ...
+
+
+class HandleWatch(Protocol):
+    """Looks on while messages of one topic are handled, in the same task."""
+
+    def begin(self, messages: Sequence[ReceivedMessage]) -> HandleEnded:
+        """They are about to be given to a handler."""
+        ...
+
+
+class SendWatches:
+    """Has watches look on while a producer sends."""
+
+    def __init__(self, watches: Sequence[SendWatch]) -> None:
+        self._watches = watches
+
+    def _begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
+        given, ends = list(messages), []
+        for each in self._watches:
+            given, end = each.begin(given)
+            ends.append(end)
+
+        def ended(results: Sequence[SendResult], problem: BaseException | None) -> None:
+            for end in reversed(ends):
+                end(results, problem)
+
+        return given, ended
+
+    async def send(
+        self,
+        send: Callable[[Message, Queue | None], Awaitable[SendResult]],
+        message: Message,
+        queue: Queue | None,
+    ) -> SendResult:
+        """Watch a message that is sent and answered."""
+        (message,), ended = self._begin([message])
+        try:
+            result = await send(message, queue)
+        except BaseException as problem:
+            ended((), problem)
+            raise
+        ended([result], None)
+        return result
+
+    def send_nowait(
+        self,
+        send: Callable[[Message, Queue | None], asyncio.Future[SendResult]],
+        message: Message,
+        queue: Queue | None,
+    ) -> asyncio.Future[SendResult]:
+        """Watch a message that is sent, and answered later."""
+        (message,), ended = self._begin([message])
+
+        def answered(future: asyncio.Future[SendResult]) -> None:
+            if future.cancelled():
+                ended((), asyncio.CancelledError())
+            elif (problem := future.exception()) is not None:
+                ended((), problem)
+            else:
+                ended([future.result()], None)
+
+        try:
+            future = send(message, queue)
+        except BaseException as problem:
+            ended((), problem)
+            raise
+        future.add_done_callback(answered)
+        return future
+
+    async def send_oneway(
+        self,
+        send: Callable[[Message, Queue | None], Awaitable[None]],
+        message: Message,
+        queue: Queue | None,
+    ) -> None:
+        """Watch a message that nobody answers."""
+        (message,), ended = self._begin([message])
+        try:
+            await send(message, queue)
+        except BaseException as problem:
+            ended((), problem)
+            raise
+        ended((), None)
+
+    async def send_batch(
+        self,
+        send: Callable[[Sequence[Message], Queue | None], Awaitable[list[SendResult]]],
+        messages: Sequence[Message],
+        queue: Queue | None,
+    ) -> list[SendResult]:
+        """Watch messages that are sent together."""
+        messages, ended = self._begin(messages)
+        try:
+            results = await send(messages, queue)
+        except BaseException as problem:
+            stored = problem.results if isinstance(problem, BatchCutShort) else ()
+            ended([each for each in stored if isinstance(each, SendResult)], problem)
+            raise
+        ended(results, None)
+        return results

@@ -14,8 +14,8 @@ method waits for what its twin in :mod:`txmq` awaits, takes the same arguments a
 errors. All of it may be used from any number of threads.
 
 Ctrl-C while something waits cancels it there too. Handlers given to consumers run in threads of the
-consumer's, or in the background loop where they are ``async``; from inside that loop nothing here
-may be called, since it would wait for itself.
+consumer's, or in the background loop where they are ``async``; inside an event loop, that one or
+another, nothing here may be called, since it would stall.
 """
 
 from __future__ import annotations
@@ -93,14 +93,15 @@ class _Background:
         """Run something there and wait for it.
 
         Raises:
-            UsageError: The loop does not run, or it is this very thread that would have to wait.
+            UsageError: The loop does not run, or an event loop would have to wait here.
         """
         loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
+        if loop is None:
             work.close()
-            if loop is None:
-                raise UsageError("this is not open; use it with 'with'")
-            raise UsageError("an async handler uses txmq itself; txmq.blocking would stall it")
+            raise UsageError("this is not open; use it with 'with'")
+        if _is_in_a_loop():
+            work.close()
+            raise UsageError("in an event loop use txmq itself; txmq.blocking would stall it")
         running = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return running.result()
@@ -108,6 +109,14 @@ class _Background:
             # Ctrl-C reaches whoever waits; what is waited for must hear of it.
             running.cancel()
             raise
+
+
+def _is_in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

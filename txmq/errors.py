@@ -112,7 +112,7 @@ class LimitExceeded(TxmqError):
     """Something offered is larger than a limit allows."""
 
     def __init__(self, limit: str, value: int, offered: int) -> None:
-        super().__init__(f"{limit} is {value}, but {offered} was offered")
+        super().__init__(f"{limit} is at most {value}, not {offered}")
         self.limit = limit
         self.value = value
         self.offered = offered

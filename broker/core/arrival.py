@@ -7,12 +7,12 @@ runs for every message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from broker.store.half_reader import seconds_in
 from broker.store.key_index import key_hash
-from txmq.errors import MessageIllegal, NoPermission
+from txmq.errors import MessageIllegal
 from txmq.limits import (
     GROUP_CHARS_MAX,
     KEYS_PER_MESSAGE_MAX,
@@ -22,7 +22,15 @@ from txmq.limits import (
 from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 
-__all__ = ["Arrival", "HalfArrival", "as_half", "check_plain", "examine", "says_it_is_half"]
+__all__ = [
+    "Arrival",
+    "HalfArrival",
+    "as_half",
+    "check_plain",
+    "examine",
+    "examine_all",
+    "says_it_is_half",
+]
 
 _SPECIAL: Final = frozenset(
     {
@@ -66,10 +74,19 @@ def check_plain(special: dict[str, str]) -> None:
     """Refuse what a message asks for and this broker does not do.
 
     Raises:
-        NoPermission: It wants to be delayed.
+        MessageIllegal: It wants to be delayed. Producers take this as the last word; they would
+            try again where permission is lacking.
     """
-    if special.get("DELAY", "0") not in ("", "0"):
-        raise NoPermission("this broker does not delay messages yet")
+    delay = _delay_in(special)
+    if delay is not None:
+        raise MessageIllegal(f"this broker does not delay messages yet ({delay})")
+
+
+def _delay_in(special: dict[str, str]) -> str | None:
+    for name in _DELAYS:
+        if special.get(name, "0") not in ("", "0"):
+            return f"{name} is {special[name][:40]}"
+    return None
 
 
 def as_half(arrival: Arrival, group: str) -> HalfArrival:
@@ -86,11 +103,9 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
     owner, immunity_s = special.get("PGROUP"), 0
     if len(special) != 2 or not owner or not special.get("TRAN_MSG"):
         # Stock clients say these two and nothing else.
-        for name in _DELAYS:
-            if special.get(name, "0") not in ("", "0"):
-                raise MessageIllegal(
-                    f"a half message cannot be delayed ({name} is {special[name][:40]})"
-                )
+        delay = _delay_in(special)
+        if delay is not None:
+            raise MessageIllegal(f"a half message cannot be delayed ({delay})")
         if not special.get("TRAN_MSG"):
             data += b"TRAN_MSG\x01true\x02"
         if not owner:
@@ -164,3 +179,38 @@ def examine(  # noqa: C901  one walk over the pairs is the point
         hashes = tuple([key_hash(key_seed, word) for word in words])
     tags_code = java.string_hash(tag) if tag else 0
     return data, unique, tags_code, hashes, special
+
+
+def examine_all(
+    texts: Sequence[str],
+    shared: str,
+    cluster: str,
+    key_seed: int,
+    new_unique_key: Callable[[], str],
+) -> Iterator[Arrival]:
+    """:func:`examine` for each message of a batch, with the properties that all of them share.
+
+    Most differ from the first in nothing but their unique key; what stands around it is walked
+    once.
+    """
+    text = properties.join(texts[0], shared)
+    first = examine(text, cluster, key_seed, new_unique_key)
+    yield first
+    data, unique, tags_code, hashes, special = first
+    before, found, after = texts[0].partition(f"UNIQ_KEY\x01{unique}\x02")
+    # Where another key hides in a name, in a value or behind this one, each is looked at alone.
+    is_pattern = found and before[-1:] in ("", "\x02") and text.count("UNIQ_KEY\x01") == 1
+    before, after = before + "UNIQ_KEY\x01", "\x02" + after
+    start, end = len(before), -len(after)
+    data_before, mark, data_after = data.partition(b"UNIQ_KEY\x01")
+    data_before, data_after = data_before + mark, data_after[len(unique.encode()) :]
+    hashes = hashes[1:]
+    for text in texts[1:]:
+        if is_pattern and text.startswith(before) and text.endswith(after):
+            unique = text[start:end]
+            key = unique.encode()
+            data = data_before + key + data_after
+            if unique and "\x02" not in unique and len(data) <= PROPERTIES_BYTES_MAX:
+                yield data, unique, tags_code, (crc32(key, key_seed), *hashes), special
+                continue
+        yield examine(properties.join(text, shared), cluster, key_seed, new_unique_key)

@@ -237,7 +237,7 @@ class PullHandlers:
         """Wake the pulls that wait at the queues a span has reached."""
         if not len(self._holds):
             return
-        reached = {(each.queue.topic, each.queue.number) for each in span.staged}
+        reached = {(queue.topic, queue.number) for queue in {each[0] for each in span.staged}}
         if span.halves:
             reached.add((HALF_TOPIC, 0))
         if span.markers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from broker.config import StoreSettings
 from broker.store.checkpoint import (
@@ -39,19 +39,13 @@ __all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _SIZE_MAGIC: Final = Struct(">II")
-_new: Final = tuple.__new__  # A NamedTuple without a call of its own; it is made once a message.
 _POSITION: Final = Struct(">q")
 
 
-class Staged(NamedTuple):
-    """A record on its way to the disk, and what its queue and the key index will say of it."""
-
-    queue: ConsumeQueue
-    position: int
-    size: int
-    tags_code: int
-    checksum: int
-    key_hashes: tuple[int, ...]
+Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
+"""A record on its way to the disk: its queue, its position, size, tag's hash and checksum, which
+become its entry there, and its keys' hashes.
+"""
 
 
 class Span(NamedTuple):
@@ -277,7 +271,7 @@ class MessageStore:
         self.last_ms = postmark[3]
         log.stage((head, body, tail), size)
         checksum = crc32(tail, crc32(body, crc32(head)))
-        self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
+        self._staged.append((queue, position, size, tags_code, checksum, key_hashes))
         return offset, position
 
     def stage(
@@ -305,7 +299,7 @@ class MessageStore:
     ) -> None:
         """Stage a queue's next entry for what is staged at a position."""
         queue.next_offset += 1
-        self._staged.append(_new(Staged, (queue, position, size, tags_code, checksum, key_hashes)))
+        self._staged.append((queue, position, size, tags_code, checksum, key_hashes))
 
     @property
     def has_staged(self) -> bool:
@@ -326,19 +320,21 @@ class MessageStore:
             end = self.log.write(stay=stay)
         except BaseException:
             for each in staged:
-                each.queue.next_offset -= 1
+                each[0].next_offset -= 1
             self.halves.take_back(halves, markers)
             raise
         return Span(staged, halves, markers, end, self.last_ms)
 
     def publish(self, span: Span) -> None:
         """Make a span's messages visible to readers."""
-        for queue, position, size, tags_code, checksum, _ in span.staged:
+        keys: list[int] = []
+        positions: list[int] = []
+        for queue, position, size, tags_code, checksum, key_hashes in span.staged:
             queue.publish(position, size, tags_code, checksum)
-        self._keys.extend(
-            [hashed for each in span.staged for hashed in each[5]],
-            [each[1] for each in span.staged for _ in each[5]],
-        )
+            for hashed in key_hashes:
+                keys.append(hashed)
+                positions.append(position)
+        self._keys.extend(keys, positions)
         if span.halves or span.markers:
             self.halves.publish(span.halves, span.markers)
         self._published = span.end

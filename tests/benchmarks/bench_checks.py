@@ -85,7 +85,7 @@ CHECKS = {
         is_most=False,
     ),
     "producer_batch_rate": Check(
-        "the same where our messages travel in batches, 1,024 in flight",
+        "the same where ours travel in batches, 1,024 in flight, of two ways the better one",
         "producer",
         "batched_over_cpp",
         10.0,

@@ -1,8 +1,9 @@
 """Sends with our own producer for a while, as many in flight as asked for; says how many arrived.
 
-Without lingering, as many coroutines as are in flight each await one `send` after the other, which
-is the common way. With it, `send_nowait` is used, and each answer lets the next message go: so the
-program's own part is as small in this row as its messages are many.
+single: as many coroutines as are in flight each await one `send` after the other, which is the
+common way. linger: `send_nowait` is used, and each answer lets the next message go, so the
+program's own part is as small in this row as its messages are many. send_batch: a few coroutines
+each await one list of messages after the other.
 """
 
 import asyncio
@@ -16,6 +17,9 @@ from txmq.client.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.message import Message
 
+LINGER_S = 0.002
+LIST_MESSAGES = 256
+
 
 class Count:
     """Messages answered within the time that counts."""
@@ -25,9 +29,10 @@ class Count:
         self.end = self.begin + seconds
         self.messages = 0
 
-    def goes_on(self):
+    def goes_on(self, messages=1):
         now = time.perf_counter()
-        self.messages += self.begin <= now < self.end
+        if self.begin <= now < self.end:
+            self.messages += messages
         return now < self.end
 
 
@@ -59,11 +64,24 @@ async def following(producer, message, in_flight, count):
     await ended
 
 
+async def listing(producer, message, in_flight, count):
+    async def work():
+        while True:
+            await producer.send_batch([message] * LIST_MESSAGES)
+            if not count.goes_on(LIST_MESSAGES):
+                return
+
+    await asyncio.gather(*[work() for _ in range(in_flight // LIST_MESSAGES)])
+
+
+DRIVES = {"single": awaiting, "linger": following, "send_batch": listing}
+
+
 async def main():
-    names, topic, in_flight, body_bytes, linger_ms, warm_up_s, seconds = sys.argv[1:]
-    settings = ProducerSettings(linger_s=float(linger_ms) / 1000)
+    row, names, topic, in_flight, body_bytes, warm_up_s, seconds = sys.argv[1:]
+    settings = ProducerSettings(linger_s=LINGER_S if row == "linger" else 0.0)
     message = Message(topic=topic, body=b"x" * int(body_bytes))
-    drive = following if settings.linger_s else awaiting
+    drive = DRIVES[row]
     async with Producer("bench-txmq", names, settings) as producer:
         await producer.send(message)
         count = Count(float(warm_up_s), float(seconds))

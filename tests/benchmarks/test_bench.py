@@ -34,6 +34,8 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
             "bytes_each": {"median": 200},
             "round_among_many_over_few": {"median": 1.26},
         },
+        "consumer": {"per_cpu_s": {"median": 50_000}},
+        "soak": {"grown_mb": {"median": 5.1}},
     }
 
     found = checks(document)
@@ -45,6 +47,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "transaction_cost",
         "pending_memory",
         "producer_rate",
+        "consumer_rate",
     }
     assert found.keys() == CHECKS.keys()
 

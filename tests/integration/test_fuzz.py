@@ -61,7 +61,7 @@ BODIES = [
     b"",
     json.dumps(HEARTBEAT).encode(),
     json.dumps(LOCK).encode(),
-    batch.pack([batch.BatchItem(0, b"body", "KEYS\x01k\x02")] * 3),
+    batch.pack([(0, b"body", "KEYS\x01k\x02")] * 3),
     b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:12}}',
     (
         b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,"timestamp":17},'

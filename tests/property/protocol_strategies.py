@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from txmq.protocol import bodies, headers
-from txmq.protocol.batch import BatchItem
 from txmq.protocol.record import Record
 
 PER_SHAPE = settings(max_examples=max(8, settings().max_examples // 5))
@@ -104,7 +103,7 @@ def records(draw):
     )
 
 
-BATCH_ITEMS = st.builds(BatchItem, INT32, BYTES, TEXT)
+BATCH_ITEMS = st.tuples(INT32, BYTES, TEXT)
 
 JSON_VALUES = st.recursive(
     st.none()

@@ -273,7 +273,7 @@ def test_writers_write_or_say_it_is_our_fault(noise, fields):
         with suppress(LocalProtocolError):
             read_stream(request(1, 1, fields | {"half": half}, kind=kind))
     with suppress(LocalProtocolError):
-        batch.unpack(batch.pack([batch.BatchItem(0, b"", half)]))
+        batch.unpack(batch.pack([(0, b"", half)]))
 
 
 # Claims
@@ -296,9 +296,7 @@ def _a_record():
     ("read", "intact"),
     [
         pytest.param(read_records, _a_record(), id="record"),
-        pytest.param(
-            batch.unpack, batch.pack([batch.BatchItem(0, b"body", "a\x01b\x02")]), id="batch"
-        ),
+        pytest.param(batch.unpack, batch.pack([(0, b"body", "a\x01b\x02")]), id="batch"),
         pytest.param(read_stream, request(105, 1, {"topic": "T"}, body=b"x"), id="json-frame"),
         pytest.param(
             read_stream,

@@ -142,8 +142,8 @@ class Store(RuleBasedStateMachine):
         messages = store._staged[before:]
         assert len(messages) == (kind is not Kind.ROLLED_BACK)
         self._stage(halves.op_queue, position, b"%d" % half.placed.offset, half, kind)
-        for each in messages:
-            self._stage(each.queue, each.position, half.placed.body, half, None)
+        for queue, where, *_ in messages:
+            self._stage(queue, where, half.placed.body, half, None)
 
     def _stage(self, queue, position, body, half, kind):
         placed = Placed(queue.topic, queue.number, queue.next_offset - 1, position, body)

@@ -1,5 +1,6 @@
 """The face without ``await``, over a real broker in a thread."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -158,3 +159,12 @@ def test_dead_letters_are_iterated(names):
     with blocking.Client(names) as client:
         fill(client, 3, "%DLQ%readers")
         assert [each.body for each in client.admin.dead_letters("readers")] == [b"0", b"1", b"2"]
+
+
+def test_an_event_loop_is_not_stalled(names):
+    async def scenario(client):
+        with pytest.raises(UsageError, match="in an event loop use txmq itself"):
+            client.admin.topics()
+
+    with blocking.Client(names) as client:
+        asyncio.run(scenario(client))

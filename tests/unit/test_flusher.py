@@ -174,7 +174,7 @@ async def test_a_turn_that_grows_too_large_is_written_in_parts(disk, monkeypatch
         assert len(press.acknowledged) == 30
         assert len(press.spans) > 3
         for span in press.spans:
-            assert span.end - span.staged[0].position <= 1000 + 250
+            assert span.end - span.staged[0][1] <= 1000 + 250
         assert press.shelf.bodies() == {n: b"%d" % n * 50 for n in range(30)}
 
 
@@ -190,7 +190,7 @@ async def test_a_turn_of_oneway_messages_that_grows_too_large_is_written_in_part
 
         assert len(press.spans) > 3
         for span in press.spans:
-            assert span.end - span.staged[0].position <= 1000 + 250
+            assert span.end - span.staged[0][1] <= 1000 + 250
         assert len(press.shelf.bodies()) == 30
 
 

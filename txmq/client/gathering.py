@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
+from itertools import compress
 
 from txmq.client.delivery import Delivery, retold
 from txmq.client.envelope import Envelope, Packing, compressed
@@ -24,23 +24,38 @@ from txmq.message import Queue
 __all__ = ["Gathering"]
 
 
-class _Item(NamedTuple):
-    envelope: Envelope
-    future: asyncio.Future[SendResult]
-    size: int
+class _Load:
+    """Messages that travel together, and who waits for what becomes of each."""
+
+    __slots__ = ("bytes", "envelopes", "futures", "packed")
+
+    def __init__(self) -> None:
+        self.envelopes: list[Envelope] = []
+        self.futures: list[asyncio.Future[SendResult]] = []
+        self.bytes = 0
+        """The bytes they count for: their bodies."""
+        self.packed = 0
+        """The bytes they take in a batch."""
+
+    def leave_out_cancelled(self) -> int:
+        """Keep those that somebody waits for; returns the bytes of the others."""
+        before, wanted = self.bytes, [not each.done() for each in self.futures]
+        self.envelopes = list(compress(self.envelopes, wanted))
+        self.futures = list(compress(self.futures, wanted))
+        self.bytes = sum([len(each.body) for each in self.envelopes])
+        return before - self.bytes
 
 
 class _Lane:
     """What goes one way."""
 
-    __slots__ = ("bytes", "full", "is_busy", "items", "queue", "timer", "topic")
+    __slots__ = ("full", "is_busy", "load", "queue", "timer", "topic")
 
     def __init__(self, topic: str, queue: Queue | None) -> None:
         self.topic = topic
         self.queue = queue
-        self.items: list[_Item] = []
-        self.bytes = 0
-        self.full: deque[list[_Item]] = deque()
+        self.load = _Load()
+        self.full: deque[_Load] = deque()
         self.timer: asyncio.TimerHandle | None = None
         self.is_busy = False
 
@@ -67,33 +82,45 @@ class Gathering:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def add(self, envelope: Envelope, queue: Queue | None, size: int) -> asyncio.Future[SendResult]:
+    def add(self, envelope: Envelope, queue: Queue | None) -> asyncio.Future[SendResult]:
         """Let a message wait for others.
 
         Args:
-            envelope: The message, not compressed; such as may travel in a batch.
+            envelope: The message, not compressed; such as may travel in a batch. Its bytes are
+                counted already.
             queue: Its queue; by turn where it is ``None``.
-            size: The bytes it counts for; they are counted already.
 
         Raises:
-            LocalProtocolError: No batch can hold it.
+            LocalProtocolError: No batch can hold it; its bytes are counted no more.
         """
-        packed = packed_size(envelope)
+        size = len(envelope.body)
+        try:
+            packed = packed_size(envelope)
+        except TxmqError:
+            self._post.release(size)
+            raise
+        lane = self._lanes.get((envelope.topic, queue))
+        if lane is None or lane.load.packed + packed > self._bytes_max:
+            lane = self._lane_with_room(envelope.topic, queue, lane)
+        load = lane.load
         future: asyncio.Future[SendResult] = self._post.loop.create_future()
-        where = envelope.topic, queue
-        lane = self._lanes.get(where)
-        if lane is not None and lane.items and lane.bytes + packed > self._bytes_max:
-            self._flush(lane)
-            lane = self._lanes.get(where)  # An empty one is gone.
-        if lane is None:
-            lane = self._lanes[where] = _Lane(envelope.topic, queue)
-        lane.items.append(_Item(envelope, future, size))
-        lane.bytes += packed
-        if lane.bytes >= self._bytes_max or len(lane.items) >= self._count_max:
+        load.envelopes.append(envelope)
+        load.futures.append(future)
+        load.bytes += size
+        load.packed += packed
+        if load.packed >= self._bytes_max or len(load.futures) >= self._count_max:
             self._flush(lane)
         elif lane.timer is None:
             lane.timer = self._post.loop.call_later(self._linger_s, self._flush, lane)
         return future
+
+    def _lane_with_room(self, topic: str, queue: Queue | None, lane: _Lane | None) -> _Lane:
+        if lane is not None and lane.load.futures:
+            self._flush(lane)
+            lane = self._lanes.get((topic, queue))  # An empty one is gone.
+        if lane is None:
+            lane = self._lanes[topic, queue] = _Lane(topic, queue)
+        return lane
 
     def flush(self) -> None:
         """Let nobody wait any longer."""
@@ -104,53 +131,57 @@ class Gathering:
         if lane.timer is not None:
             lane.timer.cancel()
             lane.timer = None
-        if lane.items:
-            lane.full.append(lane.items)
-            lane.items, lane.bytes = [], 0
+        if lane.load.futures:
+            lane.full.append(lane.load)
+            lane.load = _Load()
         self._go_on(lane)
 
     def _go_on(self, lane: _Lane) -> None:
         while lane.full and not lane.is_busy:
             self._send(lane, lane.full.popleft())
-        if not lane.full and not lane.items and not lane.is_busy:
+        if not lane.full and not lane.load.futures and not lane.is_busy:
             self._lanes.pop((lane.topic, lane.queue), None)
 
-    def _send(self, lane: _Lane, items: list[_Item]) -> None:
-        wanted = [each for each in items if not each.future.done()]
-        size = sum([each.size for each in wanted])
-        if len(wanted) < len(items):
+    def _send(self, lane: _Lane, load: _Load) -> None:
+        post = self._post
+        if any(each.done() for each in load.futures):
             # Cancelled before anything was sent.
-            self._post.release(sum([each.size for each in items]) - size)
-        if not wanted:
-            return
-        envelopes = [each.envelope for each in wanted]
+            post.release(load.leave_out_cancelled())
+            if not load.futures:
+                return
+        envelopes = load.envelopes
         try:
             parcel = (
                 Parcel(compressed(envelopes[0], self._packing))
-                if len(wanted) == 1
+                if len(envelopes) == 1
                 else bundled(envelopes)
             )
         except TxmqError as problem:
-            self._post.release(size)
-            _tell_all(wanted, problem)
+            post.release(load.bytes)
+            _tell_all(load.futures, problem)
             return
-        retries = self._post.settings.retries if lane.queue is None else 0
-        delivery = Delivery(self._post, parcel, lane.queue, retries, size, is_single=False)
+        load.envelopes = []  # What they hold is in the parcel.
+        retries = post.settings.retries if lane.queue is None else 0
+        delivery = Delivery(post, parcel, lane.queue, retries, load.bytes, is_single=False)
         lane.is_busy = lane.queue is not None
-        delivery.future.add_done_callback(lambda done: self._arrived(lane, wanted, done))
-        self._post.start(delivery)
+        futures = load.futures
+        delivery.future.add_done_callback(lambda done: self._arrived(lane, futures, done))
+        post.start(delivery)
 
     def _arrived(
-        self, lane: _Lane, items: list[_Item], done: asyncio.Future[list[SendResult]]
+        self,
+        lane: _Lane,
+        futures: list[asyncio.Future[SendResult]],
+        done: asyncio.Future[list[SendResult]],
     ) -> None:
         problem = done.exception()
         if problem is None:
-            for item, result in zip(items, done.result(), strict=True):
-                if not item.future.done():
-                    item.future.set_result(result)
+            for future, result in zip(futures, done.result(), strict=True):
+                if not future.done():
+                    future.set_result(result)
         else:
             assert isinstance(problem, TxmqError), "deliveries fail with errors of ours"
-            _tell_all(items, problem)
+            _tell_all(futures, problem)
         if lane.is_busy:
             lane.is_busy = False
             self._go_on(lane)
@@ -161,18 +192,19 @@ class Gathering:
         for lane in lanes.values():
             if lane.timer is not None:
                 lane.timer.cancel()
-            left = [*(item for batch in lane.full for item in batch), *lane.items]
+            left = [*lane.full, lane.load]
             lane.full.clear()
-            lane.items = []
-            self._post.release(sum([each.size for each in left]))
-            _tell_all(left, UsageError(reason))
+            lane.load = _Load()
+            for load in left:
+                self._post.release(load.bytes)
+                _tell_all(load.futures, UsageError(reason))
 
 
-def _tell_all(items: list[_Item], problem: TxmqError) -> None:
+def _tell_all(futures: list[asyncio.Future[SendResult]], problem: TxmqError) -> None:
     effect: Effect = problem.effect
-    for item in items:
-        if not item.future.done():
+    for future in futures:
+        if not future.done():
             # An error of its own for each: what raises it writes its traceback into it.
             own = retold(problem, str(problem), effect)
             own.__cause__ = problem.__cause__
-            item.future.set_exception(own)
+            future.set_exception(own)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from txmq.protocol.message_id import unique_id
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 
 __all__ = ["UniqueIds"]
+
+_COUNT_CHARS: Final = 4
 
 
 class UniqueIds:
@@ -27,16 +30,26 @@ class UniqueIds:
         self._seed = entropy.below(1 << 31)
         self._count = 0
         self._month = (0, 0)
+        self._now_ms = -1
+        self._begin = ""
 
     def next(self) -> str:
         """An id that was never given out before."""
         count = self._count
         self._count = count + 1
         now_ms = self._clock.wall_ms()
+        if now_ms != self._now_ms:
+            self._begin = self._begin_at(now_ms)
+            self._now_ms = now_ms
+        return f"{self._begin}{count & 0xFFFF:04X}"
+
+    def _begin_at(self, now_ms: int) -> str:
+        """What the ids of one millisecond have in common: all but the count at the end."""
         begins, ends = self._month
         if not begins <= now_ms < ends:
             begins, _ = self._month = _month_of(now_ms)
-        return unique_id(self._address, self._process, self._seed, now_ms - begins, count)
+        whole = unique_id(self._address, self._process, self._seed, now_ms - begins, 0)
+        return whole[:-_COUNT_CHARS]
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

@@ -83,9 +83,10 @@ class Parcel:
         if len(places) != len(self.ids):
             places = [""] * len(self.ids)
         status, stored, first, told = whole.status, whole.queue, whole.offset, whole.transaction_id
+        offsets = map(QueueOffset, range(first, first + len(self.ids)))
         return [
-            SendResult(status, stored, QueueOffset(first + at), own_id, place, told)
-            for at, (own_id, place) in enumerate(zip(self.ids, places, strict=True))
+            SendResult(status, stored, offset, own_id, place, told)
+            for offset, own_id, place in zip(offsets, self.ids, places, strict=True)
         ]
 
 
@@ -139,9 +140,11 @@ def packed_size(envelope: Envelope) -> int:
 def split(envelopes: Sequence[Envelope], bytes_max: int) -> list[list[Envelope]]:
     """Messages in as few batches as hold them, in order; one that is too large stands alone."""
     parts: list[list[Envelope]] = []
+    sizes = [packed_size(each) for each in envelopes]
+    if _fits(len(sizes), sum(sizes), bytes_max):
+        return [list(envelopes)]
     size = stored = 0
-    for each in envelopes:
-        own = packed_size(each)
+    for each, own in zip(envelopes, sizes, strict=True):
         size += own
         stored += own + STORED_BYTES
         is_full = size > bytes_max or stored > SPAN_BYTES_MAX
@@ -150,6 +153,11 @@ def split(envelopes: Sequence[Envelope], bytes_max: int) -> list[list[Envelope]]
             size, stored = own, own + STORED_BYTES
         parts[-1].append(each)
     return parts
+
+
+def _fits(count: int, size: int, bytes_max: int) -> bool:
+    stored = size + count * STORED_BYTES
+    return size <= bytes_max and stored <= SPAN_BYTES_MAX and 0 < count <= BATCH_MESSAGES_MAX
 
 
 def travels_alone(message: Message) -> bool:
@@ -171,7 +179,7 @@ def common_topic(messages: Sequence[Message]) -> str:
     if len(topics) != 1:
         named = ", ".join(topics) or "none"
         raise LocalProtocolError(f"a batch is of one topic and holds a message; topics: {named}")
-    if any(travels_alone(each) for each in messages):
+    if True in map(travels_alone, messages):
         raise LocalProtocolError(
             "retried, delayed and transactional messages cannot travel in a batch"
         )

@@ -49,6 +49,7 @@ class Post:
         self.loop = asyncio.get_running_loop()
         self.faults = FaultTable() if settings.avoid_slow_brokers else None
         self.bytes_in_flight = 0
+        self._bytes_max = settings.in_flight_bytes_max
         self._group = group
         self._turns = Turns()
         self._first = session.entropy.below(1 << 16)
@@ -67,12 +68,15 @@ class Post:
 
     # Room
 
-    def has_room(self, size: int) -> bool:
-        """Whether so many bytes may be sent now; a load of any size may, where it is alone."""
-        after = self.bytes_in_flight + size
-        return not self._wanting and (
-            after <= self.settings.in_flight_bytes_max or not self.bytes_in_flight
-        )
+    def take(self, size: int) -> bool:
+        """Count bytes as on their way from now on, where so many may be sent now; a load of any
+        size may, where it is alone.
+        """
+        before = self.bytes_in_flight
+        if self._wanting or (before and before + size > self._bytes_max):
+            return False
+        self.bytes_in_flight = before + size
+        return True
 
     async def room(self, size: int) -> None:
         """Wait until so many bytes may be sent, and take that room; first come, first served."""
@@ -88,10 +92,6 @@ class Post:
                 self._admit()
             raise
 
-    def take(self, size: int) -> None:
-        """Count bytes that are on their way from now on."""
-        self.bytes_in_flight += size
-
     def release(self, size: int) -> None:
         """They are no more, and others may follow."""
         self.bytes_in_flight -= size
@@ -100,10 +100,9 @@ class Post:
             self._admit()
 
     def _admit(self) -> None:
-        most = self.settings.in_flight_bytes_max
         while self._wanting:
             size, turn = self._wanting[0]
-            if self.bytes_in_flight and self.bytes_in_flight + size > most:
+            if self.bytes_in_flight and self.bytes_in_flight + size > self._bytes_max:
                 return
             self._wanting.popleft()
             if not turn.done():

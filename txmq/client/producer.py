@@ -8,28 +8,24 @@ are named where they are. It keeps to one event loop.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from txmq.client.asking import Asking, Reply
+from txmq.client.asking import Asking
 from txmq.client.choice import queue_of_key
 from txmq.client.client import Client
-from txmq.client.delivery import Delivery
-from txmq.client.envelope import Envelope, Packing, check_name, sealed
-from txmq.client.gathering import Gathering
-from txmq.client.parcel import Parcel, bundled, common_topic, packed_size, split, travels_alone
+from txmq.client.envelope import check_name
 from txmq.client.post import Post
-from txmq.client.routes import Route
+from txmq.client.sending import Sending
 from txmq.client.settings import ProducerSettings
 from txmq.client.tracer import TRACE_SETTINGS, Tracer, trace_group
 from txmq.client.tracing import SendTrace
 from txmq.client.values import SendResult
 from txmq.client.watch import SendWatch, SendWatches
-from txmq.errors import BatchCutShort, Effect, LimitExceeded, RequestTimeout, TxmqError, UsageError
+from txmq.errors import UsageError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.protocol import properties
@@ -40,11 +36,7 @@ from txmq.runtime.network import Network
 
 __all__ = ["Producer"]
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-_CLOSED = "this producer was closed before the message was sent"
 
 
 class Producer:
@@ -84,15 +76,13 @@ class Producer:
         self.client = (
             Client(names, None, network, clock, entropy) if isinstance(names, str) else names
         )
-        self._packing = Packing(chosen.body_bytes_max, chosen.compress_from, chosen.compression)
-        self._opened: Post | None = None
-        self._gathering: Gathering | None = None
+        self._sending: Sending | None = None
         self._asking = Asking(self.client, group, chosen)
         self._watches: SendWatches | None = None
         self._tracer: Tracer | None = None
 
     async def __aenter__(self) -> Self:
-        if self._opened is not None:
+        if self._sending is not None:
             raise UsageError("this producer is open already")
         async with AsyncExitStack() as undo:
             if self._is_own:
@@ -103,9 +93,7 @@ class Producer:
             post = Post(self.client.session, self._group, self.settings)
             await self._open_watches(post)
             undo.pop_all()
-        self._opened = post
-        if self.settings.linger_s > 0:
-            self._gathering = Gathering(self._opened, self._packing)
+        self._sending = Sending(post, self._group, self._asking)
         return self
 
     async def _open_watches(self, post: Post) -> None:
@@ -128,8 +116,7 @@ class Producer:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        post, self._opened = self._opened, None
-        gathering, self._gathering = self._gathering, None
+        sending, self._sending = self._sending, None
         tracer, self._tracer, self._watches = self._tracer, None, None
         async with AsyncExitStack() as at_last:
             # These are seen to also where what follows is cut short.
@@ -139,24 +126,8 @@ class Producer:
             if tracer is not None:
                 at_last.push_async_callback(tracer.close)
             at_last.callback(self._asking.close)
-            if post is not None:
-                await self._finish(post, gathering)
-
-    async def _finish(self, post: Post, gathering: Gathering | None) -> None:
-        try:
-            post.send_away()
-            async with asyncio.timeout(self.settings.timeout_s):
-                while len(post) or gathering:
-                    if gathering is not None:
-                        gathering.flush()
-                    await post.drain()
-                    await asyncio.sleep(0)  # What arrived last has its turn to be told.
-        except TimeoutError:
-            log.warning("group %s leaves without the answers of %d sends", self._group, len(post))
-        finally:
-            if gathering is not None:
-                gathering.close(_CLOSED)
-            await post.close()
+            if sending is not None:
+                await sending.close()
 
     # A member of its group
 
@@ -175,7 +146,7 @@ class Producer:
     @property
     def bytes_in_flight(self) -> int:
         """The bodies that are on their way or linger, in bytes."""
-        return 0 if self._opened is None else self._opened.bytes_in_flight
+        return 0 if self._sending is None else self._sending.post.bytes_in_flight
 
     # Sending
 
@@ -195,37 +166,10 @@ class Producer:
             BrokerRefused: The broker refused; likewise.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        sending = self._open()
         if self._watches is not None:
-            return await self._watches.send(self._send, message, queue)
-        return await self._send(message, queue)
-
-    async def _send(self, message: Message, queue: Queue | None) -> SendResult:
-        post = self._post()
-        if type(message) is Reply:
-            return await self._asking.reply(message, self._sealed(message))
-        _check_queue(message, queue)
-        size = len(message.body)
-        if self._gathering is not None and not travels_alone(message):
-            envelope = self._sealed(message, compress=False)
-            if post.has_room(size):
-                post.take(size)
-            else:
-                await self._wait_for_room(post, size)
-            return await self._gather(envelope, queue, size)
-        parcel = Parcel(self._sealed(message))
-        if post.has_room(size):
-            post.take(size)
-        else:
-            await self._wait_for_room(post, size)
-        retries = self.settings.retries if queue is None else 0
-        delivery = Delivery(post, parcel, queue, retries, size)
-        post.start(delivery)
-        try:
-            result: SendResult = await delivery.future
-        except asyncio.CancelledError:
-            delivery.drop()
-            raise
-        return result
+            return await self._watches.send(sending.send, message, queue)
+        return await sending.send(message, queue)
 
     def send_nowait(
         self, message: Message, queue: Queue | None = None
@@ -240,27 +184,10 @@ class Producer:
             LimitExceeded: It is too large, or ``in_flight_bytes_max`` is on its way already.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        sending = self._open()
         if self._watches is not None:
-            return self._watches.send_nowait(self._send_nowait, message, queue)
-        return self._send_nowait(message, queue)
-
-    def _send_nowait(self, message: Message, queue: Queue | None) -> asyncio.Future[SendResult]:
-        post = self._post()
-        _check_queue(message, queue)
-        size = len(message.body)
-        is_gathered = self._gathering is not None and not travels_alone(message)
-        envelope = self._sealed(message, compress=not is_gathered)
-        if not post.has_room(size):
-            most = self.settings.in_flight_bytes_max
-            raise LimitExceeded("bytes in flight", most, post.bytes_in_flight + size)
-        if is_gathered:
-            post.take(size)
-            return self._gather(envelope, queue, size)
-        parcel = Parcel(envelope)
-        post.take(size)
-        delivery = Delivery(post, parcel, queue, self.settings.retries_nowait, size, is_nowait=True)
-        post.start(delivery)
-        return delivery.future
+            return self._watches.send_nowait(sending.send_nowait, message, queue)
+        return sending.send_nowait(message, queue)
 
     async def send_oneway(self, message: Message, queue: Queue | None = None) -> None:
         """Send a message that nobody answers: it is tried once, and may be lost without a word.
@@ -272,27 +199,11 @@ class Producer:
             BrokerRefused: There is no such topic, or it cannot be written to.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        sending = self._open()
         if self._watches is not None:
-            await self._watches.send_oneway(self._send_oneway, message, queue)
+            await self._watches.send_oneway(sending.send_oneway, message, queue)
         else:
-            await self._send_oneway(message, queue)
-
-    async def _send_oneway(self, message: Message, queue: Queue | None) -> None:
-        post, session = self._post(), self.client.session
-        _check_queue(message, queue)
-        parcel = Parcel(self._sealed(message))
-        async with _limited(self.settings.timeout_s):
-            route = await self._route(message.topic)
-            queue = queue or post.next_queue(route)
-            address = route.master(queue.broker)
-            connection = session.ready(address) or await session.connection(address)
-            if connection.is_backed_up:
-                await connection.writable()
-        head = parcel.head(
-            post.form(queue), connection.number(), queue.number, session.clock.wall_ms(),
-            is_oneway=True,
-        )  # fmt: skip
-        connection.post_oneway(head, parcel.body)
+            await sending.send_oneway(message, queue)
 
     async def send_batch(
         self, messages: Sequence[Message], queue: Queue | None = None
@@ -313,50 +224,10 @@ class Producer:
             BrokerRefused: The broker refused the first.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        sending = self._open()
         if self._watches is not None:
-            return await self._watches.send_batch(self._send_batch, messages, queue)
-        return await self._send_batch(messages, queue)
-
-    async def _send_batch(
-        self, messages: Sequence[Message], queue: Queue | None
-    ) -> list[SendResult]:
-        post = self._post()
-        common_topic(messages)
-        _check_queue(messages[0], queue)
-        most = self.settings.body_bytes_max
-        envelopes = [self._sealed(each, compress=False) for each in messages]
-        for each in envelopes:
-            packed = packed_size(each)
-            if packed > most:
-                raise LimitExceeded("the size of a message in a batch", most, packed)
-        results: list[SendResult] = []
-        for part in split(envelopes, most):
-            try:
-                results += await self._send_part(post, part, queue)
-            except TxmqError as problem:
-                if not results:
-                    raise
-                raise BatchCutShort(results, len(messages), problem) from problem
-        return results
-
-    async def _send_part(
-        self, post: Post, part: list[Envelope], queue: Queue | None
-    ) -> list[SendResult]:
-        parcel = bundled(part)
-        size = len(parcel.body)
-        if post.has_room(size):
-            post.take(size)
-        else:
-            await self._wait_for_room(post, size)
-        retries = self.settings.retries if queue is None else 0
-        delivery = Delivery(post, parcel, queue, retries, size, is_single=False)
-        post.start(delivery)
-        try:
-            results: list[SendResult] = await delivery.future
-        except asyncio.CancelledError:
-            delivery.drop()
-            raise
-        return results
+            return await self._watches.send_batch(sending.send_batch, messages, queue)
+        return await sending.send_batch(messages, queue)
 
     # Requests
 
@@ -375,7 +246,7 @@ class Producer:
             UsageError: The producer is not open, or was closed before the reply came.
             TxmqError: The request could not be sent, as for :meth:`send`.
         """
-        self._post()
+        self._open()
         return await self._asking.ask(message, timeout_s, self.send)
 
     # In order
@@ -407,65 +278,15 @@ class Producer:
         Raises:
             TxmqError: As for :meth:`send`.
         """
-        self._post()
-        check_name("topic", message.topic)
-        async with _limited(self.settings.timeout_s):
-            route = await self._route(message.topic)
-        return await self.send(message, select(route.writable, message, arg))
+        queues = await self._open().writable(message.topic)
+        return await self.send(message, select(queues, message, arg))
 
-    # Parts of sending
-
-    def _post(self) -> Post:
-        if self._opened is None:
+    def _open(self) -> Sending:
+        if self._sending is None:
             raise UsageError("this producer is not open; use it with 'async with'")
-        return self._opened
-
-    def _sealed(self, message: Message, *, compress: bool = True) -> Envelope:
-        fresh_id = self.client.session.ids.next()
-        return sealed(message, fresh_id, self._packing, compress=compress)
-
-    def _gather(
-        self, envelope: Envelope, queue: Queue | None, size: int
-    ) -> asyncio.Future[SendResult]:
-        gathering = self._gathering
-        try:
-            if gathering is None:
-                raise UsageError(_CLOSED)
-            return gathering.add(envelope, queue, size)
-        except TxmqError:
-            if self._opened is not None:
-                self._opened.release(size)
-            raise
-
-    async def _wait_for_room(self, post: Post, size: int) -> None:
-        await post.room(size)
-        if self._opened is not post:
-            post.release(size)
-            raise UsageError(_CLOSED)
-
-    async def _route(self, topic: str) -> Route:
-        session, new_queues = self.client.session, self.settings.queues_of_new_topics
-        return session.known_route(topic) or await session.route_to_write(topic, new_queues)
-
-
-@asynccontextmanager
-async def _limited(timeout_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError as problem:
-        late = RequestTimeout("there was no way to a broker within the time for sending")
-        late.effect = Effect.NONE  # Nothing was sent.
-        raise late from problem
+        return self._sending
 
 
 def _by_key(queues: Sequence[Queue], message: Message, key: str | bytes | int) -> Queue:
     del message
     return queue_of_key(queues, key)
-
-
-def _check_queue(message: Message, queue: Queue | None) -> None:
-    if type(message) is Reply:
-        raise UsageError("a reply goes to the one who asked; send it by Producer.send")
-    if queue is not None and queue.topic != message.topic:
-        raise UsageError(f"a message for {message.topic} cannot go to a queue of {queue.topic}")

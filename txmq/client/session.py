@@ -27,6 +27,7 @@ from txmq.errors import (
     BrokerRefused,
     ConfigError,
     ConnectFailed,
+    RequestNotSupported,
     TopicNotFound,
     TransportError,
     UsageError,
@@ -183,8 +184,12 @@ class Session:
             except TransportError as problem:
                 failed = problem
                 continue
-            except BrokerRefused:
+            except BrokerRefused as problem:
                 self._names_at = at
+                if isinstance(problem, RequestNotSupported):
+                    said = problem.remark.strip()
+                    text = f"{said}; is {self.names[at]} a name server, and not a broker?"
+                    raise RequestNotSupported(text) from problem
                 raise
             self._names_at = at
             return answer

@@ -186,6 +186,8 @@ class ConsumerSettings:
             "consume_timeout_s": 0.001, "suspend_s": 0.01, "rebalance_s": 0.01, "commit_s": 0.01,
             "stop_s": 0.0,
         })  # fmt: skip
+        if not isinstance(self.start, StartFrom):
+            raise ConfigError(f"start is one of StartFrom's values, not {self.start!r}")
         if self.start_ms is not None and self.start is not StartFrom.TIME:
             raise ConfigError("start_ms says from which time on; it needs start=StartFrom.TIME")
         bounds = "topic_cached_max", "topic_cached_bytes_max", "all_cached_max"

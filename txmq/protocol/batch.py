@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import TypeAlias
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import BATCH_MESSAGES_MAX, PROPERTIES_BYTES_MAX
@@ -14,19 +14,16 @@ __all__ = ["BatchItem", "pack", "unpack"]
 
 _HEAD = Struct(">IIIiI")
 _SHORT = Struct(">H")
+_HEAD_BYTES = _HEAD.size
 _FIXED_BYTES = _HEAD.size + _SHORT.size
 
 
-class BatchItem(NamedTuple):
-    """One message of a batch."""
-
-    flag: int
-    body: bytes
-    properties: str
+BatchItem: TypeAlias = tuple[int, bytes, str]
+"""One message of a batch: flag, body, and properties as text."""
 
 
-def pack(items: Iterable[tuple[int, bytes, str]]) -> bytes:
-    """Write a batch of items: flag, body, and properties as text.
+def pack(items: Iterable[BatchItem]) -> bytes:
+    """Write a batch.
 
     Raises:
         LocalProtocolError: A message's properties are too long or hold half a character, or its
@@ -60,17 +57,17 @@ def unpack(data: bytes) -> list[BatchItem]:
         RemoteProtocolError: Its lengths do not fit together, it is empty, or it holds too many.
     """
     items: list[BatchItem] = []
-    at = 0
+    at, stop = 0, len(data)
+    head, short = _HEAD.unpack_from, _SHORT.unpack_from
     try:
-        while at < len(data):
-            size, _, _, flag, body_length = _HEAD.unpack_from(data, at)
-            middle = at + _HEAD.size + body_length
-            (property_length,) = _SHORT.unpack_from(data, middle)
-            end = middle + 2 + property_length
-            if end != at + size or end > len(data):
+        while at < stop:
+            size, _, _, flag, body_length = head(data, at)
+            start = at + _HEAD_BYTES
+            middle = start + body_length
+            end = middle + 2 + short(data, middle)[0]
+            if end != at + size or end > stop:
                 raise RemoteProtocolError(f"a batch's message of {size} bytes holds {end - at}")
-            text = data[middle + 2 : end].decode()
-            items.append(BatchItem(flag, data[at + _HEAD.size : middle], text))
+            items.append((flag, data[start:middle], data[middle + 2 : end].decode()))
             at = end
             if len(items) > BATCH_MESSAGES_MAX:
                 raise RemoteProtocolError(f"a batch holds more than {BATCH_MESSAGES_MAX} messages")

@@ -250,10 +250,13 @@ class Connection(asyncio.Protocol):
     def _write(self) -> None:
         if not self._out or self._transport is None:
             return
-        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        if self._posted_bytes > _POSTED_BYTES_MAX:
+            # So much is not copied once more where the transport can do without.
+            self._transport.writelines(self._out)
+        else:
+            self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
         self._out.clear()
         self._posted_bytes = 0
-        self._transport.write(data)
 
     @property
     def unread_bytes(self) -> int:

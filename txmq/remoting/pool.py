@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,16 @@ def split_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{text!r} is no address; write host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _why(problem: Exception) -> str:
+    """Why nothing was reached, for whoever wrote the address."""
+    if isinstance(problem, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(problem, socket.gaierror | UnicodeError):
+        said = getattr(problem, "strerror", None) or problem
+        return f"{said}; write host:port, several separated by ';'"
+    return str(problem) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
 
 
 class Pool:
@@ -87,7 +98,7 @@ class Pool:
                 )
         except (OSError, TimeoutError, UnicodeError) as problem:
             # UnicodeError: what resolves names has an error of its own for what can be none.
-            raise ConnectFailed(f"cannot connect to {address}: {problem}") from problem
+            raise ConnectFailed(f"cannot connect to {address}: {_why(problem)}") from problem
         self._open[address] = made
         if self._on_open is not None:
             self._on_open(address, made)

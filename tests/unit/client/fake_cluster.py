@@ -82,7 +82,7 @@ class FakeBroker:
         args = head.topic, head.queue_id, head
         if head.batch:
             items = batch.unpack(request.body)
-            stored = [self.store(*args, each.body, each.properties, each.flag) for each in items]
+            stored = [self.store(*args, body, text, flag) for flag, body, text in items]
         else:
             text = head.properties or ""
             stored = [self.store(*args, request.body, text, head.flag, head.sys_flag)]

@@ -87,7 +87,7 @@ class Stage:
         self.cluster.listeners[broker].close()
 
     def assert_nothing_is_left(self):
-        post = self.producer._opened
+        post = self.producer._sending.post
         assert (len(post), post.bytes_in_flight) == (0, 0)
         assert not post._wanting
         assert not post._at_routes
@@ -121,7 +121,7 @@ def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):
                     stage = Stage(world, cluster, producer)
                     await scenario(stage)
                     await asyncio.sleep(0)
-                    if producer._opened is not None:
+                    if producer._sending is not None:
                         stage.assert_nothing_is_left()
 
         test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)

@@ -235,3 +235,24 @@ async def test_offsets_that_cannot_be_saved_are_saved_next_time(stage):
         count = len(stage.asked(save))
         await asyncio.sleep(20)
         assert len(stage.asked(save)) == count  # What has not changed is not said again.
+
+
+@acting(queues=4)
+async def test_a_member_that_is_listed_twice_has_one_share(stage):
+    body = bodies.ConsumerIds(["here@one", "here@one"]).write()
+    code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+    stage.cluster.replies[code] = lambda request: command.answer(request, body=body)
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: len(consumer.queues) == 5)
+
+
+@acting()
+async def test_a_connection_over_which_nothing_comes_back_is_given_up(stage):
+    """As after a cut that neither end was told of."""
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: Queue(TOPIC, "broker-a", 0) in consumer.queues)
+        connection = client.session.ready(stage.broker.address)
+        connection.data_received = lambda data: None
+        await stage.until(lambda: not connection.is_open, within_s=40.0)
+        stage.put(b"0")
+        await stage.until(lambda: stage.seen)

@@ -152,3 +152,22 @@ def test_a_file_of_another_kind_is_refused(tmp_path, text):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ConfigError):
         FileOffsets(tmp_path)
+
+
+def test_what_waits_to_be_saved_is_not_saved_as_it_was_before():
+    async def scenario():
+        kept, calls = offsets()
+        queues = [Queue("T", "b", number) for number in range(100)]
+        for queue in queues:
+            kept.note(queue, 5)
+        saving = asyncio.create_task(kept.save())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert 0 < len(calls.said) < 99
+        kept.note(queues[98], 1)
+        kept.forget(queues[99])
+        await saving
+        assert calls.table[queues[98]] == 1
+        assert queues[99] not in calls.table
+
+    asyncio.run(scenario())

@@ -81,6 +81,19 @@ def test_properties_stand_as_stock_clients_read_them():
     assert text == "p\x01q\x02TAGS\x01A\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01ID\x02"
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"tags": "A"}, "TAGS\x01A\x02"),
+        ({"keys": ("k1", "k2")}, "KEYS\x01k1 k2\x02"),
+        ({"tags": "A", "keys": ("k1",)}, "TAGS\x01A\x02KEYS\x01k1\x02"),
+    ],
+)
+def test_tags_and_keys_stand_before_the_id(changes, expected):
+    assert sealed(message(**changes), "ID").properties == expected + "UNIQ_KEY\x01ID\x02"
+
+
 def test_a_message_sent_again_keeps_its_id():
     again = message(properties={properties.UNIQUE_KEY: "FIRST"})
 
@@ -125,6 +138,9 @@ def test_small_bodies_and_batches_travel_as_they_are(body, compress):
         {"properties": {"UNIQ_KEY": ""}},
         {"properties": {"p": "a\x01b"}},
         {"tags": "a\x02b"},
+        {"tags": "a\x01b"},
+        {"keys": ("a\x01b",)},
+        {"keys": ("a\x02b", "c")},
     ],
 )
 def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
@@ -133,11 +149,35 @@ def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"body": "text"}, "a body is bytes, not str; encode it, as in text.encode()"),
+        ({"body": bytearray(b"b")}, "a body is bytes, not bytearray"),
+        ({"topic": b"T"}, "b'T' is no name for a topic; use letters, "),
+        ({"topic": None}, "None is no name for a topic; use letters, "),
+        ({"keys": "order-1"}, "keys are a tuple, not a str; write keys=('order-1',)"),
+        ({"keys": "k"}, "keys are a tuple, not a str; write keys=('k',)"),
+        ({"keys": (1,)}, "keys are a tuple of str, not (1,)"),
+        ({"keys": 1}, "keys are a tuple of str, not 1"),
+        ({"tags": ["A"]}, "a message has one tag, which is a str, not ['A']"),
+        ({"tags": ["A"], "properties": {"p": "q"}}, "a message has one tag, which is a str, "),
+        ({"properties": {"p": 1}}, "properties are str, not 'p': 1"),
+    ],
+)
+def test_what_newcomers_get_wrong_is_said_in_a_sentence(wrong, said):
+    with pytest.raises(LocalProtocolError) as caught:
+        sealed(message(**wrong), "ID")
+
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("wrong", "limit"),
     [
         ({"body": b"x" * (MESSAGE_BODY_BYTES_MAX + 1)}, MESSAGE_BODY_BYTES_MAX),
         ({"topic": "t" * (TOPIC_CHARS_MAX + 1)}, TOPIC_CHARS_MAX),
         ({"properties": {"p": "x" * PROPERTIES_BYTES_MAX}}, PROPERTIES_BYTES_MAX),
+        ({"tags": "ü" * (PROPERTIES_BYTES_MAX // 2)}, PROPERTIES_BYTES_MAX),
         ({"properties": {"p": "ü" * (PROPERTIES_BYTES_MAX // 2)}}, PROPERTIES_BYTES_MAX),
     ],
 )

@@ -1,6 +1,7 @@
 """Handlers of every shape, and what they are taken to have said."""
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from txmq.client.consumer.handling import Handling, Later
+from txmq.errors import UsageError
 
 MESSAGE = SimpleNamespace(id="m", topic="T", offset=0)
 
@@ -22,6 +24,9 @@ class Object:
 
     def plain(self, message):
         return Later(3)
+
+    def nothing(self):
+        return None
 
 
 def judged(handler, messages=(MESSAGE,), *, takes_batch=False):
@@ -54,6 +59,18 @@ def test_a_handler_of_batches_gets_all_of_them():
     judged(got.extend, [MESSAGE, MESSAGE], takes_batch=True)
 
     assert got == [MESSAGE, MESSAGE]
+
+
+def test_the_class_is_taken_for_the_word():
+    assert judged(lambda message: Later) == Later()
+
+
+@pytest.mark.parametrize(
+    "handler", [3, lambda: None, lambda session, message: None, Object().nothing]
+)
+def test_what_cannot_be_called_with_a_message_is_refused_at_once(handler):
+    with pytest.raises(UsageError):
+        Handling(handler, takes_batch=False)
 
 
 @pytest.mark.parametrize("said", [None, True, False, 0, "done"])
@@ -89,5 +106,42 @@ def test_a_handler_that_is_cancelled_says_nothing():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    asyncio.run(scenario())
+
+
+def test_a_plain_handler_that_raises_what_no_future_holds_has_failed():
+    assert judged(lambda message: next(iter(()))) == Later()
+
+
+def test_what_is_no_exception_is_a_failure_too():
+    class Odd(BaseException):
+        pass
+
+    async def fail(message):
+        raise Odd
+
+    assert judged(fail) == Later()
+
+
+def test_a_program_may_still_be_ended():
+    async def end(message):
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        judged(end)
+
+
+def test_a_handler_cannot_keep_to_itself_that_it_was_cancelled():
+    async def scenario():
+        async def stubborn(message):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+        working = asyncio.create_task(Handling(stubborn, takes_batch=False).judge([MESSAGE]))
+        await asyncio.sleep(0)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
 
     asyncio.run(scenario())

@@ -47,6 +47,22 @@ def test_ids_of_one_moment_differ():
     assert [fields(each)[4] for each in found[:3]] == [0, 1, 2]
 
 
+def test_time_and_count_go_on_side_by_side():
+    wall = Wall(2024, 5, 31, 23, 59, 59, 999_000)
+    ids = UniqueIds(wall, SeededEntropy(1))
+
+    last = [ids.next(), ids.next()]
+    wall.at = datetime(2024, 6, 1, tzinfo=UTC)
+    first = ids.next()
+    wall.at = datetime(2024, 5, 31, 23, 59, 59, 999_000, tzinfo=UTC)  # The clock was set back.
+    again = ids.next()
+
+    late_ms = (31 * 86_400_000 - 1) & 0x7FFFFFFF  # As much of it as an id has room for.
+    moments = [fields(each)[3:] for each in (*last, first, again)]
+    assert moments == [[late_ms, 0], [late_ms, 1], [0, 2], [late_ms, 3]]
+    assert len({each[:20] for each in (*last, first, again)}) == 1
+
+
 def test_clients_differ_by_lot_and_repeat_with_the_seed():
     first, second, again = (
         UniqueIds(Wall(2024, 5, 1), SeededEntropy(seed)).next() for seed in (1, 2, 1)

@@ -239,3 +239,67 @@ def test_the_broker_is_told_who_locks_what(name):
         assert set(told) == {("here@one", GROUP, 1)}
 
     scenario()
+
+
+@acting(queues=2)
+async def test_a_queue_waits_for_a_handler_however_slow(stage):
+    """Only a stop gives handlers up after ``stop_s``."""
+    stage.put(b"0", b"1", number=1)
+    at_work = []
+
+    async def slow(message):
+        at_work.append(message)
+        assert len(at_work) == 1
+        await asyncio.sleep(150)
+        at_work.pop()
+
+    settings = {**ORDERLY, "stop_s": 5.0}
+    async with (
+        stage.client("one") as one,
+        stage.client("two") as two,
+        stage.reader(one, slow, **settings),
+    ):
+        await stage.until(lambda: stage.seen)
+        async with stage.reader(two, slow, **settings):
+            stage.broker.notify(GROUP)
+            await asyncio.sleep(140)
+            assert len(stage.seen) == 1
+            await stage.until(lambda: len(stage.seen) == 2)
+    assert stage.bodies() == [b"0", b"1"]
+
+
+@acting()
+async def test_a_queue_whose_lock_had_run_out_is_begun_with_anew(stage):
+    """Whoever had it meanwhile may have gone on, and given it back."""
+
+    async def slow(message):
+        if message.body == b"0":
+            await asyncio.sleep(100)
+
+    stage.put(*[b"%d" % each for each in range(4)])
+    async with stage.client() as client, stage.reader(client, slow, **ORDERLY):
+        await stage.until(lambda: stage.seen)
+        stage.cluster.replies[LOCK] = lambda request: None
+        await asyncio.sleep(75)
+        stage.cluster.replies[RequestCode.UPDATE_CONSUMER_OFFSET] = command.answer
+        stage.broker.offsets[GROUP, TOPIC, 0] = 3
+        del stage.cluster.replies[LOCK]
+        await stage.until(lambda: len(stage.seen) > 1)
+    assert stage.bodies() == [b"0", b"3"]
+
+
+@acting()
+async def test_a_handler_that_is_given_up_ends_before_its_queue_is_somebody_elses(stage):
+    ends = []
+
+    async def slow(message):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(1)
+            ends.append(len(stage.broker.locks))
+
+    stage.put(b"0")
+    async with stage.client() as client, stage.reader(client, slow, stop_s=1, **ORDERLY):
+        await stage.until(lambda: stage.seen)
+    assert ends == [1]

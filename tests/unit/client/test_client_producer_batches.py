@@ -158,6 +158,15 @@ def test_the_size_of_a_part_is_what_will_be_written():
     assert all(a + b > 500 for a, b in zip(sizes, following, strict=False))
 
 
+def test_what_fits_is_one_part():
+    envelopes = [Envelope("T", str(n), 0, 0, b"x", "") for n in range(3)]
+    size = sum(packed_size(each) for each in envelopes)
+
+    assert [len(part) for part in split(envelopes, size)] == [3]
+    assert [len(part) for part in split(envelopes, size - 1)] == [2, 1]
+    assert [len(part) for part in split(envelopes, 1)] == [1, 1, 1]
+
+
 def test_a_part_fits_what_a_broker_stores_at_once_and_counts():
     tiny = Envelope("T", "", 0, 0, b"x", "")
 
@@ -302,7 +311,7 @@ async def test_a_lane_where_everybody_went_away_is_forgotten(stage):
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0.1)
 
-    assert (stage.sends, len(stage.producer._gathering)) == ("", 0)
+    assert (stage.sends, len(stage.producer._sending.gathering)) == ("", 0)
 
 
 @produced(linger_s=0.01)

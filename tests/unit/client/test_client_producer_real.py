@@ -10,7 +10,7 @@ from broker.testing import embedded
 from txmq.client.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
-from txmq.errors import NoPermission, TxmqError
+from txmq.errors import MessageIllegal, TxmqError
 from txmq.testing import simulate
 
 
@@ -45,7 +45,7 @@ def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
             results += [await producer.send_ordered(message(b"%d" % n), "k") for n in range(3)]
             results.append(await producer.send(message(b"x" * 9000), queue))
             await producer.send_oneway(message(b"one way"), queue)
-            with pytest.raises(NoPermission, match="delay"):
+            with pytest.raises(MessageIllegal, match="delay"):
                 await producer.send(message(delay_level=3))
             stored = await everything(admin, "T")
             while b"one way" not in stored[queue]:
@@ -101,11 +101,11 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger_s)
                 await asyncio.gather(*[sending(name) for name in range(8)])
                 storm.cancel()
                 await asyncio.gather(storm, return_exceptions=True)
-                post = producer._opened
+                post = producer._sending.post
                 await post.drain()
                 await asyncio.sleep(2)
                 assert (len(post), post.bytes_in_flight, len(post._wanting)) == (0, 0, 0)
-                assert linger_s == 0 or not len(producer._gathering)
+                assert linger_s == 0 or not len(producer._sending.gathering)
                 await producer.send(message(b"after the storm"))
             stored = {
                 (broker.name, number, at): record.body

@@ -1,6 +1,7 @@
 """A push consumer in a simulated world: what it asks of brokers, and what handlers get."""
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import threading
@@ -602,3 +603,56 @@ async def test_a_topic_that_comes_into_being_later_is_consumed_as_soon_as_it_is_
         stage.put(b"first", topic="Late")
 
         await stage.until(lambda: stage.bodies() == [b"first"], within_s=5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
+def test_a_stop_ends_though_a_handler_swallows_its_cancellation(settings):
+    @acting()
+    async def scenario(stage):
+        async def stubborn(message):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+        stage.put(b"0", b"1")
+        async with stage.client() as client:
+            async with stage.reader(client, stubborn, concurrency=1, stop_s=1.0, **settings):
+                await stage.until(lambda: stage.seen)
+                before = stage.world.now()
+            assert stage.world.now() - before < 2.0
+        assert stage.bodies() == [b"0"]
+        assert stage.committed() == 0
+
+    scenario()
+
+
+@acting()
+async def test_an_operator_may_have_a_message_of_the_retry_topic_handled(stage):
+    async with stage.client() as client, stage.reader(client) as consumer:
+        stage.put(b"0")
+        await stage.until(lambda: stage.seen)
+        stage.put(b"again", topic=RETRY, properties={"RETRY_TOPIC": TOPIC})
+        pulled = await client.admin.pull(Queue(RETRY, "broker-a", 0), 0)
+        assert await consumer.handle(pulled.messages[0]) is None
+        assert b"again" in stage.bodies()
+
+
+@acting()
+async def test_a_queue_that_is_just_begun_with_can_be_moved(stage):
+    query, held = RequestCode.QUERY_CONSUMER_OFFSET, []
+
+    def hold(request):
+        if request.read(headers.OffsetQuery).topic != TOPIC:
+            return stage.broker.on_query_consumer_offset(request)
+        held.append((stage.broker.connection, request))
+        return None
+
+    stage.put(b"0", b"1")
+    stage.broker.offsets[GROUP, TOPIC, 0] = 2
+    stage.cluster.replies[query] = hold
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: held)
+        await consumer.move({Queue(TOPIC, "broker-a", 0): 0})
+        ((connection, request),) = held
+        connection.send(stage.broker.on_query_consumer_offset(request))
+        connection.flush()
+        await stage.until(lambda: stage.bodies() == [b"0", b"1"])

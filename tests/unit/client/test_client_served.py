@@ -93,7 +93,12 @@ def test_a_consumer_says_what_it_does():
 
 @pytest.mark.parametrize(
     ("verdict", "result"),
-    [(None, "CR_SUCCESS"), (Later(), "CR_LATER"), (ValueError("no"), "CR_THROW_EXCEPTION")],
+    [
+        (None, "CR_SUCCESS"),
+        (True, "CR_SUCCESS"),
+        (Later(), "CR_LATER"),
+        (ValueError("no"), "CR_THROW_EXCEPTION"),
+    ],
 )
 def test_an_operator_has_one_message_handled(verdict, result):
     async def scenario():

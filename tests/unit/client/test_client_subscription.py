@@ -50,9 +50,20 @@ def test_a_condition_leaves_it_to_the_broker():
     [
         {"tags": "A", "sql": "a > 5"},
         {"tags": " || "},
+        {"tags": "A | B"},
+        {"tags": "A && B"},
         {"tags": "x" * (SUBSCRIPTION_CHARS_MAX + 1)},
     ],
 )
 def test_what_cannot_be_meant_is_refused(given):
     with pytest.raises(LocalProtocolError):
         Subscription("T", **given)
+
+
+@pytest.mark.parametrize("tags", ["*", " * ", "*||*", "* || "])
+def test_all_tags_travel_as_the_one_star_that_brokers_know(tags):
+    everything = Subscription("T", tags)
+
+    assert everything.wants(Tagged("A"))
+    assert everything.expression == everything.registration(1).sub_string == "*"
+    assert not everything.registration(1).code_set

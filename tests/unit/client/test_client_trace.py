@@ -363,7 +363,7 @@ def test_a_broker_may_want_no_traces():
         async with embedded() as broker, Client(broker.names) as client:
             await client.admin.create_topic(TOPIC, queues=1)
             async with Producer("pg", client, TRACED) as producer:
-                post = producer._opened
+                post = producer._sending.post
                 heard = post.heard
 
                 class Silent:

@@ -1,8 +1,8 @@
 import pytest
 
-from broker.core.arrival import as_half, check_plain, examine, says_it_is_half
+from broker.core.arrival import as_half, check_plain, examine, examine_all, says_it_is_half
 from broker.store.key_index import key_hash, topic_seed
-from txmq.errors import MessageIllegal, NoPermission
+from txmq.errors import MessageIllegal
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX
 from txmq.protocol import properties
 from txmq.protocol.java import string_hash
@@ -107,14 +107,56 @@ def test_a_message_may_say_by_its_properties_alone_that_it_is_a_half_message(val
     assert says_it_is_half(special)
 
 
-def test_delayed_messages_are_not_taken_yet():
-    with pytest.raises(NoPermission):
-        arrived(UNIQ_KEY="u", DELAY="3")
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_delayed_messages_are_not_taken_yet_and_no_producer_tries_again(name):
+    with pytest.raises(MessageIllegal, match=name):
+        arrived(UNIQ_KEY="u", **{name: "3"})
 
 
-@pytest.mark.parametrize("values", [{"TRAN_MSG": "false"}, {"DELAY": "0"}])
+@pytest.mark.parametrize(
+    "values", [{"TRAN_MSG": "false"}, {"DELAY": "0"}, {"TIMER_DELAY_SEC": "0"}]
+)
 def test_a_message_that_only_says_it_is_neither_is_an_ordinary_one(values):
     assert arrived(UNIQ_KEY="u", **values)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1", **values}
+
+
+# --- batches ---
+
+U, V = "UNIQ_KEY\x01u\x02", "UNIQ_KEY\x01v\x02"
+TAGGED = "TAGS\x01A\x02"
+
+
+@pytest.mark.parametrize(
+    ("texts", "shared"),
+    [
+        pytest.param([U, V, U], "", id="alike"),
+        pytest.param([TAGGED + U, TAGGED + V], "a\x01b\x02", id="tagged-and-shared"),
+        pytest.param([U + "KEYS\x01k\x02", V + "KEYS\x01k\x02"], "", id="same-key"),
+        pytest.param([U, V + "KEYS\x01k\x02", V], "", id="one-has-a-key"),
+        pytest.param([U + TAGGED, V + "TAGS\x01B\x02", V], "", id="tags-differ"),
+        pytest.param([U, "UNIQ_KEY\x01\x02", "", V], "", id="some-without-id"),
+        pytest.param([U + U, U + V, V + U], "", id="two-ids"),
+        pytest.param([U, V], U, id="shared-id"),
+        pytest.param([U[:-1], V[:-1], V], TAGGED, id="no-last-separator"),
+        pytest.param(["UNIQ_KEY\x01ä\x02" + TAGGED, V + TAGGED], "", id="long-in-bytes"),
+        pytest.param([U, "UNIQ_KEY\x01a\x01b\x02"], "", id="mark-in-an-id"),
+        pytest.param(["MYUNIQ_KEY\x01NEW\x02", "MYUNIQ_KEY\x01v\x02"], "", id="looks-alike"),
+        pytest.param([U, V], "DELAY\x013\x02", id="special"),
+    ],
+)
+def test_each_message_of_a_batch_is_examined_as_if_it_were_alone(texts, shared):
+    rules = CLUSTER, SEED, lambda: "NEW"
+
+    alone = [examine(properties.join(text, shared), *rules) for text in texts]
+
+    assert list(examine_all(texts, shared, *rules)) == alone
+
+
+def test_a_batch_does_not_hide_an_id_that_makes_the_properties_too_long():
+    texts = [U, f"UNIQ_KEY\x01{'x' * PROPERTIES_BYTES_MAX}\x02"]
+
+    with pytest.raises(MessageIllegal, match="properties"):
+        list(examine_all(texts, "", CLUSTER, SEED, lambda: "NEW"))
 
 
 # --- half messages ---

@@ -221,7 +221,7 @@ def batching(topic, *, queue=0, **props):
 
 
 def batch_of(*bodies, **props):
-    return batch.pack([batch.BatchItem(0, body, text_of(**props)) for body in bodies])
+    return batch.pack([(0, body, text_of(**props)) for body in bodies])
 
 
 def pulling(topic, offset=0, *, group="group", queue=0, count=32, hold_ms=0, tags="*", **given):

@@ -55,7 +55,7 @@ def beat(*groups):
 
 
 def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask):
-    body = batch.pack([batch.BatchItem(0, b"x", "")] * 2000)
+    body = batch.pack([(0, b"x", "")] * 2000)
     shared = "SHARED\x01" + "y" * 30_000 + "\x02"
 
     def nothing_is_stored(broker):

@@ -13,18 +13,32 @@ from handler_stage import (
     sending,
     with_topics,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as replaced
 
 from broker.config import StoreSettings
+from broker.store.key_index import keys_in
+from txmq.protocol import batch, properties
 from txmq.protocol.bodies import GroupConfig, TopicConfig
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, SendAnswer, SendMessage, SendMessageV2, TopicHeader
 from txmq.protocol.message_id import host_text, split_offset_id
+from txmq.protocol.record import unpack
 
 SEND, SEND_V2, BATCH = 10, 310, 320
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 SHAPES = {SEND: SendMessage, SEND_V2: SendMessageV2}
 ERROR, ILLEGAL, UNAVAILABLE, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 13, 14, 16, 17, 26
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+TEXTS = st.builds(
+    "{}UNIQ_KEY\x01{}\x02{}".format,
+    st.sampled_from(["", "TAGS\x01A\x02", "KEYS\x01k l\x02"]),
+    st.sampled_from(["u", "v", "ä", "x\x01y"]),
+    st.sampled_from(["", "TAGS\x01B", "WAIT\x01true\x02", "a\x01b\x02KEYS\x01u\x02"]),
+)
 
 
 async def stored(client, topic, queue=0):
@@ -341,11 +355,15 @@ def test_7_a_group_that_was_deleted_takes_no_retries(serve):
     serve(main, with_topics(auto_create_groups=False))
 
 
-def test_8_what_is_not_served_yet_is_refused_and_not_stored_as_something_else(serve):
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_8_what_is_not_served_yet_is_refused_and_not_stored_as_something_else(serve, name):
     async def main(stage):
         client = await stage.client()
 
-        assert await client.code_of(SEND, sending("T", DELAY="3"), body=b"x") == NO_PERMISSION
+        delayed = {name: "3"}
+        assert await client.code_of(SEND, sending("T", **delayed), body=b"x") == ILLEGAL
+        body = batch_of(b"a") + batch_of(b"b", **delayed)
+        assert await client.code_of(BATCH, batching("T"), body=body) == ILLEGAL
         assert await client.max_offset("T") == 0
 
     serve(main)
@@ -535,6 +553,57 @@ def test_a_batch_becomes_single_messages_one_after_the_other(serve, kind):
             assert "WAIT" not in each.property_map()
 
     serve(main)
+
+
+def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
+    @settings(max_examples=40)
+    @given(
+        st.lists(st.tuples(INT32, st.binary(min_size=1, max_size=9), TEXTS), min_size=1),
+        st.sampled_from(["", "shared\x01yes\x02", "KEYS\x01s\x02", "UNIQ_KEY\x01s"]),
+        st.booleans(),
+    )
+    def is_the_same(items, shared, over_v6):
+        async def main(stage):
+            client = await stage.client(address="fd00::7" if over_v6 else None)
+            await client.topic("T", 2)
+            header = batching("T")
+            header.properties = shared
+            await client.ok(BATCH, header, body=batch.pack(items))
+            single = sending("T", queue=1, shape=SendMessageV2)
+            for single.flag, body, text in items:
+                single.properties = properties.join(text, shared)
+                await client.ok(SEND_V2, single, body=body)
+
+            store = stage.broker.store
+            queues = [store.find_queue("T", number) for number in (0, 1)]
+            codes, shown, found = [], [], []
+            for queue in queues:
+                entries = queue.read(0, 1000)
+                codes.append([code for _, _, code, _ in entries])
+                records = [unpack(store.record_bytes(entry[0]))[0] for entry in entries]
+                shown.append(
+                    [replaced(each, position=0, stored_ms=0, queue_id=0) for each in records]
+                )
+                words = {word for each in records for word in keys_in(each.properties)}
+                held = {entry[0]: number for number, entry in enumerate(entries)}
+                found.append(
+                    {
+                        word: [
+                            held[at]
+                            for at in store.positions_of_key("T", word, 0, 2**62)
+                            if at in held
+                        ]
+                        for word in words
+                    }
+                )
+            assert codes[0] == codes[1]
+            assert shown[0] == shown[1]
+            assert found[0] == found[1]
+            assert len(shown[0]) == len(items)
+
+        in_world(main)
+
+    is_the_same()
 
 
 def test_the_flag_and_not_the_code_makes_a_batch(serve):

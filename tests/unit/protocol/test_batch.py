@@ -6,7 +6,7 @@ import pytest
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import BATCH_MESSAGES_MAX, PROPERTIES_BYTES_MAX
-from txmq.protocol.batch import BatchItem, pack, unpack
+from txmq.protocol.batch import pack, unpack
 
 FIRST = (
     bytes.fromhex("0000001f 00000000 00000000 ffffffff 00000005")
@@ -15,7 +15,7 @@ FIRST = (
     + b"a\x01b\x02"
 )
 SECOND = bytes.fromhex("00000016 00000000 00000000 00000000 00000000 0000")
-ITEMS = [BatchItem(-1, b"hello", "a\x01b\x02"), BatchItem(0, b"", "")]
+ITEMS = [(-1, b"hello", "a\x01b\x02"), (0, b"", "")]
 
 
 def test_messages_follow_one_another_in_the_layout_of_the_protocol():
@@ -74,7 +74,7 @@ def test_more_messages_than_a_batch_may_hold_are_refused():
 
 
 def test_the_longest_properties_can_be_written():
-    longest = [BatchItem(0, b"", "x" * PROPERTIES_BYTES_MAX)]
+    longest = [(0, b"", "x" * PROPERTIES_BYTES_MAX)]
 
     assert unpack(pack(longest)) == longest
 
@@ -82,10 +82,10 @@ def test_the_longest_properties_can_be_written():
 @pytest.mark.parametrize(
     "item",
     [
-        pytest.param(BatchItem(0, b"", "x" * (PROPERTIES_BYTES_MAX + 1)), id="long-properties"),
-        pytest.param(BatchItem(0, b"", "é" * 16_384), id="long-in-bytes"),
-        pytest.param(BatchItem(0, b"", "\ud800"), id="half-character"),
-        pytest.param(BatchItem(2**31, b"", ""), id="flag"),
+        pytest.param((0, b"", "x" * (PROPERTIES_BYTES_MAX + 1)), id="long-properties"),
+        pytest.param((0, b"", "é" * 16_384), id="long-in-bytes"),
+        pytest.param((0, b"", "\ud800"), id="half-character"),
+        pytest.param((2**31, b"", ""), id="flag"),
     ],
 )
 def test_what_a_batch_cannot_hold_is_our_own_fault(item):

@@ -161,7 +161,7 @@ def test_a_record_written_out_by_hand(name, expected):
 
 
 def test_a_batch_written_out_by_hand():
-    items = [batch.BatchItem(7, b"body", "TAGS\x01no\x02"), batch.BatchItem(-1, b"x", "")]
+    items = [(7, b"body", "TAGS\x01no\x02"), (-1, b"x", "")]
 
     assert batch.unpack(by_hand("hand-batch.hex")) == items
     assert batch.pack(items) == by_hand("hand-batch.hex")
@@ -175,7 +175,7 @@ def test_a_batch_as_go_sends_it():
     assert (command.code, command.client_language, command.remark) == (320, "GO", "")
     sent = command.read(SendMessageV2)
     assert (sent.default_topic, sent.default_topic_queue_nums, sent.batch) == ("", 0, True)
-    assert batch.unpack(command.body) == [batch.BatchItem(0, b"body", "")]
+    assert batch.unpack(command.body) == [(0, b"body", "")]
 
 
 # Java: frames
@@ -358,9 +358,7 @@ def test_the_ids_of_java_s_records_are_java_s():
 def test_a_batch_is_read_and_written_as_java_does(name, count, end):
     """Release 5 ends its properties with a separator, 4.9.8 does not."""
     items = [
-        batch.BatchItem(
-            number, b"hello %d" % number, f"KEYS\x01k{number}\x02WAIT\x01true\x02TAGS\x01TagA{end}"
-        )
+        (number, b"hello %d" % number, f"KEYS\x01k{number}\x02WAIT\x01true\x02TAGS\x01TagA{end}")
         for number in range(count)
     ]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from txmq.errors import LocalProtocolError
+from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -59,9 +59,14 @@ BatchHandler: TypeAlias = Callable[[Sequence[ReceivedMessage]], Awaitable[Verdic
 
 
 class Handling:
-    """A handler made ready to be awaited: a plain function runs in a thread of the consumer's."""
+    """A handler made ready to be awaited: a plain function runs in a thread of the consumer's.
+
+    Raises:
+        UsageError: It cannot be called with messages alone.
+    """
 
     def __init__(self, handler: Callable[..., object], *, takes_batch: bool) -> None:
+        _check(handler)
         self.takes_batch = takes_batch
         self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
@@ -86,13 +91,14 @@ class Handling:
 
     async def _in_thread(self, given: object) -> Verdict:
         # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
-        work = partial(copy_context().run, cast("Callable[..., Verdict]", self._handler), given)
+        work = partial(copy_context().run, _call, self._handler, given)
         said = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         # A plain function may also hand on what an async one returned.
-        return cast("Verdict", await said) if inspect.isawaitable(said) else said
+        return await said if inspect.isawaitable(said) else said
 
     async def judge(self, messages: Sequence[ReceivedMessage]) -> Verdict:
         """Handle these messages, and take a failure for ``Later()``."""
+        said: object = Later()
         try:
             said = await self(messages)
         except asyncio.CancelledError:
@@ -101,11 +107,41 @@ class Handling:
                 raise
             # Not we are cancelled, but something that the handler waited for.
             log.exception("a handler was cancelled with %s", named(messages))
-            return Later()
-        except Exception:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException:
+            # Also what is no Exception: the worker that it ended would be missed for ever.
             log.exception("a handler failed with %s", named(messages))
-            return Later()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The handler kept to itself that we are cancelled; what it says comes too late.
+            raise asyncio.CancelledError
+        if said is Later:
+            return Later()  # Whoever forgot the brackets did not mean "consumed".
         return said if isinstance(said, Later) else None
+
+
+def _check(handler: Callable[..., object]) -> None:
+    # Found out now, not once for every message.
+    name = getattr(handler, "__qualname__", repr(handler))
+    if not callable(handler):
+        raise UsageError(f"a handler is a function, not {name}")
+    try:
+        inspect.signature(handler).bind(object())
+    except TypeError as problem:
+        raise UsageError(f"{name} is called with what has come, and nothing else: {problem}") from (
+            problem
+        )
+    except ValueError:
+        return  # Some that are built in do not tell.
+
+
+def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitable[Verdict]:
+    try:
+        return handler(given)
+    except StopIteration as problem:
+        # No future can hold it: whoever awaits the thread's end would wait for ever.
+        raise RuntimeError("a handler raised StopIteration") from problem
 
 
 def named(messages: Sequence[ReceivedMessage]) -> str:

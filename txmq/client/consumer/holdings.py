@@ -54,6 +54,7 @@ class Holdings:
         self.offsets: Offsets = self._offset_store()
         self._holder = holder
         self._starts: dict[Queue, int] = {}
+        self._beginning: set[Queue] = set()
         self._is_paused = False
         self._paused: dict[Queue, bool] = {}
         self._running: dict[Queue, asyncio.Task[None]] = {}
@@ -131,7 +132,7 @@ class Holdings:
                 mine = await self.share_of(topic)
             except TxmqError as problem:
                 level = logging.DEBUG if topic.startswith(RETRY) else logging.WARNING
-                log.log(level, "%s: queues of %s as before: %s", self.group, topic, problem)
+                log.log(level, "%s: no queues of %s are sought now: %s", self.group, topic, problem)
                 is_whole = False
                 continue
             is_whole = await self._hold(topic, mine, subscription) and is_whole
@@ -182,6 +183,7 @@ class Holdings:
         return begun
 
     async def _begin(self, queue: Queue, subscription: Subscription) -> bool:
+        self._beginning.add(queue)
         try:
             if not await self._holder.may_hold(queue):
                 return False
@@ -191,6 +193,8 @@ class Holdings:
             # In the next round it may be somebody else's.
             await self._holder.gone(queue)
             return False
+        finally:
+            self._beginning.discard(queue)
         if queue not in self.intakes:
             self._open(queue, subscription, self._starts.pop(queue, start))
         return True
@@ -211,13 +215,17 @@ class Holdings:
         return intake
 
     async def _fetch(self, intake: Intake) -> None:
-        start: int | None = None
         try:
             start = await intake.run()
         except Exception:
             log.exception("%s: %s is begun with anew", self.group, intake.queue)
             await asyncio.sleep(LONGEST_PAUSE_S)
-        self.lose(intake.queue, start)
+        else:
+            # Known also to whoever lets it go meanwhile. The rest is for a broker that says so of
+            # every place.
+            self._starts[intake.queue] = start
+            await asyncio.sleep(FIRST_PAUSE_S)
+        self.lose(intake.queue)
 
     async def _start_of(self, queue: Queue) -> int:
         told = self._starts.get(queue)
@@ -271,9 +279,7 @@ class Holdings:
         intake = self.intakes[queue]
         try:
             await self._holder.let_go(intake)
-            offset = self._starts.get(queue, intake.window.safe_offset)
-            self.offsets.note(queue, QueueOffset(offset))
-            await self.offsets.save(queue)
+            await self._save_last(intake)
             await self._holder.gone(queue)
         finally:
             self.offsets.forget(queue)
@@ -282,8 +288,22 @@ class Holdings:
             self.rebalance_soon()
         log.info("%s: %s is done with %s", self.group, self.client.id, queue)
 
+    async def _save_last(self, intake: Intake) -> None:
+        queue, saved = intake.queue, -1
+        problem: TxmqError | None = None
+        # Again where it is moved meanwhile.
+        while saved != (offset := self._starts.get(queue, intake.window.safe_offset)):
+            self.offsets.note(queue, QueueOffset(offset))
+            problem = await self.offsets.save(queue)
+            saved = offset
+        if problem is None:
+            # Asked for again: another member may go on from there before it is ours again.
+            self._starts.pop(queue, None)
+
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Begin anew elsewhere in some of the queues that are held."""
+        """Begin anew elsewhere in some of the queues that are held, or are just begun with."""
+        for queue in self._beginning & offsets.keys():
+            self._starts[queue] = offsets[queue]
         moved = [each for each in offsets if each in self.intakes]
         for queue in moved:
             self.lose(queue, offsets[queue])
@@ -325,4 +345,7 @@ class Holdings:
     async def _save_always(self) -> None:
         while True:
             await asyncio.sleep(self.settings.commit_s)
-            await self.save()
+            try:
+                await self.save()
+            except Exception:
+                log.exception("%s: offsets are not saved", self.group)

@@ -21,6 +21,7 @@ from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import (
     FlowControlled,
+    RemoteProtocolError,
     TopicNotFound,
     TransportError,
     TxmqError,
@@ -35,7 +36,7 @@ from txmq.protocol.headers import PullAnswer, PullMessage
 from txmq.protocol.record import unpack_all
 from txmq.runtime.backoff import Backoff
 
-__all__ = ["Intake", "IntakeLimits", "limits_of"]
+__all__ = ["Intake", "IntakeLimits", "as_sent", "limits_of"]
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ LONGEST_PAUSE_S: Final = 3.0
 """Between tries that fail; stock clients wait 3 s at once."""
 
 NOT_HELD_S: Final = 0.05
-"""The least time between two questions that find nothing: a broker that is about to stop, or to
-which we gave no time, answers them at once."""
+"""The least time between two questions that find nothing: a broker that is about to stop, a replica
+that is behind, or one to which we gave no time, answers them at once."""
 
 _FOUND, _EMPTY, _NONE_MATCHED, _MOVED = 0, 19, 20, 21
 _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
@@ -113,32 +114,32 @@ class Intake:
         self._backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     async def run(self) -> int:
-        """Fetch until cancelled, or until the queue ends before what is wanted of it.
+        """Fetch until cancelled, or until the group does not go on from here.
 
         Returns:
-            Where it ends. What was fetched is in it no more, or under other offsets.
+            Where it goes on. What was fetched is not wanted any more, or is fetched again.
         """
         clock = self._session.clock
         while True:
             await self._wait_for_room()
             asked_at = clock.monotonic()
             try:
-                outcome, next_offset = await self._pull()
+                has_found, start = await self._pull()
             except FlowControlled:
                 await asyncio.sleep(FIRST_PAUSE_S)
             except TxmqError as problem:
                 pause_s = self._backoff.failed()
                 level = logging.INFO if isinstance(problem, TransportError) else logging.WARNING
                 log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, problem)
+                self._replica = MASTER
                 if isinstance(problem, TransportError | TopicNotFound):
-                    self._replica = MASTER
                     self._session.forget(self.queue.topic)
                 await asyncio.sleep(pause_s)
             else:
                 self._backoff.worked()
-                if next_offset < self.window.next_offset:
-                    return next_offset
-                least_s = NOT_HELD_S if outcome in {_EMPTY, _MOVED} else 0.0
+                if start is not None:
+                    return start
+                least_s = 0.0 if has_found else NOT_HELD_S
                 pause_s = max(self.interval_s, least_s - (clock.monotonic() - asked_at))
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
@@ -173,8 +174,12 @@ class Intake:
 
     # Fetching
 
-    async def _pull(self) -> tuple[int, int]:
-        """Ask once, and hand on what comes; how it went, and where the queue goes on."""
+    async def _pull(self) -> tuple[bool, int | None]:
+        """Ask once, and hand on what comes.
+
+        Returns:
+            Whether the queue was gone through further, and where to begin anew if it must be.
+        """
         offset = self.window.next_offset
         answer = await self._ask(offset)
         self.pulled_at = self._session.clock.monotonic()
@@ -188,12 +193,27 @@ class Intake:
                 "%s: offset %d lies outside of %s; going on at %d",
                 self._group, offset, self.queue, next_offset,
             )  # fmt: skip
-        if next_offset >= offset:
-            messages = self._wanted(answer.body) if answer.code == _FOUND else []
-            self.window.put(messages, next_offset)
-            if messages:
-                self._deliver(self, messages)
-        return answer.code, next_offset
+        start = self._begins_anew(answer.code, bounds)
+        if start is not None:
+            return False, start
+        if answer.code == _FOUND and next_offset == offset:
+            raise RemoteProtocolError(f"what is found at {offset} ends where it begins")
+        messages = self._wanted(answer.body) if answer.code == _FOUND else []
+        self.window.put(messages, next_offset)
+        if messages:
+            self._deliver(self, messages)
+        return answer.code in {_FOUND, _NONE_MATCHED} and next_offset > offset, None
+
+    def _begins_anew(self, code: int, bounds: PullAnswer) -> int | None:
+        window, there = self.window, bounds.next_begin_offset
+        offset, safe = window.next_offset, int(window.safe_offset)
+        if code == _MOVED and bounds.min_offset <= offset <= bounds.max_offset:
+            # Nothing is wrong with the place: RocketMQ 5 says it where an operator moved the group.
+            return there if (there, there) != (offset, safe) else None
+        if there < offset:
+            # The queue has lost its end. What we have not consumed may lie before that.
+            return max(0, min(there, safe))
+        return None
 
     def _wanted(self, body: bytes) -> list[ReceivedMessage]:
         broker, wanted = self.queue.broker, self.subscription.wanted
@@ -201,7 +221,7 @@ class Intake:
         if wanted:
             messages = [each for each in messages if each.tags in wanted]
         if self.queue.topic.startswith(RETRY):
-            messages = [_as_sent(each) for each in messages]
+            messages = [as_sent(each) for each in messages]
         return messages
 
     async def _ask(self, offset: int) -> Command:
@@ -239,7 +259,7 @@ class Intake:
         )
 
 
-def _as_sent(message: ReceivedMessage) -> ReceivedMessage:
-    # What comes by way of a retry topic shows the topic it was sent to.
+def as_sent(message: ReceivedMessage) -> ReceivedMessage:
+    """What comes by way of a retry topic, with the topic it was sent to."""
     topic = message.properties.get(properties.RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)

@@ -100,9 +100,14 @@ class HeldLocks:
         for queue in queues:
             if queue not in self._until:
                 continue
-            if queue in ours:
-                self._until[queue] = now + LOCK_S
-            else:
+            if queue not in ours:
                 log.warning("%s is locked by somebody else", queue)
                 del self._until[queue]
+                lose(queue)
+                continue
+            was_held = self._until[queue] > now
+            self._until[queue] = now + LOCK_S
+            if not was_held:
+                # Somebody may have had it, gone on, and given it back.
+                log.warning("the lock of %s had run out; the queue is begun with anew", queue)
                 lose(queue)

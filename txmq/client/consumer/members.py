@@ -35,7 +35,9 @@ async def members_of(group: str, topic: str, session: Session) -> list[str]:
             continue
         found = ConsumerIds.read(answer.body).consumer_id_list
         if found:
-            return sorted(found)
+            # A client that lost its connection is listed twice until the broker has noticed; a
+            # share of the queues would fall to nobody.
+            return sorted(set(found))
         problem = ConsumerOffline(f"{address} knows nobody who consumes for {group}")
     session.forget(topic)
     raise problem

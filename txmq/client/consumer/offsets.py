@@ -83,23 +83,33 @@ class BrokerOffsets:
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
         """See :meth:`Offsets.save`."""
         left = [
-            (each, at)
+            each
             for each, at in self._noted.items()
             if queue in {None, each} and self._saved.get(each) != at
         ]
-        problem: TxmqError | None = None
+        problems: list[TxmqError] = []
         while left:
             # Some at a time: a member may hold thousands of queues.
-            ends = await asyncio.gather(*[self._save(q, at) for q, at in left[:SAVED_AT_ONCE]])
-            problem = next((each for each in ends if each is not None), problem)
+            ends = await asyncio.gather(*[self._save(each) for each in left[:SAVED_AT_ONCE]])
+            problems += [each for each in ends if each is not None]
             del left[:SAVED_AT_ONCE]
-        return problem
+        if not problems:
+            return None
+        # One line, for however many queues.
+        text = "%s: offsets of %d queues are not saved; of one of them: %s"
+        log.warning(text, self._group, len(problems), problems[-1])
+        return problems[-1]
 
-    async def _save(self, queue: Queue, offset: QueueOffset) -> TxmqError | None:
+    async def _save(self, queue: Queue) -> TxmqError | None:
+        # Looked up now: while others were saved it may have been moved, or lost to somebody who
+        # has gone on since.
+        offset = self._noted.get(queue)
+        if offset is None:
+            return None
         try:
             await self._calls.commit_offset(self._group, queue, offset)
         except TxmqError as problem:
-            log.warning("%s: offset %d of %s is not saved: %s", self._group, offset, queue, problem)
+            log.debug("%s: offset %d of %s is not saved: %s", self._group, offset, queue, problem)
             return problem
         if queue in self._noted:  # Otherwise it is somebody else's by now.
             self._saved[queue] = offset

@@ -42,6 +42,7 @@ class _Line:
         self.is_idle = True
         self.idle = asyncio.Event()
         self.left = asyncio.Event()
+        self.is_given_up = False
         self.task: asyncio.Task[None] | None = None
 
     async def rest(self, seconds: float) -> None:
@@ -52,9 +53,14 @@ class _Line:
 
     async def until_idle(self, *, is_done: bool) -> None:
         """Wait until nobody works on it, and where ``is_done`` until nothing waits either."""
-        while not self.is_idle or (is_done and self.waiting):
+        while not self.is_given_up and (not self.is_idle or (is_done and self.waiting)):
             self.idle.clear()
             await self.idle.wait()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self.is_given_up = True
+        self.idle.set()
 
 
 class Orderly:
@@ -83,7 +89,6 @@ class Orderly:
         self._lose = lose
         self._lines: dict[Queue, _Line] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._patience_s = settings.stop_s
         self._tasks = Tasks()
 
     def open(self) -> None:
@@ -109,22 +114,26 @@ class Orderly:
         line.some.set()
 
     async def let_go(self, intake: Intake) -> None:
-        """Let the handler at work finish; nobody may begin with the queue before that."""
+        """Let the handler at work finish, however long it takes, unless the consumer is stopped.
+
+        Nobody may begin with the queue before that, and so its lock is kept.
+        """
         line = self._lines.get(intake.queue)
         if line is None:
             return
         line.waiting.clear()
         line.left.set()
         line.idle.set()
+        assert line.task is not None
         try:
-            async with asyncio.timeout(self._patience_s):
-                await line.until_idle(is_done=False)
-        except TimeoutError:
-            log.warning("a handler still works on %s, which is given up", intake.queue)
+            await line.until_idle(is_done=False)
+            if not line.is_idle:
+                log.warning("a handler still works on %s, which is given up", intake.queue)
         finally:
-            assert line.task is not None
             line.task.cancel()
             del self._lines[intake.queue]
+        # A handler that is cancelled may have something to put in order.
+        await asyncio.wait([line.task])
 
     async def gone(self, queue: Queue) -> None:
         """Give the lock back: the next one need not wait for it to run out."""
@@ -134,10 +143,11 @@ class Orderly:
     async def finish(self) -> None:
         """Return once all that was delivered is worked on, or ``stop_s`` later."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._settings.stop_s):
                 for line in list(self._lines.values()):
                     await line.until_idle(is_done=True)
-        self._patience_s = 0.0
+        for line in self._lines.values():
+            line.give_up()
 
     async def close(self) -> None:
         """Stop; handlers at work are cancelled."""
@@ -171,7 +181,11 @@ class Orderly:
                 # Looked at here: it may have taken long until it was our turn.
                 if not self._is_ours(intake):
                     return
-                verdict: Verdict = Later() if handling is None else await handling.judge(taken)
+                verdict: Verdict = Later()
+                if handling is None:
+                    log.warning("nobody handles %s any more", named(taken))
+                else:
+                    verdict = await handling.judge(taken)
             if verdict is None:
                 intake.end(taken)
                 return

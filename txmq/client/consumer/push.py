@@ -11,8 +11,9 @@ from typing import Final, Self, TypeVar
 
 from txmq.client.client import Client
 from txmq.client.consumer.concurrent import Concurrent
-from txmq.client.consumer.handling import BatchHandler, Handling, MessageHandler
+from txmq.client.consumer.handling import BatchHandler, Handling, Later, MessageHandler
 from txmq.client.consumer.holdings import Holdings
+from txmq.client.consumer.intake import as_sent
 from txmq.client.consumer.locks import HeldLocks
 from txmq.client.consumer.orderly import Orderly
 from txmq.client.consumer.returns import QueueLocks, Returns
@@ -326,23 +327,33 @@ class PushConsumer:
             self._holdings.hold_back(queues, is_paused=False)
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset."""
+        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset.
+
+        An orderly queue is moved once the handler at work on it has ended, so that handler cannot
+        wait for this.
+        """
         if self._holdings is not None:
             await self._holdings.move(offsets)
 
     async def commit(self) -> None:
-        """Save now how far it has come."""
+        """Save now how far it has come; what cannot be saved is logged, and saved next time."""
         if self._holdings is not None:
             await self._holdings.save()
 
     async def handle(self, message: ReceivedMessage) -> object:
         """Have one message handled aside from its queue, as an operator may ask.
 
+        Returns:
+            What the handler said, if that was :class:`Later`; ``None`` where it is consumed.
+
         Raises:
             UsageError: The topic has no handler here.
             Exception: Whatever the handler raises.
         """
+        if message.topic == RETRY + self.group:
+            message = as_sent(message)
         handling = self._find(message)
         if handling is None:
             raise UsageError(f"nobody handles topic {message.topic} here")
-        return await handling([message])
+        said = await handling([message])
+        return said if isinstance(said, Later) else None

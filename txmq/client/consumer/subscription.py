@@ -41,25 +41,33 @@ class Subscription:
         """Read the expression."""
         if self.sql and self.tags != ANY_TAG:
             raise LocalProtocolError("a subscription is by tags or by a condition, not by both")
-        if len(self.expression) > SUBSCRIPTION_CHARS_MAX:
+        size = len(self.sql or self.tags)
+        if size > SUBSCRIPTION_CHARS_MAX:
             raise LocalProtocolError(
-                f"a subscription has at most {SUBSCRIPTION_CHARS_MAX} characters, "
-                f"not {len(self.expression)}"
+                f"a subscription has at most {SUBSCRIPTION_CHARS_MAX} characters, not {size}"
             )
-        named = {each.strip() for each in self.tags.split("||")} - {""}
+        named = {each.strip() for each in self._named} - {""}
+        for each in named:
+            if "|" in each or "&&" in each:
+                raise LocalProtocolError(f"{each!r} is no tag; tags are separated by '||' alone")
         if not named:
             raise LocalProtocolError("a subscription names no tag; '*' stands for all of them")
         object.__setattr__(self, "wanted", frozenset(named - {ANY_TAG} if self.by_tags else ()))
 
     @property
+    def _named(self) -> list[str]:
+        return self.tags.split("||")
+
+    @property
     def by_tags(self) -> bool:
         """Whether single tags are wanted, and others not."""
-        return not self.sql and self.tags.strip() != ANY_TAG
+        return not self.sql and any(each.strip() not in {"", ANY_TAG} for each in self._named)
 
     @property
     def expression(self) -> str:
         """The expression as it travels."""
-        return self.sql or self.tags
+        # Brokers know the star only by itself; with a blank beside it they take it for a tag.
+        return self.sql or (self.tags if self.by_tags else ANY_TAG)
 
     @property
     def kind(self) -> str:

@@ -1,0 +1,140 @@
+"""Pulls that do not go on as they should, and what consumers make of them."""
+
+import asyncio
+
+from consumer_stage import GROUP, TOPIC, acting
+
+from txmq.protocol import bodies, command, headers
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.record import pack
+from txmq.remoting.listener import Listener
+
+PULL = RequestCode.PULL_MESSAGE
+FOUND, EMPTY, NONE_MATCHED, MOVED = 0, 19, 20, 21
+
+
+def numbered(*span):
+    return [b"%d" % each for each in range(*span)]
+
+
+def pulls(stage):
+    return [each for each in stage.asked(PULL) if each["topic"] == TOPIC]
+
+
+@acting()
+async def test_a_queue_that_lost_its_end_is_not_committed_past_what_was_not_handled(stage):
+    go = asyncio.Event()
+
+    async def wait(message):
+        await go.wait()
+
+    stage.put(*numbered(10))
+    async with stage.client() as client, stage.reader(client, wait, concurrency=1):
+        await stage.until(lambda: stage.seen)
+        await asyncio.sleep(1)
+        del stage.broker.queues[TOPIC, 0][6:]
+        await asyncio.sleep(10)
+        assert not stage.committed()
+        go.set()
+        await stage.until(lambda: set(stage.bodies()) >= set(numbered(6)))
+
+
+@acting()
+async def test_a_replica_that_is_behind_is_not_asked_without_rest(stage):
+    def pull(request):
+        offset = request.read(headers.PullMessage).queue_offset
+        return command.answer(request, NONE_MATCHED, headers.PullAnswer(0, offset, 0, 0))
+
+    stage.cluster.replies[PULL] = pull
+    async with stage.client() as client, stage.reader(client):
+        await asyncio.sleep(2)
+        assert 20 < len(pulls(stage)) <= 41
+
+
+@acting()
+async def test_a_broker_that_finds_the_same_again_and_again_is_not_believed(stage):
+    def pull(request):
+        head = request.read(headers.PullMessage)
+        found = b"".join(pack(each) for each in stage.broker.queues.get((head.topic, 0), []))
+        bounds = headers.PullAnswer(0, head.queue_offset, 0, 1)
+        return command.answer(request, FOUND, bounds, body=found)
+
+    stage.put(b"0")
+    stage.cluster.replies[PULL] = pull
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await asyncio.sleep(60)
+        assert not stage.seen
+        assert len(pulls(stage)) < 40
+        del stage.cluster.replies[PULL]
+        await stage.until(lambda: stage.seen)
+        assert consumer.queues
+
+
+@acting()
+async def test_an_operator_moves_a_group_past_a_message_that_blocks_its_queue(stage):
+    """As RocketMQ 5 does it: the next pull is told, once."""
+    moved = []
+
+    def pull(request):
+        if request.read(headers.PullMessage).topic == TOPIC and moved:
+            stage.broker.offsets[GROUP, TOPIC, 0] = moved[0]
+            bounds = headers.PullAnswer(0, moved.pop(), 0, 10)
+            return command.answer(request, MOVED, bounds)
+        return stage.broker.on_pull_message(request)
+
+    async def fail(message):
+        if message.body == b"0":
+            raise ValueError
+
+    stage.put(*numbered(10))
+    stage.cluster.replies[PULL] = pull
+    settings = {"is_orderly": True, "rebalance_s": 1000.0}
+    async with stage.client() as client, stage.reader(client, fail, **settings):
+        await stage.until(lambda: stage.seen)
+        moved.append(8)
+        await stage.until(lambda: stage.bodies()[-2:] == [b"8", b"9"])
+    assert set(stage.bodies()) == {b"0", b"8", b"9"}
+    assert stage.committed() == 10
+
+
+@acting()
+async def test_a_broker_that_moves_a_group_at_every_place_is_not_asked_without_rest(stage):
+    def pull(request):
+        offset = request.read(headers.PullMessage).queue_offset
+        return command.answer(request, MOVED, headers.PullAnswer(0, 1 - offset, 0, 9))
+
+    stage.cluster.replies[PULL] = pull
+    async with stage.client() as client, stage.reader(client):
+        await asyncio.sleep(10)
+        assert 10 < len(pulls(stage)) <= 101
+
+
+@acting()
+async def test_a_replica_that_refuses_is_left_for_the_master(stage):
+    def refuse(connection, request):
+        return command.answer(request, 1 if request.code == PULL else 0)
+
+    replica = Listener(stage.cluster.network, stage.cluster.clock, refuse, connections_max=10)
+    await replica.open(stage.cluster.host, 0)
+    addresses = {0: stage.broker.address, 1: "{}:{}".format(*replica.address)}
+
+    def route(request):
+        queues = [bodies.QueueRoute("broker-a", 1, 1, 6)]
+        found = bodies.TopicRoute(queues, [bodies.BrokerRoute("broker-a", addresses, "c1")])
+        return command.answer(request, body=found.write())
+
+    def pull(request):
+        head = request.read(headers.PullMessage)
+        here = stage.broker.queues.get((head.topic, 0), [])[head.queue_offset :][:1]
+        bounds = headers.PullAnswer(1, head.queue_offset + len(here), 0, 3)
+        return command.answer(
+            request, FOUND if here else EMPTY, bounds, body=b"".join(map(pack, here))
+        )
+
+    stage.cluster.replies |= {RequestCode.GET_ROUTEINFO_BY_TOPIC: route, PULL: pull}
+    stage.put(*numbered(3))
+    try:
+        async with stage.client() as client, stage.reader(client):
+            await stage.until(lambda: len(stage.seen) == 3)
+    finally:
+        replica.close()

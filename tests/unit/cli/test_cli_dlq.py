@@ -102,7 +102,7 @@ def test_a_groups_dead_letters_are_shown(dlq, txmq_broker):
     assert [each["id"] for each in found] == ["A1", "A2", "A3"]
     assert (found[0]["attempts"], found[0]["origin_topic"]) == (17, "Transfers")
     cut = dlq("show", "g", "--limit", 2)
-    assert "A3" not in cut
+    assert "k-A3" not in cut  # an id may hold anything that looks like hexadecimal
     assert "2 are shown; there are more" in cut
     assert "there are more" not in dlq("show", "g", "--limit", 3)
 

@@ -22,6 +22,7 @@ from txmq.config import Alias, load
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
+from txmq.runtime.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from broker.app import Broker
@@ -152,6 +153,7 @@ def serve(
     except ConfigError as problem:
         fail(str(problem), WRONGLY_CALLED)
     typer.echo(banner(settings), err=True)
+    keep_freed_memory()
     raise typer.Exit(_run(settings))
 
 

@@ -1,0 +1,39 @@
+"""The allocator's settings, in a process of their own: they last for its life."""
+
+import subprocess
+import sys
+
+import pytest
+
+KEEPS = """
+import ctypes, resource
+from txmq.runtime.memory import keep_freed_memory
+{before}
+keep_freed_memory()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+[bytearray(200_000) for _ in range(10)]
+before = faults()
+for _ in range(200):
+    bytearray(200_000)
+print(faults() - before)
+"""
+
+
+def faults(before=""):
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPS.format(before=before)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have another C library")
+def test_a_large_buffer_is_made_again_without_asking_the_system():
+    assert faults() < 200
+
+
+def test_without_glibc_everything_stays_as_it_is():
+    assert faults("ctypes.CDLL = lambda name: object()") >= 0

@@ -18,11 +18,14 @@ from broker.config import BrokerSettings
 from broker.core.admission import Admission
 from broker.core.clients import Clients
 from broker.core.coordinator import Coordinator
+from broker.core.filter.filters import Filters
 from broker.core.groups import Groups
 from broker.core.locks import Locks
 from broker.core.offsets import Offsets
+from broker.core.schedule import Schedule
 from broker.core.statistics import Statistics
 from broker.core.topics import Topics, system_topics
+from broker.deliverer import Deliverer
 from broker.flusher import Flusher
 from broker.handlers.clients import ClientHandlers
 from broker.handlers.groups import GroupHandlers
@@ -30,7 +33,9 @@ from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.progress import ProgressHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.query import QueryHandlers
+from broker.handlers.recall import RecallHandlers
 from broker.handlers.relay import RelayHandlers
+from broker.handlers.returns import ReturnHandlers
 from broker.handlers.send import SendHandlers
 from broker.handlers.settings import SettingHandlers
 from broker.handlers.statistics import StatisticsHandlers
@@ -93,6 +98,8 @@ class Broker:
         self.offsets = Offsets()
         self.clients: Clients[Connection] = Clients()
         self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
+        self.schedule = Schedule(self.store, self.topics, settings.delay)
+        self.filters = Filters(settings.filter)
         self.locks = Locks()
         self.statistics = Statistics()
         self.admission = Admission()
@@ -118,6 +125,7 @@ class Broker:
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._delivery: asyncio.Task[None] | None = None
         self.started_ms = 0
 
     # Starting
@@ -137,7 +145,7 @@ class Broker:
             log.warning("a crash left %d bytes unfinished; they were cut", self.recovery.cut_bytes)
         self.topics.load(
             self._keeper.topics(),
-            system_topics(self.settings.name, self.settings.cluster, self.settings.topics),
+            system_topics(self.settings),
         )
         self.groups.load(self._keeper.groups())
         self.offsets.load(self._keeper.offsets())
@@ -172,6 +180,8 @@ class Broker:
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
+        self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
+        self._tasks.append(self._delivery)
 
     async def _open_names(self) -> list[str]:
         if self.settings.names:
@@ -188,6 +198,7 @@ class Broker:
             self.topics,
             self.groups,
             self.clients,
+            self.filters,
             self.offsets,
             self.store,
             self.statistics,
@@ -197,10 +208,12 @@ class Broker:
         self._checker = Checker(
             self.coordinator, self.clients, self.clock, self._flusher.decision_ms
         )
+        self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
         self._client_handlers = ClientHandlers(
             self.clients,
             self.groups,
             self.topics,
+            self.filters,
             self.locks,
             self.clock,
             self._topics_changed,
@@ -209,20 +222,36 @@ class Broker:
         self._relays = RelayHandlers(
             self._identity, self.topics, self.clients, self.offsets, self.store, self.clock
         )
+        sends = SendHandlers(
+            self._identity,
+            self.topics,
+            self.groups,
+            self.store,
+            self.coordinator,
+            self.schedule,
+            self.clients,
+            self.admission,
+            self._flusher,
+            self.clock,
+            self.entropy,
+            self._topics_changed,
+        )
         families: list[HandlerFamily] = [
-            SendHandlers(
+            sends,
+            ReturnHandlers(
                 self._identity,
                 self.topics,
                 self.groups,
-                self.store,
-                self.coordinator,
                 self.clients,
-                self.admission,
+                self.store,
+                self.schedule,
+                self.statistics,
                 self._flusher,
                 self.clock,
                 self.entropy,
-                self._topics_changed,
+                sends.topic_of_group,
             ),
+            RecallHandlers(self._identity, self.topics, self.schedule, self._flusher),
             TransactionHandlers(self.coordinator, self._checker, self._flusher, self.clock),
             self._pulls,
             self._client_handlers,
@@ -286,6 +315,8 @@ class Broker:
             await self._registrar.stop()
         self._pulls.release()
         await self._relays.stop()
+        if self._delivery is not None:
+            self._delivery.cancel()  # Who is due comes when we are back.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
@@ -318,6 +349,8 @@ class Broker:
     def _published(self, span: Span) -> None:
         if span.halves or span.markers:
             self._checker.published(span)
+        if span.delayed is not None:
+            self._deliverer.published(span)
         self._pulls.arrived(span)
 
     def _lost(self, connection: Connection) -> None:
@@ -344,7 +377,7 @@ class Broker:
     def _settings_changed(self, settings: BrokerSettings) -> None:
         missing = [
             config
-            for config in system_topics(settings.name, settings.cluster, settings.topics)
+            for config in system_topics(settings)
             if self.topics.find(config.topic_name) is None
         ]
         for config in missing:
@@ -356,6 +389,8 @@ class Broker:
         self.topics.defaults = settings.topics
         self.groups.defaults = settings.topics
         self.coordinator.settings = settings.transaction
+        self.filters.settings = settings.filter
+        self.schedule.adopt(settings.delay)
 
     def _expire_locks(self) -> None:
         self.locks.expire(self.clock.monotonic())

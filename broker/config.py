@@ -11,15 +11,22 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from txmq.config import Alias, Duration, Size
+from txmq.config import Alias, Duration, Size, parse_duration
 from txmq.errors import ConfigError
-from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX, SPAN_BYTES_MAX
+from txmq.limits import (
+    DELAY_LEVELS_MAX,
+    FRAME_BYTES_MAX,
+    MESSAGE_BODY_BYTES_MAX,
+    SPAN_BYTES_MAX,
+)
 from txmq.remoting.pool import split_address
 
 __all__ = [
     "ALIASES",
     "HOW_TO_ADVERTISE",
     "BrokerSettings",
+    "DelaySettings",
+    "FilterSettings",
     "RetentionSettings",
     "StoreSettings",
     "TopicDefaults",
@@ -27,6 +34,7 @@ __all__ = [
 ]
 
 
+_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
@@ -44,12 +52,17 @@ def _milliseconds(value: object) -> object:
 
 
 ALIASES: Final = {
+    "messageDelayLevel": Alias("delay.levels"),
+    "timerMaxDelaySec": Alias("delay.longest"),
     "transactionTimeout": Alias("transaction.timeout", _seconds),
     "transactionTimeOut": Alias("transaction.timeout", _milliseconds),
     "transactionCheckMax": Alias("transaction.check_max"),
     "transactionCheckInterval": Alias("transaction.check_interval", _seconds),
+    "enablePropertyFilter": Alias("filter.sql"),
 }
-"""Other names under which settings may be given; ``transactionTimeOut`` is RocketMQ's own."""
+"""Other names under which settings may be given; ``transactionTimeOut`` and
+``enablePropertyFilter`` are RocketMQ's own.
+"""
 
 FlushMode = Literal["sync", "async"]
 
@@ -107,7 +120,9 @@ class RetentionSettings:
     decisions on those that are open."""
 
     refuse_above: float = 0.90
-    """Used part of the disk above which sends are refused; decisions are still taken."""
+    """Used part of the disk above which sends are refused; decisions are still taken, and messages
+    that wait for their time still come.
+    """
 
     def __post_init__(self) -> None:
         """Refuse hours that no day has, and marks out of order."""
@@ -153,6 +168,16 @@ class TopicDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilterSettings:
+    """By what consumers may have the broker filter."""
+
+    sql: bool = False
+    """Whether consumers may give conditions on properties (SQL92) besides tags; RocketMQ's
+    ``enablePropertyFilter``.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSettings:
     """How the broker finds out what became of half messages."""
 
@@ -190,6 +215,46 @@ class TransactionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelaySettings:
+    """How long messages may wait that are sent for later."""
+
+    levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    """How long each delay level takes, from level 1 on; retries begin with level 3. Also
+    ``messageDelayLevel``.
+    """
+
+    longest: Duration = Duration(3 * 86_400.0)
+    """How far away the time may be for which a message is sent; also ``timerMaxDelaySec``."""
+
+    def __post_init__(self) -> None:
+        """Refuse levels that are none."""
+        self.levels_ms()
+        if self.longest <= 0:
+            raise ConfigError("delay.longest must be more than 0")
+
+    def levels_ms(self) -> tuple[int, ...]:
+        """How long each level takes, in milliseconds.
+
+        Raises:
+            ConfigError: They cannot be read.
+        """
+        texts = self.levels.split()
+        if not 1 <= len(texts) <= DELAY_LEVELS_MAX:
+            raise ConfigError(f"delay.levels has from 1 to {DELAY_LEVELS_MAX} levels")
+        levels: tuple[int, ...] = ()
+        for each in texts:
+            try:
+                levels += (int(parse_duration(each) * 1000),)
+            except ValueError as problem:
+                raise ConfigError(
+                    f"delay.levels cannot hold {each!r}; write {problem}"
+                ) from problem
+        if min(levels) <= 0:
+            raise ConfigError("delay.levels are durations above 0, such as 1s 5s 10s 30s 1m")
+        return levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     """Everything ``txmq serve`` can be told."""
 
@@ -224,11 +289,15 @@ class BrokerSettings:
 
     store: StoreSettings = field(default_factory=StoreSettings)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
+    filter: FilterSettings = field(default_factory=FilterSettings)
     transaction: TransactionSettings = field(default_factory=TransactionSettings)
+    delay: DelaySettings = field(default_factory=DelaySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:
-        """Refuse addresses that cannot be, before anything is opened."""
+        """Refuse names and addresses that cannot be, before anything is opened."""
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"name cannot be {self.name!r}; it takes letters, digits, and -_.@")
         _address("names_listen", self.names_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:

@@ -18,7 +18,7 @@ from broker.config import StoreSettings
 from broker.core.admission import Admission
 from broker.store.checkpoint import Stretch
 from broker.store.message_store import MessageStore, Span
-from txmq.errors import BrokerBusy, ServiceUnavailable, StoreError, SyncFailed
+from txmq.errors import BrokerBusy, CorruptRecord, ServiceUnavailable, StoreError, SyncFailed
 from txmq.limits import SPAN_BYTES_MAX, UNSYNCED_BYTES_MAX
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
@@ -159,7 +159,7 @@ class Flusher:
         tickets[1].append(answer)
 
     def decision_ms(self) -> int:
-        """The same for a decision, which is taken whatever else is refused.
+        """The same for what frees room, decisions and deliveries, whatever else is refused.
 
         Raises:
             ServiceUnavailable: The disk failed.
@@ -319,7 +319,7 @@ class Flusher:
     async def _save_index(self, stretch: Stretch) -> bool:
         try:
             pending = self._store.begin_checkpoint(stretch)
-        except OSError as problem:
+        except (OSError, CorruptRecord) as problem:
             # Indexes can be made again; only the next restart will take longer.
             log.warning("the indexes could not be saved: %s", problem)
             self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S

@@ -22,6 +22,7 @@ from broker.core.topics import Topics
 from broker.keeper import Keeper
 from broker.store.message_store import MessageStore
 from broker.store.retention import decide
+from txmq.errors import CorruptRecord
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 
@@ -121,8 +122,8 @@ class Housekeeping:
         used = space.used / space.total if space.total else 0.0
         files = self._store.completed_files()
         now_ms = self._clock.wall_ms()
-        pinned = self._store.halves.pending.pinned()
-        verdict = decide(settings, files, now_ms, self._local_time().hour, used, pinned)
+        hour = self._local_time().hour
+        verdict = decide(settings, files, now_ms, hour, used, self._pinned())
         self._admit_halves(used > settings.refuse_halves_above, settings.refuse_halves_above)
         self._admit(verdict.refuse_sends, settings.refuse_above, used)
         if verdict.delete:
@@ -133,6 +134,13 @@ class Housekeeping:
             for _ in range(verdict.delete):
                 self._store.drop_first_file()
             log.info("deleted %d old files of the log", verdict.delete)
+
+    def _pinned(self) -> int | None:
+        try:
+            return self._store.pinned()
+        except CorruptRecord as problem:
+            log.warning("nothing of the log is deleted: %s", problem)
+            return self._store.start
 
     def _admit_halves(self, refuse: bool, mark: float) -> None:
         if refuse:

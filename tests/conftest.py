@@ -32,3 +32,18 @@ def pytest_collection_modifyitems(items):
     if _SOAK:
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server; a missing one is a failure, never a skip."""
+    from tests import databases
+
+    try:
+        server = databases.postgres()
+    except databases.Unprepared as problem:
+        server, reason = None, str(problem)
+    if server is None:
+        pytest.fail(reason, pytrace=False)
+    yield server
+    server.stop()

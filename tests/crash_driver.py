@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tests.crash_points import CHECK, PARK, SAVE
+from tests.crash_points import CHECK, DELIVER, PARK, RECALL, SAVE, WAIT
+from tests.delay_driver import Delays
 from txmq.errors import TransportError
 from txmq.protocol import properties
 from txmq.protocol import record as records
@@ -109,7 +110,7 @@ class Known:
 
 
 class Driver:
-    """Prepares, ends, pulls and answers checks, one after the other."""
+    """Prepares, ends, delays, pulls and answers checks, one after the other."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -117,6 +118,7 @@ class Driver:
         self._all: list[Known] = []
         self._consumed: dict[int, bytes] = {}
         self._visible: list[bytes] = []
+        self._delays = Delays()
 
     # Until it is gone
 
@@ -138,6 +140,9 @@ class Driver:
         return any(isinstance(end, TransportError) for end in ends)
 
     async def _work(self, peer: Peer, phase: str) -> None:
+        if phase in (WAIT, DELIVER, RECALL):
+            await self._delays.work(peer, phase)
+            return
         await peer.beat()
         for _ in range(_CYCLES):
             if phase in (CHECK, PARK):
@@ -212,6 +217,7 @@ class Driver:
         for known in self._fresh:
             assert count[known.body] == (known.told == COMMITTED), known
         await self._verify_parked(peer)
+        await self._delays.verify(peer)
         self._fresh.clear()
         self._consumed.clear()
 
@@ -253,3 +259,4 @@ class Driver:
         for known in self._all:
             assert count[known.body] == (known.told == COMMITTED), known
         assert len(self._visible) == sum(known.told == COMMITTED for known in self._all)
+        await self._delays.verify_all(peer)

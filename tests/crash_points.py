@@ -1,6 +1,7 @@
-"""Every step of a transaction at which a broker may die: seams of the product, named from outside.
+"""Every step of a transaction, or of a message that comes later, at which a broker may die: seams
+of the product, named from outside.
 
-A label is a phase of a transaction's life, a seam that it passes, and a side of that seam. The list
+A label is a phase of their life, a seam that it passes, and a side of that seam. The list
 of labels is generated from the table; whoever kills a broker at each of them has been everywhere.
 """
 
@@ -13,11 +14,13 @@ from typing import Any, Final, NamedTuple
 
 from broker.checker import Checker
 from broker.core.coordinator import Coordinator
+from broker.deliverer import Deliverer
 from broker.flusher import Flusher
 from broker.handlers.pull import PullHandlers
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.decision import Kind
+from broker.store.delay_store import DelayStore
 from broker.store.half_store import HalfStore
 from broker.store.key_index import KeyIndex
 from broker.store.message_store import MessageStore
@@ -28,11 +31,14 @@ __all__ = [
     "CHECK",
     "COMMIT",
     "COPY",
+    "DELIVER",
     "LABELS",
     "PARK",
     "PREPARE",
+    "RECALL",
     "ROLL_BACK",
     "SAVE",
+    "WAIT",
     "phase_of",
     "watched",
 ]
@@ -44,13 +50,18 @@ ROLL_BACK: Final = "roll back"
 PARK: Final = "park"
 CHECK: Final = "check"
 SAVE: Final = "checkpoint"
+WAIT: Final = "wait"
+DELIVER: Final = "deliver"
+RECALL: Final = "recall"
 
-_WRITES: Final = (PREPARE, COMMIT, COPY, ROLL_BACK, PARK)
-_ANSWERED: Final = (PREPARE, COMMIT, COPY, ROLL_BACK)
+_DECIDES: Final = (PREPARE, COMMIT, COPY, ROLL_BACK, PARK)
+_DELAYS: Final = (WAIT, DELIVER, RECALL)
+_WRITES: Final = _DECIDES + _DELAYS
+_ANSWERED: Final = (PREPARE, COMMIT, COPY, ROLL_BACK, WAIT, RECALL)
 
 
 class Seam(NamedTuple):
-    """A method that a transaction comes through, in some phases of its life."""
+    """A method that a transaction or a message comes through, in some phases of its life."""
 
     name: str
     owner: type
@@ -62,18 +73,23 @@ SEAMS: Final = (
     Seam("stage the half message", HalfStore, "prepare", (PREPARE,)),
     Seam("stage the decision", HalfStore, "decide", (COMMIT, COPY, ROLL_BACK, PARK)),
     Seam("stage the body again", HalfStore, "_stage_copy", (COPY, PARK)),
+    Seam("stage the message that waits", DelayStore, "join", (WAIT,)),
+    Seam("stage the message that is due", DelayStore, "leave", (DELIVER,)),
+    Seam("stage the recall", DelayStore, "recall", (RECALL,)),
     Seam("write the span", CommitLog, "write", _WRITES),
     Seam("begin the sync", Flusher, "_begin_sync", _WRITES),
     Seam("note the sync", CommitLog, "synced", _WRITES),
     Seam("release the span", Flusher, "_release", _WRITES),
-    Seam("extend the queue", ConsumeQueue, "publish", (COMMIT, COPY, PARK)),
-    Seam("extend the half or op queue", ConsumeQueue, "publish_packed", _WRITES),
+    Seam("extend the queue", ConsumeQueue, "publish", (COMMIT, COPY, PARK, *_DELAYS)),
+    Seam("extend the half or op queue", ConsumeQueue, "publish_packed", _DECIDES),
     Seam("extend the keys", KeyIndex, "extend", _WRITES),
-    Seam("publish the transaction", HalfStore, "publish", _WRITES),
+    Seam("publish the transaction", HalfStore, "publish", _DECIDES),
+    Seam("publish the delay", DelayStore, "publish", _DELAYS),
     Seam("answer", Connection, "flush", _ANSWERED),
-    Seam("tell the checker", Checker, "published", _WRITES),
+    Seam("tell the checker", Checker, "published", _DECIDES),
+    Seam("tell the deliverer", Deliverer, "published", _DELAYS),
     Seam("wake the pulls", PullHandlers, "arrived", _WRITES),
-    Seam("answer a held pull", PullHandlers, "_resume", (COMMIT, COPY)),
+    Seam("answer a held pull", PullHandlers, "_resume", (COMMIT, COPY, DELIVER)),
     Seam("ask the producer", Checker, "_ask", (CHECK,)),
     Seam("hear that it is unknown", Checker, "said_unknown", (CHECK,)),
     Seam("spend the check", Coordinator, "spend_check", (CHECK,)),
@@ -95,7 +111,7 @@ LABELS: Final = [
 
 
 def phase_of(label: str) -> str:
-    """In which phase of a transaction's life a label lies."""
+    """In which phase of a life a label lies."""
     return label.partition(":")[0]
 
 
@@ -149,6 +165,8 @@ class _Walk:
             self._phase = _phase_of_decision(*given)
         elif seam.owner is HalfStore and seam.method == "prepare":
             self._phase = PREPARE
+        elif seam.owner is DelayStore and seam.method != "publish":
+            (self._phase,) = seam.phases
         return seam.phases[0] if len(seam.phases) == 1 else self._phase
 
 

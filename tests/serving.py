@@ -25,6 +25,7 @@ PULL_MESSAGE = 11
 QUERY_MESSAGE = 12
 QUERY_CONSUMER_OFFSET = 14
 GET_MAX_OFFSET = 30
+GET_CONSUMERS = 38
 GET_ROUTE = 105
 LIST_TRANSACTIONS = 7701
 DECIDE_TRANSACTION = 7703
@@ -161,11 +162,10 @@ class BrokerProcess:
     def tail(self, size=4000):
         return self.log.read_bytes()[-size:].decode(errors="replace") if self.log.exists() else ""
 
-    def create_topic(self, name, queues):
-        """By the command line, as a user does."""
-        command = [sys.executable, "-m", "txmq", "topic", "create", name]
+    def txmq(self, *words):
+        """What a command says, run as a user does."""
         done = subprocess.run(
-            [*command, "--queues", str(queues), "--names", self.names],
+            [sys.executable, "-m", "txmq", *words, "--names", self.names, "--json"],
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
@@ -173,10 +173,19 @@ class BrokerProcess:
             cwd=self.folder,
             check=False,
         )
-        assert done.returncode == 0, f"txmq topic create failed:\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"txmq {words} failed:\n{done.stdout}{done.stderr}"
+        return json.loads(done.stdout)
+
+    def create_topic(self, name, queues):
+        self.txmq("topic", "create", name, "--queues", str(queues))
 
     def knows(self, topic):
         return ask(self.names, GET_ROUTE, topic=topic)[0] == 0
+
+    def members(self, group):
+        """The ids of the clients that consume for a group."""
+        code, _, body = ask(self.address, GET_CONSUMERS, consumerGroup=group)
+        return json.loads(body)["consumerIdList"] if code == 0 else []
 
     def max_offset(self, topic, queue_id):
         code, fields, _ = ask(self.address, GET_MAX_OFFSET, topic=topic, queueId=queue_id)

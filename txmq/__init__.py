@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     )
     from txmq.client.telemetry import Telemetry
     from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
+    from txmq.transaction.listener import HalfMessage, TransactionListener
+    from txmq.transaction.manager import TransactionManager
+    from txmq.transaction.manager_current import Transaction
+    from txmq.transaction.producer import TransactionProducer
+    from txmq.transaction.resources import SQLResource
+    from txmq.transaction.settings import ManagerSettings, TransactionSettings
+    from txmq.transaction.state import (
+        LocalTransactionState,
+        TransactionOutcome,
+        TransactionState,
+    )
 
 __all__ = [
     "DEAD_LETTER",
@@ -41,8 +52,11 @@ __all__ = [
     "ClientSettings",
     "ConsumerSettings",
     "Effect",
+    "HalfMessage",
     "Later",
+    "LocalTransactionState",
     "LogPosition",
+    "ManagerSettings",
     "Message",
     "Producer",
     "ProducerSettings",
@@ -55,11 +69,19 @@ __all__ = [
     "QueueOffset",
     "ReceivedMessage",
     "Reply",
+    "SQLResource",
     "ScheduledPull",
     "SendResult",
     "SendStatus",
     "StartFrom",
     "Telemetry",
+    "Transaction",
+    "TransactionListener",
+    "TransactionManager",
+    "TransactionOutcome",
+    "TransactionProducer",
+    "TransactionSettings",
+    "TransactionState",
     "TxmqError",
     "__version__",
     "allocation",
@@ -90,6 +112,17 @@ _LATER: Final = {
     "PulledBatch": "txmq.client.values",
     "SendResult": "txmq.client.values",
     "SendStatus": "txmq.client.values",
+    "HalfMessage": "txmq.transaction.listener",
+    "TransactionListener": "txmq.transaction.listener",
+    "TransactionManager": "txmq.transaction.manager",
+    "Transaction": "txmq.transaction.manager_current",
+    "TransactionProducer": "txmq.transaction.producer",
+    "SQLResource": "txmq.transaction.resources",
+    "ManagerSettings": "txmq.transaction.settings",
+    "TransactionSettings": "txmq.transaction.settings",
+    "LocalTransactionState": "txmq.transaction.state",
+    "TransactionOutcome": "txmq.transaction.state",
+    "TransactionState": "txmq.transaction.state",
 }
 
 
@@ -98,7 +131,12 @@ def __getattr__(name: str) -> object:
         return import_module("txmq.client.allocation")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    try:
+        found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    except ModuleNotFoundError as problem:
+        if name != "SQLResource":
+            raise
+        raise errors.ConfigError(f"{problem.name} is missing: pip install 'txmq[sql]'") from problem
     return found
 
 

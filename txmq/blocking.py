@@ -23,20 +23,29 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 import txmq
+from txmq.background import Background
 from txmq.client import settings
 from txmq.client.consumer.handling import BatchHandler, MessageHandler
 from txmq.client.consumer.subscription import ANY_TAG
 from txmq.client.values import SendResult
-from txmq.errors import UsageError
+from txmq.errors import ConfigError
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.transaction.listener import TransactionListener
+from txmq.transaction.manager import signed
+from txmq.transaction.manager_branch import Resource
+from txmq.transaction.manager_current import Transaction, entered
+from txmq.transaction.manager_message import Keys, Properties, Text
+from txmq.transaction.settings import ManagerSettings, TransactionSettings
+from txmq.transaction.state import TransactionOutcome
+from txmq.transaction.tally import TransactionTally
+from txmq.transaction.threads import Here
 
 __all__ = [
     "Admin",
@@ -46,91 +55,23 @@ __all__ = [
     "PullContext",
     "PushConsumer",
     "ScheduledPull",
+    "TransactionManager",
+    "TransactionProducer",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+D = TypeVar("D")
 M = TypeVar("M", bound=MessageHandler)
 B = TypeVar("B", bound=BatchHandler)
-
-END_S: Final = 10.0
-"""How long a background loop may take to end once everything in it has been closed."""
-
-
-class _Background:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Let it run."""
-        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(ready,), name="txmq-loop", daemon=True
-        )
-        self._thread.start()
-        ready.result()
-
-    def _run(self, ready: concurrent.futures.Future[None]) -> None:
-        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-            self._loop = runner.get_loop()
-            self._loop.call_soon(ready.set_result, None)
-            self._loop.run_forever()
-
-    def stop(self) -> None:
-        """End it, and whatever still runs in it."""
-        loop, self._loop = self._loop, None
-        thread, self._thread = self._thread, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(END_S)
-
-    def wait(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run something there and wait for it.
-
-        Raises:
-            UsageError: The loop does not run, or an event loop would have to wait here.
-        """
-        loop = self._loop
-        if loop is None:
-            work.close()
-            raise UsageError("this is not open; use it with 'with'")
-        if _is_in_a_loop():
-            work.close()
-            raise UsageError("in an event loop use txmq itself; txmq.blocking would stall it")
-        running = asyncio.run_coroutine_threadsafe(work, loop)
-        try:
-            return running.result()
-        except BaseException:
-            # Ctrl-C reaches whoever waits; what is waited for must hear of it.
-            running.cancel()
-            raise
-
-
-def _is_in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 class _Face(Generic[T_co]):
     """A thing of the asyncio client, and the loop it lives in."""
 
-    def __init__(self, background: _Background, real: T_co) -> None:
+    def __init__(self, background: Background, real: T_co) -> None:
         self._background = background
         self._real = real
 
@@ -155,7 +96,7 @@ def _iterates(
     return call
 
 
-def _each(background: _Background, found: AsyncIterator[R]) -> Iterator[R]:
+def _each(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
     async def following() -> tuple[R] | None:
         try:
             return (await anext(found),)
@@ -193,20 +134,21 @@ class _Opened(Protocol):
     ) -> None: ...
 
 
+S = TypeVar("S")
 X = TypeVar("X", bound=_Opened)
 
 
 class _Openable(_Face[X]):
     """What ``with`` opens and closes."""
 
-    def __init__(self, background: _Background, real: X, *, is_own: bool) -> None:
+    def __init__(self, background: Background, real: X, *, is_own: bool) -> None:
         super().__init__(background, real)
         self._is_own = is_own
 
     def __enter__(self) -> Self:
-        if self._is_own:
-            self._background.start()
         try:
+            if self._is_own:
+                self._background.start()
             self._background.wait(self._real.__aenter__())
         except BaseException:
             if self._is_own:
@@ -250,6 +192,7 @@ class Admin(_Face[txmq.Admin]):
     reset_offset = _waits(txmq.Admin.reset_offset)
     send = _waits(txmq.Admin.send)
     send_batch = _waits(txmq.Admin.send_batch)
+    recall = _waits(txmq.Admin.recall)
     pull = _waits(txmq.Admin.pull)
     view = _waits(txmq.Admin.view)
     query = _waits(txmq.Admin.query)
@@ -271,8 +214,22 @@ class Client(_Openable[txmq.Client]):
     """:class:`txmq.Client` with its own background loop; ``with`` opens and closes both."""
 
     def __init__(self, names: str, settings: settings.ClientSettings | None = None) -> None:
-        super().__init__(_Background(), txmq.Client(names, settings), is_own=True)
+        super().__init__(Background(), txmq.Client(names, settings), is_own=True)
         self.admin = Admin(self._background, self._real.admin)
+
+    def on(
+        self,
+        topic: str,
+        tags: str = ANY_TAG,
+        *,
+        group: str,
+        sql: str = "",
+        settings: settings.ConsumerSettings | None = None,
+    ) -> Callable[[M], M]:
+        """See :meth:`txmq.Client.on`."""
+        return self._real.on(topic, tags, group=group, sql=sql, settings=settings)
+
+    wait = _waits(txmq.Client.wait)
 
     @property
     def id(self) -> str:
@@ -280,28 +237,31 @@ class Client(_Openable[txmq.Client]):
         return self._real.id
 
 
-def _home(names: str | Client) -> tuple[_Background, str | txmq.Client, bool]:
-    if isinstance(names, str):
-        return _Background(), names, True
-    return names._background, names._real, False  # noqa: SLF001 - both are faces of one module
+class _Member(_Openable[X], Generic[X, S]):
+    """A producer or consumer, in a client that it shares or in one of its own."""
+
+    _kind: Callable[[str, str | txmq.Client, S | None], X]
+
+    def __init__(self, group: str, names: str | Client, settings: S | None = None) -> None:
+        if isinstance(names, Client):
+            real = self._kind(group, names._real, settings)  # noqa: SLF001 - both are faces
+            super().__init__(names._background, real, is_own=False)  # noqa: SLF001
+        elif isinstance(names, txmq.Client):
+            raise ConfigError("this client needs await; a txmq.blocking.Client is wanted here")
+        else:
+            super().__init__(Background(), self._kind(group, names, settings), is_own=True)
 
 
-class Producer(_Openable[txmq.Producer]):
+class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
     """:class:`txmq.Producer`; ``with`` opens and closes it."""
 
-    def __init__(
-        self,
-        group: str,
-        names: str | Client,
-        settings: settings.ProducerSettings | None = None,
-    ) -> None:
-        background, home, is_own = _home(names)
-        super().__init__(background, txmq.Producer(group, home, settings), is_own=is_own)
+    _kind = txmq.Producer
 
     send = _waits(txmq.Producer.send)
     send_oneway = _waits(txmq.Producer.send_oneway)
     send_batch = _waits(txmq.Producer.send_batch)
     send_ordered = _waits(txmq.Producer.send_ordered)
+    recall = _waits(txmq.Producer.recall)
     request = _waits(txmq.Producer.request)
 
     def send_to(
@@ -335,17 +295,122 @@ class Producer(_Openable[txmq.Producer]):
         return told
 
 
-class PushConsumer(_Openable[txmq.PushConsumer]):
-    """:class:`txmq.PushConsumer`; ``with`` starts and stops it."""
+class TransactionProducer(Producer):
+    """:class:`txmq.TransactionProducer`; ``with`` opens and closes it.
+
+    A plain local transaction runs in the thread that calls :meth:`send_in_transaction`, with all
+    that belongs to it: a session, a request, a transaction already begun. Checks run in threads of
+    the producer's.
+    """
+
+    _real: txmq.TransactionProducer
 
     def __init__(
         self,
         group: str,
         names: str | Client,
-        settings: settings.ConsumerSettings | None = None,
+        listener: TransactionListener,
+        settings: TransactionSettings | None = None,
     ) -> None:
-        background, home, is_own = _home(names)
-        super().__init__(background, txmq.PushConsumer(group, home, settings), is_own=is_own)
+        def kind(group: str, names: str | txmq.Client, chosen: Any) -> txmq.TransactionProducer:
+            return txmq.TransactionProducer(group, names, listener, chosen)
+
+        self._kind = cast("Any", kind)
+        super().__init__(group, names, settings)
+
+    def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
+        """See :meth:`txmq.TransactionProducer.send_in_transaction`."""
+        here = Here()
+        return self._background.wait(self._real.transact(message, arg, here), here)
+
+    prepare = _waits(txmq.TransactionProducer.prepare)
+    decide = _waits(txmq.TransactionProducer.decide)
+
+
+class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
+    """:class:`txmq.TransactionManager`; ``with`` opens and closes it.
+
+    Its resource is one that blocks. Decorated functions and blocks of code run in the thread that
+    calls them.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        names: str | Client,
+        resource: Resource[D],
+        settings: ManagerSettings | None = None,
+    ) -> None:
+        if not resource.is_blocking:
+            raise ConfigError("this resource needs await; give one that blocks")
+
+        def kind(group: str, names: str | txmq.Client, chosen: Any) -> txmq.TransactionManager[D]:
+            return txmq.TransactionManager(group, names, resource, chosen)
+
+        self._kind = cast("Any", kind)
+        super().__init__(group, names, settings)
+
+    @property
+    def tally(self) -> TransactionTally:
+        """See :attr:`txmq.TransactionManager.tally`."""
+        return self._real.tally
+
+    def transactional(
+        self,
+        *,
+        topic: Text,
+        tags: Text = "",
+        keys: Keys = (),
+        body: Callable[..., object] | None = None,
+        properties: Properties | None = None,
+    ) -> Callable[[Callable[Concatenate[D, P], Any]], Callable[P, TransactionOutcome]]:
+        """See :meth:`txmq.TransactionManager.transactional`."""
+
+        def decorate(
+            function: Callable[Concatenate[D, P], Any],
+        ) -> Callable[P, TransactionOutcome]:
+            shape = self._real.shape(function, topic, tags, keys, body, properties)
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
+                message, here = shape.message(args, kwargs), Here()
+                work = self._real.run(message, lambda given: function(given, *args, **kwargs), here)
+                return self._background.wait(work, here)
+
+            return signed(call, shape.signature)
+
+        return decorate
+
+    @contextmanager
+    def transaction(self, message: Message) -> Iterator[Transaction[D]]:
+        """See :meth:`txmq.TransactionManager.transaction`."""
+        begun = self._background.wait(self._real.begin(message))
+        transaction: Transaction[D] | None = None
+        problem: Exception | None = None
+        try:
+            with begun.local as session:
+                transaction = Transaction(begun.half, session)
+                with entered(transaction):
+                    yield transaction
+                begun.attempts.see_time()
+        except Exception as raised:  # noqa: BLE001 - comes out below
+            problem = raised
+        except BaseException:
+            self._background.wait(self._real.leave(begun))
+            raise
+        outcome = self._background.wait(self._real.end(begun, problem))
+        if transaction is not None:
+            transaction.outcome = outcome
+
+    def current(self) -> Transaction[D] | None:
+        """See :meth:`txmq.TransactionManager.current`."""
+        return self._real.current()
+
+
+class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
+    """:class:`txmq.PushConsumer`; ``with`` starts and stops it."""
+
+    _kind = txmq.PushConsumer
 
     def on(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[M], M]:
         """See :meth:`txmq.PushConsumer.on`."""
@@ -368,17 +433,10 @@ class PushConsumer(_Openable[txmq.PushConsumer]):
         return sorted(self.positions())
 
 
-class PullConsumer(_Openable[txmq.PullConsumer]):
+class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
     """:class:`txmq.PullConsumer`; ``with`` starts and stops it, ``for`` gives its messages."""
 
-    def __init__(
-        self,
-        group: str,
-        names: str | Client,
-        settings: settings.ConsumerSettings | None = None,
-    ) -> None:
-        background, home, is_own = _home(names)
-        super().__init__(background, txmq.PullConsumer(group, home, settings), is_own=is_own)
+    _kind = txmq.PullConsumer
 
     def subscribe(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> None:
         """See :meth:`txmq.PullConsumer.subscribe`."""
@@ -425,8 +483,10 @@ PullTask = Callable[[Queue, PullContext], None]
 K = TypeVar("K", bound=PullTask)
 
 
-class ScheduledPull(_Openable[txmq.ScheduledPull]):
+class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
     """:class:`txmq.ScheduledPull` for plain functions, which run in threads."""
+
+    _kind = txmq.ScheduledPull
 
     def __init__(
         self,
@@ -434,10 +494,9 @@ class ScheduledPull(_Openable[txmq.ScheduledPull]):
         names: str | Client,
         settings: settings.ConsumerSettings | None = None,
     ) -> None:
-        background, home, is_own = _home(names)
-        super().__init__(background, txmq.ScheduledPull(group, home, settings), is_own=is_own)
+        super().__init__(group, names, settings)
         self.consumer = PullConsumer.__new__(PullConsumer)
-        _Face.__init__(self.consumer, background, self._real.consumer)
+        _Face.__init__(self.consumer, self._background, self._real.consumer)
 
     wait = _waits(txmq.ScheduledPull.wait)
 

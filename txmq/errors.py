@@ -5,6 +5,14 @@
     ├─ UsageError                 called in the wrong state
     ├─ LimitExceeded              which limit, its value, what was offered
     ├─ BatchCutShort              some of many messages are stored, then one part failed
+    ├─ FilterUnsupported          a broker takes no conditions on properties
+    ├─ RollBack                   a local transaction says that nothing came of it
+    ├─ TransactionOverdue         a local transaction took too long
+    ├─ TransactionConflict        a transaction was decided otherwise before
+    ├─ ResourceError              the database's part of a transaction
+    │   ├─ FenceMissing · FenceOutdated · FenceElsewhere · FenceUnsafe
+    │   ├─ RolledBackByCheck · CommittedBefore · TransactionExpired · TransactionBroken
+    │   └─ OutcomeUnknown · DatabaseFailed
     ├─ ProtocolError              bytes break the protocol
     │   ├─ LocalProtocolError     our fault
     │   └─ RemoteProtocolError    the peer's fault
@@ -22,6 +30,7 @@ word.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import ClassVar
@@ -30,17 +39,24 @@ __all__ = [
     "BatchCutShort",
     "BrokerBusy",
     "BrokerRefused",
+    "CommittedBefore",
     "ConfigError",
     "ConnectFailed",
     "ConnectionLost",
     "ConsumeTimeout",
     "ConsumerOffline",
     "CorruptRecord",
+    "DatabaseFailed",
     "DirectoryInUse",
     "DiskFull",
     "Effect",
+    "FenceElsewhere",
+    "FenceMissing",
+    "FenceOutdated",
+    "FenceUnsafe",
     "FilterDataMissing",
     "FilterDataStale",
+    "FilterUnsupported",
     "FlowControlled",
     "FlushTimeout",
     "GroupNotFound",
@@ -53,6 +69,7 @@ __all__ = [
     "NoPermission",
     "NotFound",
     "OffsetMoved",
+    "OutcomeUnknown",
     "ProtocolError",
     "PullNotFound",
     "PullRetryImmediately",
@@ -61,6 +78,9 @@ __all__ = [
     "ReplicaUnavailable",
     "RequestNotSupported",
     "RequestTimeout",
+    "ResourceError",
+    "RollBack",
+    "RolledBackByCheck",
     "ServiceUnavailable",
     "ShouldCommit",
     "ShouldRollBack",
@@ -71,8 +91,12 @@ __all__ = [
     "SyncFailed",
     "TopicExists",
     "TopicNotFound",
+    "TransactionBroken",
+    "TransactionConflict",
+    "TransactionExpired",
     "TransactionFailed",
     "TransactionGroupWrong",
+    "TransactionOverdue",
     "TransportError",
     "TxmqError",
     "UnknownRefusal",
@@ -127,6 +151,92 @@ class BatchCutShort(TxmqError):
         super().__init__(f"{len(results)} of {count} messages are stored, then: {problem}")
         self.results = tuple(results)
         """What the broker said of the first messages; the others are unknown or not sent."""
+
+
+class FilterUnsupported(TxmqError):
+    """A broker takes no conditions on properties; its setting ``enablePropertyFilter`` allows them.
+
+    A broker of ours calls it ``filter.sql``.
+    """
+
+
+class RollBack(TxmqError):
+    """Raised by a local transaction that has rolled back and means it: its message shall never be
+    seen. Any other exception leaves open what became of it.
+    """
+
+
+class TransactionOverdue(TxmqError):
+    """A local transaction took longer than its time limit, and was rolled back on both sides."""
+
+
+class TransactionConflict(TxmqError):
+    """A transaction had been decided otherwise when its producer decided it, and so it stays: its
+    message and its local transaction do not agree.
+
+    Somebody who was asked, or an operator, answered without knowing.
+    """
+
+    effect = Effect.APPLIED
+
+    def __init__(self, xid: str, said: str, decided: str) -> None:
+        super().__init__(f"transaction {xid} was {decided} before it was told {said}")
+        self.xid = xid
+        self.said = said
+        self.decided = decided
+
+
+class ResourceError(TxmqError):
+    """A database could not do its part of a transaction."""
+
+
+class FenceMissing(ResourceError):
+    """The database has no fence table; ``txmq schema create`` makes it."""
+
+
+class FenceOutdated(ResourceError):
+    """The fence table was made by another version of txmq."""
+
+
+class FenceElsewhere(ResourceError):
+    """The fence table of this session is another one than the one that was verified at start."""
+
+
+class FenceUnsafe(ResourceError):
+    """The fence would not hold: what is written is not kept, or is kept without a commit."""
+
+
+class RolledBackByCheck(ResourceError):
+    """A check has rolled this transaction back; its local transaction came too late to commit."""
+
+
+class CommittedBefore(ResourceError):
+    """An earlier local transaction of the same id has committed; nothing is done a second time."""
+
+    effect = Effect.APPLIED
+
+
+class TransactionExpired(ResourceError):
+    """The transaction is older than what the fence table still remembers; nothing was done."""
+
+
+class TransactionBroken(ResourceError):
+    """The database had given the local transaction up before its end; nothing of it remains.
+
+    An error of a statement was caught and not passed on.
+    """
+
+
+class OutcomeUnknown(ResourceError):
+    """The local transaction may have committed, or not; a check will find out."""
+
+    effect = Effect.MAYBE
+
+
+class DatabaseFailed(ResourceError):
+    """The database did not answer, or not with what was asked; nothing was changed."""
+
+    retryable = True
 
 
 class ProtocolError(TxmqError):
@@ -291,6 +401,15 @@ class SubscriptionInvalid(BrokerRefused):
     """The filter expression does not parse."""
 
     code = 23
+
+    @property
+    def position(self) -> int | None:
+        """The character of the expression, counted from 1, at which it goes wrong, if it is said.
+
+        RocketMQ says it in none of its answers.
+        """
+        found = re.search(r"\bat position (\d{1,9})\b", self.remark)
+        return None if found is None else int(found[1])
 
 
 class SubscriptionMissing(BrokerRefused):

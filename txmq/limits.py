@@ -29,7 +29,7 @@ HEADER_FIELDS_MAX: Final = 1_024
 """Fields in one header; the largest known has 20."""
 
 PROPERTIES_OF_HALF_MAX: Final = PROPERTIES_BYTES_MAX - 256
-"""A half message's properties; what the broker adds when it is delivered must still fit."""
+"""A half message's properties, or a retry's; what the broker adds to them must still fit."""
 
 CHECKS_MAX: Final = 8_192
 """Transactions whose producers are being asked at once; the others wait their turn."""
@@ -42,6 +42,26 @@ RECENT_TRANSACTIONS: Final = 262_144
 
 RECALLED_TRANSACTIONS: Final = 4_096
 """Of these, how many a start reads again; a tenth of a second of its time."""
+
+REASON_CHARS_MAX: Final = 500
+"""What a consumer may say about a message it could not handle; kept with a dead letter."""
+
+DELAY_LEVELS_MAX: Final = 64
+"""Delay levels of one broker; each is a queue, and RocketMQ has 18."""
+
+DELIVERED_TOGETHER_MAX: Final = 500
+"""Messages whose time has come that are written in one go; some ten milliseconds of everybody's
+time."""
+
+DELIVERED_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Bytes of these; the span they go into must have room for them all."""
+
+RECALLED_TOGETHER_MAX: Final = 256
+"""Messages that wait under one id, all of which a recall must read: a producer that is not answered
+sends two or three, and each group of consumers has some tens of retries."""
+
+RECALLED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of these: three of the largest messages, and some ten milliseconds of everybody's time."""
 
 KEYS_PER_MESSAGE_MAX: Final = 64
 """Index keys of one message; more are stored but cannot be searched."""
@@ -92,6 +112,33 @@ GROUPS_PER_CLIENT_MAX: Final = 1_000
 SUBSCRIPTION_CHARS_MAX: Final = 16 * 1024
 """A filter expression that comes with a pull; it may be held with it."""
 
+FILTER_DEPTH_MAX: Final = 64
+"""Nesting in one condition: it is read and evaluated by functions that call each other."""
+
+FILTER_OPERANDS_MAX: Final = 1_024
+"""Properties and constants in one condition, the texts of IN not counted: each may cost a message
+half a microsecond."""
+
+FILTER_NUMBER_CHARS_MAX: Final = 1_100
+"""Digits of a number in a property: with so many every double can be written without rounding."""
+
+FILTER_SCAN_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Records one pull reads to look at their properties before it answers "none matched"."""
+
+FILTER_WORK_MAX: Final = 32 * 1024 * 1024
+"""Characters of properties one pull looks through, once for each operand, and another thousand for
+each: some 20 ms."""
+
+FILTERS_CHARS_MAX: Final = 1024 * 1024
+"""Text of all conditions a broker keeps ready; each character stands for up to 100 bytes."""
+
+HELD_FILTERS_CHARS_MAX: Final = 4 * 1024 * 1024
+"""Text of the filters that held pulls brought themselves; with more a pull is answered at once."""
+
+WOKEN_TOGETHER_MAX: Final = 512
+"""Held pulls that one arrival may wake in one go, or operands of their filters: some ten
+milliseconds; hundreds of long conditions took a second for one large message."""
+
 LAX_HEADER_BYTES_MAX: Final = 64 * 1024
 """A header that is no strict JSON: reading 1 MiB the slow way would stop everybody for a second."""
 
@@ -110,6 +157,18 @@ FORMS_MAX: Final = 4_096
 FETCHED_MESSAGES_MAX: Final = 10_000
 """Messages that a pull consumer has fetched, of all its queues, and nobody has asked for yet; as in
 stock clients."""
+
+HUNG_CHECKS_MAX: Final = 32
+"""Check handlers of one producer that hang, each perhaps with a thread, before no more are run."""
+
+XID_CHARS_MAX: Final = 255
+"""A transaction's id in the fence; ours have 32, and a key of MySQL's has room for no more."""
+
+RESOURCE_THREADS: Final = 5
+"""Checks of a blocking database at once, one connection each; as many as are worked on at once."""
+
+FENCE_ROWS_REMOVED: Final = 500
+"""Rows of the fence that one database transaction removes: some milliseconds of locks."""
 
 REPLIES_AWAITED_MAX: Final = 16_384
 """Requests of one producer that wait for their replies; each keeps a timer and a task."""

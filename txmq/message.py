@@ -40,9 +40,9 @@ class Message:
     delay_level: int = 0
     """Deliver it after the time that the broker's table has for this level; 0 is at once."""
     deliver_at_ms: int | None = None
-    """Deliver it at this wall time, in milliseconds; brokers from RocketMQ 5 on."""
+    """Deliver it at this wall time, in milliseconds; our brokers, and RocketMQ from 5 on."""
     deliver_after_s: int | None = None
-    """Deliver it so many seconds after it is stored; brokers from RocketMQ 5 on."""
+    """Deliver it so many seconds after it is stored; our brokers, and RocketMQ from 5 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,9 @@ class ReceivedMessage(Message):
     born_ms: int
     stored_ms: int
     attempts: int
+    unreadable: str = ""
+    """Why its body could not be decompressed, and is as it was stored; empty for nearly all.
+    Handlers are never given such a message: it goes to the dead letters."""
 
     @property
     def key(self) -> str:

@@ -36,6 +36,8 @@ class ConsumerGroup(Generic[C]):
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     members: dict[C, Member[C]] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    attempts_max: int | None = None
+    """How often its messages may come again, where one of its members said a number of its own."""
 
     def client_ids(self) -> list[str]:
         """Its clients, each once however many connections it has."""

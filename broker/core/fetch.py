@@ -1,21 +1,31 @@
-"""Find the messages of one queue that a pull gets: from an offset on, by tag, within bounds."""
+"""Find the messages of one queue that a pull gets: from an offset on, by filter, within bounds."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Final, NamedTuple
 
+from broker.core.filter.condition import Condition
+from broker.core.filter.filters import Filter
+from broker.core.filter.tags import TagFilter
 from broker.store.consume_queue import ConsumeQueue, Entry
 from broker.store.message_store import MessageStore
-from txmq.limits import PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
-from txmq.protocol import java, properties
+from txmq.limits import (
+    FILTER_SCAN_BYTES_MAX,
+    FILTER_WORK_MAX,
+    PULL_BYTES_MAX,
+    PULL_MESSAGES_MAX,
+    PULL_SCAN_MAX,
+)
+from txmq.protocol import properties
 from txmq.protocol import record as records
-from txmq.protocol.bodies import Subscription
 from txmq.protocol.checksum import crc32
 
-__all__ = ["Fetched", "Outcome", "TagFilter", "fetch", "tag_filter"]
+__all__ = ["Fetched", "Outcome", "fetch"]
 
 _LOW: Final = 0xFFFFFFFF
+_OPERAND_CHARS: Final = 1_024
+"""To look at an operand takes as long as to look through so many characters."""
 _READ_TOGETHER: Final = 4
 """Records spread over at most so many times their size are read in one go and cut apart."""
 
@@ -39,31 +49,13 @@ class Fetched(NamedTuple):
     records: list[bytes]
 
 
-class TagFilter(NamedTuple):
-    """Tags somebody wants: hashes to look at first, the words to be sure."""
-
-    hashes: frozenset[int]
-    words: frozenset[str]
-
-
-def tag_filter(subscription: Subscription) -> TagFilter | None:
-    """The filter of a subscription by tags, or ``None`` where it wants everything."""
-    text = subscription.sub_string.strip()
-    if subscription.expression_type not in ("", "TAG") or text in ("", "*"):
-        return None
-    words = frozenset(word for part in text.split("||") if (word := part.strip()))
-    if not words or "*" in words:
-        return None
-    return TagFilter(frozenset(java.string_hash(word) & _LOW for word in words), words)
-
-
 def fetch(
     store: MessageStore,
     queue: ConsumeQueue,
     offset: int,
     count_max: int,
     bytes_max: int = PULL_BYTES_MAX,
-    wanted: TagFilter | None = None,
+    wanted: Filter | None = None,
 ) -> Fetched:
     """Read a queue from an offset on.
 
@@ -82,6 +74,8 @@ def fetch(
         return Fetched(Outcome.AT_END if at_end else Outcome.PAST_END, high, [])
     count_max = max(1, min(count_max, PULL_MESSAGES_MAX))
     bytes_max = max(1, min(bytes_max, PULL_BYTES_MAX))
+    if isinstance(wanted, Condition):
+        return _sift(store, queue, offset, count_max, bytes_max, wanted)
     return _collect(store, queue, offset, count_max, bytes_max, wanted)
 
 
@@ -115,6 +109,39 @@ def _collect(
     return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
 
 
+def _sift(
+    store: MessageStore,
+    queue: ConsumeQueue,
+    offset: int,
+    count_max: int,
+    bytes_max: int,
+    wanted: Condition,
+) -> Fetched:
+    """The same by a condition, for which every message has to be read."""
+    found: list[bytes] = []
+    at, end = offset, offset + PULL_SCAN_MAX
+    unread, work = FILTER_SCAN_BYTES_MAX, FILTER_WORK_MAX
+    while at < end and unread > 0:
+        entries = queue.read(at, min(end - at, PULL_MESSAGES_MAX))
+        if not entries:
+            break
+        some, _ = _take(entries, len(entries), PULL_BYTES_MAX, None, is_first=True)
+        for record in _read(store, queue, some):
+            text = records.property_text_of(record)
+            size = len(record)
+            unread -= size
+            work -= (_OPERAND_CHARS + len(text)) * wanted.operands
+            if wanted.admits(text):
+                if found and size > bytes_max:
+                    return Fetched(Outcome.FOUND, at, found)
+                found.append(record)
+                bytes_max -= size
+            at += 1
+            if len(found) == count_max or work <= 0 or (found and bytes_max <= 0):
+                return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+
+
 def _take(
     entries: list[Entry],
     count_max: int,
@@ -141,8 +168,7 @@ def _take(
 
 
 def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
-    record, _ = records.unpack(data)
-    return properties.find(record.properties, properties.TAGS) in wanted.words
+    return properties.find(records.property_text_of(data), properties.TAGS) in wanted.words
 
 
 def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> list[bytes]:

@@ -8,28 +8,28 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from broker.config import TopicDefaults
+from broker.config import BrokerSettings, TopicDefaults
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.key_index import topic_seed
+from broker.store.lines import SCHEDULE_TOPIC, WHEEL_QUEUES, WHEEL_TOPIC
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
 from txmq.protocol.record import topic_field
+from txmq.protocol.topics import RETRY, TRACES
 
-__all__ = ["DLQ", "RETRY", "TEMPLATE", "Topic", "Topics", "check_name"]
+__all__ = ["TEMPLATE", "Topic", "Topics", "check_name"]
 
 TEMPLATE: Final = "TBW102"
 """The topic whose settings new ones inherit; clients ask for its route when theirs is unknown."""
 
-RETRY: Final = "%RETRY%"
-DLQ: Final = "%DLQ%"
-
 CLOSED_TO_CLIENTS: Final = frozenset(
     {
-        "SCHEDULE_TOPIC_XXXX",
+        SCHEDULE_TOPIC,
+        WHEEL_TOPIC,
         HALF_TOPIC,
         OP_TOPIC,
         PARKED_TOPIC,
@@ -107,8 +107,13 @@ class Topics:
         for config in saved.topic_config_table.values():
             self._put(config)
         for config in system:
-            self._system.add(config.topic_name)
-            if config.topic_name not in self._topics:
+            name = config.topic_name
+            self._system.add(name)
+            known = self._topics.get(name)
+            # Delay levels may have been added since.
+            if known is None or (
+                name == SCHEDULE_TOPIC and len(known.queues) < config.read_queue_nums
+            ):
                 self._put(config)
 
     def saved(self) -> TopicConfigs:
@@ -241,8 +246,10 @@ QUEUES_MAX: Final = 4096
 """Queues of one topic at one broker; clients hold some state for each."""
 
 
-def system_topics(broker: str, cluster: str, defaults: TopicDefaults) -> list[TopicConfig]:
+def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
     """The topics every broker has from the start."""
+    broker, cluster, defaults = settings.name, settings.cluster, settings.topics
+    levels = len(settings.delay.levels_ms())
     inherit = _READ_WRITE | int(Perm.INHERIT)
     topics = [
         TopicConfig("SELF_TEST_TOPIC", 1, 1, _READ_WRITE),
@@ -252,8 +259,12 @@ def system_topics(broker: str, cluster: str, defaults: TopicDefaults) -> list[To
         TopicConfig(HALF_TOPIC, 1, 1, _READ_WRITE),
         TopicConfig(OP_TOPIC, 1, 1, _READ_WRITE),
         TopicConfig(PARKED_TOPIC, 1, 1, _READ_WRITE),
+        TopicConfig(SCHEDULE_TOPIC, levels, levels, _READ_WRITE),
+        TopicConfig(WHEEL_TOPIC, WHEEL_QUEUES, WHEEL_QUEUES, _READ_WRITE),
         TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1, _READ_WRITE),
         TopicConfig("BenchmarkTest", 16, 16, _READ_WRITE),
+        # Clients leave their traces there, also where topics are not made by sending.
+        TopicConfig(TRACES, 1, 1, _READ_WRITE),
     ]
     if defaults.auto_create:
         topics.append(TopicConfig(TEMPLATE, defaults.queues, defaults.queues, inherit))

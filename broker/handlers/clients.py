@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from broker.core.clients import Clients, Member
+from broker.core.filter.filters import Filters
 from broker.core.groups import Groups
 from broker.core.locks import Locks
-from broker.core.topics import RETRY, Topics, check_name
-from broker.handlers.pull import NO_SQL
+from broker.core.topics import Topics, check_name
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
 from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
 from txmq.protocol.bodies import (
@@ -24,6 +24,7 @@ from txmq.protocol.bodies import (
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup
+from txmq.protocol.topics import RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
@@ -39,6 +40,7 @@ class ClientHandlers:
         clients: Clients[Connection],
         groups: Groups,
         topics: Topics,
+        filters: Filters,
         locks: Locks,
         clock: Clock,
         topics_changed: Callable[[], None],
@@ -48,6 +50,7 @@ class ClientHandlers:
         self._producers_seen = producers_seen
         self._groups = groups
         self._topics = topics
+        self._filters = filters
         self._locks = locks
         self._clock = clock
         self._topics_changed = topics_changed
@@ -139,9 +142,7 @@ class ClientHandlers:
     def check_filter(self, connection: Connection, request: Command) -> bytes:
         """46: would this filter work?"""
         del connection
-        wanted = SubscriptionCheck.read(request.body).subscription_data
-        if wanted.expression_type not in ("", "TAG"):
-            raise InternalError(NO_SQL)
+        self._filters.of(SubscriptionCheck.read(request.body).subscription_data)
         return answer(request)
 
     def consumers(self, connection: Connection, request: Command) -> bytes:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from broker.core.clients import Clients
-from broker.core.fetch import tag_filter
+from broker.core.filter.tags import tag_filter
 from broker.core.groups import Groups
 from broker.core.offsets import Offsets
 from broker.core.progress import Progress
@@ -22,6 +22,7 @@ from txmq.protocol.bodies import (
     CorrectionOffsets,
     QueueEntries,
     QueueEntry,
+    Subscription,
     SubscriptionAnswer,
     TopicNames,
     with_queue_map,
@@ -204,8 +205,7 @@ class ProgressHandlers:
             if wanted is None:
                 body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"
             else:
-                tags = tag_filter(wanted)
-                body.filter_data = "everything" if tags is None else " || ".join(sorted(tags.words))
+                body.filter_data = _shown(wanted)
         remark = (
             None if found else f"Index {header.index} of {queue.number}@{queue.topic} is not exist!"
         )
@@ -223,6 +223,13 @@ def _entries(queue: ConsumeQueue, start: int, count: int) -> list[Entry]:
             break
         found += more
     return found
+
+
+def _shown(wanted: Subscription) -> str:
+    if wanted.expression_type not in ("", "TAG"):
+        return wanted.sub_string
+    tags = tag_filter(wanted.sub_string)
+    return "everything" if tags is None else " || ".join(sorted(tags.words))
 
 
 def _named(request: Command) -> str:

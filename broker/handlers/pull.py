@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Final, NamedTuple
 
 import msgspec
 
 from broker.core.clients import Clients
-from broker.core.fetch import Fetched, Outcome, TagFilter, fetch, tag_filter
+from broker.core.fetch import Fetched, Outcome, fetch
+from broker.core.filter.condition import Condition
+from broker.core.filter.filters import Filter, Filters
 from broker.core.groups import Groups
 from broker.core.hold import Holds
 from broker.core.offsets import Offsets
@@ -24,12 +27,11 @@ from txmq.errors import (
     OffsetMoved,
     PullNotFound,
     PullRetryImmediately,
-    SubscriptionInvalid,
     SubscriptionMissing,
     SubscriptionStale,
     TxmqError,
 )
-from txmq.limits import PULL_BYTES_MAX, SUBSCRIPTION_CHARS_MAX
+from txmq.limits import HELD_FILTERS_CHARS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
 from txmq.protocol import answers, command
 from txmq.protocol.bodies import Subscription
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
@@ -39,12 +41,9 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 
-__all__ = ["NO_SQL", "PullHandlers"]
+__all__ = ["PullHandlers"]
 
 log = logging.getLogger(__name__)
-
-NO_SQL: Final = "The broker does not support consumer to filter message by SQL92"
-"""RocketMQ's own words while ``enablePropertyFilter`` is off."""
 
 _CODES: Final = {
     Outcome.FOUND: SUCCESS,
@@ -69,7 +68,8 @@ class HeldPull(NamedTuple):
     header: PullMessage
     queue: ConsumeQueue
     offset: int
-    wanted: TagFilter | None
+    wanted: Filter | None
+    chars: int
     deadline: float
 
 
@@ -81,6 +81,7 @@ class PullHandlers:
         topics: Topics,
         groups: Groups,
         clients: Clients[Connection],
+        filters: Filters,
         offsets: Offsets,
         store: MessageStore,
         statistics: Statistics,
@@ -90,6 +91,7 @@ class PullHandlers:
         self._topics = topics
         self._groups = groups
         self._clients = clients
+        self._filters = filters
         self._offsets = offsets
         self._store = store
         self._statistics = statistics
@@ -99,6 +101,9 @@ class PullHandlers:
         self._clock = clock
         self._hold_max = hold_max
         self._holds: Holds[HeldPull] = Holds()
+        self._held_chars = 0
+        self._woken: deque[HeldPull] = deque()
+        self._is_resuming = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._timer_at = 0.0
@@ -110,7 +115,7 @@ class PullHandlers:
     @property
     def held(self) -> int:
         """How many pulls wait."""
-        return len(self._holds)
+        return len(self._holds) + len(self._woken)
 
     def pull(self, connection: Connection, request: Command) -> bytes | None:
         """11 and 361: answer with messages, or hold the pull until there are some."""
@@ -127,7 +132,8 @@ class PullHandlers:
         if may_hold and header.suspend_timeout_millis > 0:
             wait = min(header.suspend_timeout_millis / 1000, self._hold_max)
             deadline = self._clock.monotonic() + wait
-        pull = HeldPull(connection, request, header, queue, header.queue_offset, wanted, deadline)
+        chars, offset = _size_of(wanted), header.queue_offset
+        pull = HeldPull(connection, request, header, queue, offset, wanted, chars, deadline)
         return self._serve(pull, may_hold=deadline > 0.0)
 
     def _permitted(self, header: PullMessage) -> Topic:
@@ -144,19 +150,12 @@ class PullHandlers:
             )
         return topic
 
-    def _wanted(self, header: PullMessage) -> TagFilter | None:
-        if header.sys_flag & _SUBSCRIPTION:
-            if len(header.subscription or "") > SUBSCRIPTION_CHARS_MAX:
-                raise SubscriptionInvalid(
-                    f"a filter has at most {SUBSCRIPTION_CHARS_MAX} characters"
-                )
-            kind = header.expression_type or "TAG"
-            wanted = Subscription(header.topic, header.subscription or "*", expression_type=kind)
-        else:
-            wanted = self._subscription(header)
-        if wanted.expression_type not in ("", "TAG"):
-            raise InternalError(NO_SQL)
-        return tag_filter(wanted)
+    def _wanted(self, header: PullMessage) -> Filter | None:
+        if not header.sys_flag & _SUBSCRIPTION:
+            return self._filters.of(self._subscription(header))
+        kind = header.expression_type or "TAG"
+        text = header.subscription or ""
+        return self._filters.of(Subscription(header.topic, text, expression_type=kind))
 
     def _subscription(self, header: PullMessage) -> Subscription:
         group = self._clients.consumer_group(header.consumer_group)
@@ -183,7 +182,7 @@ class PullHandlers:
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
-        if may_hold and not self._holds.is_full and not self._is_closing:
+        if may_hold and self._has_room(pull) and not self._is_closing:
             if found.outcome in _WAITING and found.next_offset == pull.offset:
                 self._hold(pull)
                 return None
@@ -209,7 +208,12 @@ class PullHandlers:
         bounds = (found.next_offset, queue.min_offset, queue.max_offset)
         return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
 
+    def _has_room(self, pull: HeldPull) -> bool:
+        # What is left of a filter when it is held with its pull is as long as its text was.
+        return not self._holds.is_full and self._held_chars + pull.chars <= HELD_FILTERS_CHARS_MAX
+
     def _hold(self, pull: HeldPull) -> None:
+        self._held_chars += pull.chars
         # Only the numbers are needed for the answer; the texts may be long, and the wait too.
         pull.request.ext, pull.request.fields, pull.request.body = _NO_FIELDS, None, b""
         pull.header.subscription = None
@@ -243,21 +247,44 @@ class PullHandlers:
         if span.markers:
             reached.add((OP_TOPIC, 0))
         for topic, number in sorted(reached):
-            for pull in self._holds.wake(topic, number):
-                self._resume(pull, may_hold=True)
+            self._woken += self._holds.wake(topic, number)
+        if not self._is_resuming:
+            self._resume_woken()
+
+    def _resume_woken(self) -> None:
+        """Serve those who were woken; where they are many, others have their turn in between."""
+        room = WOKEN_TOGETHER_MAX
+        while self._woken and room > 0:
+            pull = self._woken.popleft()
+            room -= pull.wanted.operands if isinstance(pull.wanted, Condition) else 1
+            self._resume(pull, may_hold=True)
+        self._is_resuming = bool(self._woken)
+        if self._is_resuming:
+            asyncio.get_running_loop().call_soon(self._resume_woken)
 
     def _resume(self, pull: HeldPull, *, may_hold: bool) -> None:
+        self._held_chars -= pull.chars
         connection = pull.connection
         if not connection.is_open:
             return
         try:
-            answer = self._serve(pull, may_hold=may_hold, is_woken=True)
+            answer = self._serve(self._renewed(pull), may_hold=may_hold, is_woken=True)
         except (TxmqError, OSError) as problem:
             log.error("a held pull of %s failed: %s", pull.queue.topic, problem)  # noqa: TRY400
             answer = command.answer(pull.request, InternalError.code, remark=str(problem))
         if answer is not None:
             connection.send(answer)
             connection.flush()
+
+    def _renewed(self, pull: HeldPull) -> HeldPull:
+        """A pull with what its group wants by now, where it brought nothing of its own."""
+        if pull.header.sys_flag & _SUBSCRIPTION:
+            return pull
+        try:
+            wanted = self._wanted(pull.header)
+        except TxmqError:
+            return pull  # The group has gone, or wants what cannot be.
+        return pull._replace(wanted=wanted, chars=_size_of(wanted))
 
     def release(self) -> None:
         """Answer everything that is held and hold nothing more, because the broker stops.
@@ -267,5 +294,14 @@ class PullHandlers:
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for pull in self._holds.release_all():
+        woken = list(self._woken)
+        self._woken.clear()
+        for pull in woken + self._holds.release_all():
             self._resume(pull, may_hold=False)
+
+
+def _size_of(wanted: Filter | None) -> int:
+    """How long the text was that is left of a filter: its own, or its group's."""
+    if isinstance(wanted, Condition):
+        return len(wanted.expression)
+    return 0 if wanted is None else sum([len(each) + 2 for each in wanted.words])

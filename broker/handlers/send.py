@@ -7,27 +7,31 @@ from struct import Struct
 from typing import Final
 
 from broker.core.admission import Admission
-from broker.core.arrival import Arrival, as_half, check_plain, examine, examine_all, says_it_is_half
+from broker.core.arrival import Arrival, as_half, check_now, examine, examine_all, says_it_is_half
 from broker.core.clients import Clients
 from broker.core.coordinator import Coordinator
 from broker.core.groups import Groups
-from broker.core.topics import DLQ, RETRY, Topic, Topics
+from broker.core.retry import buried, why_exhausted
+from broker.core.schedule import Schedule, Wish
+from broker.core.topics import Topic, Topics
 from broker.flusher import Flusher
 from broker.identity import Identity
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, MessageIllegal, NoPermission, TopicNotFound
 from txmq.limits import SPAN_BYTES_MAX
-from txmq.protocol import answers, batch
+from txmq.protocol import answers, batch, properties, recall
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
+from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import SMALLEST, Postmark, tail_of
+from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 
-__all__ = ["SendHandlers"]
+__all__ = ["SendHandlers", "queues_to_write"]
 
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
@@ -46,6 +50,7 @@ class SendHandlers:
         groups: Groups,
         store: MessageStore,
         coordinator: Coordinator,
+        schedule: Schedule,
         clients: Clients[Connection],
         admission: Admission,
         flusher: Flusher,
@@ -58,6 +63,7 @@ class SendHandlers:
         self._groups = groups
         self._store = store
         self._coordinator = coordinator
+        self._schedule = schedule
         self._clients = clients
         self._admission = admission
         self._flusher = flusher
@@ -92,7 +98,7 @@ class SendHandlers:
         topic = self._topics.sendable.get(header.topic) or self._other(header)
         number = header.queue_id
         if number < 0:
-            number = self._entropy.below(_queues_to_write(topic))
+            number = self._entropy.below(queues_to_write(topic))
         elif number >= len(topic.queues):
             raise InternalError(f"topic {topic.name} has no queue {number}")
         body = request.body
@@ -116,7 +122,11 @@ class SendHandlers:
                     return self._take_half(
                         connection, request, header, topic, number, postmark, arrival
                     )
-                check_plain(special or {})
+                wish = self._schedule.wish_in(special or {}, self._clock.wall_ms())
+                if wish is not None:
+                    return self._take_for_later(
+                        connection, request, header, topic, number, postmark, arrival, wish
+                    )
             tail = tail_of(topic.name_field, data)
             offset, position = self._store.append(
                 topic.queues[number], postmark, header.flag, body, tail, tags_code, hashes
@@ -160,6 +170,28 @@ class SendHandlers:
             give(connection, request, answer)
         return None
 
+    def _take_for_later(
+        self,
+        connection: Connection,
+        request: Command,
+        header: SendMessage,
+        topic: Topic,
+        number: int,
+        postmark: Postmark,
+        arrival: Arrival,
+        wish: Wish,
+    ) -> bytes | None:
+        data, unique = arrival[:2]
+        handle = recall.encode(RecallHandle(topic.name, self._identity.name, wish.due_ms, unique))
+        offset, position = self._schedule.put(
+            topic, number, postmark, header.flag, request.body, data, wish, self._clock.wall_ms()
+        )
+        if not request.flag & ONEWAY:
+            offset_id = b"%b%016X" % (self._store_host_hex, position)
+            answer = answers.sent_for_later(request, offset_id, number, offset, unique, handle)
+            self._flusher.staged(connection, request, answer)
+        return None
+
     def _stage_batch(
         self, request: Command, header: SendMessage, topic: Topic, number: int, postmark: Postmark
     ) -> bytes:
@@ -184,7 +216,7 @@ class SendHandlers:
             if special is not None:
                 if says_it_is_half(special):
                     raise MessageIllegal("a batch cannot be transactional")
-                check_plain(special)
+                check_now(special, "a batch")
             tail = tail_of(name_field, data)
             # What all of them share is stored with each: little on the wire can be much in the log.
             size += len(body) + len(tail)
@@ -213,19 +245,45 @@ class SendHandlers:
         known = self._topics.for_sending(header.topic)
         now_ms = self._clock.wall_ms()
         if header.topic.startswith(RETRY):
-            group = self._groups.get(header.topic.removeprefix(RETRY), now_ms)
-            if known is not None:
-                return known
-            queues = max(1, group.retry_queue_nums)
-            made = self._topics.create_for_group(header.topic, queues, now_ms)
-            self._topics_changed()
-            return made
+            name = header.topic.removeprefix(RETRY)
+            group = self._groups.get(name, now_ms)
+            if header.reconsume_times:
+                # Clients that cannot send it back send it with all it came with, and it is no
+                # half of a transaction any more.
+                header.sys_flag &= ~_TRANSACTION_BITS
+                header.properties = properties.without(
+                    header.properties or "", properties.TRANSACTION
+                )
+            said = header.max_reconsume_times
+            maximum = group.retry_max_times if said is None or said < 0 else said
+            reason = why_exhausted(header.reconsume_times or 0, maximum)
+            if reason and not header.batch:
+                # How stock consumers give up what they cannot send back, or handle in order.
+                header.queue_id, header.properties = 0, buried(header.properties or "", reason)
+                return self.topic_of_group(DLQ + name, 1, now_ms)
+            return known or self.topic_of_group(
+                header.topic, max(1, group.retry_queue_nums), now_ms
+            )
         if header.default_topic == "":
             raise TopicNotFound(f"topic[{header.topic}] not exist, apply first please!")
         wanted = header.default_topic_queue_nums
         made = self._topics.create_by_sending(header.topic, header.default_topic, wanted, now_ms)
         self._topics_changed()
         return made
+
+    def topic_of_group(self, name: str, queues: int, now_ms: int) -> Topic:
+        """A group's retry or dead-letter topic, made when first needed.
+
+        Raises:
+            NoPermission: It is closed for writing, or there are too many topics.
+            InternalError: No topic can be called so.
+            ServiceUnavailable: It could not be saved.
+        """
+        found = self._topics.for_sending(name)
+        if found is None:
+            found = self._topics.create_for_group(name, queues, now_ms)
+            self._topics_changed()
+        return found
 
 
 def _items_of(request: Command, header: SendMessage) -> list[batch.BatchItem]:
@@ -237,7 +295,12 @@ def _items_of(request: Command, header: SendMessage) -> list[batch.BatchItem]:
     return batch.unpack(request.body)
 
 
-def _queues_to_write(topic: Topic) -> int:
+def queues_to_write(topic: Topic) -> int:
+    """How many queues of a topic take messages.
+
+    Raises:
+        NoPermission: None does.
+    """
     count = topic.config.write_queue_nums
     if not count:
         raise NoPermission(f"the topic {topic.name} has no queue to write to")

@@ -72,6 +72,7 @@ _CHANGEABLE: Final[Mapping[str, Changeable]] = {
     "transactionCheckMax": Changeable("transaction", "check_max", int),
     "autoCreateTopicEnable": Changeable("topics", "auto_create", _truth),
     "autoCreateSubscriptionGroup": Changeable("topics", "auto_create_groups", _truth),
+    "enablePropertyFilter": Changeable("filter", "sql", _truth),
     "deleteWhen": Changeable("retention", "delete_at", _hours_of_day),
     "fileReservedTime": Changeable("retention", "keep", _hours),
     "diskMaxUsedSpaceRatio": Changeable("retention", "delete_above", _percent),
@@ -168,7 +169,7 @@ class SettingHandlers:
             "transactionCheckMax": transaction.check_max,
             "rejectTransactionMessage": False,
             "longPollingEnable": True,
-            "enablePropertyFilter": False,
+            "enablePropertyFilter": settings.filter.sql,
             "slaveReadEnable": False,
             "storeReplyMessageEnable": False,
             "regionId": "DefaultRegion",
@@ -177,21 +178,21 @@ class SettingHandlers:
 
 
 def _changed(settings: BrokerSettings, wanted: Mapping[str, str]) -> BrokerSettings:
-    changes: dict[str, dict[str, Any]] = {"topics": {}, "retention": {}, "transaction": {}}
+    changes: dict[str, dict[str, Any]] = {}
     for name, text in wanted.items():
         group, field, read = _CHANGEABLE[name]
         try:
-            changes[group][field] = read(text)
+            changes.setdefault(group, {})[field] = read(text)
         except ValueError as problem:
             raise InternalError(f"{name} cannot be {text!r}: {problem}") from problem
+    groups: dict[str, Any] = {}
     try:
-        # Together, as some have to fit each other.
-        topics = replace(settings.topics, **changes["topics"])
-        retention = replace(settings.retention, **changes["retention"])
-        transaction = replace(settings.transaction, **changes["transaction"])
+        for group, values in changes.items():
+            # Together, as some have to fit each other.
+            groups[group] = replace(getattr(settings, group), **values)
     except ConfigError as problem:
         raise InternalError(str(problem)) from problem
-    return replace(settings, topics=topics, retention=retention, transaction=transaction)
+    return replace(settings, **groups)
 
 
 def _text(value: object) -> str:

@@ -108,6 +108,7 @@ class StatisticsHandlers:
             **self._rates(),
             **self._space(),
             **self._transactions(),
+            **self._delays(),
         }
         return answer(request, body=Table(dict(sorted(table.items()))).write())
 
@@ -182,6 +183,14 @@ class StatisticsHandlers:
         coordinator, pending = self._coordinator, self._store.halves.pending
         told = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
         return {camel(f"transactions_{name}"): str(value) for name, value in told.items()}
+
+    def _delays(self) -> dict[str, str]:
+        delays = self._store.delays
+        levels = {
+            f"scheduleMessageOffset_{level}": f"{left},{stored}"
+            for level, left, stored in delays.levels()
+        }
+        return levels | {"messagesWaiting": str(len(delays))}
 
     # 315
 

@@ -1,15 +1,16 @@
 """Index files: one beside each segment of the log, a row of chunks, each covering a stretch of it.
 
-A chunk holds the consume-queue entries and keys of its stretch, and which half messages it left
-open, decided or parked. The last whole chunk of a file
-tells how far that segment is indexed, so the index files are the checkpoint; there is no other.
-Deleting them costs a scan of the log, nothing else.
+A chunk holds the consume-queue entries and keys of its stretch, which half messages it left open,
+decided or parked, and how far the lines of those that wait were emptied at its end. The last whole
+chunk of a file tells how far that segment is indexed, so the index files are the checkpoint; there
+is no other. Deleting them costs a scan of the log, nothing else.
 
-    chunk   head · queues · entries · keys · halves
-    head    size, magic, checksum of head and queues, checksum of the rest,
-            from, to, not before, not after, number of queues, number of keys,
+    chunk   head · queues · lines · entries · keys · halves
+    head    size, magic, checksum of head, queues and lines, checksum of the rest,
+            from, to, not before, not after, number of queues, number of lines, number of keys,
             number of halves opened, closed, parked
     queue   length of topic, topic, queue number, first offset, count
+    line    its number, due time and offset of the last that left, oldest offset that may wait
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
+from broker.store.lines import LineState
 from broker.store.pending import Changes
 from broker.store.sealed import Sealed
 from broker.store.segment import name_of
@@ -40,11 +42,12 @@ __all__ = [
 
 FOLDER: Final = "index"
 SUFFIX: Final = ".idx"
-MAGIC: Final = 0x7478_6979
+MAGIC: Final = 0x7478_697A
 
-_HEAD: Final = Struct(">IIIIqqqqIIIII")
+_HEAD: Final = Struct(">IIIIqqqqIIIIII")
 _POSITION_BYTES: Final = 8
 _QUEUE: Final = Struct(">iqI")
+_LINE: Final = Struct(">Bqqq")
 _SHORT: Final = Struct(">H")
 _HEAD_READ: Final = 4096
 
@@ -74,6 +77,7 @@ class Chunk(NamedTuple):
     size: int
     stretch: Stretch
     queues: list[QueueRun]
+    lines: list[LineState]
     entries_at: int
     keys_at: int
     keys: int
@@ -106,7 +110,11 @@ def newest_indexed(disk: Disk) -> int | None:
 
 
 def draft(
-    stretch: Stretch, queues: Sequence[ConsumeQueue], keys: KeyIndex, changes: Changes
+    stretch: Stretch,
+    queues: Sequence[ConsumeQueue],
+    keys: KeyIndex,
+    changes: Changes,
+    lines: Sequence[LineState],
 ) -> tuple[bytes, Chunk]:
     """A chunk for a stretch of the log, from what is in memory; placed at 0 of its file."""
     table: list[bytes] = []
@@ -121,19 +129,22 @@ def draft(
         table += (_SHORT.pack(len(name)), name, _QUEUE.pack(run.number, run.first, run.entries))
         entries.append(data)
         runs.append(run)
+    table += [_LINE.pack(*line) for line in lines]
     key_count, key_bytes = keys.before(stretch.end)
     table_bytes, entry_bytes = b"".join(table), b"".join(entries)
     halves = (len(changes.opened), len(changes.closed), len(changes.parked))
     body = entry_bytes + key_bytes + _packed(changes)
     size = _HEAD.size + len(table_bytes) + len(body)
     checksum = crc32(body)
-    fields = (checksum, *stretch, len(runs), key_count, *halves)
+    fields = (checksum, *stretch, len(runs), len(lines), key_count, *halves)
     bare = _HEAD.pack(size, MAGIC, 0, *fields)
     check = crc32(bare[12:] + table_bytes)
     data = _HEAD.pack(size, MAGIC, check, *fields) + table_bytes + body
     entries_at = _HEAD.size + len(table_bytes)
     keys_at = entries_at + len(entry_bytes)
-    chunk = Chunk(0, size, stretch, runs, entries_at, keys_at, key_count, halves, checksum)
+    chunk = Chunk(
+        0, size, stretch, runs, list(lines), entries_at, keys_at, key_count, halves, checksum
+    )
     return data, chunk
 
 
@@ -182,11 +193,12 @@ class IndexFile:
         if len(data) < _HEAD.size:
             return None
         size, magic, check, checksum, *rest = _HEAD.unpack_from(data)
-        start, end, first_ms, last_ms, queue_count, keys, *halves = rest
+        start, end, first_ms, last_ms, queue_count, line_count, keys, *halves = rest
         if magic != MAGIC or at + size > self.file.size():
             return None
+        counts = (queue_count, line_count)
         try:
-            queues, table_end, data = self._read_queues(at, data, queue_count, size)
+            queues, lines, table_end, data = self._read_table(at, data, counts, size)
         except (struct.error, UnicodeDecodeError):
             return None
         if crc32(data[12:table_end]) != check:
@@ -198,24 +210,29 @@ class IndexFile:
         stretch = Stretch(start, end, first_ms, last_ms)
         opened, closed, parked = halves
         return Chunk(
-            at, size, stretch, queues, at + table_end, keys_at, keys, (opened, closed, parked),
-            checksum,
+            at, size, stretch, queues, lines, at + table_end, keys_at, keys,
+            (opened, closed, parked), checksum,
         )  # fmt: skip
 
-    def _read_queues(
-        self, at: int, data: bytes, count: int, size: int
-    ) -> tuple[list[QueueRun], int, bytes]:
+    def _read_table(
+        self, at: int, data: bytes, counts: tuple[int, int], size: int
+    ) -> tuple[list[QueueRun], list[LineState], int, bytes]:
         queues: list[QueueRun] = []
+        lines: list[LineState] = []
         here = _HEAD.size
-        for _ in range(count):
+        for each in range(sum(counts)):
             if len(data) < min(here + 512, size):
                 data = self.file.read(at, min(size, 2 * len(data) + 512))
+            if each >= counts[0]:
+                lines.append(LineState(*_LINE.unpack_from(data, here)))
+                here += _LINE.size
+                continue
             (length,) = _SHORT.unpack_from(data, here)
             topic = data[here + 2 : here + 2 + length].decode()
-            number, first, entries = _QUEUE.unpack_from(data, here + 2 + length)
-            queues.append(QueueRun(topic, number, first, entries))
+            run = QueueRun(topic, *_QUEUE.unpack_from(data, here + 2 + length))
+            queues.append(run)
             here += 2 + length + _QUEUE.size
-        return queues, here, data
+        return queues, lines, here, data
 
     def _body(self, chunk: Chunk) -> Sealed:
         found = self._bodies.get(chunk.at)

@@ -7,7 +7,6 @@ stands for the marker.
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -17,7 +16,6 @@ from broker.store.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decisi
 from broker.store.key_index import key_hash, keys_in, topic_seed
 from broker.store.pending import Half
 from txmq.errors import CorruptRecord, RemoteProtocolError
-from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
@@ -47,9 +45,6 @@ HIDDEN: Final = 0xFFFFFFFF
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
-_SIZE_MAGIC: Final = Struct(">II")
-_READ_AT_ONCE: Final = 2048
-"""Most records are no larger, and one read costs half of two."""
 
 _NOWHERE: Final = bytes(8)
 
@@ -107,15 +102,10 @@ class HalfReader:
         return Sent(unique, record.topic, record.body)
 
     def _record_at(self, position: int) -> bytes:
-        data = self._store.read(position, _READ_AT_ONCE)
-        if len(data) >= records.SMALLEST:
-            size, magic = _SIZE_MAGIC.unpack_from(data)
-            if magic == records.MAGIC and size <= FRAME_BYTES_MAX:
-                if size > len(data):
-                    data = self._store.read(position, size)
-                if len(data) >= size:
-                    return data[:size]
-        raise CorruptRecord(position, "a half message that was not decided is not there")
+        data = self._store.bytes_at(position)
+        if data is None:
+            raise CorruptRecord(position, "a half message that was not decided is not there")
+        return data
 
     def half_of(self, offset: int, position: int) -> tuple[Half, str] | None:
         """The half message that stands at both these places, with its unique key, if one does."""

@@ -19,8 +19,10 @@ from broker.store.checkpoint import (
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.decision import MARKER, MARKER_BYTES, Decision, decided_ms_of
+from broker.store.delay_store import Delayed, DelayStore
 from broker.store.half_store import Closing, HalfStore, Opening
 from broker.store.key_index import KeyIndex, key_hash, keys_in, topic_seed
+from broker.store.lines import WAITING_TOPICS
 from broker.store.recovery import Found, scan
 from broker.store.retention import Age
 from broker.store.segment import Extent, Segments
@@ -40,6 +42,8 @@ _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _SIZE_MAGIC: Final = Struct(">II")
 _POSITION: Final = Struct(">q")
+_READ_AT_ONCE: Final = 2048
+"""Most records are no larger, and one read costs half of two."""
 
 
 Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
@@ -54,6 +58,7 @@ class Span(NamedTuple):
     staged: list[Staged]
     halves: list[Opening]
     markers: list[Closing]
+    delayed: Delayed | None
     end: int
     last_ms: int
 
@@ -93,6 +98,7 @@ class MessageStore:
         self.last_ms = 0
         self.log = CommitLog(self._segments)
         self.halves = HalfStore(self)
+        self.delays = DelayStore(self)
 
     # Opening and closing
 
@@ -119,6 +125,7 @@ class MessageStore:
         self._checkpointed = self._segments.start
         recovery = self._recover()
         self.halves.recovered(self._segments.end)
+        self.delays.recovered()
         self.log = CommitLog(self._segments)
         self._published = self._segments.end
         return recovery
@@ -181,6 +188,7 @@ class MessageStore:
                 self.queue(run.topic, run.number).add_block(block)
             self._keys.add_run(index.key_run(chunk))
             self.halves.loaded(index.changes(chunk))
+            self.delays.loaded(chunk.lines)
             self.last_ms = max(self.last_ms, chunk.stretch.last_ms)
             self._checkpointed = chunk.stretch.end
         self._checkpointed = max(self._checkpointed, extent.start)
@@ -197,9 +205,12 @@ class MessageStore:
             if not self.halves.found_half(record, data):
                 raise CorruptRecord(position, "a half message does not follow the last one")
             return
-        tag = properties.find(record.properties, properties.TAGS)
         queue = self.queue(record.topic, record.queue_id)
-        tags_code = java.string_hash(tag) if tag else 0
+        if record.topic in WAITING_TOPICS:
+            tags_code = record.prepared_position
+        else:
+            tag = properties.find(record.properties, properties.TAGS)
+            tags_code = java.string_hash(tag) if tag else 0
         entry = (record.position, len(data), tags_code, crc32(data))
         if not queue.restore(record.queue_offset, entry):
             raise CorruptRecord(
@@ -209,6 +220,8 @@ class MessageStore:
             )
         seed = topic_seed(record.topic)
         self.restore_keys([key_hash(seed, key) for key in keys_in(record.properties)], position)
+        if record.prepared_position:
+            self.delays.found(record)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:
         """Take the keys of what was found at a position of the log."""
@@ -316,14 +329,17 @@ class MessageStore:
         staged, self._staged = self._staged, []
         stay = self.halves.must_stay
         halves, markers = self.halves.take_staged()
+        delayed = self.delays.take_staged()
         try:
             end = self.log.write(stay=stay)
         except BaseException:
             for each in staged:
                 each[0].next_offset -= 1
             self.halves.take_back(halves, markers)
+            if delayed is not None:
+                self.delays.take_back(delayed)
             raise
-        return Span(staged, halves, markers, end, self.last_ms)
+        return Span(staged, halves, markers, delayed, end, self.last_ms)
 
     def publish(self, span: Span) -> None:
         """Make a span's messages visible to readers."""
@@ -337,6 +353,8 @@ class MessageStore:
         self._keys.extend(keys, positions)
         if span.halves or span.markers:
             self.halves.publish(span.halves, span.markers)
+        if span.delayed is not None:
+            self.delays.publish(span.delayed, span.end)
         self._published = span.end
         segment = self._segments.tail_start
         if span.end <= segment:
@@ -349,6 +367,18 @@ class MessageStore:
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the log from one file; fewer than asked for where it ends or is gone."""
         return self._segments.read(position, size)
+
+    def bytes_at(self, position: int) -> bytes | None:
+        """The record that begins at a position, as it lies there; positions are our own."""
+        data = self._segments.read(position, _READ_AT_ONCE) if position >= self.start else b""
+        if len(data) < records.SMALLEST:
+            return None
+        size, magic = _SIZE_MAGIC.unpack_from(data)
+        if magic != records.MAGIC or size > FRAME_BYTES_MAX:
+            return None
+        if size > len(data):
+            data = self._segments.read(position, size)
+        return data[:size] if len(data) >= size else None
 
     def record_bytes(self, position: int) -> bytes | None:
         """The record that lies at a position, or ``None`` where none does or its queue lost it.
@@ -456,7 +486,8 @@ class MessageStore:
             if queue.tail_count
         ]
         changes = self.halves.pending.changes_before(stretch.end)
-        data, chunk = draft(stretch, dirty, self._keys, changes)
+        lines = self.delays.states_before(stretch.end)
+        data, chunk = draft(stretch, dirty, self._keys, changes, lines)
         return Checkpoint(index, index.append(data, chunk))
 
     def confirm_checkpoint(self, done: Checkpoint) -> None:
@@ -497,6 +528,11 @@ class MessageStore:
             for extent in self._segments.extents()[:-1]
             if extent.end <= self._checkpointed
         ]
+
+    def pinned(self) -> int | None:
+        """A position from which on the log must be kept: of what is undecided, or waits."""
+        positions = (self.halves.pending.pinned(), self.delays.pinned())
+        return min([each for each in positions if each is not None], default=None)
 
     def drop_first_file(self) -> None:
         """Delete the oldest file of the log with its index.

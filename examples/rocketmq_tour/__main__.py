@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from broker.app import Broker
-from broker.config import BrokerSettings
+from broker.config import BrokerSettings, FilterSettings, TransactionSettings
 from txmq import Admin, Client, Message, Producer
+from txmq.config import Duration
 from txmq.limits import PULL_MESSAGES_MAX
 
 __all__ = ["main"]
@@ -42,12 +43,16 @@ class Station:
 
 
 PRODUCERS = (
+    # First here and last below: meanwhile its messages wait for their time.
+    Station("delay_producer", "DelayProducer", STORED, 100, "results"),
     Station("sync_producer", "SyncProducer", STORED, 100, "results"),
     Station("async_producer", "AsyncProducer", STORED, 100, "results"),
     Station("oneway_producer", "OnewayProducer", "producer shutdown", 1, "goodbye"),
     Station("ordered_producer", "OrderedProducer", STORED, 100, "results"),
     Station("batch_producer", "BatchProducer", STORED, 100, "results"),
     Station("filter_by_tag_producer", "FilterByTagProducer", STORED, 10, "results"),
+    Station("filter_by_sql_producer", "FilterBySQLProducer", STORED, 10, "results"),
+    Station("transaction_producer", "TransactionProducer", "xid=", 3, "results"),
 )
 CONSUMERS = (
     Station("normal_consumer", "NormalConsumer", MESSAGE, 300, "messages", is_consumer=True),
@@ -55,11 +60,26 @@ CONSUMERS = (
     Station(
         "filter_by_tag_consumer", "FilterByTagConsumer", MESSAGE, 7, "messages", is_consumer=True
     ),
+    Station(
+        "filter_by_sql_consumer", "FilterBySQLConsumer", MESSAGE, 7, "messages", is_consumer=True
+    ),
     Station("pull_consumer", "ConsumerPullTest", "text ", TEXTS, "texts", is_consumer=True),
     Station("scheduled_pull", "ConsumerPullDemo", "text ", TEXTS, "texts", is_consumer=True),
     Station("push_consumer", "ConsumerTest", "consumed ", TEXTS, "texts", is_consumer=True),
+    Station(
+        "transaction_consumer", "TransactionConsumer", MESSAGE, 2, "messages", is_consumer=True
+    ),
+    Station("delay_consumer", "DelayConsumer", MESSAGE, 100, "messages", is_consumer=True),
 )
-KEPT = {"testTopic": 300, "single": 100, "TopicA": 100, "TopicTest": 10, "TOPIC_TEST": TEXTS}
+KEPT = {
+    "testTopic": 300,
+    "single": 100,
+    "TopicA": 100,
+    "TopicB": 100,
+    "TopicTest": 20,
+    "TOPIC_TEST": TEXTS,
+    "TTopic": 2,
+}
 """How many messages each topic has at the end."""
 
 console = Console()
@@ -166,7 +186,14 @@ async def main() -> int:
     """Take the tour; the exit code is 0 only if nothing is missing."""
     tour = Tour()
     with tempfile.TemporaryDirectory(prefix="txmq-tour-") as data:
-        settings = BrokerSettings(data=data, listen="127.0.0.1:0", names_listen="127.0.0.1:0")
+        settings = BrokerSettings(
+            data=data,
+            listen="127.0.0.1:0",
+            names_listen="127.0.0.1:0",
+            filter=FilterSettings(sql=True),
+            # Soon enough that nobody who takes the tour waits for the question.
+            transaction=TransactionSettings(timeout=Duration(1.0)),
+        )
         async with Broker(settings) as broker:
             console.print(f"a broker at {broker.address}, its name server at {broker.names}\n")
             await tour.visit("messages acknowledged, on the disk by then", PRODUCERS, broker.names)

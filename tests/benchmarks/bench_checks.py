@@ -35,6 +35,13 @@ CHECKS = {
         5.0,
         is_most=False,
     ),
+    "filter_cost": Check(
+        "CPU microseconds for one message under a condition of three terms, from its record on",
+        "filters",
+        "dearest_us",
+        3.0,
+        is_most=True,
+    ),
     "transaction_cost": Check(
         "broker CPU per durable transaction over that of a durable 1 KB send, 64 in flight",
         "transactions",
@@ -61,6 +68,34 @@ CHECKS = {
         "pending",
         "round_among_many_over_few",
         1.25,
+        is_most=True,
+    ),
+    "delays_memory": Check(
+        "MB by which a broker grows that keeps a million messages for later",
+        "delays",
+        "grown_mb",
+        150,
+        is_most=True,
+    ),
+    "delays_restart": Check(
+        "seconds until a broker is ready that was killed with a million messages waiting",
+        "delays",
+        "ready_s",
+        10,
+        is_most=True,
+    ),
+    "delays_burst": Check(
+        "seconds until 100,000 messages are delivered that were due within one",
+        "delays",
+        "burst_s",
+        5,
+        is_most=True,
+    ),
+    "delays_late": Check(
+        "milliseconds by which a message comes late to an idle consumer",
+        "delays",
+        "late_ms",
+        100,
         is_most=True,
     ),
     "consumer_rate": Check(

@@ -19,6 +19,7 @@ PREPARED = 4
 PULL_MESSAGE = 11
 HEART_BEAT = 34
 GET_MAX_OFFSET = 30
+SUSPEND = 2
 SUBSCRIPTION_GIVEN = 4
 PULLED_AT_ONCE = 32
 
@@ -68,7 +69,17 @@ def sends(count, body_bytes):
 
 def pull(queue, offset):
     """A pull that brings its own subscription and does not wait."""
-    fields = {
+    return frame(PULL_MESSAGE, queue, _pull_fields(queue, offset))
+
+
+def held_pull(queue, offset):
+    """The same, and it waits at the queue's end."""
+    more = {"sysFlag": str(SUBSCRIPTION_GIVEN | SUSPEND), "suspendTimeoutMillis": "15000"}
+    return frame(PULL_MESSAGE, queue, _pull_fields(queue, offset) | more)
+
+
+def _pull_fields(queue, offset):
+    return {
         "consumerGroup": GROUP,
         "topic": TOPIC,
         "queueId": str(queue),
@@ -81,7 +92,6 @@ def pull(queue, offset):
         "subVersion": "0",
         "expressionType": "TAG",
     }
-    return frame(PULL_MESSAGE, queue, fields)
 
 
 def max_offset(queue):
@@ -148,6 +158,28 @@ def half_template(body_bytes):
         "n": "broker-a",
     }
     return Template(_header(SEND_MESSAGE_V2, fields), b"x" * body_bytes, b"@ID")
+
+
+def timer_template(body_bytes):
+    """A message for later; its gaps are the queue, the unique key and its time."""
+    properties = "UNIQ_KEY\x01@ID\x02WAIT\x01true\x02TAGS\x01TagA\x02TIMER_DELIVER_MS\x01@DUE\x02"
+    fields = {
+        "a": GROUP,
+        "b": TOPIC,
+        "c": "TBW102",
+        "d": str(QUEUES),
+        "e": "@QUEUE",
+        "f": "0",
+        "g": str(int(time.time() * 1000)),
+        "h": "0",
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "false",
+        "n": "broker-a",
+    }
+    marks = (b"@QUEUE", b"@ID", b"@DUE")
+    return Template(_header(SEND_MESSAGE_V2, fields), b"x" * body_bytes, *marks)
 
 
 def end_template(decision):

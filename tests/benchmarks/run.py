@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 import bench_process
 from bench_checks import checks
 from bench_consumer import consumer, soak
+from bench_delays import delays
 from bench_disk import disk
 from bench_drain import drain
+from bench_filters import filters
 from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
@@ -33,8 +35,10 @@ SECTIONS = {
     "sends": sends,
     "ratios": ratios,
     "drain": drain,
+    "filters": filters,
     "transactions": transactions,
     "pending": pending,
+    "delays": delays,
     "idle": idle,
     "producer": producer,
     "restart": restart,
@@ -55,6 +59,9 @@ class Plan:
     starts: int = 5
     log_bytes: tuple[int, int] = (100_000_000, 1_000_000_000)
     open_transactions: int = 1_000_000
+    waiting: int = 1_000_000
+    burst: int = 100_000
+    late_messages: int = 100
     consumed: int = 200_000
     soak_s: int = 300
     is_full: bool = False
@@ -77,6 +84,9 @@ def plan_for(options):
             starts=2,
             log_bytes=(60_000_000, 180_000_000),
             open_transactions=100_000,
+            waiting=100_000,
+            burst=10_000,
+            late_messages=20,
             consumed=30_000,
             soak_s=5,
             is_full=options.full,

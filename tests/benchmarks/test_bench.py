@@ -24,6 +24,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     document = {
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
         "drain": {"drain_over_sends": {"median": 5.0}},
+        "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
@@ -33,6 +34,12 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "pending": {
             "bytes_each": {"median": 200},
             "round_among_many_over_few": {"median": 1.26},
+        },
+        "delays": {
+            "grown_mb": {"median": 150},
+            "ready_s": {"median": 10.1},
+            "burst_s": {"median": 5.0},
+            "late_ms": {"median": 101},
         },
         "consumer": {"per_cpu_s": {"median": 50_000}},
         "soak": {"grown_mb": {"median": 5.1}},
@@ -46,6 +53,8 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "drain_cost",
         "transaction_cost",
         "pending_memory",
+        "delays_memory",
+        "delays_burst",
         "producer_rate",
         "consumer_rate",
     }
@@ -84,6 +93,19 @@ def test_a_quick_run_prints_one_document_with_every_figure_of_floor_and_sends():
     assert document["checks"].keys() == {"send_cost", "sync_throughput"}
 
 
+@pytest.mark.timeout(60)
+def test_a_quick_run_tells_what_filters_cost():
+    command = [sys.executable, str(RUN), "--quick", "--only", "filters"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["filters"]["conditions_us"].keys() == {"numbers", "texts", "mixed"}
+    assert all(each["median"] > 0 for each in document["filters"]["fetch_us"].values())
+    assert document["checks"].keys() == {"filter_cost"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_quick_run_tells_what_transactions_cost():
@@ -106,3 +128,14 @@ def test_a_quick_run_tells_what_transactions_cost():
     assert document["checks"]["transaction_bytes"]["passed"]
     assert 100 < document["pending"]["bytes_each"]["median"] < 300
     assert document["pending"]["restart"]["transactions_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_a_quick_run_tells_what_waiting_messages_cost():
+    command = [sys.executable, str(RUN), "--quick", "--only", "delays"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    measured = json.loads(done.stdout)["delays"]
+    assert measured["waiting"] == 100_000
+    assert measured["late_ms"]["earliest"] >= 0
+    assert measured["burst"] == 10_000

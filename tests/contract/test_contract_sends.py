@@ -8,7 +8,7 @@ import pytest
 from contract_cluster import messages
 
 from txmq.client import SendStatus
-from txmq.errors import NotFound
+from txmq.errors import NoPermission, NotFound
 from txmq.message import Message
 
 PROPERTIES = {"origin": "Zürich", "город": "Рига", "emoji": "\N{PILE OF POO}", "spaced": "a b=c;d"}
@@ -156,3 +156,33 @@ async def test_messages_are_found_by_key_by_id_and_by_place(cluster):
         assert_same(await admin.view(result.offset_id), message, result)
     with pytest.raises(NotFound):
         await admin.find(topic, "0" * 32)
+
+
+async def test_a_delayed_message_comes_not_before_its_time(cluster):
+    topic = await cluster.topic()
+    sent = messages(topic, 3, delay_level=1)
+    began = asyncio.get_running_loop().time()
+    async with cluster.producer() as producer:
+        results = [await producer.send(each) for each in sent]
+
+    stored = await cluster.all_stored(topic, len(sent))
+
+    assert asyncio.get_running_loop().time() - began >= 1.0
+    assert {each.id: each.body for each in stored} == {
+        result.id: each.body for result, each in zip(results, sent, strict=True)
+    }
+    assert {result.queue for result in results} == {each.queue for each in stored}
+
+
+async def test_a_message_that_waits_is_recalled(cluster):
+    topic = await cluster.topic()
+    async with cluster.producer() as producer:
+        result = await producer.send(Message(topic=topic, body=b"x", deliver_after_s=3600))
+        if result.recall_handle is None:
+            pytest.skip("no message can be recalled at this broker")
+        try:
+            recalled = await producer.recall(topic, result.recall_handle)
+        except NoPermission:
+            pytest.skip("this broker is set to recall no messages")
+
+    assert recalled == result.id

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from broker.config import BrokerSettings, FilterSettings, StoreSettings
 from broker.testing import BrokerThread
 from tests.serving import environment
 from txmq.cli.root import app
@@ -35,11 +36,16 @@ SAID = {
     "send": r"(SendStatus\.OK.*?){200}not stored: ",
     "ordered": r"(SendStatus\.OK.*?){100}\nplaced\n",
     "batch": r"(SendStatus\.OK.*?){100}\na batch of \d+\n",
-    "filter": r"^myTag[AB] Hi Filter Tag Msg \d",
+    "filter": r"^myTag[AB] Hi Filter Tag Msg \d.*?\n[0-6] Hi Filter SQL Msg [0-6]\n",
     "consume": r"b'hello'\n.*(attempt 0 failed: |consumed \w+ tag: TAG_TEST ).*reported b'hello'\n",
     "pull": r"^hello\nhello\nhello\n$",
     "broadcast": r"^new price: 42\n$",
     "request-reply": r"^the price is 42\n$",
+    "delay": r"^(SendResult\(status=<SendStatus\.OK.*?\n){3}tea in time\nrecalled True\n$",
+    "transaction": r"^COMMITTED True None\nROLLED_BACK True too little money\n"
+    r"in the thread that sends: order-7\nCOMMITTED\n"
+    r"COMMITTED 4000 None\nROLLED_BACK None too little money\nTrue\nCOMMITTED\n$",
+    "fence": r"^INSERT INTO txmq_fence_mark\n\S+\.COMMIT\n\S+\.COMMIT\n\S+\.ROLLBACK\n0\n$",
     "trace": r"^Sent\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
     "blocking": r"^OK 0\n10\n(billing (tea|milk)\n){11}read \d+\n$",
 }
@@ -99,17 +105,25 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def broker():
+    """A broker that takes every filter that is shown."""
+    settings = BrokerSettings(store=StoreSettings(flush="async"), filter=FilterSettings(sql=True))
+    with BrokerThread(settings) as running:
+        yield running
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if snippets(page) and page != QUICKSTART],
     ids=lambda page: page.stem,
 )
-def test_the_snippets_of_a_page_run(page, txmq_broker, elsewhere):
-    found = {"names": txmq_broker.names}
+def test_the_snippets_of_a_page_run(page, broker, elsewhere):
+    found = {"names": broker.names}
     said = ""
     for snippet in snippets(page):
-        said += run(snippet.replace(SAID_NAMES, txmq_broker.names), found, page)
+        said += run(snippet.replace(SAID_NAMES, broker.names), found, page)
     assert re.search(SAID.get(page.stem, ""), said, re.DOTALL), said
     for name, value in found.items():
         if name.startswith("test_"):

@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
 @pytest.fixture
 def broker(tmp_path):
-    running = BrokerProcess(tmp_path / "broker")
+    running = BrokerProcess(tmp_path / "broker", settings=("filter.sql=true",))
     running.start()
     yield running
     running.close()
@@ -247,6 +247,77 @@ def test_the_tag_consumer_is_given_two_tags_of_three(broker):
     assert messages == sorted(each for each in sent if each[1] != "myTagC")
 
 
+def test_the_sql_consumer_is_given_the_ages_it_asked_for(broker):
+    for producer in ("filter_by_tag_producer", "filter_by_sql_producer"):
+        assert len(results_in(lines_of(producer, broker))) == 10
+
+    lines = lines_of("filter_by_sql_consumer", broker, "--count", "7")
+
+    messages = sorted((body, tag) for body, tag, _ in messages_in(lines))
+    assert messages == [(f"Hi Filter SQL Msg {number}", "myTag") for number in range(7)]
+
+
+def test_the_sql_consumer_says_what_a_broker_has_to_be_told(tmp_path):
+    plain = BrokerProcess(tmp_path / "plain")
+    plain.start()
+    try:
+        lines_of("filter_by_sql_producer", plain)
+        with Program("filter_by_sql_consumer", plain) as program:
+            assert program.ended() == 1
+            assert program.errors.startswith("FilterUnsupported: broker-a: The broker does not")
+            assert "filter.sql = true" in program.errors
+    finally:
+        plain.close()
+
+
+WAITED = re.compile(r"consumed at \d\d:\d\d, (\d+\.\d+) s after it was sent: ")
+
+
+def test_the_delay_consumer_gets_nothing_too_early(tmp_path):
+    patient = BrokerProcess(tmp_path / "patient", settings=("delay.levels=1s 1s 2s",))
+    patient.start()
+    try:
+        results = results_in(lines_of("delay_producer", patient))
+        assert len({each.id for each in results}) == 100
+
+        lines = lines_of("delay_consumer", patient, "--count", "100")
+
+        waited = [float(found[1]) for line in lines if (found := WAITED.search(line))]
+        assert len(waited) == 100
+        assert min(waited) >= 2.0
+        messages = [(body, tag) for body, tag, _ in messages_in(lines)]
+        assert sorted(messages) == sorted((f"Hi, Delay Msg {n}", "TagB") for n in range(100))
+        assert patient.all_committed("cg-delay", "TopicB", 4)
+    finally:
+        patient.close()
+
+
+def test_the_transaction_programs_show_what_was_committed_and_nothing_else(tmp_path):
+    hurried = BrokerProcess(tmp_path / "hurried", settings=("transaction.timeout=1s",))
+    hurried.start()
+    try:
+        lines = lines_of("transaction_producer", hurried)
+
+        told = [line.rpartition(", xid=")[0] for line in lines if line.startswith("result of")]
+        assert told == [
+            "result of TAGA: COMMITTED, acknowledged",
+            "result of TAGB: ROLLED_BACK, acknowledged",
+            "result of TAGC: UNKNOWN, to be asked about",
+        ]
+        assert [line.split()[1] for line in lines if line.startswith("checked: ")] == ["TAGC"]
+        bodies = ["Hi Transaction Msg 0", "Hi Transaction Msg 2"]
+        assert sorted_bodies(records_of(hurried, "TTopic", 4)) == bodies
+
+        lines = lines_of("transaction_consumer", hurried, "--count", "2")
+
+        assert sorted((body, tag) for body, tag, _ in messages_in(lines)) == [
+            (bodies[0], "TAGA"),
+            (bodies[1], "TAGC"),
+        ]
+    finally:
+        hurried.close()
+
+
 async def send(broker, *bodies, topics=("TOPIC_TEST",)):
     """What the pulling programs read; their Java originals bring no producer."""
     async with Session(broker.names) as session:
@@ -291,19 +362,23 @@ def test_the_push_consumer_has_what_is_no_text_come_again(broker, texts):
     assert {line.rpartition(": ")[2] for line in program.lines if "consumed" in line} == set(texts)
 
 
+TOPICS = ("testTopic", "TopicA", "TopicB", "TopicTest", "TOPIC_TEST", "TTopic")
 CONSUMERS = (
     "normal_consumer",
     "batch_consumer",
     "filter_by_tag_consumer",
+    "filter_by_sql_consumer",
     "pull_consumer",
     "scheduled_pull",
     "push_consumer",
+    "delay_consumer",
+    "transaction_consumer",
 )
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_ctrl_c_ends_a_consumer_well(broker, name):
-    asyncio.run(send(broker, b"text", topics=("testTopic", "TopicA", "TopicTest", "TOPIC_TEST")))
+    asyncio.run(send(broker, b"text", topics=TOPICS))
     with Program(name, broker) as program:
         program.until(bool)
         program.interrupt()
@@ -327,4 +402,4 @@ def test_the_whole_tour_misses_nothing():
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "430 acknowledged, and not one is gone" in done.stdout
+    assert "540 acknowledged, and not one is gone" in done.stdout

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
-for module in ("interop_clients", "interop_stage", "interop_scenarios"):
+for module in ("interop_clients", "interop_stage", "interop_scenarios", "interop_later"):
     pytest.register_assert_rewrite(module)  # their assertions explain themselves too
 
 from interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq  # noqa: E402

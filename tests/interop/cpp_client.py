@@ -47,8 +47,12 @@ def leave(signum, frame):
     raise Leave
 
 
+def now_ms():
+    return time.time_ns() / 1e6
+
+
 def emit(event, **facts):
-    line = json.dumps({"event": event, **facts}) + "\n"
+    line = json.dumps({"event": event, "at_ms": now_ms(), **facts}) + "\n"
     with _output:  # callbacks come from the library's own threads
         sys.stdout.write(line)
         sys.stdout.flush()
@@ -66,6 +70,10 @@ def build(topic, line):
         message.set_keys(line["keys"])
     if line.get("tags"):
         message.set_tags(line["tags"])
+    if line.get("level"):
+        message.set_delay_time_level(line["level"])
+    if line.get("deliver_at_ms"):  # the library has no name for it
+        message.set_property("TIMER_DELIVER_MS", str(line["deliver_at_ms"]))
     for name, value in (line.get("properties") or {}).items():
         message.set_property(name, value)
     return message
@@ -73,6 +81,7 @@ def build(topic, line):
 
 def attempt(producer, verb, topic, line):
     message = build(topic, line)
+    offered_ms = now_ms()
     try:
         if verb == "send-oneway":
             producer.send_oneway(message)
@@ -84,6 +93,7 @@ def attempt(producer, verb, topic, line):
     finally:
         message.destroy()
     return {
+        "offered_ms": offered_ms,
         "status": result.status.name,
         "msg_id": result.msg_id,
         "queue_offset": result.offset,
@@ -216,11 +226,11 @@ def described(message):
     }
 
 
-def handle(message, told):
+def handle(message, options):
     body = message.body or b""
     facts = described(message)
     facts.pop("body")  # may be large
-    facts["properties"] |= {name: text(message.get_property(name)) for name in told}
+    facts["properties"] |= {name: text(message.get_property(name)) for name in options.tell}
     emit(
         "message",
         tags=text(message.tags),
@@ -229,14 +239,16 @@ def handle(message, told):
         reconsume_times=message.reconsume_times,
         **facts,
     )
-    return ConsumeStatus.CONSUME_SUCCESS
+    time.sleep(options.work_ms / 1000)
+    later = message.reconsume_times < options.fails
+    return ConsumeStatus.RECONSUME_LATER if later else ConsumeStatus.CONSUME_SUCCESS
 
 
 def consume(options):
     model = MessageModel.BROADCASTING if options.broadcasting else MessageModel.CLUSTERING
     consumer = PushConsumer(options.group, orderly=options.orderly, message_model=model)
     consumer.set_namesrv_addr(options.names)
-    consumer.subscribe(options.topic, partial(handle, told=options.tell), options.tags)
+    consumer.subscribe(options.topic, partial(handle, options=options), options.tags)
     consumer.start()
     emit("ready")
     try:
@@ -259,6 +271,8 @@ def parse():
     parser.add_argument("--pace-ms", type=int, default=0, help="pause between sends")
     parser.add_argument("--tags", default="*", help="tag expression, for example 'A || B'")
     parser.add_argument("--tell", action="append", default=[], help="a property to tell as well")
+    parser.add_argument("--work-ms", type=int, default=0, help="how long handling takes")
+    parser.add_argument("--fails", type=int, default=0, help="attempts at a message that fail")
     parser.add_argument("--broadcasting", action="store_true")
     parser.add_argument("--orderly", action="store_true")
     answers = "comma separated: COMMIT, ROLLBACK, UNKNOWN, SILENT"

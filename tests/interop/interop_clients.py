@@ -233,6 +233,10 @@ class ClientProcess:
         self.process.kill()
         self.process.wait(LEAVE_SECONDS)
 
+    @property
+    def was_killed(self):
+        return self.process.returncode == -signal.SIGKILL
+
     def _wait_for_exit(self):
         code = self.process.wait(LEAVE_SECONDS)
         self.reader.join(LEAVE_SECONDS)

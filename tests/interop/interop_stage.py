@@ -25,10 +25,12 @@ ASKS_SOON = (
 )
 
 
-def letter(keys, body=None, tags=None, shard=None, properties=None):
-    """One message for a sender; its keys are its name in every assertion."""
+def letter(keys, body=None, tags=None, shard=None, **rest):
+    """One message for a sender; its keys are its name in every assertion. Beside what is named it
+    may have `properties`, and a delay `level` or a moment to come, `deliver_at_ms`.
+    """
     line = {"keys": keys, "body": body or f"body of {keys}", "tags": tags, "shard": shard}
-    return {**line, "properties": properties}
+    return {**line, **rest}
 
 
 def packet(keys, body, **rest):
@@ -82,6 +84,17 @@ class Stage:
 
     def group(self):
         return f"{self.name}-group-{next(numbers)}"
+
+    def retried_group(self):
+        """A group whose retry topic is there before its first member, as when others were before.
+
+        A C++ member that has no route to it at its start asks for one only some 10 s later.
+        """
+        group = self.group()
+        retries = f"%RETRY%{group}"
+        self.broker.create_topic(retries, queues=1)
+        self.wait(lambda: self.broker.knows(retries), f"the name server to route {retries}")
+        return group
 
     def sender(self, client, topic, verb="send", *flags, pace_ms=0):
         group = f"{self.name}-producer"

@@ -29,7 +29,7 @@ const quiet = () => {};
 const logger = { debug: quiet, info: quiet, warn: complain, error: complain };
 
 function emit(event, facts = {}) {
-  process.stdout.write(`${JSON.stringify({ event, ...facts })}\n`);
+  process.stdout.write(`${JSON.stringify({ event, at_ms: Date.now(), ...facts })}\n`);
 }
 
 function pause(milliseconds) {
@@ -45,7 +45,11 @@ function parse() {
       group: { type: 'string' },
       'pace-ms': { type: 'string', default: '0' },
       tags: { type: 'string', default: '*' },
+      sql: { type: 'string' },
       tell: { type: 'string', multiple: true, default: [] },
+      'work-ms': { type: 'string', default: '0' },
+      fails: { type: 'string', default: '0' },
+      'attempts-max': { type: 'string', default: '16' },
       broadcasting: { type: 'boolean', default: false },
     },
   });
@@ -62,17 +66,21 @@ function build(topic, line) {
   const message = new Message(topic, line.tags || '', body);
   if (line.keys) message.keys = [ line.keys ];
   if (line.shard) message.shardingKey = line.shard;
+  if (line.level) message.delayTimeLevel = line.level;
+  if (line.deliver_at_ms) message.properties.TIMER_DELIVER_MS = String(line.deliver_at_ms);
   Object.assign(message.properties, line.properties);
   return message;
 }
 
 async function sendUntilAcknowledged(producer, topic, line) {
   for (;;) {
+    const offered = Date.now();
     try {
       // Built anew each time: a send compresses the body in place.
       const result = await producer.send(build(topic, line));
       emit('sent', {
         keys: line.keys,
+        offered_ms: offered,
         status: result.sendStatus.replace('SEND_', ''),
         msg_id: result.msgId,
         queue_id: Number(result.messageQueue.queueId),
@@ -122,13 +130,18 @@ async function consume(options) {
     ...settings(options),
     consumerGroup: options.group,
     isBroadcast: options.broadcasting,
+    maxReconsumeTimes: Number(options['attempts-max']),
   });
   consumer.on('error', complain);
-  consumer.subscribe(options.topic, options.tags, async message => {
+  const wanted = options.sql ? { expressionType: 'SQL92', subString: options.sql } : options.tags;
+  consumer.subscribe(options.topic, wanted, async message => {
     // A closed consumer counts what it still holds as consumed; a handler that never returns
     // stops its loop instead, and the next member gets those messages.
     if (leaving) await new Promise(quiet);
     report(message, options.tell);
+    if (options['work-ms'] !== '0') await pause(Number(options['work-ms']));
+    // Its ACTION_RETRY counts for the first attempt only.
+    if (message.reconsumeTimes < Number(options.fails)) throw new Error('later');
   });
   await consumer.ready();
   emit('ready');

@@ -14,10 +14,11 @@ import json
 import logging
 import signal
 import sys
+import time
 from contextlib import suppress
 
 from txmq.client.client import Client
-from txmq.client.consumer import PullConsumer, PushConsumer
+from txmq.client.consumer import Later, PullConsumer, PushConsumer
 from txmq.client.producer import Producer
 from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from txmq.errors import TxmqError
@@ -27,12 +28,16 @@ RETRY_PAUSE_S = 0.1
 LINE_BYTES_MAX = 1 << 20
 
 # Its own timers are made for production (up to 30 s); tests wait for what they bring about.
-SHORT_TIMERS = ClientSettings(heartbeat_s=1.0, route_refresh_s=1.0)
+SHORT_TIMERS = {"heartbeat_s": 1.0, "route_refresh_s": 1.0}
 SHORT_ROUNDS = {"rebalance_s": 1.0, "commit_s": 0.3}
 
 
+def now_ms():
+    return time.time_ns() / 1e6
+
+
 def emit(event, **facts):
-    print(json.dumps({"event": event, **facts}), flush=True)
+    print(json.dumps({"event": event, "at_ms": now_ms(), **facts}), flush=True)
 
 
 def build(topic, line):
@@ -42,6 +47,8 @@ def build(topic, line):
         tags=line.get("tags") or "",
         keys=tuple((line.get("keys") or "").split()),
         properties=line.get("properties") or {},
+        delay_level=line.get("level") or 0,
+        deliver_at_ms=line.get("deliver_at_ms"),
     )
 
 
@@ -64,6 +71,7 @@ async def attempt(producer, verb, topic, line):
 async def send_until_acknowledged(producer, verb, topic, line):
     """A broker that restarts refuses for a while; the message is offered until it is taken."""
     while True:
+        offered_ms = now_ms()
         try:
             told = await attempt(producer, verb, topic, line)
         except TxmqError as problem:
@@ -71,7 +79,7 @@ async def send_until_acknowledged(producer, verb, topic, line):
             await asyncio.sleep(RETRY_PAUSE_S)
         else:
             for each, result in told:
-                emit("sent", keys=each.get("keys"), **facts(result))
+                emit("sent", keys=each.get("keys"), offered_ms=offered_ms, **facts(result))
             return
 
 
@@ -122,16 +130,21 @@ def report(message, told):
 
 async def consume(options, client, lines):
     settings = ConsumerSettings(
-        is_broadcast=options.broadcasting, is_orderly=options.orderly, **SHORT_ROUNDS
+        is_broadcast=options.broadcasting,
+        is_orderly=options.orderly,
+        attempts_max=options.attempts_max,
+        **SHORT_ROUNDS,
     )
     if options.polling:
         await poll(options, PullConsumer(options.group, client, settings), lines)
         return
     consumer = PushConsumer(options.group, client, settings)
 
-    @consumer.on(options.topic, options.tags)
+    @consumer.on(options.topic, options.tags, sql=options.sql)
     async def handle(message):
         report(message, options.tell)
+        await asyncio.sleep(options.work_ms / 1000)
+        return Later() if message.attempts < options.fails else None
 
     async with consumer:
         emit("ready")
@@ -145,7 +158,7 @@ async def poll(options, consumer, lines):
             for message in messages:
                 report(message, options.tell)
 
-    consumer.subscribe(options.topic, options.tags)
+    consumer.subscribe(options.topic, options.tags, sql=options.sql)
     async with asyncio.TaskGroup() as tasks, consumer:
         tasks.create_task(report_all())
         emit("ready")
@@ -184,7 +197,8 @@ async def main():
     logging.basicConfig(level=logging.INFO)  # To stderr, which is shown where a test fails.
     lines = Lines()
     await lines.open()
-    async with Client(options.names, SHORT_TIMERS) as client:
+    settings = ClientSettings(host=options.host, **SHORT_TIMERS)
+    async with Client(options.names, settings) as client:
         if options.verb == "consume":
             await consume(options, client, lines)
         else:
@@ -202,7 +216,12 @@ def parse():
     parser.add_argument("--pace-ms", type=int, default=0, help="pause between sends")
     parser.add_argument("--linger-ms", type=int, default=0, help="how long to wait for others")
     parser.add_argument("--tags", default="*", help="tag expression, for example 'A || B'")
+    parser.add_argument("--sql", default="", help="a condition in place of tags")
     parser.add_argument("--tell", action="append", default=[], help="a property to tell")
+    parser.add_argument("--host", default="", help="what the client's id begins with")
+    parser.add_argument("--work-ms", type=int, default=0, help="how long handling takes")
+    parser.add_argument("--fails", type=int, default=0, help="attempts at a message that fail")
+    parser.add_argument("--attempts-max", type=int, help="then it is a dead letter")
     parser.add_argument("--broadcasting", action="store_true")
     parser.add_argument("--orderly", action="store_true")
     parser.add_argument("--polling", action="store_true", help="consume by asking for messages")

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from broker.config import BrokerSettings
 from broker.keeper import Keeper
+from broker.store.delay_store import DelayStore
 from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.message_store import MessageStore
 from tests.simulation.checkers.recovery import AGAIN
@@ -43,6 +44,9 @@ from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
 __all__ = ["Auditor", "recover_in_several_ways", "shape_of"]
 
 ANSWER_S = 10.0
+
+FAR_MS = 1 << 60
+"""A time at which everything is due."""
 
 ROUTE_TRIES = 60
 """So many seconds are enough for a broker to register again, which it does every 30."""
@@ -292,10 +296,19 @@ def shape_of(disk: MemoryDisk, settings: BrokerSettings, topics: Iterable[str]) 
         pending = store.halves.pending
         halves = [pending.find(key) for key in pending]
         is_open = {half.offset: half.is_parked for half in halves if half is not None}
+        waiting = _waiting(store.delays)
     finally:
         store.close()
     log = {name: (len(data), zlib.crc32(data)) for name, data in _files(disk)}
-    return Shape(log, queues, recovery.cut_bytes, is_open)
+    return Shape(log, queues, recovery.cut_bytes, is_open, waiting)
+
+
+def _waiting(delays: DelayStore) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = {}
+    while (due := delays.first(FAR_MS)) is not None:
+        found[due.line, due.offset] = due.due_ms
+        delays.pass_over()
+    return found
 
 
 def _checksum(queue) -> int:

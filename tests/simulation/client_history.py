@@ -66,11 +66,15 @@ class Handling(Event):
     queue: Queue
     offset: int
     key: str
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Handled(Event):
-    """A handler has come to its end, or was stopped; ``is_done`` is what it says."""
+    """A handler has come to its end, or was stopped; ``is_done`` is what it says.
+
+    Where it is not, ``level`` is the delay level it asks for.
+    """
 
     client: str
     member: str
@@ -79,6 +83,8 @@ class Handled(Event):
     offset: int
     key: str
     is_done: bool
+    attempts: int = 0
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)

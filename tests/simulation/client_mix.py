@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
+from broker.config import BrokerSettings, DelaySettings
 from tests.simulation.mix import Mix, kib
 from txmq.testing import Conditions, SeededEntropy
 
-__all__ = ["CLIENT_FAULTS", "ClientMix", "GroupMix"]
+__all__ = ["CLIENT_FAULTS", "LEVELS", "ClientMix", "GroupMix"]
 
 ENDS = ("power cut", "power cut at an event", "kill", "stop")
 HARDSHIPS = (
@@ -23,6 +24,9 @@ HARDSHIPS = (
     "pause",
 )
 CLIENT_FAULTS = (*ENDS, *HARDSHIPS)
+
+LEVELS = "1s 1s 1s 2s 3s"
+"""Delay levels short enough for what fails to come again while a run lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,7 @@ class ClientMix(Mix):
     """The dials of a run; those of the cluster are the same as everywhere."""
 
     consuming: tuple[GroupMix, ...] = (GroupMix(), GroupMix(is_orderly=True))
+    levels: str = LEVELS
     is_bereft: bool = False
     """Whether one of several brokers is gone for good in the end."""
     look_s: float = 1.0
@@ -117,3 +122,8 @@ class ClientMix(Mix):
                 give_up_s=one(15.0, 60.0),
             ),
         )
+
+    def settings(self, name: str, address: str, names: str) -> BrokerSettings:
+        """The settings of one broker."""
+        settings = Mix.settings(self, name, address, names)
+        return replace(settings, delay=DelaySettings(levels=self.levels))

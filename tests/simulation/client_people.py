@@ -21,6 +21,7 @@ from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.client.values import SendStatus
 from txmq.errors import TxmqError
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.protocol.topics import RETRY
 from txmq.testing import World
 
 __all__ = ["Member", "Sender"]
@@ -98,13 +99,16 @@ class Member(_Person):
         history: History,
         group: str,
         dials: GroupMix,
-        done: set[tuple[Queue, int]],
+        done: set[str | tuple[Queue, int]],
     ) -> None:
         super().__init__(world, name, names, mix, history)
         self.group = group
         self.dials = dials
         self.done_with = done
+        """Places in queues; and keys of what came again, wherever it first was."""
         self.is_over = asyncio.Event()
+        self.is_settled = False
+        """Whether it comes and goes no more."""
         self._stays = 0
         self._label = ""
 
@@ -133,8 +137,24 @@ class Member(_Person):
         self._say_goodbye(network, took_s)
 
     def _consumer(self, client: Client) -> PushConsumer | PullConsumer:
+        dials, settings = self.dials, self._settings()
+        topics = [f"Topic{number}" for number in range(self.mix.topics)]
+        if dials.is_pulled:
+            pulling = PullConsumer(self.group, client, settings)
+            for topic in topics:
+                pulling.subscribe(topic, dials.tags)
+            return pulling
+        pushed = self._pushed(client, settings)
+        for topic in topics:
+            pushed.on(topic, dials.tags)(self._handle)
+        return pushed
+
+    def _pushed(self, client: Client, settings: ConsumerSettings) -> PushConsumer:
+        return PushConsumer(self.group, client, settings)
+
+    def _settings(self) -> ConsumerSettings:
         dials = self.dials
-        settings = ConsumerSettings(
+        return ConsumerSettings(
             start=StartFrom.FIRST,
             is_orderly=dials.is_orderly,
             concurrency=dials.concurrency,
@@ -146,18 +166,10 @@ class Member(_Person):
             hold_s=5.0,
             suspend_s=0.2,
         )
-        topics = [f"Topic{number}" for number in range(self.mix.topics)]
-        if dials.is_pulled:
-            pulling = PullConsumer(self.group, client, settings)
-            for topic in topics:
-                pulling.subscribe(topic, dials.tags)
-            return pulling
-        pushed = PushConsumer(self.group, client, settings)
-        for topic in topics:
-            pushed.on(topic, dials.tags)(self._handle)
-        return pushed
 
     def _stay_s(self) -> float | None:
+        if self.is_settled:
+            return None
         return 2 * self.dials.stay_s * self._draw.fraction() or None
 
     async def _until_it_leaves(self) -> None:
@@ -186,20 +198,30 @@ class Member(_Person):
 
     async def _handle(self, message: ReceivedMessage) -> Later | None:
         args = (self.name, self._label, self.group, message.queue, int(message.offset), message.key)
-        self.history.add(Handling(self.now(), *args))
-        is_done = False
+        attempts = message.attempts
+        self.history.add(Handling(self.now(), *args, attempts))
+        verdict: Later | None = Later()
         try:
-            if self.dials.work_s:
-                await asyncio.sleep(self.dials.work_s * self._draw.fraction())
-            if self._draw.chance(self.dials.fail_chance):
-                if self._draw.chance(0.5):
-                    raise ValueError(message.key)
-                return Later()
-            is_done = True
+            verdict = await self._work(message)
         finally:
-            self.history.add(Handled(self.now(), *args, is_done))
-        self.done_with.add((message.queue, int(message.offset)))
+            level = 0 if verdict is None else verdict.level
+            self.history.add(Handled(self.now(), *args, verdict is None, attempts, level))
+        if verdict is None:
+            is_again = message.queue.topic.startswith(RETRY)
+            self.done_with.add(message.key if is_again else (message.queue, int(message.offset)))
+        return verdict
+
+    async def _work(self, message: ReceivedMessage) -> Later | None:
+        if self.dials.work_s:
+            await asyncio.sleep(self.dials.work_s * self._draw.fraction())
+        if self._draw.chance(self.dials.fail_chance):
+            return self._fail(message)
         return None
+
+    def _fail(self, message: ReceivedMessage) -> Later:
+        if self._draw.chance(0.5):
+            raise ValueError(message.key)
+        return Later()
 
     # What its client says about offsets
 

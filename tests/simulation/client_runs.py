@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from tests.simulation.checkers import commits, consumed, farewell, in_turn
+from tests.simulation.checkers import commits, consumed, farewell, forward, in_turn
 from tests.simulation.client_history import Handled, Left, Sent
 from tests.simulation.client_mix import ClientMix
 from tests.simulation.client_stage import ClientStage
@@ -17,7 +17,7 @@ from txmq.testing import World
 
 __all__ = ["CLIENT_CHECKERS", "run_client_seed"]
 
-CLIENT_CHECKERS = (consumed, commits, in_turn, farewell)
+CLIENT_CHECKERS = (consumed, commits, in_turn, forward, farewell)
 
 
 class Outcome(NamedTuple):

@@ -28,6 +28,8 @@ class ClientStage(Stage):
     """A cluster with senders and members of groups."""
 
     mix: ClientMix
+    sender = Sender
+    member = Member
 
     def __init__(self, world: World, mix: ClientMix) -> None:
         super().__init__(world, mix)
@@ -44,13 +46,15 @@ class ClientStage(Stage):
     def people(self) -> None:
         """Start senders and members, and somebody who looks at what is committed."""
         args = (self.names_text, self.mix, self.history)
-        self.senders = [Sender(self.world, f"sender-{n}", *args) for n in range(self.mix.producers)]
+        self.senders = [
+            self.sender(self.world, f"sender-{n}", *args) for n in range(self.mix.producers)
+        ]
         for number, dials in enumerate(self.mix.consuming):
             group = f"group-{number}"
-            done: set[tuple[Queue, int]] = set()
+            done: set[str | tuple[Queue, int]] = set()
             self.history.add(Grouped(self.world.now(), group, dials.is_orderly, dials.tags))
             self.members += [
-                Member(self.world, f"member-{number}-{n}", *args, group, dials, done)
+                self.member(self.world, f"member-{number}-{n}", *args, group, dials, done)
                 for n in range(dials.members)
             ]
         for each in self.clients:
@@ -78,6 +82,9 @@ class ClientStage(Stage):
                 event = Standing(self.world.now(), group, queue, offset, is_last)
                 self.history.add(event)
                 self._shown[group, queue] = offset or 0
+
+    async def _look_at_last(self, admin: Admin) -> None:
+        await self._look(admin, is_last=True)
 
     async def _ask(self, admin: Admin, group: str, queue: Queue, is_last: bool) -> int | None:
         while True:
@@ -120,7 +127,7 @@ class ClientStage(Stage):
         here = {node.name for node in self.brokers}
         sent = [each for each in self.history.events if isinstance(each, Sent)]
         return all(
-            (each.queue, each.offset) in member.done_with
+            member.done_with & {each.key, (each.queue, each.offset)}
             for member in self.members
             for each in sent
             if each.queue.broker in here and member.dials.tags in {"*", each.tags}
@@ -151,6 +158,6 @@ class ClientStage(Stage):
         machine = self.world.machine("operator")
         ports = (machine.network, machine.clock, machine.entropy)
         async with Session(self.names_text, *ports) as session:
-            await self._look(Admin(session), is_last=True)
+            await self._look_at_last(Admin(session))
         for node in (*self.brokers, *self.names):
             await node.stop()

@@ -393,6 +393,8 @@ class Shape:
     cut_bytes: int
     open: Mapping[int, bool] = field(default_factory=dict)
     """The open transactions by the offset of their half message, and whether they are parked."""
+    waiting: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """What waits for its time by its place, a line's number and an offset, and when it is due."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from tests.simulation.client_mix import ClientMix
 from tests.simulation.client_runs import run_client_seed
+from tests.simulation.delivery_mix import DeliveryMix
+from tests.simulation.delivery_runs import run_delivery_seed
 from tests.simulation.mix import Mix
 from tests.simulation.runs import MIXES, Run, run_seed
 
 __all__ = ["mix_of", "run_kind"]
 
-CLIENTS = "clients"
+CLIENTS, DELIVERIES = "clients", "deliveries"
 
 
 def mix_of(kind: str, seed: int) -> Mix:
     """What a seed of one kind is about."""
-    return ClientMix.with_clients(seed) if kind == CLIENTS else MIXES[kind](seed)
+    if kind == CLIENTS:
+        return ClientMix.with_clients(seed)
+    if kind == DELIVERIES:
+        return DeliveryMix.with_deliveries(seed)
+    return MIXES[kind](seed)
 
 
 def run_kind(kind: str, seed: int, *, keep_trace: bool = False) -> Run:
@@ -25,4 +31,6 @@ def run_kind(kind: str, seed: int, *, keep_trace: bool = False) -> Run:
     """
     if kind == CLIENTS:
         return run_client_seed(seed, keep_trace=keep_trace)
+    if kind == DELIVERIES:
+        return run_delivery_seed(seed, keep_trace=keep_trace)
     return run_seed(seed, MIXES[kind](seed), keep_trace=keep_trace)

@@ -22,7 +22,7 @@ from txmq.testing.pages import PAGE
 if TYPE_CHECKING:
     from tests.simulation.stage import Stage
 
-__all__ = ["Nemesis", "SlowReader"]
+__all__ = ["ENDS", "Nemesis", "SlowReader"]
 
 Deed = Callable[[], Awaitable[None]]
 

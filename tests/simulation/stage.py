@@ -177,8 +177,12 @@ class Stage:
     def examine(self, node: BrokerNode, draw: SeededEntropy, *, lost_power: bool) -> None:
         """Perhaps recover copies of a broker's disk in several ways."""
         if draw.chance(self.mix.recovery_chance):
-            topics = (*self.topics, AUTO_TOPIC, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC)
+            topics = self.stored_topics()
             recover_in_several_ways(node, self.history, draw, topics, lost_power=lost_power)
+
+    def stored_topics(self) -> tuple[str, ...]:
+        """All topics that a broker's disk may hold."""
+        return (*self.topics, AUTO_TOPIC, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC)
 
     def _has_served(self, node: BrokerNode) -> None:
         if node.lives > 1 and self._draw.chance(self.mix.audit_chance):

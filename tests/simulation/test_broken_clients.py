@@ -95,7 +95,7 @@ def a_failure_is_taken_for_a_success(patch):
 
 def what_could_not_be_sent_back_is_forgotten(patch):
     patch(Concurrent, "_try_here", lambda self, intake, message: None)
-    return QUIET
+    return QUIET.but(faults=("kill",), consuming=(replace(SETTLED, fail_chance=0.5),))
 
 
 def a_queue_that_fails_once_is_fetched_no_more(patch):

@@ -1,4 +1,4 @@
-"""The power goes at every step of a transaction, or the broker is killed there."""
+"""The power goes at every step of a transaction or a delay, or the broker is killed there."""
 
 import asyncio
 from collections.abc import Callable

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 import txmq
 from txmq import (
@@ -19,8 +24,11 @@ from txmq import (
     ClientSettings,
     ConsumerSettings,
     Effect,
+    HalfMessage,
     Later,
+    LocalTransactionState,
     LogPosition,
+    ManagerSettings,
     Message,
     Producer,
     ProducerSettings,
@@ -36,8 +44,16 @@ from txmq import (
     ScheduledPull,
     SendResult,
     SendStatus,
+    SQLResource,
     StartFrom,
     Telemetry,
+    Transaction,
+    TransactionListener,
+    TransactionManager,
+    TransactionOutcome,
+    TransactionProducer,
+    TransactionSettings,
+    TransactionState,
     TxmqError,
     allocation,
     blocking,
@@ -80,6 +96,10 @@ async def send(names: str) -> QueueOffset:
         results: list[SendResult] = await producer.send_batch([order, order])
         await producer.send_to(order, of_order, 7)
         await producer.send_ordered(order, "order-7")
+        later: SendResult = await producer.send(replace(order, deliver_after_s=90))
+        if later.recall_handle is not None:
+            recalled: str = await producer.recall("Orders", later.recall_handle)
+            print(recalled == later.id)
         in_flight: int = producer.bytes_in_flight
         reply: ReceivedMessage = await producer.request(order, timeout_s=3.0)
         print(results, in_flight, reply.body)
@@ -133,7 +153,7 @@ async def consume(names: str, example: ReceivedMessage) -> Mapping[Queue, QueueO
         async def bill(message: ReceivedMessage) -> Later | None:
             place: LogPosition = message.position
             print(message.key, message.attempts, place)
-            return Later(level=DEAD_LETTER) if message.attempts > 3 else None
+            return Later(level=DEAD_LETTER, reason="why") if message.attempts > 3 else None
 
         @consumer.on("Refunds")
         def refund(message: ReceivedMessage) -> None:
@@ -152,6 +172,71 @@ async def consume(names: str, example: ReceivedMessage) -> Mapping[Queue, QueueO
         await bill(example)  # A decorated function can be called as before.
         refund(example)
         return consumer.positions()
+
+
+class Bank(TransactionListener):
+    """Local transactions, and what became of them."""
+
+    async def execute_local_transaction(
+        self, message: HalfMessage, arg: int
+    ) -> LocalTransactionState:
+        """Take the money."""
+        xid: str = message.id
+        if arg > 10_000:
+            raise errors.RollBack(f"too much for {xid}, {message.key}, {message.sent.status}")
+        return LocalTransactionState.COMMIT
+
+    def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
+        """Look it up."""
+        is_booked = message.id in message.keys
+        return LocalTransactionState.UNKNOWN if is_booked else LocalTransactionState.ROLLBACK
+
+
+async def transfer(names: str, order: Message) -> str:
+    """Send a message that is seen only if the money was taken."""
+    settings = TransactionSettings(timeout_s=20, check_workers=5, check_queue=200)
+    async with TransactionProducer("bank", names, Bank(), settings) as producer:
+        try:
+            outcome: TransactionOutcome = await producer.send_in_transaction(order, 100)
+        except errors.TransactionConflict as problem:
+            return f"{problem.xid} {problem.said} {problem.decided}"
+        if outcome.state is TransactionState.COMMITTED and not outcome.is_acknowledged:
+            print(outcome.problem, producer.tally.unacknowledged)
+        half: HalfMessage = await producer.prepare(order)
+        late: TransactionOutcome = await producer.decide(half, LocalTransactionState.ROLLBACK)
+        print(late.message_id, late.queue, late.half_offset, late.half.offset_id)
+        return outcome.xid
+
+
+async def decorate(names: str, order: Message) -> TransactionOutcome:
+    """The same without a listener: a database knows."""
+    resource = SQLResource(create_async_engine("sqlite+aiosqlite://"))
+    settings = ManagerSettings(local_timeout_s=10.0, local_attempts=3, timeout_s=5.0)
+    async with TransactionManager("bank", names, resource, settings) as tm:
+
+        @tm.transactional(topic="Orders", tags="CCB", keys=lambda number, amount: str(number))
+        async def take(session: AsyncSession, number: int, amount: int) -> int:
+            found: Transaction[AsyncSession] | None = tm.current()
+            print(found and found.xid, session.is_active)
+            return amount
+
+        async with tm.transaction(order) as transaction:
+            print(transaction.session.is_active, transaction.message.key)
+        print(transaction.outcome, tm.tally.committed)
+        return await take(7, amount=100)
+
+
+async def serve(names: str) -> None:
+    """A program that only consumes."""
+    client = Client(names)
+
+    @client.on("Orders", group="billing", tags="Paid", settings=ConsumerSettings(batch_max=1))
+    async def bill(message: ReceivedMessage) -> Later | None:
+        print(message.key)
+        return None
+
+    async with client:
+        await client.wait()
 
 
 def room_of(name: str) -> str:
@@ -224,6 +309,8 @@ def without_await(names: str) -> SendResult:
         def bill(message: ReceivedMessage) -> None:
             print(message.id)
 
+        client.on("Refunds", group="refunds")(bill)
+        client.wait()
         with consumer:
             queues: list[Queue] = consumer.queues
         with blocking.PullConsumer("reader", client) as reader:
@@ -239,7 +326,24 @@ def without_await(names: str) -> SendResult:
 
         with schedule:
             schedule.wait()
+        with blocking.TransactionProducer("bank", client, Bank()) as bank:
+            outcome: TransactionOutcome = bank.send_in_transaction(
+                Message(topic="Orders", body=b"tea"), 100
+            )
+            print(outcome.state)
+        resource = SQLResource(create_engine("sqlite://"))
+        with blocking.TransactionManager("bank", client, resource) as tm:
+
+            @tm.transactional(topic="Orders")
+            def take(session: Session, amount: int) -> int:
+                return amount if session.is_active else 0
+
+            taken: TransactionOutcome = take(100)
+            with tm.transaction(Message(topic="Orders", body=b"tea")) as transaction:
+                print(transaction.session.is_active, taken.result, tm.current())
         with blocking.Producer("shop", client) as producer:
-            later = producer.send_nowait(Message(topic="Orders", body=b"tea"))
+            later = producer.send_nowait(Message(topic="Orders", body=b"tea", delay_level=3))
+            recalled: str = producer.recall("Orders", later.result().recall_handle or "")
+            print(recalled)
             print(topics, queues, batch, producer.send(Message(topic="Orders", body=b"tea")))
             return later.result(timeout=3.0)

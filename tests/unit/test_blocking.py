@@ -1,14 +1,20 @@
 """The face without ``await``, over a real broker in a thread."""
 
 import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from broker.testing import BrokerThread
+from tests.serving import environment
 from txmq import ConsumerSettings, Message, SendStatus, StartFrom, blocking
-from txmq.errors import LocalProtocolError, TopicNotFound, UsageError
+from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, UsageError
 
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
 
@@ -60,6 +66,35 @@ def test_members_share_a_client_and_its_loop(names):
             assert sorted(each.offset for each in sent) == list(range(16))
         assert client.admin.topics()
     assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+
+
+def test_a_client_starts_and_stops_the_consumers_of_its_functions(names):
+    got = threading.Semaphore(0)
+    client = blocking.Client(names)
+
+    @client.on("Orders", group="readers", tags="Paid", settings=FROM_FIRST)
+    def read(message):
+        got.release()
+
+    with blocking.Producer("writers", names) as producer:
+        producer.send(Message(topic="Orders", body=b"1", tags="Paid"))
+    with client:
+        assert got.acquire(timeout=10)
+        waiting = threading.Thread(target=client.wait)
+        waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+def test_what_waits_for_its_time_is_recalled(names):
+    with blocking.Producer("writers", names) as producer:
+        later = producer.send(Message(topic="Orders", body=b"x", deliver_after_s=60))
+        assert producer.recall("Orders", later.recall_handle) == later.id
+        by_level = producer.send(Message(topic="Orders", body=b"x", delay_level=3))
+        with blocking.Client(names) as client:
+            assert client.admin.recall("Orders", by_level.recall_handle) == by_level.id
+        with pytest.raises(IllegalOperation):
+            producer.recall("Orders", "nonsense")
 
 
 def test_errors_are_those_of_the_asyncio_client(names):
@@ -168,3 +203,66 @@ def test_an_event_loop_is_not_stalled(names):
 
     with blocking.Client(names) as client:
         asyncio.run(scenario(client))
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize("end", [asyncio.CancelledError, OSError])
+def test_ctrl_c_ends_what_is_waited_for_without_a_word(caplog, end):
+    ended = threading.Event()
+
+    async def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise end from None
+        finally:
+            ended.set()
+
+    with blocking.Client("127.0.0.1:1") as client:
+        with pytest.raises(KeyboardInterrupt):
+            client._background.wait(interrupted())
+        assert ended.wait(5)
+    gc.collect()
+    assert caplog.records == []
+
+
+PROGRAM = """
+import os, signal, sys, threading
+from txmq import ConsumerSettings, Message, blocking, StartFrom
+
+waiting = threading.Event()
+with blocking.Client(sys.argv[1]) as client, blocking.Producer("writers", client) as producer:
+    consumer = blocking.PushConsumer("readers", client, ConsumerSettings(start=StartFrom.FIRST))
+
+    @consumer.on("Orders")
+    def read(message):
+        waiting.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    producer.send(Message(topic="Orders", body=b"x"))
+    with consumer:
+        try:
+            waiting.set()
+            consumer.wait()
+        finally:
+            print("leaving")
+"""
+
+
+def test_ctrl_c_is_all_that_a_program_is_told(names):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, names],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment(),
+        check=False,
+    )
+
+    assert done.stdout == "leaving\n"
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.endswith("KeyboardInterrupt\n")

@@ -397,6 +397,48 @@ def test_rocketmqs_own_spelling_counts_milliseconds(tmp_path, argument, seconds)
     assert transaction(tmp_path, "", argument).timeout == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("enablePropertyFilter = true\n", ()),
+        ("", ("enablePropertyFilter=true",)),
+        ("[filter]\nsql = true\n", ()),
+        ("", ("filter.sql=true",)),
+    ],
+)
+def test_conditions_can_be_allowed_by_rocketmqs_name(tmp_path, text, arguments):
+    file = tmp_path / "broker.toml"
+    file.write_text(text)
+
+    assert load(BrokerSettings, file=file, arguments=arguments, aliases=ALIASES).filter.sql
+    assert not BrokerSettings().filter.sql
+
+
+def test_delay_levels_may_have_rocketmqs_name(tmp_path):
+    file = tmp_path / "broker.toml"
+    file.write_text('messageDelayLevel = "1s 1m 1d"\n')
+
+    assert load(BrokerSettings, file=file, aliases=ALIASES).delay.levels_ms() == (
+        1000,
+        60_000,
+        86_400_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "complaint"),
+    [
+        ("1s x 2s", "cannot hold 'x'; write a duration such as"),
+        ("", "has from 1 to 64 levels"),
+        ("1s " * 65, "has from 1 to 64 levels"),
+        ("1s 0s", "are durations above 0"),
+    ],
+)
+def test_delay_levels_that_are_none_are_named(levels, complaint):
+    with pytest.raises(ConfigError, match=f"delay.levels {complaint}"):
+        load(BrokerSettings, arguments=[f"delay.levels={levels}"])
+
+
 def test_a_number_that_looks_like_milliseconds_is_asked_about(tmp_path):
     with pytest.raises(ConfigError, match="transactionCheckInterval cannot be 60000 .*60s or 6000"):
         transaction(tmp_path, "transactionCheckInterval = 60000\n")

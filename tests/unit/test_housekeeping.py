@@ -17,7 +17,7 @@ from broker.housekeeping import ROUND_S, Housekeeping
 from broker.keeper import Keeper
 from broker.store.decision import Kind
 from tests.unit.store.shelf import Shelf
-from txmq.errors import ServiceUnavailable
+from txmq.errors import CorruptRecord, ServiceUnavailable
 from txmq.testing import simulate
 
 BIG = b"x" * 1500
@@ -198,6 +198,25 @@ async def test_floors_are_durable_before_the_first_file_goes(stage):
     assert len(stage.files()) == 1
     assert stage.keeper.floors().floors == stage.house.floors == {"T": {0: 6}}
     assert sorted(stage.shelf.bodies()) == [6, 7]
+
+
+@in_world
+async def test_where_nobody_can_tell_who_waits_nothing_is_deleted_and_a_full_disk_is_seen(stage):
+    """An index of those who wait that the disk cannot read must not hide that it is full."""
+    count = stage.fill()
+    stage.clock.jump(FOUR_DAYS_S)
+    stage.house.retention = ALWAYS
+    stage.disk.capacity = int(stage.disk.space().used / 0.95)
+
+    def pinned():
+        raise CorruptRecord(0, "the disk cannot read its index")
+
+    stage.store.pinned = pinned
+    stage.start()
+    await asyncio.sleep(1)
+
+    assert len(stage.files()) == count
+    assert not stage.is_admitting
 
 
 @in_world

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from txmq.cli.asking import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, ask, fail
-from txmq.cli.moments import LATEST, moment_ms
+from txmq.cli.moments import LATEST, age_of, moment_ms
 from txmq.cli.output import as_json, message_fields, say, table
 from txmq.client import Admin
 from txmq.client.lookups import TIME_MAX
@@ -101,7 +101,7 @@ def list_(
                 each.messages,
                 _time(each.oldest_ms),
                 _time(each.newest_ms),
-                "" if each.oldest_ms is None else _age(now_ms - each.oldest_ms),
+                "" if each.oldest_ms is None else age_of(now_ms - each.oldest_ms),
             ]
             for each in found
         ],
@@ -149,7 +149,7 @@ def show(
         say(f"group {group} has no dead letters of this kind")
         return
     now_ms = SystemClock().wall_ms()
-    headings = ["place", "age", "attempts", "topic", "tag", "keys", "id"]
+    headings = ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"]
     table(headings, [_row(each, now_ms) for each in shown])
     if len(found) > limit:
         say(f"{limit} are shown; there are more, which --limit shows")
@@ -382,6 +382,7 @@ def _fields(message: ReceivedMessage) -> dict[str, object]:
         **message_fields(message),
         "origin_topic": named.get(properties.RETRY_TOPIC, ""),
         "origin_id": named.get(properties.ORIGIN_ID, ""),
+        "reason": named.get(properties.DEAD_REASON, ""),
     }
 
 
@@ -395,12 +396,13 @@ def _line(message: ReceivedMessage) -> dict[str, object]:
 def _row(message: ReceivedMessage, now_ms: int) -> list[object]:
     return [
         message.offset_id,
-        _age(now_ms - message.stored_ms),
+        age_of(now_ms - message.stored_ms),
         message.attempts,
         message.properties.get(properties.RETRY_TOPIC, ""),
         message.tags,
         " ".join(message.keys),
         message.id,
+        message.properties.get(properties.DEAD_REASON, ""),
     ]
 
 
@@ -425,11 +427,3 @@ def _time(time_ms: int | None) -> str:
     if time_ms is None:
         return ""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-
-
-def _age(age_ms: int) -> str:
-    seconds = max(0, age_ms // 1000)
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"

@@ -41,15 +41,18 @@ def create(
     name: Name,
     *,
     retries: Annotated[
-        int, typer.Option(min=0, help="Deliveries of a message before it is a dead letter.")
-    ] = 16,
-    enabled: Annotated[bool, typer.Option(help="Whether it may consume.")] = True,
+        int | None,
+        typer.Option(min=0, help="Retries of a message before it is a dead letter; 16 if new."),
+    ] = None,
+    enabled: Annotated[
+        bool | None, typer.Option("--enabled/--no-enabled", help="Whether it may consume.")
+    ] = None,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Make a consumer group, or change it."""
+    """Make a consumer group, or change it; what is not named stays as it is."""
     ask(
         names,
         lambda admin: admin.create_group(
@@ -60,7 +63,9 @@ def create(
     if json:
         as_json({"group": name, "retries": retries, "enabled": enabled})
     else:
-        say(f"group {name} is there; {retries} retries")
+        told = [] if retries is None else [f"{retries} retries"]
+        told += [] if enabled is None else ["may consume" if enabled else "may not consume"]
+        say("; ".join([f"group {name} is there", *told]))
 
 
 @app.command("list")

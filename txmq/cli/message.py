@@ -1,5 +1,6 @@
-"""``txmq message``: messages sent, fetched and looked up."""
+"""``txmq message``: messages sent, recalled, fetched and looked up."""
 
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -8,17 +9,26 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.asking import NAMES_DEFAULT, AsJson, Names, ask, queue_of
+from txmq.cli.asking import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Names,
+    ask,
+    fail,
+    queue_of,
+)
 from txmq.cli.output import as_json, message_fields, say, table
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, PulledBatch
 from txmq.client.trace import Decided, Sent, TraceRecord, decode
-from txmq.client.tracer import TRACE_TOPIC
+from txmq.config import parse_duration
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.protocol.topics import TRACES
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Send, fetch and look up messages.")
+app = typer.Typer(no_args_is_help=True, help="Send, recall, fetch and look up messages.")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Pull = Callable[[Queue, int, int], Awaitable[PulledBatch]]
@@ -36,25 +46,56 @@ def send(
         list[str] | None,
         typer.Option("--property", help="A property, as name=value; may be repeated."),
     ] = None,
+    delay_level: Annotated[
+        int, typer.Option(min=0, help="Deliver it after the time the broker has for this level.")
+    ] = 0,
+    after: Annotated[str | None, typer.Option(help="Deliver it after so long, as in 90s.")] = None,
     queue: OneQueue = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Send a message."""
+    if delay_level and after is not None:
+        fail("--delay-level and --after say the same thing; leave out one of them", WRONGLY_CALLED)
     message = Message(
         topic=topic,
         body=sys.stdin.buffer.read() if body == "-" else os.fsencode(body),
         tags=tag,
         keys=tuple(key or ()),
         properties=dict(_pair(each) for each in property_ or ()),
+        delay_level=delay_level,
+        deliver_after_s=None if after is None else _seconds(after),
     )
     target = None if queue is None else queue_of(topic, queue)
     receipt = ask(names, lambda admin: admin.send(message, target), changes=True)
     if json:
         as_json(receipt)
         return
-    where = f"{receipt.queue.broker}:{receipt.queue.number}"
-    say(f"stored in {where} at offset {receipt.offset}; id {receipt.id}, place {receipt.offset_id}")
+    named = f"id {receipt.id}, place {receipt.offset_id}"
+    if delay_level or receipt.recall_handle is not None:
+        # Its offset is that of the queue in which it waits, and would not be found in its topic.
+        say(f"waits at {receipt.queue.broker} for its time; {named}")
+    else:
+        where = f"{receipt.queue.broker}:{receipt.queue.number}"
+        say(f"stored in {where} at offset {receipt.offset}; {named}")
+    if receipt.recall_handle is not None:
+        say(f"to recall it: txmq message recall {topic} {receipt.recall_handle}")
+
+
+@app.command()
+def recall(
+    topic: Topic,
+    handle: Annotated[str, typer.Argument(help="What its sender was told to recall it by.")],
+    *,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Have a message that waits for its time never come."""
+    recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True)
+    if json:
+        as_json({"id": recalled})
+        return
+    say(f"recalled {recalled}")
 
 
 @app.command()
@@ -131,7 +172,7 @@ def trace(
     topic: Topic,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
     *,
-    trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACE_TOPIC,
+    trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
@@ -176,6 +217,13 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign or not name:
         raise typer.BadParameter(f"{text!r} is no property; write name=value")
     return name, value
+
+
+def _seconds(text: str) -> int:
+    try:
+        return math.ceil(parse_duration(text))
+    except ValueError as problem:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 5m or 2h") from problem
 
 
 def _show(found: list[ReceivedMessage], *, json: bool) -> None:

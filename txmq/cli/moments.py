@@ -7,7 +7,7 @@ from typing import Final
 
 from txmq.config import parse_duration
 
-__all__ = ["EARLIEST", "LATEST", "moment_ms"]
+__all__ = ["EARLIEST", "LATEST", "age_of", "moment_ms"]
 
 EARLIEST: Final = 0
 LATEST: Final = -1
@@ -46,3 +46,12 @@ def moment_ms(text: str, now_ms: int) -> int:
     raise ValueError(
         "a moment such as 2024-05-01T12:00, 2h (ago), earliest, latest, or milliseconds since 1970"
     )
+
+
+def age_of(age_ms: int) -> str:
+    """How long ago something was, roughly."""
+    seconds = max(0, age_ms // 1000)
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -59,6 +59,8 @@ def message_fields(message: ReceivedMessage) -> dict[str, object]:
         "stored_ms": message.stored_ms,
         "attempts": message.attempts,
     }
+    if message.unreadable:
+        fields["unreadable"] = message.unreadable
     try:
         fields["body"] = message.body.decode()
     except UnicodeDecodeError:

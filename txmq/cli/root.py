@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import txmq
-from txmq.cli import cluster, config, dlq, group, message, topic, tx
+from txmq.cli import cluster, config, dlq, group, message, schema, topic, tx
 from txmq.cli.names import names
 from txmq.cli.output import say
 from txmq.cli.serve import serve
@@ -25,6 +25,7 @@ app.add_typer(message.app, name="message")
 app.add_typer(tx.app, name="tx")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(schema.app, name="schema")
 app.add_typer(config.app, name="config")
 
 

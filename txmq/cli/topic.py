@@ -8,6 +8,7 @@ from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, ask
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin
 from txmq.protocol.codes import Perm
+from txmq.protocol.topics import DLQ, RETRY
 
 __all__ = ["app"]
 
@@ -25,8 +26,8 @@ _OF_THE_SYSTEM: Final = (
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "RMQ_SYS_",
     "rmq_sys_",
-    "%RETRY%",
-    "%DLQ%",
+    RETRY,
+    DLQ,
 )
 
 

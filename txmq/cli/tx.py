@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from txmq.cli.asking import NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Cluster, Names, ask, fail
+from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, message_fields, say, table
 from txmq.client.values import OpenTransaction
 from txmq.runtime.clock import SystemClock
@@ -79,7 +80,7 @@ def show(
     if json:
         as_json({"transaction": found, "message": message_fields(message)})
         return
-    age = _age(SystemClock().wall_ms() - found.stored_ms)
+    age = age_of(SystemClock().wall_ms() - found.stored_ms)
     fields: dict[str, object] = {
         "id": found.id,
         "state": found.state + (", being decided" if found.is_being_decided else ""),
@@ -187,18 +188,10 @@ def _row(found: OpenTransaction, now_ms: int) -> list[object]:
     return [
         found.id,
         found.state,
-        _age(now_ms - found.stored_ms),
+        age_of(now_ms - found.stored_ms),
         found.checks,
         found.group,
         found.queue.topic,
         " ".join(found.keys),
         found.queue.broker,
     ]
-
-
-def _age(age_ms: int) -> str:
-    seconds = max(0, age_ms // 1000)
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"

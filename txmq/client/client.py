@@ -12,15 +12,17 @@ import logging
 import os
 import platform
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from txmq.client.admin import Admin
 from txmq.client.replies import Replies
 from txmq.client.routes import MASTER
-from txmq.client.served import Served
+from txmq.client.served import Checked, Served
 from txmq.client.session import Session
-from txmq.client.settings import ClientSettings
+from txmq.client.settings import ClientSettings, settings_or
 from txmq.errors import BrokerRefused, RequestTimeout, TxmqError, UsageError
 from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, ProducerRegistration
 from txmq.protocol.codes import RequestCode
@@ -32,9 +34,16 @@ from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["Client", "Member"]
+if TYPE_CHECKING:
+    from txmq.client.consumer.handling import MessageHandler
+    from txmq.client.consumer.push import PushConsumer
+    from txmq.client.settings import ConsumerSettings
+
+__all__ = ["Client", "Member", "client_of"]
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound="MessageHandler")
 
 LEAVE_S: Final = 1.0
 """How long a broker may take to hear that a group leaves: it forgets us with the connection."""
@@ -60,6 +69,17 @@ class Member(Protocol):
 class Client:
     """Everything of one program that speaks to one cluster; ``async with`` opens and closes it.
 
+    ::
+
+        client = Client("127.0.0.1:9876")
+
+        @client.on("Orders", group="billing", tags="Paid")
+        async def bill(message: ReceivedMessage) -> None:
+            ...
+
+        async with client:
+            await client.wait()
+
     Producers and consumers given the same client share its connections. Names of groups are unique
     within a client, once for producers and once for consumers.
 
@@ -82,7 +102,7 @@ class Client:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        self.settings = settings or ClientSettings()
+        self.settings = settings_or(ClientSettings, settings)
         self.replies = Replies()
         self.tasks = Tasks()
         clock = clock or SystemClock()
@@ -103,13 +123,24 @@ class Client:
         self._consumers: dict[str, Member] = {}
         self._beaten: dict[str, None] = {}
         self._to_beat: Counter[str] = Counter()
+        self._met: dict[str, str] = {}
         self._is_open = False
+        self._own: dict[str, PushConsumer] = {}
+        self._running = AsyncExitStack()
+        self._closed: asyncio.Event | None = None
 
     async def __aenter__(self) -> Self:
         await self.session.__aenter__()
         self._is_open = True
+        self._closed = asyncio.Event()
         self.tasks.start(self._beat_always(), "heartbeats")
         self.tasks.start(self._refresh_always(), "route refresh")
+        try:
+            for consumer in self._own.values():
+                await self._running.enter_async_context(consumer)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -118,16 +149,70 @@ class Client:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        async with AsyncExitStack() as at_last:
+            # These are seen to also where what follows is cut short.
+            if self._closed is not None:
+                at_last.callback(self._closed.set)
+            at_last.push_async_callback(self.session.__aexit__, kind, problem, trace)
+            at_last.push_async_callback(self.tasks.stop)
+            at_last.callback(self._shut)
+            await self._running.aclose()
+
+    def _shut(self) -> None:
         self._is_open = False
-        try:
-            await self.tasks.stop()
-        finally:
-            await self.session.__aexit__(kind, problem, trace)
 
     @property
     def is_open(self) -> bool:
         """Whether it can be used."""
         return self._is_open
+
+    async def wait(self) -> None:
+        """Return once the client has been closed; for programs that do nothing but consume.
+
+        Raises:
+            UsageError: It was never open.
+        """
+        if self._closed is None:
+            raise UsageError("this client is not open; use it with 'async with'")
+        await self._closed.wait()
+
+    def on(
+        self,
+        topic: str,
+        tags: str = "*",
+        *,
+        group: str,
+        sql: str = "",
+        settings: ConsumerSettings | None = None,
+    ) -> Callable[[M], M]:
+        """Have a function called with every message of a topic; a decorator.
+
+        The group gets a :class:`PushConsumer` that starts and stops with this client.
+
+        Args:
+            topic: The topic.
+            tags: The tags wanted, separated by ``||``.
+            group: The consumer group; it may have functions for several topics.
+            sql: Instead of tags, a condition on the messages' properties.
+            settings: How the group consumes; said once for all its topics.
+
+        Raises:
+            UsageError: The group has such a function already, or other settings, or the client is
+                open.
+            LocalProtocolError: It is no name of a topic or a group, or the expression is none.
+        """
+        # Imported late: a consumer is made of a client, and only here the other way round.
+        from txmq.client.consumer.push import PushConsumer
+
+        if self._is_open:
+            raise UsageError("handlers are given before a client opens")
+        consumer = self._own.get(group)
+        if consumer is None:
+            consumer = PushConsumer(group, self, settings)
+        elif settings is not None and settings != consumer.settings:
+            raise UsageError(f"group {group} has other settings already")
+        self._own[group] = consumer
+        return consumer.on(topic, tags, sql=sql)
 
     # Groups
 
@@ -146,6 +231,8 @@ class Client:
                 "a second one needs a client of its own"
             )
         try:
+            if isinstance(member, Checked):
+                await self._meet_brokers()
             await self.beat()
         except BaseException:
             # Some brokers may know of it by now.
@@ -205,12 +292,36 @@ class Client:
 
     def _addresses(self) -> list[str]:
         # Only consumers have anything to say to a replica that is no master.
-        return [
+        routed = [
             address
             for replicas in self.session.brokers().values()
             for number, address in replicas.items()
             if number == MASTER or self._consumers
         ]
+        return list(dict.fromkeys([*routed, *self._met.values()]))
+
+    async def _meet_brokers(self) -> bool:
+        """Find every broker where one of us is to be asked about transactions: others of its group,
+        and it itself before it was started anew, may have sent through any. Whether any is new.
+        """
+        before, self._met = self._met, {}
+        if any(isinstance(each, Checked) for each in self._producers.values()):
+            self._met = before
+            try:
+                known = await self.admin.cluster()
+            except TxmqError as problem:
+                log.warning("no broker is found that may ask about transactions: %s", problem)
+                return False
+            self._met = {
+                each.name: each.addresses[MASTER] for each in known if MASTER in each.addresses
+            }
+        return not self._met.items() <= before.items()
+
+    def master(self, broker: str) -> str | None:
+        """Where a broker took writes when all were last found; for who is asked about
+        transactions.
+        """
+        return self._met.get(broker)
 
     def _heartbeat(self) -> bytes:
         producers = [each.registration() for each in self._producers.values()]
@@ -282,10 +393,35 @@ class Client:
             except TxmqError as problem:
                 log.warning("routes are not refreshed: %s", problem)
                 continue
-            if moved:
+            if await self._meet_brokers() or moved:
                 # Brokers may be new that have not heard of us.
                 await self.beat()
                 self.rebalance_soon()
+
+
+def client_of(
+    names: str | Client,
+    network: Network | None = None,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+) -> tuple[Client, bool]:
+    """The client a producer or a consumer works with: one that it shares, or one of its own.
+
+    Args:
+        names: The client to share, or the name servers of one of its own.
+        network: Where streams come from, for one of its own.
+        clock: Where the time comes from, likewise.
+        entropy: Where chance comes from, likewise.
+
+    Returns:
+        The client, and whether it is to be opened and closed.
+
+    Raises:
+        ConfigError: ``names`` names no server, or is neither.
+    """
+    if isinstance(names, Client):
+        return names, False
+    return Client(names, None, network, clock, entropy), True
 
 
 def _client_id(settings: ClientSettings, entropy: Entropy) -> str:

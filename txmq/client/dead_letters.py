@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
-from txmq.client.envelope import Envelope, check_name, received, sealed
+from txmq.client.envelope import Envelope, check_name, opened, sealed
 from txmq.client.lookups import (
     TIME_MAX,
     UNIQUE_KEY_HITS,
@@ -54,11 +54,9 @@ from txmq.protocol.headers import (
 from txmq.protocol.message_id import split_offset_id
 from txmq.protocol.record import unpack
 from txmq.protocol.sends import quoted
+from txmq.protocol.topics import DLQ, RETRY
 
 __all__ = ["DeadLetterCalls", "DeadLetters"]
-
-DLQ: Final = "%DLQ%"
-RETRY: Final = "%RETRY%"
 
 ATTEMPTS_MAX: Final = 16
 """Said with each copy. Older RocketMQ fails unless told, and where a group allows no retries, it
@@ -339,7 +337,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
                 )
             except InternalError:
                 return None  # Nothing lies there.
-            found = received(unpack(answer.body)[0], broker)
+            found = opened(unpack(answer.body)[0], broker)
             return found if found.topic == dead else await self._by_id(dead, found.id)
         return None
 

@@ -61,13 +61,14 @@ class Delivery:
         chosen: Its queue; the one whose turn it is at each attempt where it is ``None``.
         retries: How many further attempts there are.
         is_nowait: Whether they go to the same queue, and only where no answer came.
+        is_once: Whether there are any only while it is certain that nothing is stored.
         size: The bytes it counts for.
         is_single: Whether the future is of one result, not of a list.
     """
 
     __slots__ = (
-        "_attempts", "_began", "_connection", "_deadline", "_is_nowait", "_opaque", "_post",
-        "_retries", "_stored", "_timer", "avoid", "chosen", "future", "has_looked_again",
+        "_attempts", "_began", "_connection", "_deadline", "_is_nowait", "_is_once", "_opaque",
+        "_post", "_retries", "_stored", "_timer", "avoid", "chosen", "future", "has_looked_again",
         "is_single", "parcel", "queue", "size",
     )  # fmt: skip
 
@@ -80,6 +81,7 @@ class Delivery:
         size: int,
         *,
         is_nowait: bool = False,
+        is_once: bool = False,
         is_single: bool = True,
     ) -> None:
         self.parcel = parcel
@@ -93,6 +95,7 @@ class Delivery:
         self._post = post
         self._retries = retries
         self._is_nowait = is_nowait
+        self._is_once = is_once
         self._began = now = post.clock.monotonic()
         self._deadline = now + post.timeout_s
         self._attempts: list[Attempt] | None = None
@@ -135,6 +138,7 @@ class Delivery:
             head = parcel.head(form, opaque, self.queue.number, post.clock.wall_ms())
             connection.post(opaque, self, self._deadline, head, parcel.body)
         except TransportError as problem:
+            problem.effect = Effect.NONE  # It was closed before.
             self.lost(problem)
             return
         except TxmqError as problem:
@@ -167,6 +171,7 @@ class Delivery:
                 results[0].status is not SendStatus.OK
                 and post.settings.retry_not_safe
                 and not self._is_nowait
+                and not self._is_once
                 and self._retries > 0
             ):
                 self._stored = results
@@ -182,7 +187,7 @@ class Delivery:
     def lost(self, problem: TransportError) -> None:
         """No answer came of this attempt."""
         self._tried(problem)
-        if self._retries > 0 and self._post.clock.monotonic() < self._deadline:
+        if self._may_again(problem):
             if self._is_nowait:
                 self.chosen = self.queue
             self._again()
@@ -193,10 +198,15 @@ class Delivery:
         self._tried(problem)
         code = problem.response_code if isinstance(problem, UnknownRefusal) else problem.code
         may_again = not self._is_nowait and code in RETRIED_CODES
-        if may_again and self._retries > 0 and self._post.clock.monotonic() < self._deadline:
+        if may_again and self._may_again(problem):
             self._again()
         else:
             self._end(problem)
+
+    def _may_again(self, problem: TxmqError) -> bool:
+        if self._is_once and problem.effect is not Effect.NONE:
+            return False
+        return self._retries > 0 and self._post.clock.monotonic() < self._deadline
 
     def _tried(self, problem: TxmqError) -> None:
         broker = "" if self.queue is None else self.queue.broker

@@ -10,14 +10,23 @@ from typing import Final
 
 import msgspec
 
-from txmq.errors import LimitExceeded, LocalProtocolError
+from txmq.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import compression, properties
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.record import Record
 
-__all__ = ["STOCK", "Envelope", "Packing", "check_name", "compressed", "received", "sealed"]
+__all__ = [
+    "STOCK",
+    "Envelope",
+    "Packing",
+    "check_name",
+    "compressed",
+    "opened",
+    "received",
+    "sealed",
+]
 
 COMPRESS_FROM_BYTES: Final = 4096
 """Bodies from this size on are compressed, as stock producers do."""
@@ -190,18 +199,18 @@ def _properties(message: Message) -> dict[str, str]:
 
 def _add_delay(message: Message, named: dict[str, str]) -> None:
     wanted = {
-        properties.DELAY: message.delay_level or None,
-        properties.DELIVER_AT: message.deliver_at_ms,
-        properties.DELIVER_AFTER: message.deliver_after_s,
+        properties.DELAY: ("delay_level", message.delay_level or None),
+        properties.DELIVER_AT: ("deliver_at_ms", message.deliver_at_ms),
+        properties.DELIVER_AFTER: ("deliver_after_s", message.deliver_after_s),
     }
-    asked = {name: value for name, value in wanted.items() if value is not None}
-    if len(asked) > 1 or any(name in named for name in wanted):
+    asked = {name: said for name, said in wanted.items() if said[1] is not None}
+    if len(asked) > 1 or any(name in named for name in (*wanted, properties.DELIVER_AFTER_MS)):
         raise LocalProtocolError(
             "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
         )
-    for name, value in asked.items():
-        if value < 0:
-            raise LocalProtocolError(f"a message cannot be delayed by {value} ({name})")
+    for name, (field, value) in asked.items():
+        if not isinstance(value, int) or value < 0:
+            raise LocalProtocolError(f"{field} is a whole number from 0 on, not {value!r}")
         named[name] = str(value)
 
 
@@ -211,11 +220,24 @@ def received(record: Record, broker: str) -> ReceivedMessage:
     Raises:
         RemoteProtocolError: Its body does not decompress.
     """
+    message = opened(record, broker)
+    if message.unreadable:
+        raise RemoteProtocolError(message.unreadable)
+    return message
+
+
+def opened(record: Record, broker: str) -> ReceivedMessage:
+    """A stored record as a message, which says so where its body does not decompress."""
     named = record.property_map()
     offset_id = record.offset_id
+    unreadable = ""
+    try:
+        body = record.plain_body()
+    except RemoteProtocolError as problem:
+        body, unreadable = record.body, str(problem)
     return ReceivedMessage(
         topic=record.topic,
-        body=record.plain_body(),
+        body=body,
         tags=named.get(properties.TAGS, ""),
         keys=tuple(named.get(properties.KEYS, "").split()),
         properties={name: value for name, value in named.items() if name not in _OWN_FIELDS},
@@ -228,4 +250,5 @@ def received(record: Record, broker: str) -> ReceivedMessage:
         born_ms=record.born_ms,
         stored_ms=record.stored_ms,
         attempts=record.attempts,
+        unreadable=unreadable,
     )

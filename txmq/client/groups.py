@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+
+import msgspec
 
 from txmq.client import values
 from txmq.client.cluster import ClusterCalls
@@ -26,8 +27,6 @@ from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup
 
 __all__ = ["GroupCalls"]
 
-RETRIES: Final = 16
-
 
 class GroupCalls(ClusterCalls):
     """Orders and questions about groups, over a session."""
@@ -36,17 +35,18 @@ class GroupCalls(ClusterCalls):
         self,
         name: str,
         *,
-        retries: int = RETRIES,
-        enabled: bool = True,
+        retries: int | None = None,
+        enabled: bool | None = None,
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Make a consumer group, or change it.
+        """Make a consumer group, or change it; what is not named stays as it is.
 
         Args:
             name: The group.
-            retries: How often a message is given again before it goes to the dead letters.
-            enabled: Whether it may consume.
+            retries: How often a message is given again before it goes to the dead letters; 16 for a
+                new group.
+            enabled: Whether it may consume; a new group may.
             broker: The broker to make it at; all of the cluster where none is named.
             cluster: The cluster, where there are several.
 
@@ -57,11 +57,19 @@ class GroupCalls(ClusterCalls):
             BrokerRefused: A broker refuses; the group may have been made at others.
         """
         check_name("group", name, GROUP_CHARS_MAX)
-        body = GroupConfig(name, consume_enable=enabled, retry_max_times=retries).write()
+        said = {"consume_enable": enabled, "retry_max_times": retries}
+        changes = {field: value for field, value in said.items() if value is not None}
         for address in (await self._masters(broker=broker, cluster=cluster)).values():
+            known = (await self._groups_at(address)).get(name) or GroupConfig(name)
+            body = msgspec.structs.replace(known, **changes).write()
             await self._session.request(
                 address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body
             )
+
+    async def _groups_at(self, address: str) -> dict[str, GroupConfig]:
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        answer = await self._session.request(address, code)
+        return GroupConfigs.read(answer.body).subscription_group_table
 
     async def delete_group(
         self, name: str, *, offsets: bool = True, cluster: str | None = None
@@ -88,10 +96,7 @@ class GroupCalls(ClusterCalls):
         """
         found: dict[str, GroupConfig] = {}
         for address in (await self._masters(cluster=cluster)).values():
-            answer = await self._session.request(
-                address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-            )
-            for name, each in GroupConfigs.read(answer.body).subscription_group_table.items():
+            for name, each in (await self._groups_at(address)).items():
                 found.setdefault(name, each)
         return dict(sorted(found.items()))
 

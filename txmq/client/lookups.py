@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.client.cluster import ClusterCalls
-from txmq.client.envelope import received
+from txmq.client.envelope import opened
 from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
 from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
@@ -44,7 +44,7 @@ class LookupCalls(ClusterCalls):
             address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
         )
         holders = [each.name for each in await self.cluster() if address in each.addresses.values()]
-        return received(unpack(answer.body)[0], holders[0] if holders else "")
+        return opened(unpack(answer.body)[0], holders[0] if holders else "")
 
     async def query(
         self,
@@ -99,5 +99,5 @@ class LookupCalls(ClusterCalls):
                 answer = await self._session.request(address, RequestCode.QUERY_MESSAGE, header)
             except NotFound:
                 continue
-            found += [received(each, broker) for each in unpack_all(answer.body)]
+            found += [opened(each, broker) for each in unpack_all(answer.body)]
         return sorted(found, key=lambda each: (each.stored_ms, each.queue, each.offset))

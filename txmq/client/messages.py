@@ -1,4 +1,4 @@
-"""Messages sent and pulled, one request at a time.
+"""Messages sent, recalled and pulled, one request at a time.
 
 Nothing is tried twice here: a caller who must know whether a message is stored reads the error's
 ``effect``. Producers that retry and consumers that share queues are built on top of this.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from txmq.client.envelope import received, sealed
+from txmq.client.envelope import opened, sealed
 from txmq.client.parcel import Parcel, bundled, common_topic
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
 from txmq.client.session import Session
 from txmq.client.values import PulledBatch, PullOutcome, SendResult
 from txmq.errors import (
     ConnectFailed,
+    IllegalOperation,
     InvalidParameter,
     LimitExceeded,
     NoPermission,
@@ -26,9 +27,11 @@ from txmq.errors import (
 )
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import recall
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.headers import PullAnswer, PullMessage
+from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
+from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import unpack_all
 from txmq.protocol.sends import SendForm
 from txmq.remoting.connection import Answer
@@ -119,6 +122,44 @@ class MessageCalls:
             self._doubt_route(topic, problem)
             raise
 
+    async def recall(self, topic: str, handle: str, *, group: str = PRODUCER_GROUP) -> str:
+        """Have a message that waits for its time never come.
+
+        Args:
+            topic: Its topic.
+            handle: What its :attr:`SendResult.recall_handle` said.
+            group: In whose name.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            IllegalOperation: It is no handle of such a message, or too late.
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came; the leaf says whether it may be recalled.
+            BrokerRefused: The broker refuses for another reason, or cannot recall messages.
+            RemoteProtocolError: The answer does not say which message it was.
+        """
+        wanted = recall.decode(handle)
+        if wanted.topic != topic:
+            raise IllegalOperation(f"the handle is of a message for {wanted.topic}, not {topic}")
+        session = self._session
+        header = RecallMessage(topic, handle, group, wanted.broker)
+        try:
+            address = await self._where_it_waits(wanted)
+            answer = await session.request(address, RequestCode.RECALL_MESSAGE, header)
+        except TxmqError as problem:
+            self._doubt_route(topic, problem)
+            raise
+        return answer.read(RecallAnswer).msg_id
+
+    async def _where_it_waits(self, handle: RecallHandle) -> str:
+        try:
+            return await self._session.address_of(Queue(handle.topic, handle.broker, 0))
+        except TopicNotFound:
+            # A topic that came into being by this message may not be told of yet.
+            return (await self._session.route_to_write(handle.topic)).master(handle.broker)
+
     async def pull(
         self,
         queue: Queue,
@@ -181,7 +222,7 @@ def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
     bounds = answer.read(PullAnswer)
     messages: list[ReceivedMessage] = []
     if outcome is PullOutcome.FOUND:
-        messages = [received(each, broker) for each in unpack_all(answer.body)]
+        messages = [opened(each, broker) for each in unpack_all(answer.body)]
         if tags != ANY_TAG:
             # Brokers filter by hash; the text decides.
             wanted = {each.strip() for each in tags.split("||")}

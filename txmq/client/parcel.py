@@ -17,6 +17,7 @@ from txmq.protocol import batch, properties
 from txmq.protocol.command import Command
 from txmq.protocol.headers import SendAnswer
 from txmq.protocol.sends import SendForm, quoted
+from txmq.protocol.topics import RETRY
 
 __all__ = [
     "STORED_BYTES",
@@ -35,9 +36,14 @@ _ITEM_BYTES: Final = 22
 """What a batch adds to a body and its properties."""
 STORED_BYTES: Final = 512
 """What a broker adds at most to a message that it stores: hosts, times, topic, cluster."""
-_RETRY: Final = "%RETRY%"
 _ALONE: Final = frozenset(
-    (properties.DELAY, properties.DELIVER_AT, properties.DELIVER_AFTER, properties.TRANSACTION)
+    (
+        properties.DELAY,
+        properties.DELIVER_AT,
+        properties.DELIVER_AFTER,
+        properties.DELIVER_AFTER_MS,
+        properties.TRANSACTION,
+    )
 )
 _NOTHING: Final = b'""'
 
@@ -120,7 +126,9 @@ def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
     if told.queue_id != queue.number:
         queue = Queue(queue.topic, queue.broker, told.queue_id)
     offset = QueueOffset(told.queue_offset)
-    return SendResult(status, queue, offset, own_id, told.msg_id, told.transaction_id)
+    return SendResult(
+        status, queue, offset, own_id, told.msg_id, told.transaction_id, told.recall_handle
+    )
 
 
 def packed_size(envelope: Envelope) -> int:
@@ -164,7 +172,7 @@ def travels_alone(message: Message) -> bool:
     """Whether a message may not be in a batch: it is delayed, retried, or half of a transaction."""
     if message.delay_level or message.deliver_at_ms is not None:
         return True
-    if message.deliver_after_s is not None or message.topic.startswith(_RETRY):
+    if message.deliver_after_s is not None or message.topic.startswith(RETRY):
         return True
     return bool(message.properties) and not _ALONE.isdisjoint(message.properties)
 
@@ -175,12 +183,29 @@ def common_topic(messages: Sequence[Message]) -> str:
     Raises:
         LocalProtocolError: They may not.
     """
-    topics = sorted({each.topic for each in messages})
-    if len(topics) != 1:
-        named = ", ".join(topics) or "none"
-        raise LocalProtocolError(f"a batch is of one topic and holds a message; topics: {named}")
+    if not isinstance(messages, Sequence):
+        hint = "; write send_batch([message])" if isinstance(messages, Message) else ""
+        given = type(messages).__name__
+        raise LocalProtocolError(f"a batch is a list of messages, not a {given}{hint}")
+    try:
+        topics = {each.topic: None for each in messages}
+    except AttributeError as problem:
+        raise LocalProtocolError("a batch is a list of messages, and of nothing else") from problem
+    if not topics:
+        raise LocalProtocolError("a batch without a message cannot be sent")
+    if len(topics) > 1:
+        raise LocalProtocolError(f"a batch is of one topic, not of {', '.join(topics)}")
     if True in map(travels_alone, messages):
+        at = [travels_alone(each) for each in messages].index(True)
         raise LocalProtocolError(
-            "retried, delayed and transactional messages cannot travel in a batch"
+            f"message {at} of the batch is {_why_alone(messages[at])}, so it travels alone; send it"
         )
-    return topics[0]
+    return messages[0].topic
+
+
+def _why_alone(message: Message) -> str:
+    if message.topic.startswith(RETRY):
+        return f"for the retry topic {message.topic}"
+    if properties.TRANSACTION in message.properties:
+        return "half of a transaction"
+    return "delayed"

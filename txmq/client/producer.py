@@ -16,11 +16,11 @@ from typing import Self, TypeVar
 
 from txmq.client.asking import Asking
 from txmq.client.choice import queue_of_key
-from txmq.client.client import Client
+from txmq.client.client import Client, client_of
 from txmq.client.envelope import check_name
 from txmq.client.post import Post
 from txmq.client.sending import Sending
-from txmq.client.settings import ProducerSettings
+from txmq.client.settings import ProducerSettings, settings_or
 from txmq.client.tracer import TRACE_SETTINGS, Tracer, trace_group
 from txmq.client.tracing import SendTrace
 from txmq.client.values import SendResult
@@ -70,12 +70,9 @@ class Producer:
         entropy: Entropy | None = None,
     ) -> None:
         check_name("producer group", group, GROUP_CHARS_MAX)
-        self.settings = chosen = settings or ProducerSettings()
+        self.settings = chosen = settings_or(ProducerSettings, settings)
         self._group = group
-        self._is_own = isinstance(names, str)
-        self.client = (
-            Client(names, None, network, clock, entropy) if isinstance(names, str) else names
-        )
+        self.client, self._is_own = client_of(names, network, clock, entropy)
         self._sending: Sending | None = None
         self._asking = Asking(self.client, group, chosen)
         self._watches: SendWatches | None = None
@@ -228,6 +225,28 @@ class Producer:
         if self._watches is not None:
             return await self._watches.send_batch(sending.send_batch, messages, queue)
         return await sending.send_batch(messages, queue)
+
+    async def recall(self, topic: str, handle: str) -> str:
+        """Have a message that waits for its time never come.
+
+        It is asked once; where no answer comes, it can be asked again.
+
+        Args:
+            topic: The message's topic.
+            handle: What its ``recall_handle`` said, when it was sent.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            IllegalOperation: It is no handle of such a message, or too late.
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came; the effect says whether it may be recalled.
+            BrokerRefused: The broker refuses for another reason, or cannot recall messages.
+            UsageError: The producer is not open.
+        """
+        self._open()
+        return await self.client.admin.recall(topic, handle, group=self._group)
 
     # Requests
 

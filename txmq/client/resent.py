@@ -70,8 +70,12 @@ def copy_of(
     """A dead letter as it is given to its group again: as new, and marked.
 
     Raises:
-        UsageError: It does not say which topic it was for.
+        UsageError: It does not say which topic it was for, or its body cannot be read.
     """
+    if message.unreadable:
+        raise UsageError(
+            f"{message.offset_id} would only die again: {message.unreadable}; send a whole one"
+        )
     if not message.properties.get(properties.RETRY_TOPIC):
         raise UsageError(
             f"{message.offset_id} does not say which topic it was for ({properties.RETRY_TOPIC}), "

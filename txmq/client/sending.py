@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from txmq.client.asking import Asking, Reply
 from txmq.client.delivery import Delivery
 from txmq.client.envelope import Envelope, Packing, check_name, sealed
@@ -20,8 +22,17 @@ from txmq.client.parcel import Parcel, bundled, common_topic, packed_size, split
 from txmq.client.post import Post
 from txmq.client.routes import Route
 from txmq.client.values import SendResult
-from txmq.errors import BatchCutShort, Effect, LimitExceeded, RequestTimeout, TxmqError, UsageError
+from txmq.errors import (
+    BatchCutShort,
+    Effect,
+    LimitExceeded,
+    LocalProtocolError,
+    RequestTimeout,
+    TxmqError,
+    UsageError,
+)
 from txmq.message import Message, Queue
+from txmq.protocol.codes import SysFlag
 
 __all__ = ["Sending"]
 
@@ -88,8 +99,27 @@ class Sending:
         parcel = Parcel(self._sealed(message))
         if not post.take(size):
             await self._wait_for_room(size)
-        delivery = Delivery(post, parcel, queue, self._retries(queue), size)
-        post.start(delivery)
+        return await self._arrived(Delivery(post, parcel, queue, self._retries(queue), size))
+
+    async def send_half(self, message: Message, queue: Queue | None) -> SendResult:
+        """Send a half message. It is tried again only while it is certain that nothing is stored:
+        a second half under the same id would be a second message where a stock broker has it.
+
+        Raises:
+            TxmqError: As for :meth:`send`.
+        """
+        _check_queue(message, queue)
+        post, size = self.post, len(message.body)
+        envelope = self._sealed(message)
+        flags = envelope.sys_flag | SysFlag.PREPARED
+        parcel = Parcel(msgspec.structs.replace(envelope, sys_flag=flags))
+        if not post.take(size):
+            await self._wait_for_room(size)
+        delivery = Delivery(post, parcel, queue, self._retries(queue), size, is_once=True)
+        return await self._arrived(delivery)
+
+    async def _arrived(self, delivery: Delivery) -> SendResult:
+        self.post.start(delivery)
         try:
             result: SendResult = await delivery.future
         except asyncio.CancelledError:
@@ -215,7 +245,15 @@ async def _limited(timeout_s: float) -> AsyncIterator[None]:
 
 
 def _check_queue(message: Message, queue: Queue | None) -> None:
-    if type(message) is Reply:
-        raise UsageError("a reply goes to the one who asked; send it by Producer.send")
+    if type(message) is not Message:
+        _check_kind(message)
     if queue is not None and queue.topic != message.topic:
         raise UsageError(f"a message for {message.topic} cannot go to a queue of {queue.topic}")
+
+
+def _check_kind(message: object) -> None:
+    if isinstance(message, Reply):
+        raise UsageError("a reply goes to the one who asked; send it by Producer.send")
+    if not isinstance(message, Message):
+        hint = "; write send_batch(messages)" if isinstance(message, list | tuple) else ""
+        raise LocalProtocolError(f"a Message is sent, not a {type(message).__name__}{hint}")

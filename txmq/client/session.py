@@ -80,11 +80,7 @@ class Session:
         answer_s: float = ANSWER_S,
         fresh_s: float = FRESH_S,
     ) -> None:
-        self.names = tuple(each.strip() for each in names.split(";") if each.strip())
-        if not self.names:
-            raise ConfigError("no name server is given; write host:port, several separated by ';'")
-        for each in self.names:
-            split_address(each)
+        self.names = _addresses_in(names)
         self.clock = clock or SystemClock()
         self.entropy = entropy or SystemEntropy()
         self.ids = UniqueIds(self.clock, self.entropy)
@@ -352,3 +348,16 @@ class Session:
         self._asking.pop(topic, None)
         if not task.cancelled():
             task.exception()  # Looked at, for the case that everybody has stopped waiting.
+
+
+def _addresses_in(names: str) -> tuple[str, ...]:
+    if not isinstance(names, str):
+        several = isinstance(names, list | tuple | set) and all(isinstance(n, str) for n in names)
+        hint = f"; write {';'.join(names)!r}" if several else ""
+        raise ConfigError(f"name servers, or a txmq.Client, are wanted, not {names!r}{hint}")
+    found = tuple(each.strip() for each in names.split(";") if each.strip())
+    if not found:
+        raise ConfigError("no name server is given; write host:port, several separated by ';'")
+    for each in found:
+        split_address(each)
+    return found

@@ -9,21 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from txmq.client.allocation import Allocation, Average
 from txmq.client.telemetry import Telemetry
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX
 from txmq.protocol.compression import Algorithm
+from txmq.protocol.topics import TRACES
 
-__all__ = ["ClientSettings", "ConsumerSettings", "ProducerSettings", "StartFrom"]
+__all__ = [
+    "ClientSettings", "ConsumerSettings", "ProducerSettings", "StartFrom", "check_bounds",
+    "settings_or",
+]  # fmt: skip
+
+S = TypeVar("S")
 
 _FRAME_ROOM: Final = 64 * 1024
 """What a frame holds beside a message's body: its header, and that holds the properties."""
 
 
-def _check(settings: object, least: Mapping[str, float]) -> None:
+def check_bounds(settings: object, least: Mapping[str, float]) -> None:
+    """See that settings are as large as they have to be.
+
+    Raises:
+        ConfigError: One is smaller.
+    """
     for name, bound in least.items():
         value: Any = getattr(settings, name)
         if value < bound:
@@ -51,7 +62,7 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         """See that the values can work."""
-        _check(self, {"heartbeat_s": 0.01, "route_refresh_s": 0.01, "answer_s": 0.01})
+        check_bounds(self, {"heartbeat_s": 0.01, "route_refresh_s": 0.01, "answer_s": 0.01})
         if "@" in self.instance or "@" in self.host:
             raise ConfigError("instance and host hold no '@', which joins them to the client's id")
 
@@ -93,11 +104,11 @@ class ProducerSettings:
     """Bodies that are on their way; who sends more waits."""
     is_traced: bool = False
     """Whether each message leaves a record in ``trace_topic``."""
-    trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
+    trace_topic: str = TRACES
 
     def __post_init__(self) -> None:
         """See that the values can work."""
-        _check(self, {
+        check_bounds(self, {
             "timeout_s": 0.001, "retries": 0, "retries_nowait": 0, "compress_from": 1,
             "body_bytes_max": 1, "queues_of_new_topics": 1, "linger_s": 0.0, "linger_bytes": 1,
             "linger_messages": 1, "in_flight_bytes_max": 1,
@@ -158,7 +169,9 @@ class ConsumerSettings:
     span_max: int = 2000
     """How far apart the first and last unconsumed message of a queue may be, unless orderly."""
     attempts_max: int | None = None
-    """After so many failures a message goes to the dead letters: 16, and never if orderly."""
+    """After so many retries a message goes to the dead letters: as many as its group is set to, and
+    never if orderly. A number of one member's holds for all of them while they are connected; 16,
+    which stock consumers say by themselves, leaves it to the group."""
     consume_timeout_s: float = 900.0
     """A message that is worked on for longer is sent back for another attempt."""
     suspend_s: float = 1.0
@@ -176,11 +189,11 @@ class ConsumerSettings:
     offsets_path: Path | None = None
     """The directory of a broadcast consumer's offsets; ``~/.txmq/offsets`` where it is ``None``."""
     is_traced: bool = False
-    trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
+    trace_topic: str = TRACES
 
     def __post_init__(self) -> None:
         """See that the values can work."""
-        _check(self, {
+        check_bounds(self, {
             "concurrency": 1, "batch_max": 1, "pull_batch": 1, "pull_interval_s": 0.0,
             "hold_s": 0.0, "cached_max": 1, "cached_bytes_max": 1, "span_max": 1,
             "consume_timeout_s": 0.001, "suspend_s": 0.01, "rebalance_s": 0.01, "commit_s": 0.01,
@@ -195,3 +208,20 @@ class ConsumerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is at least 1, not {value}")
+
+
+def settings_or(kind: type[S], given: S | None) -> S:
+    """The settings that were given, or those of whoever gives none.
+
+    Raises:
+        ConfigError: Something else was given.
+    """
+    if given is None:
+        return kind()
+    if isinstance(given, kind):
+        return given
+    hint = ""
+    if isinstance(given, dict):
+        pairs = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        hint = f"; write {kind.__name__}({pairs})"
+    raise ConfigError(f"settings are a {kind.__name__}, not {given!r}{hint}")

@@ -16,7 +16,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from txmq.client.values import SendResult
-from txmq.client.watch import HandleEnded, HandleWatch, SendEnded, SendWatch
+from txmq.client.watch import (
+    CheckEnded,
+    Ending,
+    EndTold,
+    HandleEnded,
+    HandleWatch,
+    LocalEnded,
+    SendEnded,
+    SendWatch,
+)
 from txmq.errors import ConfigError
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol.properties import SHARDING_KEY, TRANSACTION
@@ -29,6 +38,7 @@ __all__ = ["Telemetry"]
 
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
 _VERDICT: Final = "txmq.verdict"
+_STATE: Final = "txmq.transaction.state"
 
 
 class Telemetry:
@@ -99,8 +109,31 @@ class Telemetry:
         named = {name: value for name, value in carrier.items() if name and value}
         return replace(message, properties={**message.properties, **named})
 
+    def begin_end(self, ending: Ending, attributes: Mapping[str, Any]) -> Span:
+        """A span of ending a transaction: below the caller's, or where it was checked below the
+        one that sent its message.
+        """
+        context = None
+        if ending.is_after_check:
+            empty = self._context.Context()
+            context = self._propagator.extract(ending.message.properties, context=empty)
+        kind, name = self._trace.SpanKind.CLIENT, f"end {ending.message.topic}"
+        return self._tracer.start_span(
+            name, context=context, kind=kind, attributes=dict(attributes)
+        )
+
+    def begin_local(self, topic: str, attributes: Mapping[str, Any]) -> tuple[Span, object]:
+        """A span of a local transaction, below the caller's, which is the current one until
+        :meth:`leave`; and a token for that.
+        """
+        span = self._tracer.start_span(f"local {topic}", attributes=dict(attributes))
+        return span, self._context.attach(self._trace.set_span_in_context(span))
+
     def begin_process(
-        self, messages: Sequence[ReceivedMessage], attributes: Mapping[str, Any]
+        self,
+        messages: Sequence[ReceivedMessage],
+        attributes: Mapping[str, Any],
+        verb: str = "process",
     ) -> tuple[Span, object]:
         """A span of handling, which is the current one until :meth:`leave`; and a token for that.
 
@@ -116,7 +149,7 @@ class Telemetry:
             if sent.is_valid:
                 links.append(self._trace.Link(sent))
         span = self._tracer.start_span(
-            f"process {messages[0].topic}",
+            f"{verb} {messages[0].topic}",
             context=parent,
             kind=self._trace.SpanKind.CONSUMER,
             links=links if len(origins) > 1 else None,
@@ -144,8 +177,7 @@ class _Sends:
         self._telemetry = telemetry
         self._about = {
             **_SYSTEM,
-            "messaging.operation.name": "send",
-            "messaging.operation.type": "send",
+            **_operation("send", "send"),
             **about,
         }
 
@@ -164,14 +196,54 @@ class _Sends:
 
         return [telemetry.marked(each, span) for each in messages], ended
 
+    def begin_end(self, ending: Ending) -> EndTold:
+        span = self._telemetry.begin_end(ending, {
+            **self._about,
+            **_described([ending.message]),
+            **_operation("end", "settle"),
+            "messaging.message.id": ending.xid,
+            _STATE: ending.state,
+            "txmq.transaction.is_after_check": ending.is_after_check,
+        })  # fmt: skip
+
+        def told(word: str) -> None:
+            span.set_attribute("txmq.transaction.reply", word)
+            span.end()
+
+        return told
+
+    def begin_local(self, message: Message, xid: str) -> LocalEnded:
+        about = {**self._about, **_described([message]), **_operation("local", "process")}
+        about["messaging.message.id"] = xid
+        span, token = self._telemetry.begin_local(message.topic, about)
+
+        def ended(word: str) -> None:
+            self._telemetry.leave(token)
+            span.set_attribute(_STATE, word)
+            span.end()
+
+        return ended
+
+    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
+        about = {**self._about, **_described([message]), **_operation("check", "process")}
+        about["messaging.message.id"] = message.id
+        span, token = self._telemetry.begin_process([message], about, "check")
+        # It stays the current one as long as the task that checks; nothing follows in there.
+        del token
+
+        def ended(word: str) -> None:
+            span.set_attribute(_STATE, word)
+            span.end()
+
+        return ended
+
 
 class _Handles:
     def __init__(self, telemetry: Telemetry, about: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
         self._about = {
             **_SYSTEM,
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
+            **_operation("process", "process"),
             **about,
         }
 
@@ -194,6 +266,10 @@ class _Handles:
 
 def _nothing(results: Sequence[SendResult], problem: BaseException | None) -> None:
     del results, problem
+
+
+def _operation(name: str, kind: str) -> dict[str, str]:
+    return {"messaging.operation.name": name, "messaging.operation.type": kind}
 
 
 def _described(messages: Sequence[Message]) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from txmq.client.trace import Pack, Traced, TraceRecord, packed
 from txmq.errors import TxmqError
 from txmq.limits import GROUP_CHARS_MAX, TRACES_MAX
 from txmq.message import Message
+from txmq.protocol.topics import TRACES
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["TRACE_SETTINGS", "TRACE_TOPIC", "Tracer", "trace_group"]
+__all__ = ["TRACE_SETTINGS", "Tracer", "trace_group"]
 
 log = logging.getLogger(__name__)
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 TRACE_SETTINGS: Final = ProducerSettings(timeout_s=5.0)
 """How traces are sent, as by stock clients."""
 
@@ -103,7 +103,7 @@ class Tracer:
 
     def wants(self, topic: str) -> bool:
         """Whether messages of a topic are traced: not those that are traces themselves."""
-        return topic not in (self.topic, TRACE_TOPIC)
+        return topic not in (self.topic, TRACES)
 
     def note(self, topic: str, record: TraceRecord) -> None:
         """Take a record, which will be sent soon; the oldest gives way where there are too many."""

@@ -12,10 +12,10 @@ from typing import Final
 
 from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings
-from txmq.client.trace import Begun, Handled, Kind, Outcome, Sent
+from txmq.client.trace import Begun, Decided, Handled, Kind, Outcome, Sent
 from txmq.client.tracer import Tracer
 from txmq.client.values import SendResult, SendStatus
-from txmq.client.watch import HandleEnded, SendEnded
+from txmq.client.watch import CheckEnded, Ending, EndTold, HandleEnded, LocalEnded, SendEnded
 from txmq.errors import RemoteProtocolError, TxmqError
 from txmq.limits import FAULTS_MAX
 from txmq.message import Message, ReceivedMessage
@@ -80,6 +80,31 @@ class SendTrace:
             return message
         named = {**message.properties, properties.UNIQUE_KEY: self._ids.next()}
         return replace(message, properties=named)
+
+    def begin_end(self, ending: Ending) -> EndTold:
+        """See :meth:`txmq.client.watch.SendWatch.begin_end`."""
+        message = ending.message
+        region, is_wanted = self._brokers.get(ending.broker, (_DEFAULT_REGION, True))
+        if is_wanted and self._tracer.wants(message.topic):
+            # Before anything is heard, as stock clients, whose ENDs nobody answers.
+            self._tracer.note(message.topic, Decided(
+                at_ms=self._clock.wall_ms(), region=region, group=self._group,
+                topic=message.topic, id=ending.xid, tags=message.tags,
+                keys=" ".join(message.keys), store_host=_store_host(ending.place),
+                transaction_id=ending.xid, state=ending.state,
+                is_after_check=ending.is_after_check,
+            ))  # fmt: skip
+        return _unheard
+
+    def begin_local(self, message: Message, xid: str) -> LocalEnded:
+        """See :meth:`txmq.client.watch.SendWatch.begin_local`."""
+        del message, xid
+        return _unheard
+
+    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
+        """See :meth:`txmq.client.watch.SendWatch.begin_check`."""
+        del message
+        return _unheard
 
     def _note_stored(self, message: Message, result: SendResult, at_ms: int, cost_ms: int) -> None:
         region, is_wanted = self._brokers.get(result.queue.broker, (_DEFAULT_REGION, True))
@@ -151,6 +176,10 @@ class HandleTrace:
 
 def _nothing(results: Sequence[SendResult], problem: BaseException | None) -> None:
     del results, problem
+
+
+def _unheard(word: str) -> None:
+    del word
 
 
 def _sent(message: Message, at_ms: int, group: str, region: str, cost_ms: int) -> Sent:

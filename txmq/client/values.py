@@ -50,6 +50,8 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     offset_id: str
     """Where it lies; empty where a broker tells no place for each message of a batch."""
     transaction_id: str | None = None
+    recall_handle: str | None = None
+    """What a message that waits for its time is recalled by, where its broker can do that."""
 
 
 class PullOutcome(Enum):

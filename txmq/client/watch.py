@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from txmq.client.values import SendResult
 from txmq.errors import BatchCutShort
 from txmq.message import Message, Queue, ReceivedMessage
 
-__all__ = ["HandleEnded", "HandleWatch", "SendEnded", "SendWatch", "SendWatches"]
+__all__ = [
+    "CheckEnded",
+    "EndTold",
+    "Ending",
+    "HandleEnded",
+    "HandleWatch",
+    "LocalEnded",
+    "SendEnded",
+    "SendWatch",
+    "SendWatches",
+]
 
 SendEnded: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
 """Is told what brokers said of the messages, of the first of them where a problem ended it."""
@@ -23,11 +33,47 @@ HandleEnded: TypeAlias = Callable[[int, BaseException | None], None]
 """Is told how many of the messages are consumed, from the first on, and what the handler raised."""
 
 
+EndTold: TypeAlias = Callable[[str], None]
+"""Is told what came of an END, in a word."""
+
+CheckEnded: TypeAlias = Callable[[str], None]
+"""Is told what a check was answered, in a word."""
+
+LocalEnded: TypeAlias = Callable[[str], None]
+"""Is told, in the same task, what a local transaction came to, in a word."""
+
+
+class Ending(NamedTuple):
+    """A transaction that is about to be ended."""
+
+    message: Message
+    xid: str
+    place: str
+    """The half message's offset id."""
+    broker: str
+    """Empty where that is not known."""
+    state: str
+    """What is said, in RocketMQ's spelling."""
+    is_after_check: bool
+
+
 class SendWatch(Protocol):
-    """Looks on while messages of one topic are sent."""
+    """Looks on while messages of one topic are sent, and transactions on them decided."""
 
     def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
         """They are about to be sent together; returns them, perhaps with more properties."""
+        ...
+
+    def begin_end(self, ending: Ending) -> EndTold:
+        """A transaction is about to be ended."""
+        ...
+
+    def begin_local(self, message: Message, xid: str) -> LocalEnded:
+        """A local transaction is about to be run, in this task."""
+        ...
+
+    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
+        """It is about to be found out, in this task, what became of a transaction."""
         ...
 
 
@@ -56,6 +102,18 @@ class SendWatches:
                 end(results, problem)
 
         return given, ended
+
+    def begin_end(self, ending: Ending) -> EndTold:
+        """See :meth:`SendWatch.begin_end`."""
+        return _all([each.begin_end(ending) for each in self._watches])
+
+    def begin_local(self, message: Message, xid: str) -> LocalEnded:
+        """See :meth:`SendWatch.begin_local`."""
+        return _all([each.begin_local(message, xid) for each in self._watches])
+
+    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
+        """See :meth:`SendWatch.begin_check`."""
+        return _all([each.begin_check(message) for each in self._watches])
 
     async def send(
         self,
@@ -129,3 +187,11 @@ class SendWatches:
             raise
         ended(results, None)
         return results
+
+
+def _all(told: Sequence[Callable[[str], None]]) -> Callable[[str], None]:
+    def tell(word: str) -> None:
+        for each in reversed(told):
+            each(word)
+
+    return tell

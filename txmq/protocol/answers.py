@@ -1,4 +1,5 @@
-"""The answers that are written for every message, by hand: sent, done, and pulled.
+"""The answers that are written for every message, by hand: sent, done, and pulled; and what is sent
+for later.
 
 They say exactly what :func:`txmq.protocol.command.answer` would say; a test holds them to it.
 """
@@ -14,7 +15,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.frame import JSON
 from txmq.protocol.headers import PullAnswer
 
-__all__ = ["done", "pulled", "sent"]
+__all__ = ["done", "pulled", "sent", "sent_for_later"]
 
 _WORDS: Final = Struct(">II")
 _REGION: Final = "DefaultRegion"
@@ -50,7 +51,26 @@ def sent(
             to.opaque,
         )
         return _WORDS.pack(4 + len(header), len(header)) + header
-    fields = {
+    return answer(to, 0, _sent_fields(offset_ids, queue_id, queue_offset, transaction_id))
+
+
+def sent_for_later(
+    to: Command,
+    offset_id: bytes,
+    queue_id: int,
+    queue_offset: int,
+    transaction_id: str,
+    recall_handle: str,
+) -> bytes:
+    """The answer to a send of a message that waits for its time, and may be recalled until then."""
+    fields = _sent_fields(offset_id, queue_id, queue_offset, transaction_id)
+    return answer(to, 0, {**fields, "recallHandle": recall_handle})
+
+
+def _sent_fields(
+    offset_ids: bytes, queue_id: int, queue_offset: int, transaction_id: str
+) -> dict[str, str]:
+    return {
         "MSG_REGION": _REGION,
         "TRACE_ON": "true",
         "msgId": offset_ids.decode(),
@@ -58,7 +78,6 @@ def sent(
         "queueOffset": str(queue_offset),
         "transactionId": transaction_id,
     }
-    return answer(to, 0, fields)
 
 
 def done(to: Command) -> bytes:

@@ -100,6 +100,7 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
     # Our own, far from RocketMQ's and small enough for both serializations.

@@ -48,6 +48,8 @@ __all__ = [
     "QueryAnswer",
     "QueueEntriesQuery",
     "QueueHeader",
+    "RecallAnswer",
+    "RecallMessage",
     "RegistrationAnswer",
     "ReplyPush",
     "ResetOffset",
@@ -160,6 +162,22 @@ class SendAnswer(Header):
     queue_id: int
     queue_offset: int
     transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+class RecallMessage(Header):
+    """370: a message that waits for its time shall not come."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+    broker_name: str | None = msgspec.field(default=None, name="bname")
+
+
+class RecallAnswer(Header):
+    """Which message that was, by the id its producer gave it."""
+
+    msg_id: str
 
 
 class SendBack(Header):
@@ -172,6 +190,8 @@ class SendBack(Header):
     origin_topic: str | None = None
     unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
+    reason: str | None = None
+    """Our own: what the consumer says about it; stock brokers pass over it."""
 
 
 class EndTransaction(Header):

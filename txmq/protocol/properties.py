@@ -7,7 +7,7 @@ from typing import Final
 
 from txmq.errors import LocalProtocolError
 
-__all__ = ["find", "join", "parse", "render", "without"]
+__all__ = ["find", "join", "one_line", "parse", "render", "without"]
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -17,6 +17,7 @@ CLUSTER: Final = "CLUSTER"
 DELAY: Final = "DELAY"
 DELIVER_AT: Final = "TIMER_DELIVER_MS"
 DELIVER_AFTER: Final = "TIMER_DELAY_SEC"
+DELIVER_AFTER_MS: Final = "TIMER_DELAY_MS"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -26,8 +27,12 @@ PRODUCER_GROUP: Final = "PGROUP"
 CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
+DEAD_REASON: Final = "DLQ_REASON"
+DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 CORRELATION_ID: Final = "CORRELATION_ID"
+FENCE: Final = "TXMQ_FENCE"
 
 _NAME_END: Final = "\x01"
 _PAIR_END: Final = "\x02"
@@ -82,6 +87,13 @@ def without(text: str, name: str) -> str:
     if mark not in text:
         return text
     return _PAIR_END.join([pair for pair in text.split(_PAIR_END) if not pair.startswith(mark)])
+
+
+def one_line(text: str, chars_max: int) -> str:
+    """Anybody's text as a value that can be stored and shown: one line, no control characters."""
+    # Not looked through whole: it may be as long as its author liked.
+    plain = "".join([each if each.isprintable() else " " for each in text[: 2 * chars_max]])
+    return " ".join(plain.split())[:chars_max]
 
 
 def join(text: str, more: str) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "committed",
     "head_of",
     "pack",
+    "property_text_of",
     "queue_offset_of",
     "real_place",
     "stored_ms_of",
@@ -61,6 +62,7 @@ _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 _WORD: Final = Struct(">I")
 _PLACES: Final = Struct(">qqI")
 _PAIR_END: Final = 2
+_MAGIC_END: Final = MAGIC & 0xFF
 
 SIZE_AT: Final = 0
 MAGIC_AT: Final = 4
@@ -208,6 +210,19 @@ def queue_offset_of(data: bytes) -> int:
     """Where in its queue a record says it stands, without reading the rest."""
     offset: int = _LONG.unpack_from(data, QUEUE_OFFSET_AT)[0]
     return offset
+
+
+def property_text_of(data: bytes) -> str:
+    """A record's properties, without reading the rest; they are its end."""
+    at = 84
+    bits = data[SYS_FLAG_AT + 3] & _V6
+    if bits:
+        at += 24 if bits == _V6 else 12
+    at += 4 + _WORD.unpack_from(data, at)[0]
+    # What is no text was refused when it came; where it was not, nobody's filter asks for it.
+    if data[MAGIC_AT + 3] == _MAGIC_END:
+        return data[at + 3 + data[at] :].decode("utf-8", "replace")
+    return data[at + 4 + _SHORT.unpack_from(data, at)[0] :].decode("utf-8", "replace")
 
 
 def real_place(topic: str, queue_id: int) -> bytes:

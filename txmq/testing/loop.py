@@ -20,8 +20,8 @@ import gc
 import math
 import selectors
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakValueDictionary
@@ -47,10 +47,6 @@ TURNS_AT_ONE_MOMENT_MAX = 1_000_000
 
 TURNS_PER_COLLECTION = 50_000
 """How often cyclic garbage is collected: it bounds memory and must cost nothing."""
-
-OBJECTS_LEFT_MAX = 50_000
-"""So many objects may finished runs leave behind, about ten busy worlds, until the next collects.
-Collecting looks at the whole process, so doing it before each run would cost more than the run."""
 
 CLOSE_ATTEMPTS_MAX = 100
 """How often a dead coroutine that awaits in its ``finally`` is closed again before it is let be."""
@@ -111,7 +107,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         selector.wait = self._pass_time
         self._frozen: list[SimulatedTask[Any]] = []
         self._tasks: WeakValueDictionary[int, SimulatedTask[Any]] = WeakValueDictionary()
-        self.trace = Trace(self.time, keep=keep_trace)
+        self.trace = Trace(keep=keep_trace)
         self.set_debug(False)
         self.set_task_factory(self._make_task)
 
@@ -138,7 +134,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """
         self._deadline = self._now + within
         main.add_done_callback(lambda _: self.stop())
-        with _COLLECTOR.on_schedule(), real_world_closed():
+        # The error it may end with holds the frames it came through; from 3.13 on, this one too.
+        del main
+        with real_world_closed():
             self.run_forever()
             self._settle()
             gc.collect()
@@ -226,6 +224,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             return
         left = self.pending()
         self._frozen.clear()
+        # The loop's own method, by which the loop would hold itself for ever.
+        self.set_task_factory(None)
         super().close()
         with warnings.catch_warnings():
             # A finally block that builds a coroutine and cannot run it leaves a warning.
@@ -282,38 +282,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         for _ in range(10):
             self.call_soon(self.stop)
             self.run_forever()
-
-
-class _Collector:
-    """Collects cyclic garbage when a run says so and, between runs, what finished ones left."""
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    @contextmanager
-    def on_schedule(self) -> Iterator[None]:
-        """While inside, collecting is up to the run and sees only what the run has made."""
-        # A finished world is one big cycle, and Python takes whatever was thawed for old: by itself
-        # it would hardly look there again, and worlds would pile up.
-        if self._left >= OBJECTS_LEFT_MAX:
-            self._left = 0
-            gc.collect()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        # What existed before is none of the run's business, and leaving it out makes collecting
-        # cheap.
-        gc.freeze()
-        try:
-            yield
-        finally:
-            self._left += len(gc.get_objects())
-            gc.unfreeze()
-            if was_enabled:
-                gc.enable()
-
-
-_COLLECTOR = _Collector()
-"""One for the process, as there is one heap."""
 
 
 def _discard(task: asyncio.Task[Any]) -> None:

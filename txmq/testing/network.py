@@ -148,6 +148,11 @@ class SimulatedNetwork:
                     transport.vanish(None if silently else self._last_word())
         self._reconsider()
 
+    def close(self) -> None:
+        """Forget every host and connection, and with them the programs that they serve."""
+        self._hosts.clear()
+        self._connections.clear()
+
     # --- what ports call ---
 
     async def dial(self, port: HostNetwork, factory: Callable[[], P], host: str, number: int) -> P:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
 from itertools import zip_longest
 
 __all__ = ["Trace"]
@@ -17,21 +16,22 @@ class Trace:
     differs between two processes.
     """
 
-    def __init__(self, now: Callable[[], float], *, keep: bool = False) -> None:
+    def __init__(self, *, keep: bool = False) -> None:
         self.events: list[str] = []
-        self._now = now
+        self._now = 0.0
         self._keep = keep
         self._hash = hashlib.blake2b(digest_size=16)
 
     def record(self, label: str, *facts: object) -> None:
         """Add an event at the present virtual time."""
-        text = f"{self._now():.9f} {label} {' '.join(map(str, facts))}"
+        text = f"{self._now:.9f} {label} {' '.join(map(str, facts))}"
         self._hash.update(text.encode())
         if self._keep:
             self.events.append(text)
 
     def stir(self, moment: float) -> None:
         """Add a step of the clock to the hash; no event is kept for it."""
+        self._now = moment
         self._hash.update(struct.pack("<d", moment))
 
     def digest(self) -> str:

@@ -16,6 +16,7 @@ from tests.simulation.client_history import (
     Sent,
     Standing,
 )
+from tests.simulation.delivery_history import DONE, Returned
 from tests.simulation.history import Event
 from txmq.message import Queue
 
@@ -39,6 +40,9 @@ def broken(events: Iterable[Event]) -> list[str]:
                 sent.setdefault(event.queue, {})[event.offset] = event.tags
             case Handled() if event.is_done or not groups[event.group].is_orderly:
                 # What failed may have been handed back to the broker, unless order forbids it.
+                known = handled.setdefault((event.group, event.queue), {})
+                known.setdefault(event.offset, number)
+            case Returned() if event.answer == DONE:
                 known = handled.setdefault((event.group, event.queue), {})
                 known.setdefault(event.offset, number)
             case Committing():

@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from tests.simulation.client_history import Buried, Grouped, Handled, Sent
 from tests.simulation.history import Calm, Ended, Event
 from txmq.message import Queue
+from txmq.protocol.topics import RETRY
 
 __all__ = ["SOON_S", "broken"]
 
 SOON_S = 180.0
 """How long it may take: locks of the dead run out after 60 s, and connections take their time."""
-
-RETRY = "%RETRY%"
 
 
 def broken(events: Iterable[Event], *, soon_s: float = SOON_S) -> list[str]:

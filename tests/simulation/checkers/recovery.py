@@ -1,9 +1,9 @@
 """Recovering twice equals recovering once.
 
-However a broker comes up after a crash, it finds the same log, the same queues and the same open
-transactions: when it is stopped and started again, when the power goes once more in the middle of
-recovery, and when its indexes are gone and made anew. Only the first recovery may have anything to
-cut.
+However a broker comes up after a crash, it finds the same log, the same queues, the same open
+transactions and the same messages that wait for their time: when it is stopped and started again,
+when the power goes once more in the middle of recovery, and when its indexes are gone and made
+anew. Only the first recovery may have anything to cut.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def _differences(once: Shape, other: Shape) -> Iterator[str]:
         ("file", once.log, other.log),
         ("queue", once.queues, other.queues),
         ("open transaction", once.open, other.open),
+        ("waiting message", once.waiting, other.waiting),
     ):
         for name in sorted({*first, *second}, key=str):
             if first.get(name) != second.get(name):

@@ -12,6 +12,7 @@ from tests.simulation.client_history import (
     Sent,
     Standing,
 )
+from tests.simulation.delivery_history import DONE, MAYBE, Returned
 from tests.simulation.history import Calm, ClientDown, Down, Ended
 from txmq.message import Queue
 
@@ -96,6 +97,15 @@ def test_what_failed_may_be_passed_unless_in_order():
 
     assert not commits.broken([FREE, *failed])
     assert commits.broken([STRICT, *failed])
+
+
+def test_what_was_handed_back_may_be_passed_even_in_order():
+    args = (1, "g", Q, 0, "k0", 2, -1)
+    failed = [STRICT, SENT[0], begin(2, "a", 0), end(3, "a", 0, is_done=False)]
+    after = Standing(9, "g", Q, 1)
+
+    assert not commits.broken([*failed, Returned(4.0, *args, DONE), after])
+    assert commits.broken([*failed, Returned(4.0, *args, MAYBE), after])
 
 
 def test_in_the_end_all_is_committed():

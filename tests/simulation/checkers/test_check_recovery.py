@@ -48,3 +48,11 @@ def test_open_transactions_that_differ_are_found():
         found = broken([Recovered(1.0, "broker-a", once, {"again": replace(CALM, open=known)})])
         assert len(found) == 1
         assert "open transaction" in found[0]
+
+
+def test_waiting_messages_that_differ_are_found():
+    once = replace(ONCE, waiting={(2, 0): 5000, (2, 1): 6000})
+    for known in ({(2, 0): 5000}, {(2, 0): 5000, (2, 1): 7000}):
+        found = broken([Recovered(1.0, "broker-a", once, {"again": replace(CALM, waiting=known)})])
+        assert len(found) == 1
+        assert "waiting message" in found[0]

@@ -7,7 +7,10 @@ import typer
 
 from txmq.cli.asking import ask
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
+from txmq.protocol import command
 from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, GroupConfig, Subscription
+from txmq.protocol.headers import RecallAnswer, SendAnswer
+from txmq.protocol.recall import RecallHandle, encode
 
 
 def told(result):
@@ -245,6 +248,47 @@ class Request:
         self.born_timestamp = cluster.clock.wall_ms()
 
 
+@pytest.mark.parametrize(
+    ("options", "properties"),
+    [
+        (("--delay-level", 3), {"DELAY": "3"}),
+        (("--after", "90s"), {"TIMER_DELAY_SEC": "90"}),
+        (("--after", "1500ms"), {"TIMER_DELAY_SEC": "2"}),
+    ],
+)
+def test_a_message_is_sent_for_later(asking, cluster, options, properties):
+    cluster.add_topic("T", queues=1)
+    told(asking("message", "send", "T", "x", "--queue", "broker-a:0", *options))
+
+    (found,) = as_json(asking("message", "pull", "T", "--json"))
+
+    assert found["properties"] == properties
+
+
+def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
+    cluster.add_topic("T", queues=1)
+    handle = encode(RecallHandle("T", "broker-b", 1_735_689_600_001, "AC11"))
+    answer = SendAnswer("0A00000100002A9F0000000000000400", 0, 7, recall_handle=handle)
+    cluster.replies[310] = lambda request: command.answer(request, 0, answer)
+    cluster.replies[370] = lambda request: command.answer(request, 0, RecallAnswer("AC11"))
+
+    sent = told(asking("message", "send", "T", "x", "--after", "2h"))
+    assert sent.startswith("waits at broker-")
+    assert " for its time; id " in sent
+    arguments = sent.splitlines()[-1].removeprefix("to recall it: txmq ").split()
+
+    assert told(asking(*arguments)) == "recalled AC11\n"
+    assert as_json(asking(*arguments, "--json")) == {"id": "AC11"}
+    failed(asking("message", "recall", "T", "nonsense"), 1, "is no handle of a message that waits")
+
+
+def test_a_message_is_sent_for_later_in_one_way(asking, cluster):
+    cluster.add_topic("T")
+    twice = asking("message", "send", "T", "x", "--delay-level", 1, "--after", "1s")
+    failed(twice, 2, "--delay-level and --after say the same thing")
+    assert not [code for _, code, _ in cluster.asked if code == 310]
+
+
 def test_no_messages_are_told_to_people_only(asking, cluster):
     cluster.add_topic("T")
 
@@ -336,6 +380,9 @@ def test_what_may_have_happened_is_said(asking, cluster):
         ("group", "reset", "g", "T"),
         ("message", "send", "T", "x", "--property", "p"),
         ("message", "send", "T", "x", "--queue", "broker-a"),
+        ("message", "send", "T", "x", "--after", "someday"),
+        ("message", "send", "T", "x", "--delay-level", "-1"),
+        ("message", "send", "T", "x", "--delay-level", "1", "--after", "1s"),
         ("message", "send", "T", ""),
         ("message", "view", "no id"),
         ("message", "pull", "T", "--count", "0"),

@@ -53,6 +53,23 @@ def bury(names, *ids, body=b"pay %s", attempts=17, topic="Transfers"):
     asked(names, put)
 
 
+def give_up(names, message_id, reason, *, sys_flag=0):
+    """Have the broker bury a message as a consumer of the group gives it up."""
+
+    async def run(admin, session):
+        (queue,) = (await admin.create_topic("Transfers", queues=1)).writable
+        address = await session.address_of(queue)
+        text = render({"UNIQ_KEY": message_id})
+        sent = SendMessageV2("p", "Transfers", "TBW102", 1, 0, sys_flag, 1, 0, text)
+        await session.request(address, RequestCode.SEND_MESSAGE_V2, sent, body=b"pay")
+        (message,) = (await admin.pull(queue, 0)).messages
+        back = headers.SendBack(message.position, "g", -1, reason=reason)
+        await session.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, back)
+        await admin.create_topic(RETRY, queues=1)
+
+    asked(names, run)
+
+
 def retried(names):
     """What consumers of the group would get."""
 
@@ -160,6 +177,32 @@ def test_what_may_not_be_read_is_named_with_what_to_do(asking, cluster):
     assert "those of g at broker-a, broker-b may not be read yet" in listed
     assert shown.exit_code == 1
     assert f"txmq topic create '{DEAD}' --queues 1 --perm rw" in shown.stderr
+
+
+def test_the_reason_is_shown_and_goes_along(dlq, txmq_broker, tmp_path):
+    give_up(txmq_broker.names, "A1", "ValueError: no\x1b[31m account")
+    why = "its consumer gave it up: ValueError: no [31m account"
+    file = tmp_path / "dead.jsonl"
+
+    assert why in dlq("show", "g")
+    assert f"reason       {why}" in dlq("show", "g", "A1")
+    (found,) = json.loads(dlq("show", "g", "--json"))
+    dlq("export", "g", "--to", str(file))
+    dlq("resend", "g", "A1", "--reason", "paid in", "--operator", "ann")
+
+    assert (found["reason"], json.loads(file.read_text())["reason"]) == (why, why)
+    (copy,) = retried(txmq_broker.names)
+    named = copy.properties
+    assert (named["DLQ_REASON"], named["TXMQ_RESENT_REASON"]) == (why, "paid in")
+
+
+def test_one_that_nobody_can_read_is_shown_and_not_resent(dlq, txmq_broker):
+    give_up(txmq_broker.names, "A1", "a body does not decompress", sys_flag=1)
+
+    assert "does not decompress" in dlq("show", "g")
+    assert "unreadable   a body does not decompress" in dlq("show", "g", "A1")
+    said = dlq("resend", "g", "--all", "--yes", "--reason", "r", code=1)
+    assert "would only die again" in said
 
 
 # Writing to a file

@@ -1,6 +1,6 @@
 import pytest
 
-from txmq.cli.moments import EARLIEST, LATEST, moment_ms
+from txmq.cli.moments import EARLIEST, LATEST, age_of, moment_ms
 
 NOW = 1_714_564_800_000
 
@@ -29,3 +29,17 @@ def test_no_moments(text):
     """A bare small number could be seconds, an offset or a year: nobody should have to guess."""
     with pytest.raises(ValueError, match="a moment such as"):
         moment_ms(text, NOW)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "text"),
+    [
+        (-5, "0 s"),
+        (119_999, "119 s"),
+        (120_000, "2 min"),
+        (7_200_000, "2 h"),
+        (2 * 86_400_000, "2 d"),
+    ],
+)
+def test_ages(age_ms, text):
+    assert age_of(age_ms) == text

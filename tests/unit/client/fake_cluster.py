@@ -131,6 +131,11 @@ class FakeBroker:
             at += len(each)
         return command.answer(request, SYSTEM_ERROR, remark="can not find message")
 
+    def on_end_transaction(self, request):
+        """Like a stock broker, which answers to what decides, and to nothing else."""
+        said = request.read(headers.EndTransaction).commit_or_rollback
+        return command.answer(request) if said and not request.is_oneway else None
+
     # Members of groups
 
     def on_heart_beat(self, request):

@@ -87,12 +87,12 @@ async def until(holds, within_s=60.0):
             await asyncio.sleep(0.01)
 
 
-def staged(scenario):
-    """Make a test of an async function of a :class:`Stage`."""
+def staged(scenario, within_s=3600.0):
+    """Make a test of an async function of a :class:`Stage`; it may take so much virtual time."""
 
     def test():
         with World(1, conditions=STEADY) as world:
-            world.run(on_stage(world))
+            world.run(on_stage(world), timeout=within_s)
 
     async def on_stage(world):
         server, desk = world.machine("server"), world.machine("desk")

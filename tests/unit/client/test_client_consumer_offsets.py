@@ -110,30 +110,29 @@ def test_many_queues_are_saved():
 
 def test_a_file_keeps_offsets_over_a_restart(tmp_path):
     async def scenario():
-        path = tmp_path / "some" / "where" / "g.json"
-        kept = FileOffsets(path)
+        folder = tmp_path / "some" / "where"
+        kept = FileOffsets(folder, "g")
         assert await kept.load(A) is None
         kept.note(A, 5)
         kept.note(B, 1)
         kept.forget(A)  # It may come back.
         assert await kept.save() is None
-        again = FileOffsets(path)
+        again = FileOffsets(folder, "g")
         assert (await again.load(A), await again.load(B)) == (5, 1)
-        assert [each.name for each in path.parent.iterdir()] == ["g.json"]
+        assert [each.name for each in folder.iterdir()] == ["g.json"]
 
     asyncio.run(scenario())
 
 
 def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
     async def scenario():
-        path = tmp_path / "free" / "g.json"
-        kept = FileOffsets(path)
+        kept = FileOffsets(tmp_path / "free", "g")
         kept.note(A, 5)
         (tmp_path / "free").write_text("in the way")
         assert await kept.save() is not None
         (tmp_path / "free").unlink()
         assert await kept.save() is None
-        assert await FileOffsets(path).load(A) == 5
+        assert await FileOffsets(tmp_path / "free", "g").load(A) == 5
 
     asyncio.run(scenario())
 
@@ -142,16 +141,46 @@ def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
     "text", ["nonsense", "{}", '{"offsets": [[1, 2]]}', '{"offsets": 7}', "[]"]
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, text):
-    path = tmp_path / "g.json"
-    path.write_text(text)
+    (tmp_path / "g.json").write_text(text)
 
     with pytest.raises(ConfigError):
-        FileOffsets(path)
+        FileOffsets(tmp_path, "g")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "g.json").mkdir()
+
     with pytest.raises(ConfigError):
-        FileOffsets(tmp_path)
+        FileOffsets(tmp_path, "g")
+
+
+def test_groups_with_similar_names_have_files_of_their_own(tmp_path):
+    async def scenario():
+        groups = ["a|b", "a_b", "a|b_c", "a_b|c"]
+        for offset, group in enumerate(groups):
+            kept = FileOffsets(tmp_path, group)
+            assert await kept.load(A) is None
+            kept.note(A, offset)
+            assert await kept.save() is None
+        found = [await FileOffsets(tmp_path, group).load(A) for group in groups]
+        assert found == [0, 1, 2, 3]
+        assert len(list(tmp_path.iterdir())) == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_file_under_the_name_of_before_is_read_once_more(tmp_path):
+    async def scenario():
+        (tmp_path / "a_b.json").write_text('{"offsets": [["T", "b", 0, 7]]}')
+        kept = FileOffsets(tmp_path, "a|b")
+        assert await kept.load(Queue("T", "b", 0)) == 7
+        kept.note(Queue("T", "b", 0), 8)
+        assert await kept.save() is None
+        assert await FileOffsets(tmp_path, "a|b").load(Queue("T", "b", 0)) == 8
+        # Nobody took it from the other group, to whom it may belong.
+        assert await FileOffsets(tmp_path, "a_b").load(Queue("T", "b", 0)) == 7
+
+    asyncio.run(scenario())
 
 
 def test_what_waits_to_be_saved_is_not_saved_as_it_was_before():

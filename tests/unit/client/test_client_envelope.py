@@ -1,4 +1,5 @@
 import zlib
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,9 @@ from txmq.protocol.message_id import host_bytes
 from txmq.protocol.record import Record
 
 HOST = host_bytes("10.0.0.1", 10911)
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def message(**changes):
@@ -162,6 +166,13 @@ def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
         ({"tags": ["A"]}, "a message has one tag, which is a str, not ['A']"),
         ({"tags": ["A"], "properties": {"p": "q"}}, "a message has one tag, which is a str, "),
         ({"properties": {"p": 1}}, "properties are str, not 'p': 1"),
+        ({"delay_level": "3"}, "delay_level is a whole number from 0 on, not '3'"),
+        ({"delay_level": -1}, "delay_level is a whole number from 0 on, not -1"),
+        ({"deliver_after_s": 1.5}, "deliver_after_s is a whole number from 0 on, not 1.5"),
+        ({"deliver_at_ms": NOON}, "deliver_at_ms is a whole number from 0 on, not datetime.da"),
+        ({"delay_level": 1, "deliver_after_s": 1}, "a message is delayed in one way: delay_level"),
+        ({"delay_level": 1, "properties": {"DELAY": "2"}}, "a message is delayed in one way: "),
+        ({"delay_level": 1, "properties": {"TIMER_DELAY_MS": "2"}}, "a message is delayed in one "),
     ],
 )
 def test_what_newcomers_get_wrong_is_said_in_a_sentence(wrong, said):

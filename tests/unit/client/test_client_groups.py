@@ -27,6 +27,18 @@ async def test_a_group_is_made_at_every_broker_and_listed_once(stage):
     assert set(stage.cluster.brokers[0].groups) == {"g"}
 
 
+@staged(brokers=2)
+async def test_a_group_that_is_changed_keeps_what_is_not_named(stage):
+    await stage.admin.create_group("g", retries=3, broker="broker-a")
+
+    await stage.admin.create_group("g", enabled=False)
+    await stage.admin.create_group("g", retries=None)
+
+    a, b = [each.groups["g"] for each in stage.cluster.brokers]
+    assert (a.retry_max_times, a.consume_enable) == (3, False)
+    assert (b.retry_max_times, b.consume_enable) == (16, False)
+
+
 @staged()
 async def test_a_group_needs_a_name(stage):
     with pytest.raises(LocalProtocolError):

@@ -11,7 +11,7 @@ import pytest
 from txmq.client.consumer.handling import Handling, Later
 from txmq.errors import UsageError
 
-MESSAGE = SimpleNamespace(id="m", topic="T", offset=0)
+MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
 
 
 async def later(message):
@@ -80,9 +80,29 @@ def test_only_later_means_later(said):
 
 def test_a_failure_means_later():
     def fail(message):
-        raise ValueError
+        raise ValueError("no such account")
 
-    assert judged(fail) == Later()
+    assert judged(fail) == Later(reason="ValueError: no such account")
+
+
+@pytest.mark.parametrize(("attempts", "said"), [(0, "at 7\n"), (2, "at 7, retry 2\n")])
+def test_a_failure_is_logged_with_the_retry_it_was(caplog, attempts, said):
+    def fail(message):
+        raise ValueError("no such account")
+
+    judged(fail, [SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
+    assert f"a handler failed with message m of T {said}" in caplog.text
+
+
+def test_an_exception_that_cannot_be_shown_is_a_failure_too():
+    class OddError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def fail(message):
+        raise OddError
+
+    assert "OddError" in judged(fail).reason
 
 
 def test_only_the_own_end_is_an_end():
@@ -93,7 +113,7 @@ def test_only_the_own_end_is_an_end():
         future.cancel()
         await future
 
-    assert judged(wait_for_the_cancelled) == Later()
+    assert judged(wait_for_the_cancelled) == Later(reason="the handler was cancelled")
 
 
 def test_a_handler_that_is_cancelled_says_nothing():
@@ -111,7 +131,8 @@ def test_a_handler_that_is_cancelled_says_nothing():
 
 
 def test_a_plain_handler_that_raises_what_no_future_holds_has_failed():
-    assert judged(lambda message: next(iter(()))) == Later()
+    said = judged(lambda message: next(iter(())))
+    assert said == Later(reason="RuntimeError: a handler raised StopIteration")
 
 
 def test_what_is_no_exception_is_a_failure_too():
@@ -121,7 +142,7 @@ def test_what_is_no_exception_is_a_failure_too():
     async def fail(message):
         raise Odd
 
-    assert judged(fail) == Later()
+    assert judged(fail).reason.endswith("Odd")
 
 
 def test_a_program_may_still_be_ended():

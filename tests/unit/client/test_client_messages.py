@@ -10,10 +10,12 @@ from txmq.errors import (
     ConnectFailed,
     Effect,
     FlushTimeout,
+    IllegalOperation,
     LimitExceeded,
     LocalProtocolError,
     NoPermission,
     RemoteProtocolError,
+    RequestNotSupported,
     RequestTimeout,
     TopicNotFound,
     UsageError,
@@ -21,7 +23,8 @@ from txmq.errors import (
 from txmq.message import Message, Queue
 from txmq.protocol import command
 from txmq.protocol.codes import PullFlag, RequestCode
-from txmq.protocol.headers import PullAnswer
+from txmq.protocol.headers import PullAnswer, RecallAnswer, SendAnswer
+from txmq.protocol.recall import RecallHandle, encode
 
 ROUTE = "GET_ROUTEINFO_BY_TOPIC"
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -352,3 +355,77 @@ async def test_a_pull_of_an_unknown_queue_is_refused(stage):
 
     with pytest.raises(TopicNotFound):
         await stage.admin.pull(Queue("T", "broker-z", 0), 0)
+
+
+# Recalling
+
+
+RECALL = RequestCode.RECALL_MESSAGE
+
+
+def handle(topic="T", broker="broker-b"):
+    return encode(RecallHandle(topic, broker, 1_735_689_600_001, "AC11"))
+
+
+@staged(brokers=2)
+async def test_a_message_is_recalled_where_it_waits(stage):
+    stage.cluster.add_topic("T")
+    stage.cluster.replies[RECALL] = lambda request: command.answer(request, 0, RecallAnswer("AC11"))
+
+    assert await stage.admin.recall("T", handle(), group="g") == "AC11"
+
+    ((who, _, fields),) = [each for each in stage.cluster.asked if each[1] == RECALL]
+    assert who == "broker-b"
+    assert fields == {
+        "topic": "T",
+        "recallHandle": handle(),
+        "producerGroup": "g",
+        "bname": "broker-b",
+    }
+
+
+@staged()
+async def test_a_message_is_recalled_whose_topic_nobody_was_told_of_yet(stage):
+    stage.cluster.add_topic("TBW102")
+    stage.cluster.replies[RECALL] = lambda request: command.answer(request, 0, RecallAnswer("AC11"))
+
+    assert await stage.admin.recall("T", handle(broker="broker-a")) == "AC11"
+
+
+@staged()
+async def test_a_send_for_later_says_how_it_is_recalled(stage):
+    stage.cluster.add_topic("T")
+    assert (await stage.admin.send(message())).recall_handle is None
+    told = SendAnswer("00", 0, 7, recall_handle=handle())
+    stage.cluster.replies[SEND] = lambda request: command.answer(request, 0, told)
+
+    result = await stage.admin.send(message(deliver_after_s=60))
+
+    assert result.recall_handle == handle()
+
+
+@staged()
+async def test_what_cannot_be_recalled_is_told_without_asking_anybody(stage):
+    stage.cluster.add_topic("T")
+    with pytest.raises(IllegalOperation, match="'nonsense' is no handle of a message that waits"):
+        await stage.admin.recall("T", "nonsense")
+    with pytest.raises(IllegalOperation, match="is of a message for U, not T"):
+        await stage.admin.recall("T", handle("U"))
+    assert stage.cluster.asked == []
+
+
+@staged()
+async def test_a_recall_is_refused_by_whoever_cannot_do_it(stage):
+    stage.cluster.add_topic("T")
+    here = handle(broker="broker-a")
+    with pytest.raises(TopicNotFound, match="broker-b"):
+        await stage.admin.recall("T", handle())
+    with pytest.raises(RequestNotSupported):
+        await stage.admin.recall("T", here)
+    stage.cluster.replies[RECALL] = refuse(604)
+    with pytest.raises(IllegalOperation, match="because"):
+        await stage.admin.recall("T", here)
+    stage.cluster.replies[RECALL] = lambda request: None
+    with pytest.raises(RequestTimeout) as late:
+        await stage.admin.recall("T", here)
+    assert late.value.effect is Effect.MAYBE

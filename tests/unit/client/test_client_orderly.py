@@ -183,6 +183,28 @@ async def test_a_stop_hands_the_queue_over_at_once(stage):
     assert not stage.broker.locks
 
 
+@acting()
+async def test_a_stop_does_not_wait_for_what_fails_again_and_again(stage):
+    """Nor is anything behind it handled: the next member begins with it."""
+
+    async def fail(message):
+        await asyncio.sleep(3)
+        raise ValueError
+
+    stage.put(b"0", b"1")
+    async with stage.client() as client:
+        for attempts, left_s in ((1, 3.0), (2, 0.5)):
+            stage.seen.clear()
+            async with stage.reader(client, fail, **ORDERLY):
+                await stage.until(lambda n=attempts: len(stage.seen) == n)
+                await asyncio.sleep(0 if attempts == 1 else 3.5)
+                before = stage.world.now()
+            assert stage.world.now() - before < left_s + 0.1
+            assert stage.bodies() == [b"0"] * attempts
+            assert not stage.committed()
+            assert not stage.broker.locks
+
+
 @acting(queues=2)
 async def test_a_queue_changes_hands_only_after_its_handler(stage):
     """And what was fetched and not handled comes to the next member, in order."""

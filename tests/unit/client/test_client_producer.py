@@ -16,6 +16,7 @@ from txmq.errors import (
     ConnectionLost,
     Effect,
     FlushTimeout,
+    IllegalOperation,
     LimitExceeded,
     LocalProtocolError,
     MessageIllegal,
@@ -30,7 +31,9 @@ from txmq.errors import (
 )
 from txmq.limits import MESSAGE_BODY_BYTES_MAX
 from txmq.message import Queue
-from txmq.protocol import command
+from txmq.protocol import command, headers, properties
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.recall import RecallHandle, decode, encode
 
 ROUTE = "GET_ROUTEINFO_BY_TOPIC"
 
@@ -557,3 +560,70 @@ async def test_a_broker_that_shuts_down_is_left_for_another(stage):
     results = [await stage.producer.send(message()) for _ in range(3)]
 
     assert {each.queue.broker for each in results} == {"broker-b"}
+
+
+# What newcomers get wrong
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.01])
+def test_only_a_message_is_sent(linger_s):
+    @produced(linger_s=linger_s)
+    async def scenario(stage):
+        with pytest.raises(LocalProtocolError, match=r"not a list; write send_batch\(messages\)"):
+            await stage.producer.send([message()])
+        with pytest.raises(LocalProtocolError, match="a Message is sent, not a bytes"):
+            stage.producer.send_nowait(b"text")
+        with pytest.raises(LocalProtocolError, match="a Message is sent, not a str"):
+            await stage.producer.send_oneway("text")
+
+    scenario()
+
+
+# Messages for later
+
+
+@produced(brokers=2)
+async def test_what_was_sent_for_later_is_recalled_by_its_handle(stage):
+    asked = []
+
+    def later(request):
+        sent = request.read(headers.SendMessageV2)
+        unique = properties.find(sent.properties, properties.UNIQUE_KEY)
+        handle = encode(RecallHandle(sent.topic, sent.broker_name, 1_735_689_600_001, unique))
+        told = headers.SendAnswer("00", sent.queue_id, 7, recall_handle=handle)
+        return command.answer(request, 0, told)
+
+    def serve(request):
+        asked.append(request.read(headers.RecallMessage))
+        told = decode(asked[-1].recall_handle)
+        return command.answer(request, 0, headers.RecallAnswer(told.message_id))
+
+    stage.always(0, later)
+    stage.always(1, later)
+    stage.cluster.replies[RequestCode.RECALL_MESSAGE] = serve
+    results = [await stage.producer.send(message(deliver_after_s=60)) for _ in range(4)]
+
+    for result in results:
+        assert await stage.producer.recall("T", result.recall_handle) == result.id
+
+    assert [each.producer_group for each in asked] == ["g"] * 4
+    where = [who for who, _ in stage.cluster.codes("RECALL_MESSAGE")]
+    assert where == [each.queue.broker for each in results]
+    assert set(where) == {"broker-a", "broker-b"}
+
+
+@produced()
+async def test_a_message_that_is_not_for_later_cannot_be_recalled(stage):
+    result = await stage.producer.send(message())
+
+    assert result.recall_handle is None
+    with pytest.raises(IllegalOperation, match="None is no handle of a message that waits"):
+        await stage.producer.recall("T", result.recall_handle)
+
+
+@produced()
+async def test_a_closed_producer_recalls_nothing(stage):
+    await stage.producer.__aexit__(None, None, None)
+
+    with pytest.raises(UsageError, match="not open"):
+        await stage.producer.recall("T", "handle")

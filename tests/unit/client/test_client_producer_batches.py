@@ -111,23 +111,35 @@ async def test_the_first_part_fails_as_a_message_would(stage):
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "said"),
     [
-        [],
-        [message(), message(topic="U")],
-        [message(topic="%RETRY%g")],
-        [message(), message(delay_level=1)],
-        [message(deliver_at_ms=1)],
-        [message(deliver_after_s=1)],
-        [message(properties={"TRAN_MSG": "true"})],
+        ([], "a batch without a message cannot be sent"),
+        ([message(), message(topic="U")], "a batch is of one topic, not of T, U"),
+        ([message(topic="%RETRY%g")], "message 0 of the batch is for the retry topic %RETRY%g"),
+        ([message(), message(delay_level=1)], "message 1 of the batch is delayed"),
+        ([message(), message(), message(deliver_at_ms=1)], "message 2 of the batch is delayed"),
+        ([message(deliver_after_s=1)], "message 0 of the batch is delayed"),
+        ([message(properties={"DELAY": "1"})], "message 0 of the batch is delayed"),
+        ([message(properties={"TIMER_DELAY_MS": "1"})], "message 0 of the batch is delayed"),
+        ([message(properties={"TRAN_MSG": "true"})], "message 0 of the batch is half of a transa"),
+        (message(), "a batch is a list of messages, not a Message; write send_batch([message])"),
+        (map(str, ()), "a batch is a list of messages, not a map"),
+        (None, "a batch is a list of messages, not a NoneType"),
+        ([message(), b"text"], "a batch is a list of messages, and of nothing else"),
+        ("text", "a batch is a list of messages, and of nothing else"),
     ],
 )
-def test_some_messages_cannot_travel_together(messages):
+@pytest.mark.parametrize("whose", ["producer", "admin"])
+def test_some_messages_cannot_travel_together(messages, said, whose):
     @produced()
     async def scenario(stage):
-        with pytest.raises(LocalProtocolError):
-            await stage.producer.send_batch(messages)
-        assert stage.cluster.asked == []
+        producer = stage.producer
+        sender = producer if whose == "producer" else producer.client.admin
+        before = len(stage.cluster.asked)
+        with pytest.raises(LocalProtocolError) as refused:
+            await sender.send_batch(messages)
+        assert str(refused.value).startswith(said)
+        assert len(stage.cluster.asked) == before
 
     scenario()
 
@@ -197,6 +209,29 @@ async def test_a_message_without_company_goes_as_a_single_one(stage):
     ((fields),) = stage.fields
     assert (fields["m"], fields["f"]) == ("false", "1")
     assert stage.world.now() > 0.01
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"delay_level": 3},
+        {"deliver_at_ms": 1_735_689_600_000},
+        {"deliver_after_s": 60},
+        {"properties": {"TRAN_MSG": "true"}},
+    ],
+)
+def test_a_message_that_travels_alone_waits_for_nobody(later):
+    @produced(linger_s=10.0)
+    async def scenario(stage):
+        counts = counted(stage)
+        lingering = stage.producer.send_nowait(message(), QUEUE)
+        await stage.producer.send(message(**later), QUEUE)
+
+        assert counts == [0]
+        assert not lingering.done()
+        await lingering
+
+    scenario()
 
 
 @produced(linger_s=10.0, linger_messages=8)

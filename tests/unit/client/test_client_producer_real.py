@@ -6,7 +6,9 @@ import pytest
 from fake_cluster import FakeCluster
 from producer_stage import message
 
+from broker.config import BrokerSettings, TopicDefaults
 from broker.testing import embedded
+from txmq.client.client import Client
 from txmq.client.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
@@ -45,8 +47,11 @@ def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
             results += [await producer.send_ordered(message(b"%d" % n), "k") for n in range(3)]
             results.append(await producer.send(message(b"x" * 9000), queue))
             await producer.send_oneway(message(b"one way"), queue)
-            with pytest.raises(MessageIllegal, match="delay"):
-                await producer.send(message(delay_level=3))
+            later = await producer.send(message(b"later", deliver_after_s=3600), queue)
+            assert later.queue == queue
+            assert await producer.recall("T", later.recall_handle) == later.id
+            with pytest.raises(MessageIllegal, match="waits at most"):
+                await producer.send(message(deliver_after_s=4 * 86_400))
             stored = await everything(admin, "T")
             while b"one way" not in stored[queue]:
                 await asyncio.sleep(0.01)
@@ -118,3 +123,16 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger_s)
                 assert stored[result.queue.broker, result.queue.number, result.offset] == body
 
     simulate(scenario, seed)
+
+
+def test_traces_are_kept_where_topics_are_not_made_by_sending():
+    async def scenario():
+        strict = BrokerSettings(topics=TopicDefaults(auto_create=False))
+        async with embedded(strict) as broker, Client(broker.names) as client:
+            await client.admin.create_topic("T", queues=1)
+            async with Producer("g", client, ProducerSettings(is_traced=True)) as producer:
+                sent = await producer.send(message())
+            (trace,) = await client.admin.query("RMQ_SYS_TRACE_TOPIC", sent.id)
+            assert sent.id in trace.body.decode()
+
+    asyncio.run(scenario())

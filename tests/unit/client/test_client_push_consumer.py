@@ -116,7 +116,9 @@ async def test_a_failed_message_is_sent_back_and_comes_again_under_its_own_topic
         assert topics == [(TOPIC, TOPIC, 0), (TOPIC, RETRY, 1)]
         (head,) = stage.asked(SEND_BACK)
         assert (head["group"], head["delayLevel"]) == (GROUP, "0")
-        assert (head["originTopic"], head["maxReconsumeTimes"]) == (TOPIC, "16")
+        assert head["originTopic"] == TOPIC
+        assert "maxReconsumeTimes" not in head  # The group's affair, where nobody set it.
+        assert head["reason"] == "ValueError"
         assert head["offset"] == "0"
     assert stage.committed() == 1
     assert stage.committed(topic=RETRY) == 1
@@ -125,8 +127,8 @@ async def test_a_failed_message_is_sent_back_and_comes_again_under_its_own_topic
 @pytest.mark.parametrize(
     ("settings", "verdict", "level", "most"),
     [
-        ({}, Later(), "0", "16"),
-        ({}, Later(5), "5", "16"),
+        ({}, Later(), "0", None),
+        ({}, Later(5), "5", None),
         ({"attempts_max": 3}, Later(DEAD_LETTER), "-1", "3"),
     ],
 )
@@ -140,7 +142,7 @@ def test_a_handler_may_say_how_much_later(settings, verdict, level, most):
         async with stage.client() as client, stage.reader(client, later, **settings):
             await stage.until(lambda: stage.asked(SEND_BACK))
         (head,) = stage.asked(SEND_BACK)
-        assert (head["delayLevel"], head["maxReconsumeTimes"]) == (level, most)
+        assert (head["delayLevel"], head.get("maxReconsumeTimes")) == (level, most)
         assert stage.committed() == 1
 
     scenario()
@@ -364,6 +366,77 @@ async def test_wait_returns_when_the_consumer_is_stopped(stage):
         await waiting
 
 
+# With a client
+
+
+@acting(queues=2)
+async def test_a_client_starts_and_stops_the_consumers_of_its_functions(stage):
+    seen = []
+    client, first = stage.client(), ConsumerSettings(start=StartFrom.FIRST)
+
+    @client.on(TOPIC, group="credit", tags="CCB", settings=first)
+    async def credit(message):
+        seen.append(("credit", message.body))
+
+    @client.on("U", group="credit")
+    async def other(message):
+        seen.append(("other", message.body))
+
+    @client.on(TOPIC, group="audit", settings=first)
+    async def audit(message):
+        seen.append(("audit", message.body))
+
+    stage.cluster.add_topic("U", 1)
+    stage.put(b"1", tags="CCB")
+    stage.put(b"2", tags="ICBC")
+    stage.put(b"3", topic="U")
+    async with client:
+        waiting = asyncio.create_task(client.wait())
+        await stage.until(lambda: len(seen) == 4)
+        assert sorted(seen) == [
+            ("audit", b"1"), ("audit", b"2"), ("credit", b"1"), ("other", b"3")
+        ]  # fmt: skip
+        assert {client.consumer(each).group for each in ("credit", "audit")} == {"credit", "audit"}
+        assert not waiting.done()
+        with pytest.raises(UsageError, match="before a client opens"):
+            client.on("V", group="credit")
+    await waiting
+    assert client.consumer("credit") is None
+    assert len(stage.cluster.codes("UNREGISTER_CLIENT")) == 2
+    await credit(Message(topic=TOPIC, body=b"by hand"))
+    assert seen[-1] == ("credit", b"by hand")
+
+
+@acting()
+async def test_a_client_opens_with_all_its_consumers_or_not_at_all(stage):
+    client = stage.client()
+    client.on(TOPIC, group="one")(print)
+    client.on(TOPIC, group="two")(print)
+    with pytest.raises(UsageError, match="not open"):
+        await client.wait()
+    client._own["two"]._handlings.clear()
+
+    with pytest.raises(UsageError, match="no handler"):
+        async with client:
+            pytest.fail("it opened")
+
+    assert (client.is_open, client.consumer("one")) == (False, None)
+    await client.wait()
+
+
+@acting()
+async def test_a_group_of_a_client_is_said_once(stage):
+    client = stage.client()
+    client.on(TOPIC, group="g", settings=ConsumerSettings(batch_max=2))(print)
+    client.on("U", group="g", settings=ConsumerSettings(batch_max=2))(print)
+    with pytest.raises(UsageError, match=f"topic {TOPIC} has a handler already"):
+        client.on(TOPIC, group="g")(print)
+    with pytest.raises(UsageError, match="group g has other settings already"):
+        client.on("V", group="g", settings=ConsumerSettings(batch_max=3))
+    with pytest.raises(LocalProtocolError, match="no name for a group"):
+        client.on(TOPIC, group="not a group")
+
+
 # Broadcasts
 
 
@@ -379,7 +452,8 @@ async def test_broadcasts_keep_offsets_in_a_file_and_drop_failures(stage):
         async with stage.client() as client, stage.reader(client, fail, **settings):
             await stage.until(lambda: len(stage.seen) == 2)
         (path,) = Path(base).rglob("*.json")
-        assert json.loads(path.read_text()) == {"offsets": [[TOPIC, "broker-a", 0, 2]]}
+        told = {"group": GROUP, "offsets": [[TOPIC, "broker-a", 0, 2]]}
+        assert json.loads(path.read_text()) == told
         stage.put(b"2")
         async with stage.client() as client, stage.reader(client, fail, **settings):
             await stage.until(lambda: len(stage.seen) == 3)

@@ -51,7 +51,8 @@ def test_reset_offsets_give_the_messages_again():
             await consumer.commit()
             await operator.admin.reset_offset(GROUP, TOPIC, 0)
             await until(lambda: len(bodies) == 6)
-            assert bodies[:3] == bodies[3:] == [b"0", b"1", b"2"]
+            # Messages of one queue are handled side by side, by threads as fast as they are.
+            assert sorted(bodies[:3]) == sorted(bodies[3:]) == [b"0", b"1", b"2"]
 
     asyncio.run(scenario())
 

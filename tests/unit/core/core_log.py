@@ -1,6 +1,6 @@
 """A log in memory, and the queues that messages put into it appear in."""
 
-from broker.config import StoreSettings, TopicDefaults
+from broker.config import BrokerSettings, StoreSettings, TopicDefaults
 from broker.core.topics import Topics, system_topics
 from broker.store.message_store import MessageStore
 from txmq.protocol import properties
@@ -25,11 +25,11 @@ class Log:
         self.store.open({})
         self.last_ms = NOW_MS
 
-    def put(self, topic, *bodies, number=0, tags=None, hashed=None, at_ms=None, born=V4):
+    def put(self, topic, *bodies, number=0, tags=None, hashed=None, at_ms=None, born=V4, more=None):
         """Store messages together; ``hashed`` is what the queue says of the tag, if it lies."""
         self.last_ms = self.last_ms if at_ms is None else at_ms
         queue = self.store.queue(topic, number)
-        text = properties.render({"TAGS": tags} if tags else {})
+        text = properties.render(({"TAGS": tags} if tags else {}) | (more or {}))
         tail = tail_of(topic_field(topic), text.encode())
         code = hashed if hashed is not None else string_hash(tags) if tags else 0
         flags = BORN_V6 if len(born) > 8 else 0
@@ -49,7 +49,7 @@ class Log:
     def topics(self, **defaults):
         settings = TopicDefaults(**defaults)
         topics = Topics(self.store, settings)
-        topics.load(TopicConfigs(), system_topics("broker-a", "c1", settings))
+        topics.load(TopicConfigs(), system_topics(BrokerSettings(cluster="c1", topics=settings)))
         return topics
 
 

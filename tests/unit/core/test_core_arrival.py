@@ -1,6 +1,6 @@
 import pytest
 
-from broker.core.arrival import as_half, check_plain, examine, examine_all, says_it_is_half
+from broker.core.arrival import as_half, check_now, examine, examine_all, says_it_is_half
 from broker.store.key_index import key_hash, topic_seed
 from txmq.errors import MessageIllegal
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX
@@ -19,7 +19,7 @@ def arrived(**values):
 def examined(text):
     data, unique, tags_code, hashes, special = examine(text, CLUSTER, SEED, lambda: "NEW")
     assert not says_it_is_half(special)
-    check_plain(special or {})
+    check_now(special or {}, "this")
     return properties.parse(data.decode()), unique, tags_code, hashes
 
 
@@ -83,6 +83,15 @@ def test_the_tag_goes_into_the_queue_as_javas_hash(tag, code):
 
 def test_of_a_property_given_twice_the_last_counts():
     assert examined("UNIQ_KEY\x01u\x02UNIQ_KEY\x01v\x02")[1] == "v"
+
+
+@pytest.mark.parametrize("name", ["a", "UNIQ_KEY", "TAGS", "KEYS", "DELAY", "TRAN_MSG", ""])
+def test_a_property_without_a_value_is_not_stored(name):
+    """It counts for nothing, and whoever looks for one would have to pass thousands of them."""
+    mark = f"{name}\x01\x02"
+    data, *_ = examine(f"{mark * 3}UNIQ_KEY\x01u\x02{mark}b{mark}", CLUSTER, SEED, lambda: "NEW")
+
+    assert data.decode() == f"UNIQ_KEY\x01u\x02{CLUSTER}"
 
 
 def test_properties_that_only_look_alike_are_left_alone():

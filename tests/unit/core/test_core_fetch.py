@@ -1,11 +1,12 @@
 import pytest
 from core_log import V4, V6, Log
 
-from broker.core.fetch import Outcome, fetch, tag_filter
+from broker.core.fetch import Outcome, fetch
+from broker.core.filter.condition import Condition
+from broker.core.filter.tags import tag_filter
 from txmq.errors import CorruptRecord
-from txmq.limits import PULL_MESSAGES_MAX, PULL_SCAN_MAX
+from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import record as records
-from txmq.protocol.bodies import Subscription
 from txmq.protocol.java import string_hash
 
 
@@ -14,8 +15,8 @@ def log():
     return Log()
 
 
-def wanted(text, kind="TAG"):
-    return tag_filter(Subscription("T", text, expression_type=kind))
+def wanted(text):
+    return tag_filter(text)
 
 
 def got(log, queue, offset=0, count=32, **given):
@@ -45,11 +46,6 @@ def test_words_are_wanted_by_their_hash_and_by_themselves():
 def test_hashes_are_compared_without_their_sign():
     assert string_hash("urgent") < 0
     assert wanted("urgent").hashes == {string_hash("urgent") & 0xFFFFFFFF}
-
-
-def test_other_kinds_of_expressions_are_not_ours_to_read():
-    assert wanted("a > 5", kind="SQL92") is None
-    assert wanted("A", kind="").words == {"A"}
 
 
 # Bounds
@@ -168,6 +164,96 @@ def test_one_pull_looks_through_so_many_entries_and_no_more(log):
 
     assert got(log, queue, wanted=wanted("A")) == (Outcome.NO_MATCH, PULL_SCAN_MAX, [])
     assert got(log, queue, PULL_SCAN_MAX, wanted=wanted("A"))[2] == [b"wanted"]
+
+
+# Conditions
+
+
+def put(log, *numbers, size=1, born=V4):
+    for number in numbers:
+        queue = log.put("T", b"%d" % number * size, more={"n": str(number)}, born=born)
+    return queue
+
+
+def test_only_messages_that_match_come_and_the_others_are_passed(log):
+    queue = put(log, *range(10))
+
+    assert got(log, queue, wanted=Condition("n between 3 and 5")) == (
+        Outcome.FOUND, 10, [b"3", b"4", b"5"],
+    )  # fmt: skip
+    assert got(log, queue, wanted=Condition("n > 9")) == (Outcome.NO_MATCH, 10, [])
+    assert got(log, queue, wanted=Condition("x = 1")) == (Outcome.NO_MATCH, 10, [])
+    assert got(log, queue, 4, wanted=Condition("n <> 5"))[2] == [b"4", *list(bodies_of(6, 10))]
+
+
+def bodies_of(first, end):
+    return [b"%d" % number for number in range(first, end)]
+
+
+@pytest.mark.parametrize("born", [V4, V6])
+def test_properties_are_found_behind_addresses_of_any_kind(log, born):
+    queue = put(log, 1, 2, born=born)
+
+    assert got(log, queue, wanted=Condition("n = 2"))[2] == [b"2"]
+
+
+def test_a_message_of_which_nothing_can_be_said_is_passed(log):
+    queue = log.put("T", b"odd", more={"n": "odd"})
+    put(log, 7)
+
+    assert got(log, queue, wanted=Condition("n = 7 OR TRUE")) == (Outcome.FOUND, 2, [b"7"])
+
+
+def test_an_answer_ends_with_the_last_message_it_has_room_for(log):
+    queue = put(log, *range(40))
+
+    assert got(log, queue, 0, 2, wanted=Condition("n > 4"))[1:] == (7, [b"5", b"6"])
+    assert got(log, queue, 7, 2, wanted=Condition("n > 4"))[1:] == (9, [b"7", b"8"])
+    assert got(log, queue, 0, 99, wanted=Condition("n >= 0"))[1] == PULL_MESSAGES_MAX
+
+
+def test_a_condition_keeps_to_the_size_of_an_answer_too(log):
+    queue = put(log, 1, 2, 3, 4, size=1000)
+    odd = Condition("n in ('1', '4')")
+
+    assert got(log, queue, bytes_max=1500, wanted=odd)[1:] == (3, [b"1" * 1000])
+    assert got(log, queue, 3, bytes_max=1, wanted=odd)[1:] == (4, [b"4" * 1000])
+    assert got(log, queue, bytes_max=1, wanted=odd)[1:] == (1, [b"1" * 1000])
+
+
+def test_one_pull_reads_so_many_messages_for_a_condition_and_no_more(log):
+    log.put("T", *[b"x"] * PULL_SCAN_MAX)
+    queue = put(log, 1)
+
+    found = got(log, queue, wanted=Condition("n = 1"))
+    assert found == (Outcome.NO_MATCH, PULL_SCAN_MAX, [])
+    assert got(log, queue, PULL_SCAN_MAX, wanted=Condition("n = 1"))[2] == [b"1"]
+
+
+def test_one_pull_reads_so_many_bytes_for_a_condition_and_no_more(log):
+    queue = log.put("T", *[b"x" * PULL_BYTES_MAX] * 20)
+    put(log, 1)
+
+    outcome, following, found = got(log, queue, wanted=Condition("n = 1"))
+    assert (outcome, found) == (Outcome.NO_MATCH, [])
+    assert following == FILTER_SCAN_BYTES_MAX // PULL_BYTES_MAX
+
+
+def test_a_condition_that_costs_much_looks_at_fewer_messages(log):
+    queue = log.put("T", *[b"x"] * 200, more={"n": "9" * 30_000})
+    costly = Condition(" OR ".join(["n = 1"] * 512))
+
+    outcome, following, found = got(log, queue, wanted=costly)
+    assert (outcome, found) == (Outcome.NO_MATCH, [])
+    assert 1 <= following < 5
+
+
+def test_a_condition_of_many_parts_looks_at_fewer_messages_however_small_they_are(log):
+    queue = log.put("T", *[b"x"] * 200, more={"n": "9"})
+
+    outcome, following, found = got(log, queue, wanted=Condition(" OR ".join(["n = 1"] * 512)))
+    assert (outcome, found) == (Outcome.NO_MATCH, [])
+    assert 20 < following < 40
 
 
 # Reading

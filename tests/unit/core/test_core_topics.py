@@ -1,7 +1,7 @@
 import pytest
 from core_log import NOW_MS, Log, topic
 
-from broker.config import TopicDefaults
+from broker.config import BrokerSettings, TopicDefaults
 from broker.core.topics import Topics, check_name, system_topics
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
@@ -41,11 +41,14 @@ def test_every_broker_has_the_topics_it_needs(topics):
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
         "c1",
         "broker-a",
         "c1_REPLY_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
     }
-    assert len(topics) == 10
+    assert len(topics) == 13
     for name in ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"):
         assert topics.get(name).config == topic(name, 1)
     assert topics.get("TBW102").config.perm == 7
@@ -53,9 +56,12 @@ def test_every_broker_has_the_topics_it_needs(topics):
 
 
 def test_without_auto_creation_there_is_no_template():
-    names = {each.topic_name for each in system_topics("b", "c", TopicDefaults(auto_create=False))}
+    settings = BrokerSettings(topics=TopicDefaults(auto_create=False))
+
+    names = {each.topic_name for each in system_topics(settings)}
 
     assert "TBW102" not in names
+    assert "RMQ_SYS_TRACE_TOPIC" in names  # Whoever traces does not go without.
 
 
 def test_what_was_saved_is_there_again_and_goes_before_what_must_be_there():

@@ -84,7 +84,7 @@ def test_a_heartbeat_names_a_limited_number_of_groups(ask):
 
 
 def test_a_broker_keeps_a_limited_number_of_topics(ask, monkeypatch):
-    monkeypatch.setattr(topic_table, "TOPICS_MAX", 12)
+    monkeypatch.setattr(topic_table, "TOPICS_MAX", 18)
 
     codes = ask(*[(SEND, send(f"T{number}"), b"x") for number in range(9)])
 

@@ -15,7 +15,6 @@ from txmq.protocol.bodies import (
     LockRequest,
     MessageQueue,
     ProducerConnections,
-    SubscriptionCheck,
     TopicConfig,
 )
 from txmq.protocol.codes import RequestCode
@@ -287,20 +286,6 @@ def test_who_says_goodbye_gives_its_queues_back(serve):
             RequestCode.LOCK_BATCH_MQ, body=LockRequest(other.name, "group", queues).write()
         )
         assert LockedQueues.read(answer.body).queues == queues
-
-    serve(main)
-
-
-# Filters (46)
-
-
-@pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("", 0), ("SQL92", ERROR)])
-def test_only_tags_can_be_filtered_by(serve, kind, code):
-    async def main(stage):
-        client = await stage.client()
-        check = SubscriptionCheck("id", "g", subscription("T", "A", kind=kind))
-
-        assert await client.code_of(CHECK, body=check.write()) == code
 
     serve(main)
 

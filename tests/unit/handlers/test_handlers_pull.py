@@ -13,14 +13,13 @@ from handler_stage import (
     pulled,
     pulling,
     sending,
-    subscription,
     with_topics,
 )
 
 from broker.config import StoreSettings
 from txmq.config import Duration
 from txmq.limits import PULL_SCAN_MAX
-from txmq.protocol.bodies import ConsumerRegistration, GroupConfig
+from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import TopicHeader
@@ -166,22 +165,6 @@ def test_only_queues_that_can_be_read_can_be_pulled(serve, number):
         await client.topic("T", 2, write=4)
 
         assert (await client.pull("T", queue=number, tags=None)).code == ERROR
-
-    serve(main)
-
-
-@pytest.mark.parametrize("tags", ["a > 5", None])
-def test_sql_is_refused_and_not_taken_for_everything(serve, tags):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
-        said = ConsumerRegistration(
-            "group", subscription_data_set=[subscription("T", "a > 5", kind="SQL92")]
-        )
-        await client.beat(said)
-        given = {} if tags is None else {"expression_type": "SQL92"}
-
-        assert (await client.pull("T", tags=tags, **given)).code == ERROR
 
     serve(main)
 

@@ -119,6 +119,7 @@ def test_the_state_of_the_settings_is_told_with_them(serve):
         ),
         ("autoCreateTopicEnable", "false", lambda settings: not settings.topics.auto_create),
         ("autoCreateSubscriptionGroup", "FALSE", lambda s: not s.topics.auto_create_groups),
+        ("enablePropertyFilter", "true", lambda settings: settings.filter.sql),
         ("transactionTimeOut", "6000", lambda settings: settings.transaction.timeout == 6.0),
         ("transactionCheckMax", "5", lambda settings: settings.transaction.check_max == 5),
         (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txmq.protocol.answers import done, pulled, sent
+from txmq.protocol.answers import done, pulled, sent, sent_for_later
 from txmq.protocol.command import Command, answer, decode
 from txmq.protocol.frame import BINARY, JSON, FrameReader
 from txmq.protocol.headers import PullAnswer, SendAnswer
@@ -77,3 +77,15 @@ def test_a_batch_is_answered_with_all_its_ids():
     found = received(sent(Command(code=320), f"{OFFSET_ID},{OFFSET_ID}".encode(), 0, 0, ""))
 
     assert found.read(SendAnswer).msg_id == f"{OFFSET_ID},{OFFSET_ID}"
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_what_is_sent_for_later_is_answered_with_what_it_is_recalled_by(kind):
+    to = Command(code=310, opaque=7, kind=kind)
+
+    found = received(sent_for_later(to, OFFSET_ID.encode(), 3, 9, "AC11", "djEgVA=="))
+
+    plain = received(sent(to, OFFSET_ID.encode(), 3, 9, "AC11"))
+    assert found.field_map() == {**plain.field_map(), "recallHandle": "djEgVA=="}
+    assert found.read(SendAnswer).recall_handle == "djEgVA=="
+    assert plain.read(SendAnswer).recall_handle is None

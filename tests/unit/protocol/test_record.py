@@ -7,7 +7,15 @@ import pytest
 
 from txmq.errors import RemoteProtocolError
 from txmq.protocol import compression, record
-from txmq.protocol.record import Record, body_crc, pack, stored_ms_of, unpack, unpack_all
+from txmq.protocol.record import (
+    Record,
+    body_crc,
+    pack,
+    property_text_of,
+    stored_ms_of,
+    unpack,
+    unpack_all,
+)
 
 V4_BORN = bytes.fromhex("0a000005 0000e5c1")
 V4_STORE = bytes.fromhex("0a000001 00002a9f")
@@ -102,6 +110,20 @@ def test_the_store_time_can_be_read_alone(born, store, bits):
     )
 
 
+@pytest.mark.parametrize(("born", "store", "bits"), SHAPES)
+@pytest.mark.parametrize("text", [PROPERTIES.decode(), "", "größe\x01💩\x02"])
+def test_the_properties_can_be_read_alone(born, store, bits, text):
+    whole = a_record(born_host=born, store_host=store, sys_flag=bits, properties=text)
+
+    assert property_text_of(pack(whole)) == text
+
+
+def test_properties_that_are_no_text_can_be_read_all_the_same():
+    broken = pack(a_record(properties="a\x01xx\x02")).replace(b"xx", b"\xff\xfe")
+
+    assert property_text_of(broken) == "a\x01\ufffd\ufffd\x02"
+
+
 def test_named_places_are_where_the_fields_lie():
     data = written_out()
 
@@ -129,6 +151,7 @@ def test_a_record_of_rocketmq_5_has_two_bytes_for_the_length_of_its_topic():
 
     assert found == a_record(topic="T" * 200)
     assert end == len(data)
+    assert property_text_of(data) == PROPERTIES.decode()
 
 
 def test_a_record_may_start_anywhere():

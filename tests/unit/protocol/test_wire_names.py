@@ -19,8 +19,12 @@ SEND = (
 HEADERS = {
     "SendMessage": SEND,
     "SendMessageV2": "a! b! c! d! e! f! g! h! i j k l m n",
-    "SendAnswer": "msgId! queueId! queueOffset! transactionId",
-    "SendBack": "offset! group! delayLevel! originMsgId originTopic unitMode maxReconsumeTimes",
+    "SendAnswer": "msgId! queueId! queueOffset! transactionId recallHandle",
+    "RecallMessage": "topic! recallHandle! producerGroup bname",
+    "RecallAnswer": "msgId!",
+    "SendBack": (
+        "offset! group! delayLevel! originMsgId originTopic unitMode maxReconsumeTimes reason"
+    ),
     "EndTransaction": (
         "producerGroup! tranStateTableOffset! commitLogOffset! commitOrRollback! "
         "fromTransactionCheck msgId! transactionId topic"

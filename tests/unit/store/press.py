@@ -51,10 +51,10 @@ class Peer:
 class Press:
     """Use it with ``async with``; the store is closed and the flusher stopped at the end."""
 
-    def __init__(self, disk, sizes=None, floors=None):
+    def __init__(self, disk, sizes=None, kind=Shelf):
         self.clock = SimulatedClock(asyncio.get_running_loop())
         self.disk = disk
-        self.shelf = Shelf(disk, sizes or Sizes(), floors)
+        self.shelf = kind(disk, sizes or Sizes())
         self.store = self.shelf.store
         self.admission = Admission()
         self.spans = []

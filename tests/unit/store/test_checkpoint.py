@@ -8,12 +8,14 @@ import pytest
 from broker.store.checkpoint import IndexFile, Stretch, draft, indexed_segments, path_of
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.key_index import KeyIndex
+from broker.store.lines import LineState
 from broker.store.pending import Changes
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
 
 NONE = Changes([], [], [])
+LINES = [LineState(2, 1_700_000_000_000, 41, 7), LineState(136, -1, -1, 0)]
 
 END = 3000
 PATH = path_of(0)
@@ -40,7 +42,7 @@ def saved(disk, *ends, topics=("T",)):
     start = 0
     for end in ends:
         queues, keys = indexes(topics, first=start)
-        data, chunk = draft(Stretch(start, end, start, end), queues, keys, NONE)
+        data, chunk = draft(Stretch(start, end, start, end), queues, keys, NONE, LINES)
         index.append(data, chunk)
         start = end
     index.file.sync()
@@ -72,12 +74,13 @@ def test_a_chunk_reads_as_it_was_written(disk):
     keys = KeyIndex()
     keys.add_run(index.key_run(chunks[1]))
     assert list(keys.positions(1, 0, 5000)) == [1030, 1000]
+    assert [chunk.lines for chunk in chunks] == [LINES, LINES]
 
 
 def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
     queues, keys = indexes()
 
-    _, chunk = draft(Stretch(0, 40, 0, 0), queues, keys, NONE)
+    _, chunk = draft(Stretch(0, 40, 0, 0), queues, keys, NONE, LINES)
 
     assert [(run.number, run.first, run.entries) for run in chunk.queues] == [(0, 0, 3), (1, 1, 1)]
     assert chunk.keys == 4
@@ -85,7 +88,7 @@ def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
 
 def test_a_chunk_may_hold_nothing(disk):
     index = IndexFile(disk, 0)
-    index.append(*draft(Stretch(0, 1000, 0, 0), [], KeyIndex(), NONE))
+    index.append(*draft(Stretch(0, 1000, 0, 0), [], KeyIndex(), NONE, LINES))
 
     assert [chunk.stretch.end for chunk in loaded(disk)[1]] == [1000]
 
@@ -131,7 +134,7 @@ def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(dis
     index, chunks = loaded(disk)
     assert len(chunks) == 1
 
-    placed = index.append(*draft(Stretch(1000, 3000, 0, 0), *indexes(first=1500), NONE))
+    placed = index.append(*draft(Stretch(1000, 3000, 0, 0), *indexes(first=1500), NONE, LINES))
 
     queue = ConsumeQueue("T", 0)
     queue.add_block(index.blocks(placed)[0][1])
@@ -170,7 +173,7 @@ def test_chunks_that_know_more_than_the_log_are_dropped(disk, end):
 
 def test_a_chunk_that_does_not_follow_the_one_before_is_dropped(disk):
     saved(disk, 1000, 2000)
-    stray, chunk = draft(Stretch(1500, 2500, 0, 0), *indexes(first=1500), NONE)
+    stray, chunk = draft(Stretch(1500, 2500, 0, 0), *indexes(first=1500), NONE, LINES)
     index, _ = loaded(disk)
     index.append(stray, chunk)
 
@@ -205,7 +208,7 @@ def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
     used = disk.space().used
     disk.capacity = used + 2 * 4096
     data, chunk = draft(
-        Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE
+        Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE, LINES
     )
 
     with pytest.raises(OSError, match="No space") as problem:

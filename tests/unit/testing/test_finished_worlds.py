@@ -2,15 +2,16 @@
 
 import asyncio
 import gc
+import tracemalloc
 import weakref
 
 import pytest
 
 from txmq.testing import MachineCrashedError, World
-from txmq.testing.loop import OBJECTS_LEFT_MAX
+from txmq.testing.garbage import OBJECTS_LEFT_MAX
 
 KEPT = 5
-"""So many of the worlds below make up what may be left behind."""
+"""So many of the failed worlds below make up what may be left behind."""
 
 
 class Echo(asyncio.Protocol):
@@ -54,29 +55,90 @@ async def with_a_crash(world):
     await asyncio.sleep(5)
 
 
+class Ledger:
+    """Something of a user's, with a cycle and many bytes."""
+
+    def __init__(self):
+        self.pages = bytes(1_000_000)
+        self.itself = self
+
+
+async def of_many_bytes(world):
+    machine = world.machine("server")
+    file = machine.disk.open("log", create=True)
+    file.write(0, bytes(1_000_000))
+    await machine.disk.sync_soon([file])
+    machine.disk.on_write = lambda event: world.trace.record(event.kind)
+    machine.run(serve(machine))
+    Ledger()
+    await asyncio.sleep(1)
+
+
+async def failing(world):
+    await of_many_bytes(world)
+    raise KeyError("on purpose")
+
+
 def run(scenario, seed):
     world = World(seed)
-    world.run(scenario(world))
+    if scenario is failing:
+        with pytest.raises(KeyError):
+            world.run(scenario(world))
+    else:
+        world.run(scenario(world))
     return weakref.ref(world)
 
 
-@pytest.mark.parametrize("scenario", [uneventful, with_a_crash])
-def test_nothing_refers_to_a_finished_world(scenario):
-    world = run(scenario, 1)
-
+@pytest.fixture
+def nobody_collects():
     gc.collect()
-    assert world() is None
+    gc.disable()
+    yield
+    gc.enable()
 
 
-@pytest.mark.parametrize("scenario", [uneventful, with_a_crash])
-def test_finished_worlds_do_not_pile_up(scenario):
+@pytest.mark.usefixtures("nobody_collects")
+@pytest.mark.parametrize("scenario", [uneventful, with_a_crash, of_many_bytes, failing])
+def test_a_finished_world_goes_when_nobody_holds_it(scenario):
+    assert run(scenario, 1)() is None
+
+
+@pytest.mark.usefixtures("nobody_collects")
+@pytest.mark.parametrize("scenario", [with_a_crash, of_many_bytes, failing])
+def test_many_worlds_take_no_more_memory_than_one(scenario):
+    run(scenario, 0)
+    tracemalloc.start()
+    try:
+        for seed in range(30):
+            run(scenario, seed)
+        left, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < 1_000_000
+    assert most < 8_000_000
+
+
+def test_a_world_that_is_still_held_shows_its_disk_and_its_time():
+    world = World(1)
+    world.run(of_many_bytes(world))
+
+    assert world.machine("server").disk.durable("log")[:1_000_000] == bytes(1_000_000)
+    assert world.now() == pytest.approx(1, abs=0.1)
+    assert "after 1.0" in world.reproduction()
+
+
+@pytest.mark.usefixtures("nobody_collects")
+def test_what_failed_worlds_leave_in_cycles_does_not_pile_up():
     async def heavy(world):
-        await scenario(world)
-        world.ballast = [[] for _ in range(OBJECTS_LEFT_MAX // KEPT)]
+        ledger = Ledger()
+        ledger.ballast = [[] for _ in range(OBJECTS_LEFT_MAX // KEPT)]
+        ledgers.append(weakref.ref(ledger))
+        raise KeyError("on purpose")
 
-    gc.collect()
-    worlds = []
+    ledgers = []
     for seed in range(4 * KEPT):
-        worlds.append(run(heavy, seed))
-        alive = sum(world() is not None for world in worlds)
+        world = World(seed)
+        with pytest.raises(KeyError):
+            world.run(heavy(world))
+        alive = sum(ledger() is not None for ledger in ledgers)
         assert alive <= KEPT + 1

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from txmq.client.consumer.handling import Handling, Later, named
+from txmq.client.consumer.handling import Handling, Later, named, nobody_handles
 from txmq.client.consumer.intake import Intake
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
@@ -37,8 +37,8 @@ LOOK_S: Final = 15.0
 _BREATH: Final = 64
 """Messages after which a worker lets others run that wait for the loop."""
 
-SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
-"""Hands a message back to its broker, to come again by a delay level."""
+SendBack = Callable[[ReceivedMessage, int, str], Awaitable[None]]
+"""Hands a message back to its broker, to come again by a delay level, and says why."""
 
 Lot = tuple[Intake, Handling, list[ReceivedMessage]]
 """What one handler gets at once."""
@@ -188,9 +188,9 @@ class Concurrent:
     async def _again(self, intake: Intake, messages: list[ReceivedMessage], verdict: Later) -> None:
         intake.end(messages[: verdict.first])
         for message in messages[verdict.first :]:
-            await self._try_again(intake, message, verdict.level)
+            await self._try_again(intake, message, verdict)
 
-    async def _try_again(self, intake: Intake, message: ReceivedMessage, level: int) -> None:
+    async def _try_again(self, intake: Intake, message: ReceivedMessage, verdict: Later) -> None:
         if intake.is_dropped:
             return  # Whoever holds the queue now is given it anyway.
         if self._settings.is_broadcast:
@@ -198,7 +198,7 @@ class Concurrent:
             intake.end([message])
             return
         try:
-            await self._send_back(message, level)
+            await self._send_back(message, verdict.level, verdict.reason)
         except TxmqError as problem:
             log.warning("cannot send back %s: %s", named([message]), problem)
             self._try_here(intake, message)
@@ -218,8 +218,8 @@ class Concurrent:
         self._later[timer] = intake
 
     async def _unwanted(self, intake: Intake, message: ReceivedMessage) -> None:
-        log.warning("nobody handles %s any more", named([message]))
-        await self._try_again(intake, message, 0)
+        log.warning("%s: %s", nobody_handles(message), named([message]))
+        await self._try_again(intake, message, Later(reason=nobody_handles(message)))
 
     # Workers that take too long
 
@@ -233,7 +233,5 @@ class Concurrent:
                 (intake, _, messages), _ = self._at_work.pop(number)
                 log.error("worked on for more than %g s: %s", most_s, named(messages))
                 # Not awaited one after the other: the next may end while a broker does not answer.
-                self._tasks.start(self._again(intake, messages, _TOO_LONG), "send back")
-
-
-_TOO_LONG: Final = Later(TOO_LONG_LEVEL)
+                verdict = Later(TOO_LONG_LEVEL, reason=f"worked on for more than {most_s:g} s")
+                self._tasks.start(self._again(intake, messages, verdict), "send back")

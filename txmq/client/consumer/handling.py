@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from txmq.errors import LocalProtocolError, UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEAD_LETTER", "BatchHandler", "Handling", "Later", "MessageHandler", "Verdict", "named",
+    "nobody_handles",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -41,11 +43,15 @@ class Later:
 
     level: int = 0
     """The delay level to wait for: 0 leaves it to the broker, which waits longer each time;
-    :data:`DEAD_LETTER` sends the message to the dead letters at once. Not used if orderly."""
+    :data:`DEAD_LETTER` sends the message to the dead letters at once, and only that counts if
+    orderly."""
     first: int = 0
     """In a batch, the first message this is about; those before it are consumed."""
     suspend_s: float | None = None
     """If orderly, how long the queue rests; the consumer's setting where it is ``None``."""
+    reason: str = ""
+    """Why, in a few words; kept with the message once it is a dead letter. Where a handler raised,
+    it is the exception."""
 
     def __post_init__(self) -> None:
         """See that it can be meant."""
@@ -100,18 +106,20 @@ class Handling:
         """Handle these messages, and take a failure for ``Later()``."""
         said: object = Later()
         try:
-            said = await self(messages)
+            said = cast("object", await self(messages))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Not we are cancelled, but something that the handler waited for.
             log.exception("a handler was cancelled with %s", named(messages))
+            said = Later(reason="the handler was cancelled")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except BaseException:
+        except BaseException as problem:
             # Also what is no Exception: the worker that it ended would be missed for ever.
             log.exception("a handler failed with %s", named(messages))
+            said = Later(reason="".join(format_exception_only(problem)).strip())
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The handler kept to itself that we are cancelled; what it says comes too late.
@@ -144,8 +152,14 @@ def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitabl
         raise RuntimeError("a handler raised StopIteration") from problem
 
 
+def nobody_handles(message: ReceivedMessage) -> str:
+    """What is said of a message whose topic has no handler any more."""
+    return f"nobody handles topic {message.topic} here"
+
+
 def named(messages: Sequence[ReceivedMessage]) -> str:
     """Messages as logs name them."""
     first = messages[0]
     more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
-    return f"message {first.id} of {first.topic} at {first.offset}{more}"
+    retry = f", retry {first.attempts}" if first.attempts else ""
+    return f"message {first.id} of {first.topic} at {first.offset}{retry}{more}"

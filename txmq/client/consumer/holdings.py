@@ -20,11 +20,13 @@ from txmq.client.consumer.holder import Holder
 from txmq.client.consumer.intake import Intake, limits_of
 from txmq.client.consumer.members import members_of
 from txmq.client.consumer.offsets import BrokerOffsets, FileOffsets, Offsets, begin_at
-from txmq.client.consumer.subscription import RETRY, Subscription
+from txmq.client.consumer.returns import Returns
+from txmq.client.consumer.subscription import Subscription
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import BrokerRefused, TxmqError
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import HeldQueue
+from txmq.protocol.topics import RETRY
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.tasks import Tasks
 
@@ -69,7 +71,7 @@ class Holdings:
             return BrokerOffsets(self.group, self.client.admin)
         base = self.settings.offsets_path or Path.home() / ".txmq" / "offsets"
         instance = self.client.settings.instance or "default"
-        return FileOffsets(base / instance / f"{self.group.replace('|', '_')}.json")
+        return FileOffsets(base / instance, self.group)
 
     # Starting and stopping
 
@@ -201,9 +203,10 @@ class Holdings:
 
     def _open(self, queue: Queue, subscription: Subscription, start: int) -> Intake:
         settings = self.settings
-        intake = Intake(
-            self.client.session, queue, self.group, subscription, start, self._holder.deliver
-        )
+        session, deliver = self.client.session, self._holder.deliver
+        # Broadcasts are given up by each member for itself.
+        give_up = None if settings.is_broadcast else Returns(session, self.group, settings)
+        intake = Intake(session, queue, self.group, subscription, start, deliver, give_up)
         intake.batch, intake.hold_s = settings.pull_batch, settings.hold_s
         intake.is_paused = self._paused.get(queue, self._is_paused)
         intake.interval_s, intake.commits = settings.pull_interval_s, not settings.is_broadcast

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from txmq.client.consumer.subscription import RETRY, Subscription
+from txmq.client.consumer.handling import DEAD_LETTER
+from txmq.client.consumer.subscription import Subscription
 from txmq.client.consumer.window import Window
-from txmq.client.envelope import received
+from txmq.client.envelope import opened
 from txmq.client.messages import HOLD_GRACE_S
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
@@ -34,6 +37,7 @@ from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullAnswer, PullMessage
 from txmq.protocol.record import unpack_all
+from txmq.protocol.topics import RETRY
 from txmq.runtime.backoff import Backoff
 
 __all__ = ["Intake", "IntakeLimits", "as_sent", "limits_of"]
@@ -47,6 +51,9 @@ LONGEST_PAUSE_S: Final = 3.0
 NOT_HELD_S: Final = 0.05
 """The least time between two questions that find nothing: a broker that is about to stop, a replica
 that is behind, or one to which we gave no time, answers them at once."""
+
+POISON_AGAIN_S: Final = 5.0
+"""When it is tried again to put a message aside, as with those that cannot be sent back."""
 
 _FOUND, _EMPTY, _NONE_MATCHED, _MOVED = 0, 19, 20, 21
 _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
@@ -83,6 +90,8 @@ class Intake:
         subscription: Which messages are wanted.
         start: The first message wanted.
         deliver: Who gets what was fetched.
+        give_up: Puts a message aside that nobody can read, and says why; without it such a message
+            is dropped.
     """
 
     def __init__(
@@ -93,6 +102,7 @@ class Intake:
         subscription: Subscription,
         start: int,
         deliver: Callable[[Intake, Sequence[ReceivedMessage]], None],
+        give_up: Callable[[ReceivedMessage, int, str], Awaitable[None]] | None,
     ) -> None:
         self.queue = queue
         self.subscription = subscription
@@ -109,6 +119,9 @@ class Intake:
         self._session = session
         self._group = group
         self._deliver = deliver
+        self._give_up = give_up
+        self._poison: deque[ReceivedMessage] = deque()
+        self._poison_at = 0.0
         self._room = asyncio.Event()
         self._replica = MASTER
         self._backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -121,6 +134,7 @@ class Intake:
         """
         clock = self._session.clock
         while True:
+            await self._put_poison_aside()
             await self._wait_for_room()
             asked_at = clock.monotonic()
             try:
@@ -160,7 +174,10 @@ class Intake:
     async def _wait_for_room(self) -> None:
         while not self.has_room:
             self._room.clear()
-            await self._room.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POISON_AGAIN_S if self._poison else None):
+                    await self._room.wait()
+            await self._put_poison_aside()
 
     def end(self, messages: Sequence[ReceivedMessage]) -> None:
         """These have been consumed, or will come again by another way."""
@@ -200,6 +217,10 @@ class Intake:
             raise RemoteProtocolError(f"what is found at {offset} ends where it begins")
         messages = self._wanted(answer.body) if answer.code == _FOUND else []
         self.window.put(messages, next_offset)
+        poison = [each for each in messages if each.unreadable]
+        if poison:
+            self._poison.extend(poison)
+            messages = [each for each in messages if not each.unreadable]
         if messages:
             self._deliver(self, messages)
         return answer.code in {_FOUND, _NONE_MATCHED} and next_offset > offset, None
@@ -217,12 +238,32 @@ class Intake:
 
     def _wanted(self, body: bytes) -> list[ReceivedMessage]:
         broker, wanted = self.queue.broker, self.subscription.wanted
-        messages = [received(each, broker) for each in unpack_all(body)]
+        messages = [opened(each, broker) for each in unpack_all(body)]
         if wanted:
             messages = [each for each in messages if each.tags in wanted]
         if self.queue.topic.startswith(RETRY):
             messages = [as_sent(each) for each in messages]
         return messages
+
+    async def _put_poison_aside(self) -> None:
+        """Have what nobody can read become dead letters; the queue does not wait for that."""
+        clock = self._session.clock
+        while self._poison and clock.monotonic() >= self._poison_at:
+            message = self._poison[0]
+            about = f"message {message.id} of {self.queue} at {message.offset}"
+            try:
+                if self._give_up is not None:
+                    await self._give_up(message, DEAD_LETTER, message.unreadable)
+            except TxmqError as problem:
+                log.warning(
+                    "%s: %s, which nobody can read, stays here for now: %s",
+                    self._group, about, problem,
+                )  # fmt: skip
+                self._poison_at = clock.monotonic() + POISON_AGAIN_S
+                return
+            log.error("%s: %s is put aside: %s", self._group, about, message.unreadable)
+            self._poison.popleft()
+            self.end([message])
 
     async def _ask(self, offset: int) -> Command:
         queue, subscription = self.queue, self.subscription

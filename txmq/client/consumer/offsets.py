@@ -12,11 +12,11 @@ import logging
 from pathlib import Path
 from typing import Final, Protocol
 
-from txmq.client.consumer.subscription import RETRY
 from txmq.client.offsets import OffsetCalls
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import ConfigError, NotFound, TxmqError, WriteFailed
 from txmq.message import Queue, QueueOffset
+from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 
 __all__ = ["BrokerOffsets", "FileOffsets", "Offsets", "begin_at"]
@@ -122,13 +122,22 @@ class FileOffsets:
     The file is written beside the old one and put in its place, so that there is always a whole
     one.
 
+    Args:
+        folder: Where the file is.
+        group: Whose offsets they are; the file is named after it.
+
     Raises:
         ConfigError: The file is not one of ours, or cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._noted = _read(path)
+    def __init__(self, folder: Path, group: str) -> None:
+        self._group = group
+        # Not every file system takes a bar, and no group's name holds a plus.
+        self._path = folder / f"{group.replace('|', '+')}.json"
+        path = self._path
+        if "|" in group and not path.exists():
+            path = folder / f"{group.replace('|', '_')}.json"  # Where it was kept before.
+        self._noted = _read(path, group)
         self._is_new = False
 
     async def load(self, queue: Queue) -> QueueOffset | None:
@@ -153,7 +162,7 @@ class FileOffsets:
         fresh = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps({"offsets": rows}))
+            fresh.write_text(json.dumps({"group": self._group, "offsets": rows}))
             fresh.replace(self._path)
         except OSError as problem:
             log.warning("offsets are not saved in %s: %s", self._path, problem)
@@ -162,7 +171,7 @@ class FileOffsets:
         return None
 
 
-def _read(path: Path) -> dict[Queue, QueueOffset]:
+def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -170,9 +179,10 @@ def _read(path: Path) -> dict[Queue, QueueOffset]:
     except OSError as problem:
         raise ConfigError(f"offsets cannot be read from {path}: {problem}") from problem
     try:
-        rows = json.loads(text or '{"offsets": []}')["offsets"]
+        told = json.loads(text or '{"offsets": []}')
+        rows = told["offsets"] if told.get("group", group) == group else ()
         return {Queue(str(t), str(b), int(n)): QueueOffset(int(at)) for t, b, n, at in rows}
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ConfigError(f"{path} does not hold offsets: {problem!r}") from problem
 
 

@@ -16,7 +16,14 @@ from dataclasses import replace
 from typing import Final
 
 from txmq.client.consumer.concurrent import SendBack
-from txmq.client.consumer.handling import DEAD_LETTER, Handling, Later, Verdict, named
+from txmq.client.consumer.handling import (
+    DEAD_LETTER,
+    Handling,
+    Later,
+    Verdict,
+    named,
+    nobody_handles,
+)
 from txmq.client.consumer.intake import Intake
 from txmq.client.consumer.locks import HeldLocks
 from txmq.client.settings import ConsumerSettings
@@ -42,11 +49,12 @@ class _Line:
         self.is_idle = True
         self.idle = asyncio.Event()
         self.left = asyncio.Event()
+        self.is_stopping = False
         self.is_given_up = False
         self.task: asyncio.Task[None] | None = None
 
     async def rest(self, seconds: float) -> None:
-        """Wait, but not once the queue is let go."""
+        """Wait, but not once the queue is let go, or the consumer stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.left.wait()
@@ -56,6 +64,11 @@ class _Line:
         while not self.is_given_up and (not self.is_idle or (is_done and self.waiting)):
             self.idle.clear()
             await self.idle.wait()
+
+    def stop(self) -> None:
+        """What fails from now on is left to whoever has the queue next."""
+        self.is_stopping = True
+        self.left.set()
 
     def give_up(self) -> None:
         """Nobody waits for it any more."""
@@ -141,7 +154,12 @@ class Orderly:
             await self._locks.give_back(queue)
 
     async def finish(self) -> None:
-        """Return once all that was delivered is worked on, or ``stop_s`` later."""
+        """Return once all that was delivered is worked on, or ``stop_s`` later.
+
+        A message that fails is not tried again, and what stands behind it has to wait for it.
+        """
+        for line in self._lines.values():
+            line.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.stop_s):
                 for line in list(self._lines.values()):
@@ -181,20 +199,24 @@ class Orderly:
                 # Looked at here: it may have taken long until it was our turn.
                 if not self._is_ours(intake):
                     return
-                verdict: Verdict = Later()
+                verdict: Verdict
                 if handling is None:
-                    log.warning("nobody handles %s any more", named(taken))
+                    verdict = Later(reason=nobody_handles(taken[0]))
+                    log.warning("%s: %s", verdict.reason, named(taken))
                 else:
                     verdict = await handling.judge(taken)
             if verdict is None:
                 intake.end(taken)
                 return
             intake.end(taken[: verdict.first])
-            taken = await self._failed(intake, taken[verdict.first :])
+            taken = await self._failed(intake, taken[verdict.first :], verdict)
             if taken:
                 rest_s = verdict.suspend_s
                 rest_s = self._settings.suspend_s if rest_s is None else rest_s
                 await line.rest(min(rest_s, SUSPEND_MOST_S))
+                if line.is_stopping:
+                    waiting.clear()
+                    return
 
     def _is_ours(self, intake: Intake) -> bool:
         if intake.is_dropped:
@@ -205,7 +227,7 @@ class Orderly:
         return True
 
     async def _failed(
-        self, intake: Intake, messages: list[ReceivedMessage]
+        self, intake: Intake, messages: list[ReceivedMessage], verdict: Later
     ) -> list[ReceivedMessage]:
         """What of it is to be tried again."""
         if self._settings.is_broadcast:
@@ -215,15 +237,19 @@ class Orderly:
         most = self._settings.attempts_max
         left: list[ReceivedMessage] = []
         for message in messages:
-            if most is not None and message.attempts >= most and await self._given_up(message):
+            is_over = most is not None and message.attempts >= most
+            is_over = is_over or verdict.level == DEAD_LETTER
+            if is_over and await self._given_up(message, verdict.reason):
                 intake.end([message])
             else:
                 left.append(replace(message, attempts=message.attempts + 1))
         return left
 
-    async def _given_up(self, message: ReceivedMessage) -> bool:
+    async def _given_up(self, message: ReceivedMessage, reason: str) -> bool:
+        failed = f"it failed {message.attempts + 1} times"
         try:
-            await self._send_back(message, DEAD_LETTER)
+            # Brokers do not see the attempts that were made here.
+            await self._send_back(message, DEAD_LETTER, f"{failed}: {reason}" if reason else failed)
         except TxmqError as problem:
             log.warning("cannot give up %s: %s", named([message]), problem)
             return False

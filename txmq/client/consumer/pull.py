@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from txmq.client.client import Client
+from txmq.client.client import Client, client_of
+from txmq.client.consumer.agreement import Agreement
 from txmq.client.consumer.places import Places
 from txmq.client.consumer.subscription import ANY_TAG, Subscription
 from txmq.client.envelope import check_name
-from txmq.client.settings import ConsumerSettings
+from txmq.client.settings import ConsumerSettings, settings_or
 from txmq.client.values import PulledBatch
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
 from txmq.limits import FETCHED_MESSAGES_MAX, GROUP_CHARS_MAX, PULL_MESSAGES_MAX
@@ -78,13 +79,9 @@ class PullConsumer:
     ) -> None:
         check_name("group", group, GROUP_CHARS_MAX)
         self.group = group
-        self.settings = settings or ConsumerSettings()
-        self._is_own = isinstance(names, str)
-        self.client = (
-            Client(names, network=network, clock=clock, entropy=entropy)
-            if isinstance(names, str)
-            else names
-        )
+        self.settings = settings_or(ConsumerSettings, settings)
+        self.client, self._is_own = client_of(names, network, clock, entropy)
+        self._agreement = Agreement(self.client, group)
         self._subscriptions: dict[str, Subscription] = {}
         self._assigned: list[Queue] | None = None
         self._chosen: dict[str, Subscription] = {}
@@ -102,7 +99,9 @@ class PullConsumer:
         Args:
             topic: The topic.
             tags: The tags wanted, separated by ``||``.
-            sql: Instead of tags, a condition on the messages' properties.
+            sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
+                consumer is started, which raises :class:`txmq.errors.SubscriptionInvalid` where it
+                is none and :class:`txmq.errors.FilterUnsupported` where they take none.
 
         Raises:
             UsageError: The consumer is running, or has queues assigned.
@@ -130,11 +129,18 @@ class PullConsumer:
         Raises:
             UsageError: The consumer subscribes to topics.
             LocalProtocolError: The expression is none.
+            SubscriptionInvalid: The same, of a condition, which a running consumer has brokers
+                read; one that is not running does so when it is started.
+            FilterUnsupported: A broker takes no conditions.
         """
         if self._subscriptions:
             raise UsageError("a consumer shares queues or has them assigned, not both")
         topics = sorted({each.topic for each in queues})
-        self._chosen = {topic: Subscription(topic, tags, sql) for topic in topics}
+        chosen = {topic: Subscription(topic, tags, sql) for topic in topics}
+        if sql and self._places is not None:
+            await self._find_brokers(chosen)
+            await self._agreement.check(chosen.values())
+        self._chosen = chosen
         self._assigned = list(queues)
         if self._places is not None:
             await self._places.assign(self._assigned, self._chosen)
@@ -163,7 +169,10 @@ class PullConsumer:
             if self._is_own:
                 await stack.enter_async_context(self.client)
             self._version = self.client.session.clock.wall_ms()
-            await self._find_brokers()
+            wanted = self._subscriptions or self._chosen
+            await self._find_brokers(wanted)
+            await self._agreement.check(wanted.values())
+            await self._agreement.look(self._subscriptions)
             await self.client.join(self)
             stack.push_async_callback(self.client.leave, self)
             self._places = places = self._held()
@@ -186,9 +195,9 @@ class PullConsumer:
             places.assigned = sorted(set(self._assigned))
         return places
 
-    async def _find_brokers(self) -> None:
+    async def _find_brokers(self, topics: Iterable[str]) -> None:
         # Brokers must know of us before we ask them who shares the queues.
-        for topic in self._subscriptions or self._chosen:
+        for topic in topics:
             # Asked again in every round: a topic may come into being later.
             with suppress(TxmqError):
                 await self.client.session.route(topic)
@@ -419,6 +428,8 @@ class PullConsumer:
         """Look again which queues are ours."""
         if self._places is not None:
             self._places.rebalance_soon()
+            work = self._agreement.look(self._subscriptions)
+            self.client.tasks.start(work, f"a look at group {self.group}")
 
     @property
     def is_orderly(self) -> bool:

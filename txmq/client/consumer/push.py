@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from txmq.client.client import Client
+from txmq.client.client import Client, client_of
+from txmq.client.consumer.agreement import Agreement
 from txmq.client.consumer.concurrent import Concurrent
 from txmq.client.consumer.handling import BatchHandler, Handling, Later, MessageHandler
 from txmq.client.consumer.holdings import Holdings
@@ -17,11 +18,11 @@ from txmq.client.consumer.intake import as_sent
 from txmq.client.consumer.locks import HeldLocks
 from txmq.client.consumer.orderly import Orderly
 from txmq.client.consumer.returns import QueueLocks, Returns
-from txmq.client.consumer.subscription import ANY_TAG, RETRY, Subscription
+from txmq.client.consumer.subscription import ANY_TAG, Subscription
 from txmq.client.consumer.watched import HandleWatches
 from txmq.client.envelope import check_name
 from txmq.client.producer import Producer
-from txmq.client.settings import ConsumerSettings
+from txmq.client.settings import ConsumerSettings, settings_or
 from txmq.client.tracer import TRACE_SETTINGS, Tracer, trace_group
 from txmq.client.tracing import HandleTrace
 from txmq.client.watch import HandleWatch
@@ -30,6 +31,7 @@ from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
+from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
@@ -87,13 +89,9 @@ class PushConsumer:
     ) -> None:
         check_name("group", group, GROUP_CHARS_MAX)
         self.group = group
-        self.settings = settings or ConsumerSettings()
-        self._is_own = isinstance(names, str)
-        self.client = (
-            Client(names, network=network, clock=clock, entropy=entropy)
-            if isinstance(names, str)
-            else names
-        )
+        self.settings = settings_or(ConsumerSettings, settings)
+        self.client, self._is_own = client_of(names, network, clock, entropy)
+        self._agreement = Agreement(self.client, group)
         self._handlings: dict[str, Handling] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._version = 0
@@ -111,7 +109,9 @@ class PushConsumer:
         Args:
             topic: The topic.
             tags: The tags wanted, separated by ``||``.
-            sql: Instead of tags, a condition on the messages' properties.
+            sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
+                consumer is started, which raises :class:`txmq.errors.SubscriptionInvalid` where it
+                is none and :class:`txmq.errors.FilterUnsupported` where they take none.
 
         Raises:
             UsageError: The topic has a handler, or the consumer is running.
@@ -188,6 +188,8 @@ class PushConsumer:
         self._holdings = Holdings(client, self.group, settings, self._runner)
         self._holdings.subscriptions = self._wanted()
         await self._find_brokers()
+        await self._agreement.check(self._subscriptions.values())
+        await self._agreement.look(self._subscriptions)
         await client.join(self)
         self._runner.open()
         self._holdings.open()
@@ -291,6 +293,8 @@ class PushConsumer:
         """Look again which queues are ours."""
         if self._holdings is not None:
             self._holdings.rebalance_soon()
+            work = self._agreement.look(self._subscriptions)
+            self.client.tasks.start(work, f"a look at group {self.group}")
 
     # Looking and steering
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings
+from txmq.limits import REASON_CHARS_MAX
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.bodies import LockedQueues, LockRequest, MessageQueue
@@ -14,9 +14,6 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendBack
 
 __all__ = ["QueueLocks", "Returns"]
-
-ATTEMPTS: Final = 16
-"""After so many a message goes to the dead letters, as in stock clients."""
 
 
 class Returns:
@@ -31,10 +28,15 @@ class Returns:
     def __init__(self, session: Session, group: str, settings: ConsumerSettings) -> None:
         self._session = session
         self._group = group
-        self._attempts_max = settings.attempts_max or ATTEMPTS
+        self._attempts_max = settings.attempts_max
 
-    async def __call__(self, message: ReceivedMessage, level: int) -> None:
+    async def __call__(self, message: ReceivedMessage, level: int, reason: str = "") -> None:
         """Send one back.
+
+        Args:
+            message: The message.
+            level: The delay level it waits for; 0 leaves that to the broker.
+            reason: Why; kept with it where it is a dead letter, by brokers that listen.
 
         Raises:
             TransportError: No answer came; it may come again all the same.
@@ -50,7 +52,9 @@ class Returns:
             origin_msg_id=origin,
             origin_topic=topic,
             unit_mode=False,
+            # Where nobody set it, it is the group's affair.
             max_reconsume_times=self._attempts_max,
+            reason=properties.one_line(reason, REASON_CHARS_MAX) or None,
         )
         await self._session.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
 

@@ -11,13 +11,10 @@ from txmq.message import ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.java import string_hash
 
-__all__ = ["ANY_TAG", "RETRY", "Subscription"]
+__all__ = ["ANY_TAG", "Subscription"]
 
 ANY_TAG: Final = "*"
 """The expression that lets every message through."""
-
-RETRY: Final = "%RETRY%"
-"""How the topic is called, with the group's name behind it, that brings failed messages again."""
 
 _TAG: Final = "TAG"
 _SQL: Final = "SQL92"

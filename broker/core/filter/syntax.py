@@ -1,0 +1,135 @@
+"""The tree of a condition. Shapes that can be true, false or unknown are :data:`Truthful`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+__all__ = [
+    "Between",
+    "Either",
+    "Equal",
+    "Every",
+    "Flag",
+    "Kind",
+    "Member",
+    "Negative",
+    "Node",
+    "Not",
+    "Number",
+    "Ordered",
+    "Property",
+    "Searched",
+    "Text",
+    "Truth",
+    "Truthful",
+]
+
+
+class Kind(Enum):
+    """Java's types of numbers: by that of a constant a property is read."""
+
+    INT = "a whole number of 32 bits"
+    LONG = "a whole number of 64 bits"
+    DOUBLE = "a floating-point number"
+
+
+class Property(NamedTuple):
+    """What a message has under a name: a text, or nothing."""
+
+    name: str
+
+
+class Number(NamedTuple):
+    """A number as it was written."""
+
+    kind: Kind
+    value: int | float
+
+
+class Text(NamedTuple):
+    """What stood in quotes."""
+
+    value: str
+
+
+class Truth(NamedTuple):
+    """TRUE, FALSE, or NULL."""
+
+    value: bool | None
+
+
+class Negative(NamedTuple):
+    """A minus before something; only numbers have a negative, for anything else it is NULL."""
+
+    of: Node
+
+
+class Flag(NamedTuple):
+    """A property in the place of a condition. It is a text and so never true: false, or unknown."""
+
+    name: str
+
+
+class Ordered(NamedTuple):
+    """One thing before or behind another: ``<``, ``<=``, ``>``, ``>=``."""
+
+    sign: str
+    left: Node
+    right: Node
+
+
+class Between(NamedTuple):
+    """Not below one thing and not above another."""
+
+    of: Node
+    low: Node
+    high: Node
+
+
+class Equal(NamedTuple):
+    """One thing the same as another; with NULL on the right it is IS NULL."""
+
+    left: Node
+    right: Node
+
+
+class Member(NamedTuple):
+    """A property that is one of several texts."""
+
+    name: str
+    texts: frozenset[str]
+    is_denied: bool
+
+
+class Searched(NamedTuple):
+    """A text that contains, begins with or ends with another."""
+
+    verb: str
+    of: Node
+    sought: str
+    is_denied: bool
+
+
+class Not(NamedTuple):
+    """The opposite."""
+
+    of: Truthful
+
+
+class Every(NamedTuple):
+    """AND."""
+
+    parts: tuple[Truthful, ...]
+
+
+class Either(NamedTuple):
+    """OR."""
+
+    parts: tuple[Truthful, ...]
+
+
+Truthful: TypeAlias = (
+    Truth | Flag | Ordered | Between | Equal | Member | Searched | Not | Every | Either
+)
+Node: TypeAlias = Truthful | Property | Number | Text | Negative

@@ -1,0 +1,124 @@
+"""What waits for its time, in memory: eight bytes for each message, so that millions may wait.
+
+A message waits in a line, which is a queue of one of the broker's own topics. Its due time stands
+in its entry there, so all of this can be read from the lines again. From each line messages leave
+in the order of their due times, and in the order they came where those are equal: the place of the
+last one that left tells everything about those before it, which is what makes a restart exact. So
+nobody may join a line who would be due before one that has left it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from typing import Final, NamedTuple
+
+__all__ = ["LINES_MAX", "NOWHERE", "Due", "Place", "Waiting", "split_where", "where_of"]
+
+_OFFSET_BITS: Final = 45
+_LINE_BITS: Final = 8
+_WHERE_BITS: Final = _OFFSET_BITS + _LINE_BITS
+
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+_WHERE_MASK: Final = (1 << _WHERE_BITS) - 1
+_MS: Final = 1000
+
+LINES_MAX: Final = 1 << _LINE_BITS
+"""How many lines can be told apart."""
+
+
+def where_of(line: int, offset: int) -> int:
+    """A line's number and a place in its queue as one number."""
+    return line << _OFFSET_BITS | offset
+
+
+def split_where(where: int) -> tuple[int, int]:
+    """The line's number and the place in its queue again."""
+    return where >> _OFFSET_BITS, where & _OFFSET_MASK
+
+
+class Place(NamedTuple):
+    """How far a line has been emptied: the due time and the offset of the last that left it."""
+
+    due_ms: int
+    offset: int
+
+
+NOWHERE: Final = Place(-1, -1)
+"""Before everything."""
+
+
+class Due(NamedTuple):
+    """A message whose time has come."""
+
+    due_ms: int
+    line: int
+    offset: int
+
+    @property
+    def place(self) -> Place:
+        """Its place in its line."""
+        return Place(self.due_ms, self.offset)
+
+
+class Waiting:
+    """Every waiting message by its due time.
+
+    Those of one second lie together, unsorted; they are put in order when that second begins.
+    """
+
+    def __init__(self) -> None:
+        self._later: dict[int, array[int]] = {}
+        self._seconds: list[int] = []
+        self._now: list[int] = []
+        self._begun = -1
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, due_ms: int, line: int, offset: int) -> None:
+        """Take a message."""
+        second, ms = divmod(due_ms, _MS)
+        where = where_of(line, offset)
+        self._count += 1
+        if self._now and second <= self._begun:
+            heapq.heappush(self._now, due_ms << _WHERE_BITS | where)
+            return
+        bucket = self._later.get(second)
+        if bucket is None:
+            bucket = self._later[second] = array("q")
+            heapq.heappush(self._seconds, second)
+        bucket.append(ms << _WHERE_BITS | where)
+
+    def next_ms(self) -> int | None:
+        """When to look again, which may be a little before the first is due."""
+        if self._now:
+            return self._now[0] >> _WHERE_BITS
+        return self._seconds[0] * _MS if self._seconds else None
+
+    def first(self, now_ms: int) -> Due | None:
+        """The first that is due now, if one is."""
+        if not self._now:
+            # Whatever waits in a second that has not begun is due after all that has.
+            if not self._seconds or self._seconds[0] * _MS > now_ms:
+                return None
+            self._begin(heapq.heappop(self._seconds))
+        value = self._now[0]
+        due_ms = value >> _WHERE_BITS
+        if due_ms > now_ms:
+            return None
+        where = value & _WHERE_MASK
+        return Due(due_ms, *split_where(where))
+
+    def _begin(self, second: int) -> None:
+        # The milliseconds stand above the place in either form, so adding is enough.
+        base = second * _MS << _WHERE_BITS
+        self._now = [base + value for value in self._later.pop(second)]
+        heapq.heapify(self._now)
+        self._begun = second
+
+    def drop_first(self) -> None:
+        """Let go of what :meth:`first` gave."""
+        heapq.heappop(self._now)
+        self._count -= 1

@@ -1,0 +1,164 @@
+"""A stage for resources: every kind of source, on databases of their own."""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import os
+from typing import NamedTuple
+
+import psycopg
+import psycopg_pool
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from tests.databases import conninfo
+from txmq.runtime.clock import SystemClock
+from txmq.transaction.resources import SQLResource
+from txmq.transaction.resources.schema import create_fence
+
+GROUP = "icbc"
+KINDS = [
+    "sqlite",
+    "sqlite-async",
+    "postgres",
+    "postgres-async",
+    "postgres-sessions",
+    "postgres-async-sessions",
+    "psycopg-pool",
+    "psycopg-async-pool",
+    "psycopg",
+    "psycopg-async",
+]
+if os.environ.get("TXMQ_TEST_MYSQL_URL"):
+    KINDS.append("mysql")
+ON_POSTGRES = [kind for kind in KINDS if kind.startswith(("postgres", "psycopg"))]
+
+
+class Settings(NamedTuple):
+    """What the engine of a test is made with."""
+
+    engine: dict = {}
+    resource: dict = {}
+
+
+@contextlib.asynccontextmanager
+async def source_of(kind, url, settings):
+    """What an application would give to a resource."""
+    async with contextlib.AsyncExitStack() as stack:
+        if kind.startswith("psycopg"):
+            yield await psycopg_source(kind, conninfo(url), stack)
+        elif "async" in kind:
+            driver = "sqlite+aiosqlite" if kind.startswith("sqlite") else "postgresql+psycopg"
+            engine = create_async_engine(url.set(drivername=driver), **settings.engine)
+            stack.push_async_callback(engine.dispose)
+            yield async_sessionmaker(engine) if "sessions" in kind else engine
+        else:
+            engine = create_engine(url, **settings.engine)
+            stack.callback(engine.dispose)
+            yield sessionmaker(engine) if "sessions" in kind else engine
+
+
+async def psycopg_source(kind, where, stack):
+    if kind == "psycopg-pool":
+        return stack.enter_context(psycopg_pool.ConnectionPool(where, max_size=8, open=True))
+    if kind == "psycopg-async-pool":
+        pool = psycopg_pool.AsyncConnectionPool(where, max_size=8, open=False)
+        return await stack.enter_async_context(pool)
+    if kind == "psycopg-async":
+        return functools.partial(psycopg.AsyncConnection.connect, where)
+    return functools.partial(psycopg.connect, where)
+
+
+class Bank:
+    """A database with a fence and a table of orders, looked at from aside."""
+
+    def __init__(self, kind, url):
+        self.kind = kind
+        self.url = url
+        self._engine = create_engine(url)
+
+    def prepare(self):
+        create_fence(self._engine, "txmq_fence", None)
+        self.order("CREATE TABLE orders (xid VARCHAR(64), amount INTEGER CHECK (amount > 0))")
+        return self
+
+    def order(self, statement, **values):
+        with self._engine.begin() as connection:
+            result = connection.execute(text(statement), values)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    @property
+    def fence(self):
+        return dict(self.order("SELECT xid, outcome FROM txmq_fence"))
+
+    @property
+    def orders(self):
+        return {xid for (xid,) in self.order("SELECT xid FROM orders")}
+
+    def close(self):
+        self._engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def stage(self, kind=None, *, verified=True, **settings):
+        """A service on this database."""
+        chosen = Settings(**settings)
+        async with source_of(kind or self.kind, self.url, chosen) as source:
+            with contextlib.closing(SQLResource(source, **chosen.resource)) as resource:
+                if verified:
+                    await resource.verify()
+                yield Stage(resource)
+
+
+class Stage:
+    """A service: a resource, and local transactions of either colour."""
+
+    def __init__(self, resource):
+        self.resource = resource
+
+    def begin(self, xid, born_ms=None, group=GROUP):
+        return self.resource.local(xid, group, now_ms() if born_ms is None else born_ms)
+
+    async def run(self, local, work):
+        """Enter a local transaction, do something with its session, leave it."""
+        if not self.resource.is_blocking:
+            async with local as session:
+                await work(session)
+            return
+
+        def blocking():
+            # What a test writes as a coroutine never waits when its session does not.
+            with local as session, contextlib.suppress(StopIteration):
+                work(session).send(None)
+
+        await asyncio.to_thread(blocking)
+
+    async def order(self, xid, amount=1, **how):
+        """The local transaction of most tests: one row. Returns what may be told of it."""
+        local = self.begin(xid, **how)
+
+        async def work(session):
+            await said(session, insert(xid, amount))
+
+        await self.run(local, work)
+        return local.state
+
+    async def check(self, xid, born_ms=None, group=GROUP, **how):
+        born_ms = now_ms() if born_ms is None else born_ms
+        return await self.resource.check(xid, group, born_ms, **how)
+
+
+def insert(xid, amount=1):
+    return f"INSERT INTO orders (xid, amount) VALUES ('{xid}', {amount})"
+
+
+async def said(session, statement):
+    """What a session of any kind says to a statement."""
+    is_plain = isinstance(session, psycopg.Connection | psycopg.AsyncConnection)
+    result = session.execute(statement if is_plain else text(statement))
+    return await result if inspect.isawaitable(result) else result
+
+
+def now_ms():
+    return SystemClock().wall_ms()

@@ -1,0 +1,291 @@
+"""What every kind of source keeps to: one suite, run for all of them."""
+
+import asyncio
+import contextlib
+
+import pytest
+from resource_stage import GROUP, insert, now_ms, said
+
+from txmq.errors import (
+    CommittedBefore,
+    FenceElsewhere,
+    OutcomeUnknown,
+    RolledBackByCheck,
+    TransactionBroken,
+    TransactionExpired,
+    UsageError,
+)
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+COMMITTED, ROLLED_BACK = 1, 2
+
+
+class Refused(Exception):
+    """What an application raises."""
+
+
+def test_a_local_transaction_commits_with_its_fence_and_checks_say_so(bank):
+    async def story():
+        async with bank.stage() as stage:
+            assert await stage.order("x-1") is COMMIT
+            assert [await stage.check("x-1") for _ in range(3)] == [COMMIT] * 3
+
+    asyncio.run(story())
+
+    assert bank.fence == {"x-1": COMMITTED}
+    assert bank.orders == {"x-1"}
+
+
+def test_an_exception_inside_rolls_both_back_and_comes_out(bank):
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                raise Refused
+
+            with pytest.raises(Refused):
+                await stage.run(local, work)
+            assert local.state is ROLLBACK
+
+    asyncio.run(story())
+
+    assert (bank.fence, bank.orders) == ({}, set())
+
+
+def test_what_a_check_has_rolled_back_cannot_commit_later(bank):
+    """P8 before the fence: asleep since before its first statement."""
+
+    async def story():
+        async with bank.stage() as stage:
+            assert [await stage.check("x-1") for _ in range(2)] == [ROLLBACK] * 2
+            late = stage.begin("x-1")
+            with pytest.raises(RolledBackByCheck):
+                await stage.run(late, lambda session: said(session, insert("x-1")))
+            assert late.state is ROLLBACK
+            assert await stage.check("x-1") is ROLLBACK
+
+    asyncio.run(story())
+
+    assert bank.fence == {"x-1": ROLLED_BACK}
+    assert bank.orders == set()
+
+
+def test_a_local_transaction_under_way_is_unknown_and_may_still_commit(bank):
+    """P8 behind the fence: asleep with its row inserted."""
+
+    async def story():
+        async with bank.stage() as stage:
+            local, found = stage.begin("x-1"), []
+            loop = asyncio.get_running_loop()
+            asked = asyncio.Event()
+
+            async def ask():
+                found.append(await stage.check("x-1"))
+                asked.set()
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                if stage.resource.is_blocking:
+                    asyncio.run_coroutine_threadsafe(ask(), loop).result(30)
+                else:
+                    await ask()
+
+            await stage.run(local, work)
+            assert found == [UNKNOWN]
+            assert local.state is COMMIT
+            assert await stage.check("x-1") is COMMIT
+
+    asyncio.run(story())
+
+    assert bank.orders == {"x-1"}
+
+
+def test_nothing_is_done_twice_under_one_id(bank):
+    async def story():
+        async with bank.stage() as stage:
+            await stage.order("x-1")
+            again = stage.begin("x-1")
+            with pytest.raises(CommittedBefore):
+                await stage.run(again, lambda session: said(session, insert("x-1")))
+            assert again.state is COMMIT
+
+    asyncio.run(story())
+
+    assert bank.order("SELECT count(*) FROM orders") == [(1,)]
+
+
+def test_another_group_can_neither_tell_nor_take_part(bank):
+    async def story():
+        async with bank.stage() as stage:
+            await stage.order("x-1")
+            assert await stage.check("x-1", group="ccb") is UNKNOWN
+            other = stage.begin("x-1", group="ccb")
+            with pytest.raises(UsageError, match=GROUP):
+                await stage.run(other, lambda session: said(session, insert("x-1")))
+            assert other.state is UNKNOWN
+
+    asyncio.run(story())
+
+
+def test_a_check_of_another_fence_is_unknown(bank):
+    async def story():
+        async with bank.stage() as stage:
+            assert await stage.check("x-1", identity="another") is UNKNOWN
+            assert await stage.check("x-1", identity=stage.resource.identity) is ROLLBACK
+
+    asyncio.run(story())
+
+
+def test_a_session_that_finds_itself_elsewhere_does_nothing(bank):
+    """D4 after the start: a failover, a new search path, a table made anew."""
+
+    async def story():
+        async with bank.stage() as stage:
+            bank.order("UPDATE txmq_fence_mark SET identity = 'another'")
+            local = stage.begin("x-1")
+            with pytest.raises(FenceElsewhere):
+                await stage.run(local, lambda session: said(session, insert("x-1")))
+            assert await stage.check("x-2") is UNKNOWN
+
+    asyncio.run(story())
+
+    assert (bank.fence, bank.orders) == ({}, set())
+
+
+def test_an_error_that_was_caught_inside_cannot_look_like_a_commit(bank):
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                with contextlib.suppress(Exception):
+                    await said(session, insert("x-1", amount=-1))
+
+            if bank.kind.startswith(("sqlite", "mysql")):
+                await stage.run(local, work)  # One failed statement, and the others stand.
+                assert local.state is COMMIT
+            else:
+                with pytest.raises(TransactionBroken):
+                    await stage.run(local, work)
+                assert local.state is ROLLBACK
+                assert bank.fence == {}
+
+    asyncio.run(story())
+
+    assert bank.orders == set()
+
+
+def test_a_function_that_commits_by_itself_is_told_and_the_check_knows(bank):
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                if bank.kind.startswith("psycopg"):
+                    await said(session, "COMMIT")
+                elif (done := session.commit()) is not None:
+                    await done
+
+            with pytest.raises(OutcomeUnknown, match="ended inside"):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await stage.check("x-1") is COMMIT
+
+    asyncio.run(story())
+
+
+def test_sessions_are_of_the_sources_colour(bank):
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+            if stage.resource.is_blocking:
+                with pytest.raises(UsageError):
+                    async with local:
+                        pass
+            else:
+                with pytest.raises(UsageError):
+                    local.__enter__()
+
+    asyncio.run(story())
+
+
+def test_one_object_is_one_local_transaction(bank):
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+            await stage.run(local, lambda session: said(session, insert("x-1")))
+            with pytest.raises(UsageError):
+                await stage.run(local, lambda session: said(session, insert("x-1")))
+            assert local.state is COMMIT
+
+    asyncio.run(story())
+
+
+def test_cleaning_removes_what_the_call_before_announced(bank):
+    async def story():
+        async with bank.stage() as stage:
+            for number in range(7):
+                await stage.order(f"x-{number}")
+            day_ms = 86_400_000
+            bank.order("UPDATE txmq_fence SET created_ms = created_ms - :age", age=3 * day_ms)
+            await stage.order("young")
+
+            removed = [await stage.resource.clean(86_400, batch=3) for _ in range(3)]
+
+            assert removed == [0, 7, 0]
+            assert set(bank.fence) == {"young"}
+            assert await stage.check("young") is COMMIT
+
+    asyncio.run(story())
+
+
+def test_of_a_transaction_older_than_the_fence_remembers_nothing_is_presumed(bank):
+    async def story():
+        async with bank.stage() as stage:
+            old_ms = now_ms() - 3 * 86_400_000
+            assert await stage.check("x-1", born_ms=old_ms) is ROLLBACK
+            bank.order("UPDATE txmq_fence SET created_ms = :old", old=old_ms)
+            await stage.resource.clean(86_400)
+            assert await stage.check("x-1", born_ms=old_ms) is ROLLBACK
+            assert await stage.resource.clean(86_400) == 1
+
+            assert await stage.check("x-1", born_ms=old_ms) is UNKNOWN
+            asleep = stage.begin("x-1", born_ms=old_ms)
+            with pytest.raises(TransactionExpired):
+                await stage.run(asleep, lambda session: said(session, insert("x-1")))
+            assert asleep.state is UNKNOWN
+
+    asyncio.run(story())
+
+    assert (bank.fence, bank.orders) == ({}, set())
+
+
+def test_a_check_leaves_patience_as_it_was(bank):
+    """The next user of its connection waits for locks as long as ever."""
+    questions = {
+        "sqlite": "PRAGMA busy_timeout",
+        "mysql": "SELECT @@innodb_lock_wait_timeout",
+    }
+    question = questions.get(bank.kind.partition("-")[0], "SELECT current_setting('lock_timeout')")
+
+    async def story():
+        async with bank.stage() as stage:
+            found = []
+
+            async def look(session):
+                result = await said(session, question)
+                row = result.fetchone()
+                found.append(tuple(await row if asyncio.iscoroutine(row) else row))
+
+            await stage.run(stage.begin("x-1"), look)
+            await stage.check("x-2")
+            await stage.check("x-1")
+            await stage.run(stage.begin("x-3"), look)
+            assert found[0] == found[1]
+
+    asyncio.run(story())

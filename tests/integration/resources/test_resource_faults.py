@@ -1,0 +1,272 @@
+"""Connections that break, commits whose answers are lost, deadlocks: what may be told then."""
+
+import asyncio
+import contextlib
+
+import pytest
+from resource_stage import Bank, insert, said
+
+from txmq.errors import OutcomeUnknown
+from txmq.transaction.resources.failures import Failure, failure
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+KINDS = ["postgres", "postgres-async", "psycopg-pool", "psycopg-async"]
+KILL = "SELECT pg_terminate_backend(:pid)"
+
+
+async def backend(session):
+    row = (await said(session, "SELECT pg_backend_pid()")).fetchone()
+    return (await row if asyncio.iscoroutine(row) else row)[0]
+
+
+async def settled(stage, xid):
+    """What a check says when the server has noticed that somebody is gone."""
+    async with asyncio.timeout(20):
+        while (answer := await stage.check(xid)) is UNKNOWN:
+            pass
+    return answer
+
+
+class Proxy:
+    """Stands between a service and its server, and cuts the line at a COMMIT."""
+
+    def __init__(self, url):
+        self._target = url.host, url.port
+        self.cuts = None
+        self.seen = asyncio.Event()
+        self._lines = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *problem):
+        self._server.close()
+        for each in self._lines:
+            each.cancel()
+        await asyncio.gather(*self._lines, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        there, back = await asyncio.open_connection(*self._target)
+        line = asyncio.ensure_future(self._line(reader, writer, there, back))
+        self._lines.add(line)
+
+    async def _line(self, reader, writer, there, back):
+        with contextlib.closing(writer), contextlib.closing(back):
+            ways = [
+                asyncio.ensure_future(self._forward(reader, back, b"COMMIT\0", "before")),
+                asyncio.ensure_future(self._forward(there, writer, b"COMMIT\0", "after")),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in ways:
+                    each.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _forward(self, reader, writer, word, where):
+        while data := await reader.read(65536):
+            if word in data:
+                self.seen.set()
+                if self.cuts == where:
+                    return
+                if self.cuts == "never answers":
+                    await asyncio.Event().wait()
+            writer.write(data)
+            await writer.drain()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
+def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(
+    postgres_bank, kind, cuts, truth
+):
+    async def story():
+        async with Proxy(postgres_bank.url) as proxy:
+            bank = Bank(kind, postgres_bank.url.set(port=proxy.port))
+            async with bank.stage() as stage, postgres_bank.stage("psycopg-async") as checker:
+                local = stage.begin("x-1")
+
+                async def work(session):
+                    await said(session, insert("x-1"))
+                    proxy.cuts = cuts
+
+                with pytest.raises(OutcomeUnknown):
+                    await stage.run(local, work)
+                assert local.state is UNKNOWN
+                assert await settled(checker, "x-1") is truth
+            bank.close()
+
+    asyncio.run(story())
+
+    assert postgres_bank.orders == ({"x-1"} if truth is COMMIT else set())
+
+
+def test_who_is_cancelled_while_committing_does_not_know(postgres_bank):
+    async def story():
+        async with Proxy(postgres_bank.url) as proxy:
+            bank = Bank("psycopg-async", postgres_bank.url.set(port=proxy.port))
+            async with bank.stage() as stage, postgres_bank.stage("psycopg-async") as checker:
+                local = stage.begin("x-1")
+
+                async def work(session):
+                    await said(session, insert("x-1"))
+                    proxy.cuts = "never answers"
+
+                running = asyncio.ensure_future(stage.run(local, work))
+                await proxy.seen.wait()
+                running.cancel()
+                # The driver asks the server to give up, over another connection.
+                with pytest.raises((asyncio.CancelledError, OutcomeUnknown)):
+                    await running
+                assert local.state is UNKNOWN
+                assert await checker.check("x-1") is UNKNOWN
+            bank.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_connection_killed_inside_leaves_nothing(postgres_bank, kind):
+    async def story():
+        async with postgres_bank.stage(kind) as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                postgres_bank.order(KILL, pid=await backend(session))
+                await said(session, insert("x-1"))
+
+            with pytest.raises(Exception) as caught:
+                await stage.run(local, work)
+            assert failure(caught.value) is Failure.LOST
+            assert local.state is ROLLBACK
+            assert await settled(stage, "x-1") is ROLLBACK
+            assert await stage.order("x-2") is COMMIT  # The source has recovered.
+
+    asyncio.run(story())
+
+    assert postgres_bank.orders == {"x-2"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_connection_killed_before_the_commit_is_unknown_at_first(postgres_bank, kind):
+    async def story():
+        async with postgres_bank.stage(kind) as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                postgres_bank.order(KILL, pid=await backend(session))
+
+            with pytest.raises(OutcomeUnknown):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await settled(stage, "x-1") is ROLLBACK
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
+def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, kind):
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+    async def story():
+        async with postgres_bank.stage(kind, resource={"wait_s": 30}) as stage:
+            async with stage.begin("x-1"):
+                asked = asyncio.ensure_future(stage.check("x-1"))
+                while not (found := await asyncio.to_thread(postgres_bank.order, waiting)):
+                    assert not asked.done()
+                postgres_bank.order(KILL, pid=found[0][0])
+                assert await asked is UNKNOWN
+            assert await stage.check("x-1") is COMMIT
+
+    asyncio.run(story())
+
+
+def test_a_server_that_is_gone_is_unknown():
+    async def story():
+        from sqlalchemy.engine import make_url
+
+        bank = Bank("postgres", make_url("postgresql+psycopg://nobody@127.0.0.1:1/none"))
+        async with bank.stage("postgres-async", verified=False) as stage:
+            stage.resource._identity = "known from before"
+            assert await stage.check("x-1") is UNKNOWN
+        bank.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
+def test_a_deadlock_may_be_tried_again_under_the_same_id(postgres_bank, kind):
+    """D3."""
+    postgres_bank.order("INSERT INTO orders VALUES ('a', 1), ('b', 1)")
+
+    async def story():
+        async with postgres_bank.stage(kind) as stage:
+            locals_ = {xid: stage.begin(xid) for xid in ("x-1", "x-2")}
+            met = asyncio.Barrier(2)
+
+            async def move(xid, first, second):
+                async def work(session):
+                    for each in (first, second):
+                        take = f"UPDATE orders SET amount = amount + 1 WHERE xid = '{each}'"
+                        await said(session, take)
+                        if each is first:
+                            await met.wait()
+
+                await stage.run(locals_[xid], work)
+
+            found = await asyncio.gather(
+                move("x-1", "a", "b"), move("x-2", "b", "a"), return_exceptions=True
+            )
+            (problem,) = [each for each in found if each is not None]
+            assert failure(problem) is Failure.RETRY
+            (lost,) = [xid for xid, each in locals_.items() if each.state is ROLLBACK]
+            assert await stage.order(lost) is COMMIT
+
+    asyncio.run(story())
+
+
+def test_a_serialization_failure_at_the_commit_is_certain(postgres_bank):
+    async def story():
+        engine = {"isolation_level": "SERIALIZABLE"}
+        async with postgres_bank.stage("postgres-async", engine=engine) as stage:
+            first, second = stage.begin("x-1"), stage.begin("x-2")
+
+            async def skew():
+                async with second as two:
+                    await said(two, "SELECT count(*) FROM orders")
+                    async with first as one:
+                        await said(one, "SELECT count(*) FROM orders")
+                        await said(one, insert("x-1"))
+                    await said(two, insert("x-2"))
+
+            with pytest.raises(Exception) as caught:
+                await skew()
+            assert failure(caught.value) is Failure.RETRY
+            assert (first.state, second.state) == (COMMIT, ROLLBACK)
+            assert await stage.order("x-2") is COMMIT
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_constraint_that_is_looked_at_last_refuses_the_commit_for_certain(postgres_bank, kind):
+    postgres_bank.order("ALTER TABLE orders ADD UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED")
+
+    async def story():
+        async with postgres_bank.stage(kind) as stage:
+            await stage.order("x-1")
+            local = stage.begin("x-2")
+            with pytest.raises(Exception) as caught:
+                await stage.run(local, lambda session: said(session, insert("x-2")))
+            assert failure(caught.value) is Failure.DUPLICATE
+            assert local.state is ROLLBACK
+
+    asyncio.run(story())
+
+    assert set(postgres_bank.fence) == {"x-1"}

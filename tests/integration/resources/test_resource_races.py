@@ -1,0 +1,214 @@
+"""Checks against commits, at every distance in time: the database and the checks always agree.
+
+TXMQ_SOAK races 10,000 transactions of each kind, or as many as it says.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import time
+from collections import Counter
+
+import pytest
+from resource_stage import GROUP, insert, now_ms, said
+
+from txmq.errors import RolledBackByCheck
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+COMMITTED, ROLLED_BACK = 1, 2
+AT_ONCE = 8
+DELAY_S = 0.012
+DAY_S = 86_400
+
+
+def count(modest):
+    soak = int(os.environ.get("TXMQ_SOAK") or 0)
+    return modest if not soak else (10_000 if soak == 1 else soak)
+
+
+class Race:
+    """One service that commits and another that is asked, about the same transactions."""
+
+    def __init__(self, stage, checker, seed):
+        self.stage = stage
+        self.checker = checker
+        self.chance = random.Random(seed)
+        self.locals = {}
+        self.answers = {}
+
+    def delay_s(self):
+        return self.chance.choice([0.0, self.chance.uniform(0, DELAY_S)])
+
+    async def one(self, xid):
+        born_ms = now_ms()
+        before, inside = self.delay_s(), self.delay_s()
+        checks = [self.delay_s() for _ in range(self.chance.choice([1, 1, 2]))]
+
+        async def check(delay_s):
+            await asyncio.sleep(delay_s)
+            return await self.checker.check(xid, born_ms=born_ms)
+
+        found = await asyncio.gather(
+            self.commit(xid, born_ms, before, inside), *(check(each) for each in checks)
+        )
+        self.locals[xid], self.answers[xid] = found[0], found[1:]
+
+    async def commit(self, xid, born_ms, before_s, inside_s):
+        await asyncio.sleep(before_s)
+        local = self.stage.begin(xid, born_ms)
+
+        async def work(session):
+            await said(session, insert(xid))
+            if not self.stage.resource.is_blocking:
+                await asyncio.sleep(inside_s)
+            elif inside_s:
+                await said(session, f"SELECT pg_sleep({inside_s})")
+
+        with contextlib.suppress(RolledBackByCheck):
+            await self.stage.run(local, work)
+        return local.state
+
+    async def run(self, number):
+        ids = (f"x-{each}" for each in range(number))
+
+        async def lane():
+            for xid in ids:
+                await self.one(xid)
+
+        await asyncio.gather(*(lane() for _ in range(AT_ONCE)))
+
+    async def settled(self):
+        """What checks say once nothing is under way: everything, and the same as before."""
+        for xid, answers in self.answers.items():
+            last = await self.checker.check(xid)
+            assert last is self.locals[xid], xid
+            assert set(answers) <= {last, UNKNOWN}, (xid, answers, last)
+
+
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "checks_of"),
+    [("postgres-async", "psycopg-async-pool"), ("psycopg-pool", "postgres")],
+)
+def test_a_check_and_a_commit_never_both_win(bank, kind, checks_of):
+    seed = random.randrange(2**32)
+    engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
+
+    async def story():
+        asked = bank.stage(checks_of, resource={"wait_s": 0.02})
+        async with bank.stage(kind, engine=engine) as stage, asked as checker:
+            race = Race(stage, checker, seed)
+            await race.run(count(300))
+            agree(bank, race, seed)
+            await race.settled()
+            agree(bank, race, seed)
+
+    asyncio.run(story())
+
+
+def agree(bank, race, seed):
+    fence, orders = bank.fence, bank.orders
+    committed = {xid for xid, state in race.locals.items() if state is COMMIT}
+    said_rolled_back = {xid for xid, answers in race.answers.items() if ROLLBACK in answers}
+    said_committed = {xid for xid, answers in race.answers.items() if COMMIT in answers}
+
+    assert orders == committed, seed
+    assert {xid for xid, outcome in fence.items() if outcome == COMMITTED} == committed, seed
+    assert set(fence) == set(race.locals), seed
+    assert said_rolled_back & orders == set(), seed
+    assert said_committed <= orders, seed
+    # A race that is always won by the same side shows nothing.
+    tally = Counter(race.locals.values())
+    assert min(tally[COMMIT], tally[ROLLBACK]) * 20 > len(race.locals), tally
+
+
+def test_sqlite_agrees_too(sqlite_bank):
+    async def story():
+        async with sqlite_bank.stage("sqlite-async") as stage, sqlite_bank.stage() as checker:
+            race = Race(stage, checker, 0)
+            await race.run(40)
+            await race.settled()
+            committed = {xid for xid, state in race.locals.items() if state is COMMIT}
+            assert sqlite_bank.orders == committed
+            assert set(sqlite_bank.fence) == set(race.locals)
+
+    asyncio.run(story())
+
+
+def test_cleaning_meanwhile_takes_nothing_that_is_needed(postgres_bank):
+    bank = postgres_bank
+    bank.order(
+        "INSERT INTO txmq_fence SELECT 'old-' || n, 1, :group, 1000 + n "
+        "FROM generate_series(1, 5000) n",
+        group=GROUP,
+    )
+
+    async def story():
+        async with bank.stage("postgres-async") as stage, bank.stage("postgres") as checker:
+            race = Race(stage, checker, 0)
+            racing = asyncio.ensure_future(race.run(150))
+            removed = 0
+            for turn in itertools.count():
+                removed += await stage.resource.clean(DAY_S, batch=100)
+                if racing.done() and turn:
+                    break
+            await racing
+            await race.settled()
+            assert removed == 5000
+            assert set(bank.fence) == set(race.locals)
+
+    asyncio.run(story())
+
+
+def test_one_fence_row_and_many_who_want_it(postgres_bank):
+    """Checks of many members and a late commit at the same moment: one winner, one answer."""
+
+    async def story():
+        async with postgres_bank.stage("psycopg-async-pool") as stage:
+            for number in range(20):
+                xid = f"x-{number}"
+                late = stage.begin(xid)
+
+                async def commit(late=late, xid=xid):
+                    with contextlib.suppress(RolledBackByCheck):
+                        await stage.run(late, lambda session: said(session, insert(xid)))
+
+                answers = await asyncio.gather(commit(), *(stage.check(xid) for _ in range(6)))
+                known = set(answers[1:]) - {UNKNOWN}
+                assert known <= {late.state}, (xid, answers)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level):
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+    async def story():
+        how = {"engine": {"isolation_level": level}, "resource": {"wait_s": 30}}
+        async with postgres_bank.stage("postgres-async", **how) as stage:
+            async with stage.begin("x-1"):
+                asked = asyncio.ensure_future(stage.check("x-1"))
+                while not await asyncio.to_thread(postgres_bank.order, waiting):
+                    assert not asked.done()
+            assert await asked is COMMIT
+
+    asyncio.run(story())
+
+
+def test_a_check_does_not_wait_for_long(postgres_bank):
+    async def story():
+        async with postgres_bank.stage("postgres-async", resource={"wait_s": 0.1}) as stage:
+            local = stage.begin("x-1")
+            async with local:
+                begin = time.monotonic()
+                assert await stage.check("x-1") is UNKNOWN
+                assert 0.09 < time.monotonic() - begin < 5
+
+    asyncio.run(story())
+
+    assert postgres_bank.order("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]

@@ -1,0 +1,352 @@
+"""What a start refuses, and what it says to do about it (D2, D4, D7)."""
+
+import asyncio
+import functools
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from resource_stage import KINDS, Bank, Stage, insert
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+from tests.databases import conninfo
+from txmq.errors import (
+    ConfigError,
+    DatabaseFailed,
+    FenceElsewhere,
+    FenceMissing,
+    FenceOutdated,
+    FenceUnsafe,
+    LimitExceeded,
+    UsageError,
+)
+from txmq.transaction.resources import SQLResource
+from txmq.transaction.state import LocalTransactionState
+
+
+def verified(bank, kind=None, **settings):
+    async def story():
+        async with bank.stage(kind, **settings) as stage:
+            return stage.resource.identity
+
+    return asyncio.run(story())
+
+
+def refused(bank, error, match, **settings):
+    with pytest.raises(error, match=match):
+        verified(bank, **settings)
+
+
+def test_the_identity_is_the_same_for_all_who_share_a_fence(postgres_bank):
+    kinds = ["postgres", "postgres-async", "psycopg", "psycopg-async-pool"]
+
+    assert len({verified(postgres_bank, kind) for kind in kinds}) == 1
+
+
+def test_nothing_is_left_of_a_trial(bank):
+    verified(bank)
+
+    assert bank.fence == {}
+
+
+def test_a_missing_table(bare_bank):
+    refused(bare_bank, FenceMissing, "txmq schema create")
+
+
+def test_a_missing_table_in_sqlite(tmp_path):
+    bank = Bank("sqlite", create_engine(f"sqlite:///{tmp_path}/new.db").url)
+    refused(bank, FenceMissing, "txmq schema create")
+    bank.close()
+
+
+def test_a_mark_without_its_row(postgres_bank):
+    postgres_bank.order("DELETE FROM txmq_fence_mark")
+
+    refused(postgres_bank, FenceMissing, "txmq schema sql")
+
+
+def test_another_version(postgres_bank):
+    postgres_bank.order("UPDATE txmq_fence_mark SET version = 2")
+
+    refused(postgres_bank, FenceOutdated, "version 2")
+
+
+def test_other_columns(postgres_bank):
+    postgres_bank.order("ALTER TABLE txmq_fence RENAME COLUMN owner TO holder")
+
+    refused(postgres_bank, FenceOutdated, "columns")
+
+
+def test_another_schema(postgres_bank):
+    refused(postgres_bank, FenceMissing, "bank.txmq_fence", resource={"schema": "bank"})
+
+
+@pytest.mark.parametrize(
+    "bank", [kind for kind in KINDS if not kind.startswith("psycopg")], indirect=True
+)
+def test_autocommit(bank):
+    refused(bank, FenceUnsafe, "autocommit", engine={"isolation_level": "AUTOCOMMIT"})
+    assert bank.fence == {}
+
+
+def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_bank):
+    async def story():
+        connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), autocommit=True)
+        resource = SQLResource(connect)
+        await resource.verify()
+        stage = Stage(resource)
+        local = stage.begin("x-1")
+
+        async def work(connection):
+            connection.execute(insert("x-1"))
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await stage.run(local, work)
+        assert local.state is LocalTransactionState.ROLLBACK
+
+    asyncio.run(story())
+
+    assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
+
+
+@pytest.mark.parametrize("kind", ["postgres", "psycopg-pool"])
+def test_commits_that_a_crash_forgets(postgres_bank, kind):
+    url = postgres_bank.url
+    off = Bank(kind, url.update_query_dict({"options": "-csynchronous_commit=off"}))
+
+    refused(off, FenceUnsafe, "synchronous_commit")
+    off.close()
+
+
+def test_commits_that_a_power_cut_forgets(sqlite_bank):
+    async def story():
+        async with sqlite_bank.stage(verified=False) as stage:
+            engine = stage.resource._door._engine
+            event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
+            with pytest.raises(FenceUnsafe, match="synchronous"):
+                await stage.resource.verify()
+
+    asyncio.run(story())
+
+
+def test_a_user_who_may_not_write(postgres_bank):
+    read_only = postgres_bank.url.update_query_dict(
+        {"options": "-cdefault_transaction_read_only=on"}
+    )
+    bank = Bank("postgres", read_only)
+
+    refused(bank, FenceUnsafe, "forbids")
+    bank.close()
+
+
+def test_a_server_that_is_not_there():
+    bank = Bank("postgres", create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none").url)
+
+    refused(bank, DatabaseFailed, "did not answer")
+    bank.close()
+
+
+def test_sessions_that_see_two_databases(postgres, postgres_bank):
+    """As behind a pooler that sends connections here and there."""
+    with postgres.database() as elsewhere:
+        other = Bank("postgres", elsewhere).prepare()
+        places = [postgres_bank.url, elsewhere]
+
+        def connect():
+            places.reverse()
+            return psycopg.connect(conninfo(places[0]))
+
+        with pytest.raises(FenceElsewhere):
+            asyncio.run(SQLResource(connect).verify())
+        other.close()
+
+
+def test_a_local_transaction_in_another_database_does_nothing(postgres, postgres_bank):
+    with postgres.database() as elsewhere:
+        other = Bank("postgres", elsewhere).prepare()
+        places = [postgres_bank.url]
+
+        async def story():
+            resource = SQLResource(lambda: psycopg.connect(conninfo(places[0])))
+            await resource.verify()
+            places[0] = elsewhere
+            stage = Stage(resource)
+            with pytest.raises(FenceElsewhere):
+                await stage.order("x-1")
+            assert await stage.check("x-1") is LocalTransactionState.UNKNOWN
+
+        asyncio.run(story())
+        assert (other.fence, other.orders) == ({}, set())
+        other.close()
+
+
+def test_nothing_goes_without_a_start(postgres_bank):
+    async def story():
+        async with postgres_bank.stage(verified=False) as stage:
+            with pytest.raises(UsageError):
+                stage.begin("x-1")
+            with pytest.raises(UsageError):
+                await stage.check("x-1")
+            with pytest.raises(UsageError):
+                await stage.resource.clean(1e6)
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_somebody_left_in_a_transaction(postgres_bank):
+    """D7."""
+    shared = psycopg.connect(conninfo(postgres_bank.url))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        shared.execute("SELECT 1/0")
+
+    with pytest.raises(DatabaseFailed, match="in a transaction already"):
+        asyncio.run(SQLResource(lambda: shared).verify())
+    shared.close()
+
+
+def test_the_rows_that_an_application_chose_for_its_connections_do_not_matter(postgres_bank):
+    async def story():
+        connect = functools.partial(
+            psycopg.connect, conninfo(postgres_bank.url), row_factory=dict_row
+        )
+        stage = Stage(SQLResource(connect))
+        await stage.resource.verify()
+        await stage.order("x-1")
+        assert await stage.check("x-1") is LocalTransactionState.COMMIT
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_stricter_isolation_changes_nothing(postgres_bank, level):
+    async def story():
+        async with postgres_bank.stage(engine={"isolation_level": level}) as stage:
+            await stage.order("x-1")
+            assert await stage.check("x-1") is LocalTransactionState.COMMIT
+            assert await stage.check("x-2") is LocalTransactionState.ROLLBACK
+
+    asyncio.run(story())
+
+
+def sources_that_cannot_be_guarded():
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    yield sessionmaker()
+    yield sessionmaker(engine, twophase=True)
+    yield sessionmaker(engine, binds={Session: engine})
+    yield "postgresql:///bank"
+    yield create_engine("postgresql+psycopg://").connect.__self__.dialect
+    engine.dispose()
+
+
+def test_sources_that_cannot_be_guarded():
+    for source in sources_that_cannot_be_guarded():
+        with pytest.raises(ConfigError):
+            SQLResource(source)
+
+
+def test_one_connection_is_too_few(postgres_bank):
+    connection = psycopg.connect(conninfo(postgres_bank.url))
+    with connection, pytest.raises(ConfigError, match="pool"):
+        SQLResource(connection)
+
+
+def test_a_horizon_that_is_too_short(sqlite_bank):
+    async def story():
+        async with sqlite_bank.stage() as stage:
+            with pytest.raises(ConfigError, match="still needed"):
+                await stage.resource.clean(600)
+            assert await stage.resource.clean(600, horizon_s=600) == 0
+
+    asyncio.run(story())
+
+
+def test_a_fence_of_another_name_in_a_schema(bare_bank):
+    from txmq.transaction.resources.schema import create_fence
+
+    bare_bank.order("CREATE SCHEMA IF NOT EXISTS tx")
+    engine = create_engine(bare_bank.url)
+    assert create_fence(engine, "fence", "tx")
+    assert not create_fence(engine, "fence", "tx")
+
+    async def story():
+        resource = SQLResource(engine, fence="fence", schema="tx")
+        await resource.verify()
+        assert await resource.check("x-1", "icbc", 1) is LocalTransactionState.ROLLBACK
+
+    asyncio.run(story())
+    assert bare_bank.order("SELECT xid FROM tx.fence") == [("x-1",)]
+    bare_bank.order("DROP SCHEMA tx CASCADE")
+    engine.dispose()
+
+
+def test_the_printed_statements_make_a_fence_that_can_be_used(bank):
+    from txmq.transaction.resources import Fence
+
+    family = "sqlite" if bank.kind.startswith("sqlite") else "postgresql"
+    dialect = "mysql" if bank.kind == "mysql" else family
+    bank.order("DROP TABLE txmq_fence")
+    bank.order("DROP TABLE txmq_fence_mark")
+    engine = create_engine(bank.url)
+    with engine.begin() as connection:
+        for statement in Fence().ddl(dialect):
+            connection.execute(text(statement))
+    engine.dispose()
+
+    assert verified(bank)
+
+
+def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
+    from sqlalchemy import Column, Integer, String
+    from sqlalchemy.orm import declarative_base
+
+    base = declarative_base()
+    mapped = {"__tablename__": "accounts", "id": Column(String, primary_key=True)}
+    account = type("Account", (base,), {**mapped, "amount": Column(Integer)})
+    postgres_bank.order("DROP TABLE IF EXISTS accounts")
+    postgres_bank.order("CREATE TABLE accounts (id VARCHAR PRIMARY KEY, amount INTEGER)")
+
+    async def story():
+        async with postgres_bank.stage() as stage:
+            local, made = stage.begin("x-1"), account(id="a", amount=7)
+
+            async def work(session):
+                session.add(made)  # Written when the local transaction ends.
+
+            await stage.run(local, work)
+            assert (local.state, made.amount) == (LocalTransactionState.COMMIT, 7)
+
+            twice = stage.begin("x-2")
+
+            async def again(session):
+                session.add(account(id="a", amount=8))
+
+            with pytest.raises(Exception, match="accounts_pkey"):
+                await stage.run(twice, again)
+            assert twice.state is LocalTransactionState.ROLLBACK
+
+            broken = stage.begin("x-3")
+
+            async def never(session):
+                event.listen(session, "before_flush", lambda *_: 1 / 0)
+                session.add(account(id="b", amount=9))
+
+            with pytest.raises(ZeroDivisionError):
+                await stage.run(broken, never)  # The commit was not asked for yet.
+            assert broken.state is LocalTransactionState.ROLLBACK
+
+    asyncio.run(story())
+    assert set(postgres_bank.fence) == {"x-1"}
+
+
+@pytest.mark.parametrize("xid", ["", "\u4e2d", "x" * 256])
+def test_ids_that_not_every_database_can_keep(sqlite_bank, xid):
+    async def story():
+        async with sqlite_bank.stage() as stage:
+            with pytest.raises((UsageError, LimitExceeded)):
+                stage.begin(xid)
+            assert await stage.check(xid) is LocalTransactionState.UNKNOWN
+
+    asyncio.run(story())

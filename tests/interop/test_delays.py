@@ -1,0 +1,139 @@
+"""Messages for later: what each client sends so, each client handles in time, and once.
+
+All three know delay levels (C++: set_delay_time_level, ali-ons: delayTimeLevel). Only ours has a
+name for a moment; the others' producers set the property that RocketMQ 5 reads,
+TIMER_DELIVER_MS. What ali-ons itself offers, setStartDeliverTime, is a property of Alibaba's cloud:
+neither RocketMQ nor txmq knows it, and such a message comes at once.
+"""
+
+import time
+
+import pytest
+from interop_later import SOAK, Exchange, assert_in_time, handlings
+from interop_stage import Stage, assert_once, letter
+
+from tests.serving import BrokerProcess
+
+FIRST_LEVELS = {1: 1_000, 2: 5_000}
+COUNT = 18
+SWIFT = {level: 200 * level for level in range(1, COUNT + 1)}
+SETTINGS = ["delay.levels=" + " ".join(f"{wait}ms" for wait in SWIFT.values())]
+TOLD = ["DELAY", "TIMER_DELIVER_MS", "REAL_TOPIC", "REAL_QID"]
+
+
+@pytest.fixture
+def clients(cpp, ons, ours):
+    return [cpp, ons, ours]
+
+
+@pytest.fixture
+def swift_stage(tmp_path, request):
+    """A stage whose broker's levels are all short, and which may be killed."""
+    broker = BrokerProcess(tmp_path / "broker", flush="sync", settings=SETTINGS)
+    broker.start()
+    stage = Stage(broker, tmp_path, request.node.name)
+    yield stage
+    stage.close()
+    broker.close()
+
+
+def by_level(levels, count=1):
+    """What makes messages of each level for a sender."""
+
+    def make(prefix):
+        return [
+            letter(f"{prefix}-{level}-{number}", level=level)
+            for number in range(count)
+            for level in levels
+        ]
+
+    return make
+
+
+def assert_level(exchange, waits):
+    """Each message came after the time of its level, and says what it had to wait for."""
+    for consumer in exchange.consumers:
+        assert_once([consumer], exchange.lines)
+        for line in exchange.lines:
+            sent, (event,) = exchange.sent(line["keys"]), handlings(consumer, line["keys"])
+            level = min(line["level"], max(waits))
+            what = f"{line['keys']} at {consumer.label}"
+            assert_in_time(event["at_ms"], sent["offered_ms"], sent["at_ms"], waits[level], what)
+            told = {name: event["properties"].get(name) for name in TOLD}
+            assert told["DELAY"] == str(level), what
+            assert told["REAL_TOPIC"] == exchange.topic == event["topic"], what
+            assert told["REAL_QID"] == str(event["queue_id"]), what
+
+
+@pytest.mark.timeout(60)
+def test_the_first_levels_take_the_time_that_rocketmq_gives_them(stage, clients):
+    exchange = Exchange(stage, clients, tell=TOLD)
+    exchange.listen_all()
+
+    exchange.send(by_level(FIRST_LEVELS, 2 * SOAK))
+    exchange.wait()
+    exchange.leave()
+
+    assert_level(exchange, FIRST_LEVELS)
+
+
+@pytest.mark.timeout(60)
+def test_every_level_takes_its_time_and_there_is_none_beyond_the_last(swift_stage, clients):
+    exchange = Exchange(swift_stage, clients, tell=TOLD)
+    exchange.listen_all()
+
+    exchange.send(by_level([*SWIFT, COUNT + 1, 100], SOAK))
+    exchange.wait()
+    exchange.leave()
+
+    assert_level(exchange, SWIFT)
+
+
+@pytest.mark.timeout(60)
+def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(stage, clients):
+    exchange = Exchange(stage, clients, tell=TOLD)
+    exchange.listen_all()
+    now_ms = int(time.time() * 1000)
+    moments = [now_ms + 1_500 - 100 * number for number in range(8 * SOAK)]
+
+    exchange.send(
+        lambda name: [
+            letter(f"{name}-past", deliver_at_ms=now_ms - 1),
+            letter(f"{name}-cloud", properties={"__STARTDELIVERTIME": str(now_ms + 60_000)}),
+            *(letter(f"{name}-{at_ms}", deliver_at_ms=at_ms) for at_ms in moments),
+        ]
+    )
+    exchange.wait()
+    exchange.leave()
+
+    for consumer in exchange.consumers:
+        assert_once([consumer], exchange.lines)
+        for line in exchange.lines:
+            sent, (event,) = exchange.sent(line["keys"]), handlings(consumer, line["keys"])
+            at_ms = line.get("deliver_at_ms", now_ms)
+            told, what = event["properties"], f"{line['keys']} at {consumer.label}"
+            # With what was sent too late for its moment, nobody waits.
+            assert_in_time(event["at_ms"], at_ms, max(at_ms, sent["at_ms"]), 0, what)
+            assert int(told.get("TIMER_DELIVER_MS") or now_ms) == at_ms, what
+            if at_ms <= now_ms:
+                assert not told.get("REAL_TOPIC"), what
+
+
+@pytest.mark.timeout(60)
+def test_what_waits_outlives_a_kill_and_comes_once(swift_stage, clients):
+    exchange = Exchange(swift_stage, clients, tell=TOLD)
+    levels = [5, 10, 15]  # due before, about and after the restart
+
+    exchange.send(by_level(levels, 4 * SOAK))
+    swift_stage.broker.kill()
+    swift_stage.broker.start()
+    exchange.listen_all()
+    exchange.wait()
+    exchange.leave()
+
+    for consumer in exchange.consumers:
+        assert_once([consumer], exchange.lines)
+        for line in exchange.lines:
+            (event,) = handlings(consumer, line["keys"])
+            early = exchange.sent(line["keys"])["offered_ms"] + SWIFT[line["level"]]
+            assert event["at_ms"] >= early, line["keys"]

@@ -1,0 +1,234 @@
+"""Messages of one shard stay in order while members join, leave and are killed.
+
+The C++ client's orderly consumer and ours lock their queues at the broker, and share groups here.
+No message of a shard is begun with before the one before it is done, by whomever. Where one of ours
+follows one of ours, nothing is handled twice either. With the C++ client it may be, and that is its
+own doing: it gives a queue up without waiting for its handler, so that the next member begins with
+that very message; and it looks where to begin, and fetches, before it has the lock, so that it
+repeats what its predecessor did meanwhile.
+
+ali-ons has no orderly consumer and locks nothing. It handles a queue one message at a time, and
+while a queue changes hands two members may work on it; what is kept is that no message is handled
+for the first time before the one that was sent before it. It cannot share a group with orderly
+members: it would not wait for them.
+"""
+
+import itertools
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from interop_clients import news
+from interop_later import SOAK
+from interop_stage import Stage, letter
+
+from tests.serving import BrokerProcess
+
+CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]
+PACE_MS = 8
+WORK_MS = 20  # so that the busiest queue, with three of the shards, has hardly a pause
+SOME = 20 * SOAK
+"""So many messages show that a member works, or still does."""
+
+
+class BrokerAhead(BrokerProcess):
+    """A broker whose clock can be set ahead, so that a dead member's locks run out."""
+
+    def command(self):
+        data = f"data={self.folder / 'data'}"
+        listen = [f"listen={self.address}", f"names_listen={self.names}"]
+        launcher = Path(__file__).parent / "broker_ahead.py"
+        return [sys.executable, str(launcher), data, *listen, f"store.flush={self.flush}"]
+
+    def set_ahead(self):
+        self.process.send_signal(signal.SIGUSR1)
+
+
+@pytest.fixture
+def ahead_stage(tmp_path, request):
+    broker = BrokerAhead(tmp_path / "broker", flush="async")
+    broker.start()
+    stage = Stage(broker, tmp_path, request.node.name)
+    yield stage
+    stage.close()
+    broker.close()
+
+
+class Crew:
+    """The members of one group, of the kinds that it is told, in the order they come."""
+
+    def __init__(self, stage, topic, *kinds, locks=True):
+        self.stage, self.topic, self.kinds, self.locks = stage, topic, kinds, locks
+        self.group = stage.group()
+        self.members = []
+
+    def __str__(self):
+        return " ".join(kind.name for kind in self.kinds)
+
+    def join(self):
+        """The next member comes."""
+        flags = ["--work-ms", str(WORK_MS), *(["--orderly"] if self.locks else [])]
+        kind = self.kinds[len(self.members)]
+        self.members.append(self.stage.consumer(kind, self.topic, self.group, *flags))
+
+    def is_ours(self, number):
+        return self.kinds[number].name == "txmq"
+
+    def kill(self, number):
+        """Kill a member in the middle of a message; returns what it was, and when."""
+        member = self.members[number]
+        count = len(member.handled)
+        self.stage.wait(lambda: len(member.handled) > count, f"{member.label} to begin")
+        member.kill()
+        return member.handled[-1]["keys"], now_ms()
+
+    @property
+    def handled(self):
+        """All that was handled, with the member's number, as time went."""
+        events = [
+            (event["at_ms"], number, event)
+            for number, member in enumerate(self.members)
+            for event in member.handled
+        ]
+        return sorted(events, key=lambda each: each[:2])
+
+
+def now_ms():
+    return time.time_ns() / 1e6
+
+
+class Traffic:
+    """Messages of all shards in turn, which do not stop while members come and go."""
+
+    def __init__(self, stage, client, topic):
+        self.stage = stage
+        self.sender = stage.sender(client, topic, "send-orderly", pace_ms=PACE_MS)
+        self.lines = []
+        self._is_over = False
+        self._thread = threading.Thread(target=self._feed, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        with news:
+            self._is_over = True
+            news.notify_all()
+        self._thread.join()
+
+    def _feed(self):
+        for turn in itertools.count():
+            lines = [letter(f"{city} {turn}", shard=city) for city in CITIES]
+            self.lines += lines
+            self.sender.write(lines)
+            with news:
+                news.wait_for(lambda: self._is_over or self._is_hungry())
+            if self._is_over:
+                return
+
+    def _is_hungry(self):
+        return len(self.lines) - len(self.sender.events["sent"]) < len(CITIES)
+
+    def until_all_work(self, members):
+        """Wait until each of them has handled some more."""
+        goals = [(member, len(member.handled) + SOME) for member in members]
+        self.stage.wait(
+            lambda: all(len(member.handled) >= goal for member, goal in goals), "members to work"
+        )
+
+    def keys(self, city):
+        return [line["keys"] for line in self.lines if line["shard"] == city]
+
+
+@pytest.fixture
+def crews(ahead_stage, cpp, ons, ours):
+    topic = ahead_stage.topic()
+    return [
+        Crew(ahead_stage, topic, cpp, cpp, ours),
+        Crew(ahead_stage, topic, ours, ours, cpp),
+        Crew(ahead_stage, topic, ours, cpp, ours),
+        Crew(ahead_stage, topic, ons, ons, ons, locks=False),
+    ]
+
+
+@pytest.mark.timeout(240)
+def test_members_that_join_and_leave_keep_the_order(ahead_stage, crews, ours):
+    with Traffic(ahead_stage, ours, crews[0].topic) as traffic:
+        for _ in range(3):
+            for crew in crews:
+                crew.join()
+            traffic.until_all_work([crew.members[-1] for crew in crews])
+        for crew in crews:
+            crew.members[1].leave()
+        traffic.until_all_work([crew.members[0] for crew in crews])
+    finish(ahead_stage, traffic, crews)
+
+    for crew in crews:
+        assert_in_order(crew, traffic)
+
+
+@pytest.mark.timeout(240)
+def test_members_that_are_killed_keep_the_order(ahead_stage, crews, ours):
+    """The dead one's queues stay locked until its locks run out, after a minute; a soak lets that
+    pass.
+    """
+    broker = ahead_stage.broker
+    with Traffic(ahead_stage, ours, crews[0].topic) as traffic:
+        for crew in [*crews, *crews]:
+            crew.join()
+        traffic.until_all_work([member for crew in crews for member in crew.members])
+        deaths = [crew.kill(1) for crew in crews]
+        ahead_stage.wait(
+            lambda: all(len(broker.members(crew.group)) == 1 for crew in crews), "the dead to go"
+        )
+        traffic.until_all_work([crew.members[0] for crew in crews])
+        until_ms = now_ms()
+    if SOAK == 1:
+        broker.set_ahead()
+    finish(ahead_stage, traffic, crews)
+
+    for crew, (key, killed_ms) in zip(crews, deaths, strict=True):
+        assert_in_order(crew, traffic)
+        assert key in crew.members[0].handled_keys, f"{crew}: {key} was half done"
+        if crew.locks:
+            theirs = {event["queue_id"] for event in crew.members[1].handled[-SOME:]}
+            between = [each for each in crew.handled if killed_ms < each[0] < until_ms]
+            assert between, crew
+            assert not [event for *_, event in between if event["queue_id"] in theirs], crew
+
+
+def finish(stage, traffic, crews):
+    """All that was sent is handled, and everybody goes."""
+    for crew in crews:
+        stage.wait_handled(crew.members, traffic.lines, seconds=120)
+        for member in crew.members:
+            if not member.leaving:
+                member.leave()
+
+
+def assert_in_order(crew, traffic):
+    """Nothing is missing, and nothing was begun with before what was sent before it."""
+    for city in CITIES:
+        keys = traffic.keys(city)
+        handled = [each for each in crew.handled if each[2]["keys"].split()[0] == city]
+        assert list(dict.fromkeys(event["keys"] for *_, event in handled)) == keys, crew
+        if crew.locks:
+            for before, after in itertools.pairwise(handled):
+                assert_in_turn(before, after, crew)
+
+
+def assert_in_turn(before, after, crew):
+    """One after the other; only who takes over may begin further back."""
+    (began_ms, member, event), (next_ms, next_member, next_event) = before, after
+    step = int(next_event["keys"].split()[1]) - int(event["keys"].split()[1])
+    is_done = next_ms - began_ms >= WORK_MS - 1
+    what = f"{crew}: {event['keys']} by {member}, {next_event['keys']} by {next_member}"
+    assert step == 1 or (step < 1 and member != next_member), what
+    assert is_done or step < 1, what
+    if crew.is_ours(member) and not crew.members[member].was_killed:
+        assert is_done, what
+        assert step == 1 or not crew.is_ours(next_member), what

@@ -1,0 +1,71 @@
+"""The table of outcomes: every answer of a local transaction with everything a broker may say."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.client.values import SendResult, SendStatus
+from txmq.message import Queue, QueueOffset
+from txmq.protocol.headers import CheckState
+from txmq.protocol.message_id import host_bytes, offset_id
+from txmq.transaction.state import (
+    OUTCOMES,
+    SPELLINGS,
+    LocalTransactionState,
+    Reply,
+    TransactionState,
+    end_of,
+    end_of_check,
+)
+
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
+AGREES = dict(zip(LocalTransactionState, TransactionState, strict=True))
+BROKEN = {(COMMIT, Reply.ROLLED_BACK), (ROLLBACK, Reply.COMMITTED)}
+
+
+@pytest.mark.parametrize("pair", list(product(LocalTransactionState, Reply)))
+def test_only_a_contrary_decision_has_no_outcome(pair):
+    assert (pair in OUTCOMES) is (pair not in BROKEN)
+
+
+@pytest.mark.parametrize(("said", "heard"), OUTCOMES)
+def test_an_outcome_is_never_the_contrary_of_what_was_said(said, heard):
+    state, is_acknowledged = OUTCOMES[said, heard]
+
+    assert state is AGREES[said]
+    if is_acknowledged:
+        assert heard in (Reply.TAKEN, Reply.COMMITTED, Reply.ROLLED_BACK)
+        assert state is not TransactionState.UNKNOWN
+
+
+def test_the_values_are_what_travels():
+    assert [each.value for each in LocalTransactionState] == [8, 12, 0]
+    assert set(SPELLINGS) == set(LocalTransactionState)
+
+
+numbers = st.integers(0, 2**63 - 1)
+
+
+@given(offset=numbers, position=numbers, said=st.sampled_from(LocalTransactionState), xid=st.text())
+def test_an_end_names_the_half_message_by_both_its_places(offset, position, said, xid):
+    place = offset_id(host_bytes("10.0.0.1", 10911), position)
+    sent = SendResult(SendStatus.OK, Queue("T", "b", 3), QueueOffset(offset), xid, place)
+
+    end = end_of("g", sent, said)
+
+    assert (end.tran_state_table_offset, end.commit_log_offset) == (offset, position)
+    assert (end.msg_id, end.transaction_id, end.topic) == (xid, xid, "T")
+    assert (end.commit_or_rollback, end.from_transaction_check) == (said.value, False)
+
+
+@given(offset=numbers, position=numbers, said=st.sampled_from(LocalTransactionState))
+def test_the_answer_to_a_check_names_the_places_it_was_asked_about(offset, position, said):
+    asked = CheckState(offset, position, None, None)
+
+    end = end_of_check("g", "T", "x", asked, said)
+
+    assert (end.tran_state_table_offset, end.commit_log_offset) == (offset, position)
+    assert (end.msg_id, end.transaction_id) == ("x", "x")
+    assert end.from_transaction_check

@@ -1,0 +1,373 @@
+"""The checkers of delivery find a broker, or a client, that is broken on purpose.
+
+Every one of these is made from the real one by taking a single thought away.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from broker.core import retry
+from broker.core.retry import Fate
+from broker.core.schedule import Schedule
+from broker.deliverer import Deliverer
+from broker.flusher import Flusher
+from broker.handlers import returns
+from broker.handlers.returns import ReturnHandlers
+from broker.store.delay_store import DelayStore
+from broker.store.waiting import NOWHERE, Waiting
+from tests.simulation.checkers import delays, forward, recovery, retries
+from tests.simulation.client_mix import GroupMix
+from tests.simulation.delivery_mix import DeliveryMix
+from tests.simulation.delivery_runs import DELIVERY_CHECKERS, run_delivery_seed
+from tests.simulation.mix import kib
+from txmq.client.consumer.concurrent import Concurrent
+from txmq.client.consumer.handling import DEAD_LETTER
+from txmq.client.consumer.orderly import Orderly
+from txmq.client.consumer.returns import Returns
+from txmq.protocol import properties
+
+RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_s=2.0)
+"""Members come and go all the time."""
+
+MIX = DeliveryMix(
+    checkpoint=kib(4),
+    producers=1,
+    sends=25,
+    think_s=0.3,
+    chaos_s=10.0,
+    pause_s=1.5,
+    audit_chance=0.0,
+    recovery_chance=0.0,
+    faults=("power cut", "kill", "cut connections", "client crash"),
+    consuming=(RESTLESS, replace(RESTLESS, is_orderly=True)),
+    recall_chance=0.5,
+)
+
+ONE = replace(RESTLESS, members=1, work_s=0.0, stay_s=0.0)
+
+TIGHT = MIX.but(
+    queues=1,
+    producers=2,
+    sends=120,
+    think_s=0.05,
+    pause_s=0.5,
+    sync_s=(0.1, 0.5),
+    consuming=(ONE,),
+    wishes=("at", "after"),
+    plans=("well",),
+    wait_s=2.0,
+    recall_chance=0.0,
+)
+"""Much falls due while the disk is at work."""
+
+DOUBTFUL = MIX.but(
+    sends=60,
+    pause_s=0.3,
+    faults=("slow network", "one-way partition", "cut connections"),
+    chaos_s=15.0,
+    consuming=(ONE,),
+    wishes=("at",),
+    wait_s=15.0,
+    recall_chance=1.0,
+)
+"""Many a message is sent twice, and recalled."""
+
+SEEDS = 6
+"""So many are enough for each fault to show."""
+
+
+def run_all(mix, checkers=DELIVERY_CHECKERS):
+    for seed in range(SEEDS):
+        run_delivery_seed(seed, mix, checkers=checkers)
+
+
+def test_the_whole_of_it_passes():
+    run_all(MIX)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", [TIGHT, DOUBTFUL])
+def test_it_passes_in_rare_straits_too(mix):
+    run_all(mix)
+
+
+# Brokers that delay
+
+
+def messages_come_a_second_early(patch):
+    first = DelayStore.first
+    patch(DelayStore, "first", lambda self, now_ms: first(self, now_ms + 1000))
+
+
+def a_level_is_taken_for_the_next(patch):
+    wish = Schedule.wish_of_level
+    patch(Schedule, "wish_of_level", lambda self, level, now_ms: wish(self, level + 1, now_ms))
+
+
+def times_are_not_looked_at(patch):
+    patch(Schedule, "_wish_at", lambda self, due_ms, now_ms: None)
+
+
+def what_has_left_is_forgotten_at_a_restart(patch):
+    patch(DelayStore, "found", lambda self, record: None)
+
+
+def what_waits_is_forgotten_at_a_restart(patch):
+    recovered = DelayStore.recovered
+
+    def forgetful(self):
+        recovered(self)
+        self._waiting = Waiting()
+
+    patch(DelayStore, "recovered", forgetful)
+
+
+def a_line_is_forgotten_at_a_restart(patch):
+    recovered = DelayStore.recovered
+
+    def forgetful(self):
+        self._lines.pop(0, None)
+        recovered(self)
+
+    patch(DelayStore, "recovered", forgetful)
+
+
+def checkpoints_pass_over_what_waits(patch):
+    states_before = DelayStore.states_before
+
+    def hasty(self, *given):
+        return [
+            each._replace(first=self.line(each.number).queue.next_offset)
+            for each in states_before(self, *given)
+        ]
+
+    patch(DelayStore, "states_before", hasty)
+    return MIX.but(recovery_chance=1.0)
+
+
+def nobody_looks_what_is_due(patch):
+    async def doze(self, delay):
+        await asyncio.sleep(40.0)
+
+    patch(Deliverer, "_sleep", doze)
+
+
+def recalls_are_forgotten_at_a_restart(patch):
+    recovered = DelayStore.recovered
+
+    def forgetful(self):
+        recovered(self)
+        self._gone.clear()
+
+    patch(DelayStore, "recovered", forgetful)
+
+
+def recalls_are_only_said_to_be_heard(patch):
+    patch(DelayStore, "is_recalled", lambda self, due: True)
+
+
+def a_recall_does_not_hold_while_it_is_made_safe(patch):
+    recall = DelayStore.recall
+
+    def hasty(self, *given):
+        recall(self, *given)
+        self._going.clear()
+
+    patch(DelayStore, "recall", hasty)
+    return TIGHT.but(recall_chance=1.0)
+
+
+def only_one_of_two_attempts_is_recalled(patch):
+    find = Schedule.find
+    patch(Schedule, "find", lambda self, *given: find(self, *given)[:1])
+    return DOUBTFUL
+
+
+def what_could_not_be_written_is_forgotten(patch):
+    def forget(self, staged):
+        self._unsafe.pop()
+        self._leaving -= len(staged.left)
+
+    patch(DelayStore, "take_back", forget)
+    return TIGHT.but(faults=("failed writes",))
+
+
+def nobody_minds_that_the_clock_was_set_back(patch):
+    join = DelayStore.join
+
+    def in_the_first_line(self, wish, now_ms):
+        return self._delays.wheel_line(0), wish.due_ms
+
+    def carelessly(self, line, *given):
+        leaving, line.leaving = line.leaving, NOWHERE
+        try:
+            return join(self, line, *given)
+        finally:
+            line.leaving = leaving
+
+    patch(Schedule, "_line_for", in_the_first_line)
+    patch(DelayStore, "join", carelessly)
+    return TIGHT.but(faults=("kill", "clock jump"))
+
+
+def answers_do_not_wait_for_the_disk(patch):
+    def staged(self, connection, request, answer):
+        connection.send(answer)
+        connection.flush()
+
+    patch(Flusher, "staged", staged)
+
+
+# Brokers that take messages back
+
+
+def attempts_are_not_counted(patch):
+    put = ReturnHandlers._put
+
+    def forgetful(self, topic, number, record, *rest):
+        put(self, topic, number, record._replace(attempts=record.attempts - 1), *rest)
+
+    patch(ReturnHandlers, "_put", forgetful)
+
+
+def one_attempt_is_enough(patch):
+    patch(returns, "settle_maximum", lambda *_: 0)
+
+
+def nothing_ever_dies(patch):
+    patch(returns, "settle_maximum", lambda *_: 100)
+
+
+def retries_wait_no_longer_than_the_first(patch):
+    fate_of = retry.fate_of
+
+    def hasty(attempts, maximum, level, words=""):
+        fate = fate_of(attempts, maximum, level, words)
+        return fate if fate.reason else Fate(retry.FIRST_LEVEL)
+
+    patch(returns, "fate_of", hasty)
+
+
+def what_comes_back_is_stored_twice(patch):
+    put = ReturnHandlers._put
+
+    def twice(*given):
+        put(*given)
+        put(*given)
+
+    patch(ReturnHandlers, "_put", twice)
+
+
+def the_dead_are_dropped(patch):
+    put = ReturnHandlers._put
+
+    def drop(self, topic, number, record, text, fate, now_ms):
+        if not fate.reason:
+            put(self, topic, number, record, text, fate, now_ms)
+
+    patch(ReturnHandlers, "_put", drop)
+
+
+def the_dead_do_not_say_why(patch):
+    marks = retry._marks
+
+    def mute(*given):
+        return {
+            name: value for name, value in marks(*given).items() if name != properties.DEAD_REASON
+        }
+
+    patch(retry, "_marks", mute)
+
+
+def the_dead_forget_their_topic(patch):
+    marks = retry._marks
+    patch(retry, "_marks", lambda topic, *rest: marks("%RETRY%", *rest))
+
+
+# Clients
+
+
+def a_failure_is_taken_for_a_success(patch):
+    async def forget(self, intake, message, verdict):
+        intake.end([message])
+
+    patch(Concurrent, "_try_again", forget)
+
+
+def every_failure_is_deadly(patch):
+    send_back = Returns.__call__
+
+    async def harsh(self, message, level, *words):
+        await send_back(self, message, DEAD_LETTER, *words)
+
+    patch(Returns, "__call__", harsh)
+
+
+def an_attempt_is_counted_twice(patch):
+    failed = Orderly._failed
+
+    async def generous(self, *given):
+        left = await failed(self, *given)
+        return [replace(each, attempts=each.attempts + 1) for each in left]
+
+    patch(Orderly, "_failed", generous)
+
+
+def nothing_in_order_is_given_up(patch):
+    async def never(self, *given):
+        return False
+
+    patch(Orderly, "_given_up", never)
+
+
+def what_is_fetched_together_is_turned_round(patch):
+    deliver = Concurrent.deliver
+    patch(Concurrent, "deliver", lambda self, intake, many: deliver(self, intake, many[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "checker"),
+    [
+        (messages_come_a_second_early, delays),
+        (messages_come_a_second_early, retries),
+        (a_level_is_taken_for_the_next, delays),
+        (times_are_not_looked_at, delays),
+        (what_has_left_is_forgotten_at_a_restart, delays),
+        (what_has_left_is_forgotten_at_a_restart, retries),
+        (what_waits_is_forgotten_at_a_restart, delays),
+        (what_waits_is_forgotten_at_a_restart, retries),
+        (a_line_is_forgotten_at_a_restart, delays),
+        (checkpoints_pass_over_what_waits, delays),
+        (checkpoints_pass_over_what_waits, recovery),
+        (nobody_looks_what_is_due, delays),
+        (recalls_are_forgotten_at_a_restart, delays),
+        (recalls_are_only_said_to_be_heard, delays),
+        (a_recall_does_not_hold_while_it_is_made_safe, delays),
+        (only_one_of_two_attempts_is_recalled, delays),
+        (what_could_not_be_written_is_forgotten, delays),
+        (nobody_minds_that_the_clock_was_set_back, delays),
+        (answers_do_not_wait_for_the_disk, delays),
+        (answers_do_not_wait_for_the_disk, retries),
+        (attempts_are_not_counted, retries),
+        (one_attempt_is_enough, retries),
+        (nothing_ever_dies, retries),
+        (retries_wait_no_longer_than_the_first, retries),
+        (what_comes_back_is_stored_twice, retries),
+        (the_dead_are_dropped, retries),
+        (the_dead_do_not_say_why, retries),
+        (the_dead_forget_their_topic, retries),
+        (a_failure_is_taken_for_a_success, retries),
+        (every_failure_is_deadly, retries),
+        (an_attempt_is_counted_twice, retries),
+        (nothing_in_order_is_given_up, retries),
+        (what_is_fetched_together_is_turned_round, forward),
+    ],
+    ids=lambda each: each.__name__.rpartition(".")[2],
+)
+def test_what_is_broken_is_found(breaks, checker, monkeypatch):
+    mix = breaks(monkeypatch.setattr) or MIX
+
+    with pytest.raises(AssertionError, match="broken promises"):
+        run_all(mix, [checker])

@@ -1,0 +1,50 @@
+"""Messages that come later, come again, or die, while brokers and members are in trouble.
+
+As in ``test_seeds.py`` each seed is another, runs twice and must keep every promise.
+``TXMQ_DELIVERY_SEEDS`` says how many there are, ``TXMQ_DELIVERY_SEED`` runs a single one and shows
+what happened in it.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.simulation.delivery_mix import DELIVERY_FAULTS, PLANS, WISHES, DeliveryMix
+from tests.simulation.delivery_runs import run_delivery_seed
+from tests.simulation.seeds import IS_SOAK, Seeds
+from tests.simulation.twin import Twin
+
+COUNT = int(os.environ.get("TXMQ_DELIVERY_SEEDS") or (500 if IS_SOAK else 24))
+QUICK = 8
+SEEDS = Seeds("deliveries", "test_delivery_seeds.py", "TXMQ_DELIVERY_SEED", COUNT, QUICK)
+
+
+@pytest.fixture(scope="module")
+def twin():
+    with Twin() as running:
+        yield running
+
+
+def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
+    mixes = [DeliveryMix.with_deliveries(seed) for seed in range(24)]
+    groups = [group for mix in mixes for group in mix.consuming]
+
+    assert {fault for mix in mixes for fault in mix.faults} == {*DELIVERY_FAULTS}
+    assert {plan for mix in mixes for plan in mix.plans} == {*PLANS}
+    assert {wish for mix in mixes for wish in mix.wishes} == {*WISHES}
+    assert {group.is_orderly for group in groups} == {True, False}
+    assert {group.stay_s > 0 for group in groups} == {True, False}
+
+
+def test_the_quick_seeds_alone_see_every_kind_of_ending():
+    seen = Counter()
+    for seed in range(QUICK):
+        seen.update(run_delivery_seed(seed).outcome._asdict())
+
+    assert all(seen.values()), seen
+
+
+@pytest.mark.parametrize("seed", SEEDS.params())
+def test_every_promise_of_delivery_is_kept(seed, twin):
+    SEEDS.judge(seed, twin)

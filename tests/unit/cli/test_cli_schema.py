@@ -1,0 +1,91 @@
+"""``txmq schema`` against SQLite; against PostgreSQL its parts are tested with the resources."""
+
+import sqlite3
+
+import pytest
+
+
+@pytest.fixture
+def database(tmp_path):
+    return f"sqlite:///{tmp_path}/bank.db"
+
+
+def tables(tmp_path):
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    connection.close()
+    return found
+
+
+def test_create_makes_the_fence_once(txmq, database, tmp_path):
+    first = txmq("schema", "create", "--database", database)
+    second = txmq(
+        "schema", "create", "--database", database.replace("sqlite:", "sqlite+aiosqlite:")
+    )
+
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
+    assert "txmq_fence is made in sqlite:" in first.stdout
+    assert "txmq_fence was there in sqlite:" in second.stdout
+    assert {"txmq_fence", "txmq_fence_mark", "txmq_fence_created"} <= tables(tmp_path)
+
+
+def test_create_completes_a_half_made_fence(txmq, database, tmp_path):
+    assert txmq("schema", "create", "--database", database).exit_code == 0
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    connection.execute("DROP TABLE txmq_fence_mark")
+    connection.close()
+
+    assert "is made" in txmq("schema", "create", "--database", database).stdout
+
+
+def test_create_says_why_a_fence_cannot_be_used(txmq, database, tmp_path):
+    assert txmq("schema", "create", "--database", database).exit_code == 0
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    connection.execute("UPDATE txmq_fence_mark SET version = 7")
+    connection.commit()
+    connection.close()
+
+    result = txmq("schema", "create", "--database", database)
+
+    assert result.exit_code == 1
+    assert "version 7" in result.stderr
+
+
+def test_the_statements_make_the_same_tables(txmq, database, tmp_path):
+    printed = txmq("schema", "sql", "--dialect", "sqlite").stdout
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    connection.executescript(printed)
+    connection.close()
+
+    assert "was there" in txmq("schema", "create", "--database", database).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["create", "--database", "bank"], "such as postgresql://user@host/database"),
+        (["create", "--database", "oracle://x"], "oracle"),
+        (["create", "--database", "mysql+missing://x"], ""),
+        (["sql", "--dialect", "oracle"], "oracle"),
+        (["sql", "--dialect", "sqlite", "--fence", "a b"], "no plain name"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(txmq, words, complaint):
+    result = txmq("schema", *words)
+
+    assert result.exit_code == 2, result.output
+    assert complaint in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_database_that_is_not_there(txmq):
+    result = txmq("schema", "create", "--database", "postgresql://nobody@127.0.0.1:1/none")
+
+    assert result.exit_code == 1
+    assert "could not be made" in result.stderr
+
+
+def test_a_password_is_not_shown(txmq):
+    url = "postgresql://u:secret@127.0.0.1:1/none"
+
+    assert "secret" not in txmq("schema", "create", "--database", url).output

@@ -1,0 +1,122 @@
+"""Messages that nobody can read: they are put aside, and their queue goes on."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from consumer_stage import GROUP, TOPIC, acting
+
+from txmq.client.consumer import PullConsumer
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.message import Queue
+from txmq.protocol import command
+from txmq.protocol.codes import RequestCode, SysFlag
+
+SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+COMPRESSED = int(SysFlag.COMPRESSED)
+
+
+def put_poison(stage, topic=TOPIC, text="UNIQ_KEY\x01P\x02"):
+    """A message that says it is compressed, and is not."""
+    sent = SimpleNamespace(born_timestamp=1)
+    stage.broker.store(topic, 0, sent, b"poison", text, 0, COMPRESSED)
+
+
+@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
+def test_a_body_that_does_not_decompress_goes_to_the_dead_letters_and_the_queue_goes_on(settings):
+    @acting()
+    async def scenario(stage):
+        stage.put(b"0")
+        put_poison(stage)
+        stage.put(b"2")
+        async with stage.client() as client, stage.reader(client, **settings) as consumer:
+            await stage.until(lambda: stage.bodies() == [b"0", b"2"])
+            await stage.until(lambda: stage.asked(SEND_BACK))
+            await consumer.commit()
+            assert stage.committed() == 3
+        (head,) = stage.asked(SEND_BACK)
+        assert (head["group"], head["delayLevel"], head["originTopic"]) == (GROUP, "-1", TOPIC)
+        assert "does not decompress" in head["reason"]
+
+    scenario()
+
+
+@acting()
+async def test_where_it_cannot_be_put_aside_that_is_tried_again_while_the_queue_goes_on(stage):
+    stage.cluster.replies[SEND_BACK] = lambda request: command.answer(request, 1, remark="no")
+    put_poison(stage)
+    stage.put(b"1")
+    async with (
+        stage.client() as client,
+        stage.reader(client, span_max=10, pull_batch=1) as consumer,
+    ):
+        await stage.until(lambda: stage.bodies() == [b"1"], within_s=1)
+        await consumer.commit()
+        assert stage.committed() == 0
+        for number in range(2, 30):
+            stage.put(b"%d" % number)
+        await asyncio.sleep(60)
+        assert 4 <= len(stage.asked(SEND_BACK)) <= 13
+        assert 10 <= len(stage.seen) < 29  # Not further than any message that is not consumed.
+        del stage.cluster.replies[SEND_BACK]
+        await stage.until(lambda: len(stage.seen) == 29)
+    assert stage.committed() == 30
+
+
+@acting()
+async def test_poison_of_no_interest_is_passed_over(stage):
+    put_poison(stage)
+    stage.put(b"1", tags="A")
+    async with stage.client() as client, stage.reader(client, tags="A"):
+        await stage.until(lambda: stage.bodies() == [b"1"])
+    assert stage.committed() == 2
+    assert not stage.asked(SEND_BACK)
+
+
+@acting()
+async def test_poison_among_retries_keeps_its_topic(stage):
+    put_poison(stage, f"%RETRY%{GROUP}", f"RETRY_TOPIC\x01{TOPIC}\x02")
+    async with stage.client() as client, stage.reader(client):
+        await stage.until(lambda: stage.asked(SEND_BACK))
+    assert stage.asked(SEND_BACK)[0]["originTopic"] == TOPIC
+
+
+@acting()
+async def test_broadcasts_drop_it(stage):
+    put_poison(stage)
+    stage.put(b"1")
+    with tempfile.TemporaryDirectory() as base:
+        settings = {"is_broadcast": True, "offsets_path": Path(base)}
+        async with stage.client() as client, stage.reader(client, **settings) as consumer:
+            await stage.until(lambda: stage.bodies() == [b"1"])
+            assert consumer.positions()[Queue(TOPIC, "broker-a", 0)] == 2
+    assert not stage.asked(SEND_BACK)
+
+
+@acting()
+async def test_pulling_consumers_go_on_too(stage):
+    put_poison(stage)
+    stage.put(b"1")
+    got = []
+    async with stage.client() as client:
+        consumer = PullConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            while not got:
+                got += await consumer.poll(1.0)
+            await stage.until(lambda: stage.asked(SEND_BACK))
+    assert [each.body for each in got] == [b"1"]
+
+
+@acting()
+async def test_an_administrator_sees_it_as_it_is_stored(stage):
+    put_poison(stage)
+    queue = Queue(TOPIC, "broker-a", 0)
+    async with stage.client() as client:
+        (pulled,) = (await client.admin.pull(queue, 0)).messages
+        viewed = await client.admin.find(TOPIC, "P")
+    for each in (pulled, viewed):
+        assert each.body == b"poison"
+        assert "does not decompress" in each.unreadable

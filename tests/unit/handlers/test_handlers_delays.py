@@ -1,0 +1,457 @@
+"""Messages that are to come later: by level, by time, recalled, and over a restart."""
+
+from dataclasses import replace
+
+import pytest
+
+from broker.config import BrokerSettings, DelaySettings, StoreSettings
+from tests.unit.handlers.handler_stage import (
+    batch_of,
+    batching,
+    in_world,
+    pulled,
+    pulling,
+    sending,
+)
+from tests.unit.handlers.transaction_stage import DURABLE, in_lives, preparing
+from txmq.protocol import recall
+from txmq.protocol import record as records
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import (
+    MessagePosition,
+    MessageQuery,
+    OffsetAnswer,
+    QueueHeader,
+    RecallAnswer,
+    RecallMessage,
+    SendAnswer,
+    TopicHeader,
+)
+from txmq.protocol.message_id import split_offset_id
+from txmq.testing import Loss
+
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+LEVELS_S = [1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
+"""The seeds' table."""
+
+
+async def arrival(client, topic, offset=0):
+    """The next message of a topic, waited for as a consumer does."""
+    while True:
+        header = pulling(topic, offset, hold_ms=20_000)
+        found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
+        if found.code == 0:
+            return found.records[0]
+
+
+@pytest.mark.parametrize(("level", "seconds"), list(enumerate(LEVELS_S, 1)))
+def test_every_level_takes_its_time(level, seconds):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        sent = await client.send("T", b"later", DELAY=str(level), TAGS="a", KEYS="k")
+        sent_at = stage.clock.wall_ms()
+        assert (await client.pull("T")).code == 19
+        waiting = pulled(
+            await client.ask(RequestCode.PULL_MESSAGE, pulling(SCHEDULE, queue=level - 1))
+        )
+
+        came = await arrival(client, "T")
+
+        stored = waiting.records[0]
+        late_ms = came.stored_ms - stored.stored_ms - seconds * 1000
+        assert 0 <= late_ms < 100
+        assert sent_at + seconds * 1000 <= stage.clock.wall_ms()
+        assert came.body == b"later"
+        named = came.property_map()
+        assert (named["REAL_TOPIC"], named["REAL_QID"], named["DELAY"]) == ("T", "0", str(level))
+        assert (named["TAGS"], named["KEYS"]) == ("a", "k")
+        assert (came.topic, came.queue_id, came.queue_offset) == ("T", 0, 0)
+        assert came.prepared_position == stored.position
+        assert sent.read(SendAnswer).queue_offset == stored.queue_offset == 0
+
+    in_world(main, within=4 * 3600.0)
+
+
+def test_times_are_kept_to_the_millisecond_and_in_their_order():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        now = stage.clock.wall_ms()
+        wants = [now + 90_500, now + 1_234, now + 61_000, now + 1_999, now + 90_499, now + 3_000]
+        for due in wants:
+            await client.send("T", b"%d" % due, TIMER_DELIVER_MS=str(due))
+
+        came = [await arrival(client, "T", offset) for offset in range(6)]
+
+        assert [int(each.body) for each in came] == sorted(wants)
+        assert all(0 <= each.stored_ms - int(each.body) < 100 for each in came)
+
+    in_world(main, within=600.0)
+
+
+def test_a_time_that_has_passed_is_now():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
+
+        assert (await client.pull("T")).bodies == [b"at once"]
+
+    in_world(main)
+
+
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        ({"TIMER_DELAY_SEC": str(3 * 86400 + 5)}, "at most 259200 s"),
+        ({"TIMER_DELIVER_MS": "tomorrow"}, "a whole number"),
+        ({"DELAY": "x"}, "a whole number"),
+        ({"DELAY": "9" * 20}, "a whole number"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused(wish, complaint):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+
+        answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T", **wish), body=b"x")
+
+        assert answer.code == 13
+        assert complaint in answer.remark
+        assert len(stage.broker.store.delays) == 0
+
+    in_world(main)
+
+
+def test_a_level_above_the_highest_counts_as_that():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.send("T", DELAY="99")
+
+        came = await arrival(client, "T")
+
+        assert came.property_map()["DELAY"] == "2"
+        assert (await client.pull(SCHEDULE, queue=1)).bodies == [b"body"]
+
+    levels = DelaySettings(levels="1s 2s")
+    in_world(main, BrokerSettings(store=StoreSettings(flush="async"), delay=levels))
+
+
+def test_a_message_that_was_recalled_does_not_come():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        sent = [
+            (await client.send("T", b"%d" % n, TIMER_DELAY_SEC="30", UNIQ_KEY=f"u{n}")).read(
+                SendAnswer
+            )
+            for n in range(3)
+        ]
+        assert recall.decode(sent[1].recall_handle).message_id == "u1"
+
+        for _ in range(2):  # Whoever heard no answer asks again.
+            header = RecallMessage("T", sent[1].recall_handle)
+            answer = await client.ok(RequestCode.RECALL_MESSAGE, header)
+            assert answer.read(RecallAnswer).msg_id == "u1"
+
+        assert [(await arrival(client, "T", n)).body for n in range(2)] == [b"0", b"2"]
+        await stage.passes(5)
+        assert (await client.pull("T", 2)).code == 19
+        late = await client.ask(
+            RequestCode.RECALL_MESSAGE, RecallMessage("T", sent[0].recall_handle)
+        )
+        assert (late.code, "already" in late.remark) == (604, True)
+        unknown = recall.encode(recall.decode(sent[0].recall_handle)._replace(message_id="u9"))
+        assert await client.code_of(RequestCode.RECALL_MESSAGE, RecallMessage("T", unknown)) == 604
+
+    in_world(main)
+
+
+# Over restarts
+
+
+async def send_later(client, name, **wish):
+    """A message for later; the handle it is recalled by."""
+    sent = await client.send("T", name.encode(), UNIQ_KEY=name, **wish)
+    return sent.read(SendAnswer).recall_handle
+
+
+def lose_indexes(life):
+    for name in life.disk.names("index"):
+        life.disk.remove(f"index/{name}")
+
+
+ENDS = pytest.mark.parametrize(
+    "end", ["stopped", "killed", "lost its indexes", *Loss], ids=lambda each: str(each).lower()
+)
+
+
+async def go_down(life, end):
+    if isinstance(end, Loss):
+        await life.lose_power(end)
+    elif end == "stopped":
+        await life.stop()
+    else:
+        await life.kill()
+    if end == "lost its indexes":
+        lose_indexes(life)
+
+
+@ENDS
+def test_who_waits_outlives_the_broker_and_comes_once(end):
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        dues = {}
+        for seconds in (3, 30, 40, 50, 60):
+            dues[f"{seconds}"] = life.clock.wall_ms() + seconds * 1000
+            await send_later(client, f"{seconds}", TIMER_DELIVER_MS=str(dues[f"{seconds}"]))
+        dues["level"] = life.clock.wall_ms() + 30_000
+        await send_later(client, "level", DELAY="4")
+        for down_s in (2, 0, 35):
+            await life.passes(5)
+            await go_down(life, end)
+            await life.passes(down_s)
+            await life.start()
+        await life.passes(30)
+
+        client = await life.client()
+        came = (await client.pull("T")).records
+        assert sorted(each.body.decode() for each in came) == sorted(dues)
+        for each in came:
+            assert each.stored_ms >= dues[each.body.decode()]
+        await life.passes(100)
+        client = await life.client()
+        assert (await client.pull("T", len(came))).code == 19
+
+    in_lives(main, DURABLE)
+
+
+@ENDS
+def test_who_was_recalled_stays_away_and_who_waits_may_be_recalled_after_a_restart(end):
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        handles = [await send_later(client, f"u{n}", TIMER_DELAY_SEC="30") for n in range(4)]
+        gone = await send_later(client, "gone", TIMER_DELAY_SEC="1")
+        code = RequestCode.RECALL_MESSAGE
+        await client.ok(code, RecallMessage("T", handles[0]))
+        await life.passes(2)
+        await go_down(life, end)
+        await life.start()
+
+        client = await life.client()
+        await client.ok(code, RecallMessage("T", handles[1]))
+        await client.ok(code, RecallMessage("T", handles[0]))
+        assert await client.code_of(code, RecallMessage("T", gone)) == 604
+        await go_down(life, end)
+        await life.start()
+        await life.passes(40)
+
+        client = await life.client()
+        assert (await client.pull("T")).bodies == [b"gone", b"u2", b"u3"]
+
+    in_lives(main, DURABLE)
+
+
+def test_other_levels_after_a_restart_make_nobody_early():
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        sent_ms = life.clock.wall_ms()
+        for level in (1, 2, 3):
+            await send_later(client, f"old {level}", DELAY=str(level))
+        await life.stop()
+        # Fewer than there were, and others.
+        life.settings = replace(life.settings, delay=DelaySettings(levels="20s 1s"))
+        await life.start()
+        client = await life.client()
+        again_ms = life.clock.wall_ms()
+        for level in (1, 2, 3):
+            await send_later(client, f"new {level}", DELAY=str(level))
+        await life.passes(30)
+
+        client = await life.client()
+        came = {each.body.decode(): each.stored_ms for each in (await client.pull("T")).records}
+        waits = {"old 1": 10, "old 2": 20, "old 3": 30, "new 1": 20, "new 2": 1, "new 3": 1}
+        assert sorted(came) == sorted(waits)
+        for name, wait_s in waits.items():
+            since_ms = sent_ms if name.startswith("old") else again_ms
+            assert 0 <= came[name] - since_ms - wait_s * 1000 < 500
+
+    levels = DelaySettings(levels="10s 20s 30s")
+    in_lives(main, replace(DURABLE, delay=levels))
+
+
+# What else there is to see
+
+
+def test_tools_see_who_waits():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        sent = (await client.send("T", b"later", DELAY="3", UNIQ_KEY="u", KEYS="k")).read(
+            SendAnswer
+        )
+
+        offsets = await client.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(SCHEDULE, 2))
+        assert offsets.read(OffsetAnswer).offset == 1
+        *_, position = split_offset_id(sent.msg_id)
+        answer = await client.ok(RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position))
+        (waits,) = records.unpack_all(answer.body)
+        assert (waits.topic, waits.queue_id, waits.body) == (SCHEDULE, 2, b"later")
+        assert waits.property_map()["REAL_TOPIC"] == "T"
+        assert await _found(client, SCHEDULE, "k") == [b"later"]
+        assert await _found(client, "T", "k") == []
+
+        await arrival(client, "T")
+        assert await _found(client, "T", "k") == await _found(client, "T", "u") == [b"later"]
+
+    in_world(main)
+
+
+async def _found(client, topic, key):
+    header = MessageQuery(topic, key, 32, 0, 2**62)
+    answer = await client.ask(RequestCode.QUERY_MESSAGE, header)
+    return [each.body for each in records.unpack_all(answer.body)] if answer.code == 0 else []
+
+
+WISHES = pytest.mark.parametrize(
+    "wish",
+    [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}, {"TIMER_DELAY_MS": "9"}, {"TIMER_DELIVER_MS": "9"}],
+    ids=lambda wish: next(iter(wish)),
+)
+
+
+@WISHES
+def test_a_half_message_cannot_come_later(wish):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+
+        answer = await client.ask(RequestCode.SEND_MESSAGE, preparing(**wish), body=b"half")
+
+        assert (answer.code, "cannot be delayed" in answer.remark) == (13, True)
+        assert len(stage.broker.store.delays) == len(stage.broker.store.halves.pending) == 0
+
+    in_world(main)
+
+
+@WISHES
+def test_a_batch_cannot_come_later(wish):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
+
+        answers = [
+            await ask(code, batching("T"), body=batch_of(b"1", b"2", **wish)),
+            await ask(code, batching("T", **wish), body=batch_of(b"1", b"2")),
+        ]
+
+        assert [each.code for each in answers] == [13, 13]
+        assert (await client.pull("T")).code == 19
+        assert len(stage.broker.store.delays) == 0
+
+    in_world(main)
+
+
+def test_nobody_sends_to_where_messages_wait():
+    async def main(stage):
+        client = await stage.client()
+        for topic in (SCHEDULE, "rmq_sys_wheel_timer"):
+            header = sending(topic)
+            assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"x") == 16
+            gone = TopicHeader(topic)
+            assert await client.code_of(RequestCode.DELETE_TOPIC_IN_BROKER, gone) != 0
+
+    in_world(main)
+
+
+def test_whoever_makes_a_deleted_topic_again_finds_what_came_meanwhile():
+    async def main(life):
+        client = await life.client()
+        await client.topic("T", 2)
+        await client.send("T", b"before", queue=1)
+        handle = await send_later(client, "later", DELAY="1")
+        await client.send("T", b"other queue", queue=1, DELAY="1")
+        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+        await life.passes(2)
+        await life.kill()
+        await life.start()
+
+        client = await life.client()
+        await client.topic("T", 2)
+
+        assert (await client.pull("T")).bodies == [b"later"]
+        assert (await client.pull("T", 1, queue=1)).bodies == [b"other queue"]
+        late = await client.code_of(RequestCode.RECALL_MESSAGE, RecallMessage("T", handle))
+        assert late == 604
+
+    in_lives(main, DURABLE)
+
+
+def test_where_a_topic_has_fewer_queues_now_its_first_takes_what_comes():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 4)
+        await client.send("T", b"later", queue=3, DELAY="1")
+        await client.topic("T", 2)
+
+        came = await arrival(client, "T")
+
+        assert (came.queue_id, came.body) == (0, b"later")
+
+    in_world(main)
+
+
+def test_a_held_pull_hears_of_what_is_due_and_its_tags_count():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.send("T", b"1", DELAY="1", TAGS="a")
+        await client.send("T", b"2", DELAY="2", TAGS="b")
+
+        header = pulling("T", hold_ms=20_000, tags="b")
+        found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
+        while found.code != 0:
+            header = pulling("T", found.next, hold_ms=20_000, tags="b")
+            found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
+
+        assert found.bodies == [b"2"]
+
+    in_world(main)
+
+
+@pytest.mark.parametrize("handle", ["", "x", "djE=", None], ids=repr)
+def test_what_is_no_handle_is_refused(handle):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        header = RecallMessage("T", handle)
+
+        assert await client.code_of(RequestCode.RECALL_MESSAGE, header) in (1, 604)
+
+    in_world(main)
+
+
+def test_a_handle_is_good_for_its_own_topic_and_broker_only():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.topic("U")
+        handle = await send_later(client, "u", DELAY="3")
+        other = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))
+        code = RequestCode.RECALL_MESSAGE
+
+        assert await client.code_of(code, RecallMessage("U", handle)) == 604
+        assert await client.code_of(code, RecallMessage("T", other)) == 604
+        assert await client.code_of(code, RecallMessage("V", handle)) == 17
+        assert await client.is_silent(code, RecallMessage("T", handle), oneway=True)
+
+        await stage.passes(15)
+        assert (await client.pull("T")).code == 19
+
+    in_world(main)

@@ -1,0 +1,450 @@
+"""36 and sends to retry topics: when messages come again, as what, and when they never do."""
+
+import pytest
+from handler_stage import (
+    batch_of,
+    batching,
+    consumer,
+    in_world,
+    on_sockets,
+    sending,
+    with_topics,
+)
+from transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
+
+from txmq.protocol.bodies import GroupConfig
+from txmq.protocol.codes import Perm, RequestCode
+from txmq.protocol.headers import SendBack
+from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.properties import parse
+from txmq.testing import Loss
+
+BACK, SEND = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE
+FAILED, ILLEGAL, FORBIDDEN, NO_GROUP = 1, 13, 16, 26
+GROUP, RETRY, DEAD = "group", "%RETRY%group", "%DLQ%group"
+WAITING = "SCHEDULE_TOPIC_XXXX"
+
+# Seed 000: the retry, and how many seconds after the one before it comes.
+TABLE = [
+    (1, 10), (2, 30), (3, 60), (4, 120), (5, 180), (6, 240), (7, 300), (8, 360), (9, 420),
+    (10, 480), (11, 540), (12, 600), (13, 1200), (14, 1800), (15, 3600), (16, 7200),
+]  # fmt: skip
+
+
+def back(position, level=0, *, group=GROUP, most=None, reason=None):
+    return SendBack(position, group, level, "", "T", max_reconsume_times=most, reason=reason)
+
+
+async def store(client, topic="T", body=b"body", *, attempts=0, **props):
+    """Store a message that has come so often already; returns its position."""
+    header = sending(topic, **props)
+    header.reconsume_times, header.max_reconsume_times = attempts, 99
+    answer = await client.ok(SEND, header, body=body)
+    return split_offset_id(answer.field_map()["msgId"])[2]
+
+
+def topics_of(stage):
+    return [each.name for each in stage.broker.topics if "%" in each.name]
+
+
+async def group_is(client, **settings):
+    config = GroupConfig(GROUP, **settings)
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
+
+
+# When it comes again
+
+
+@pytest.mark.parametrize(("retry", "after_s"), TABLE)
+def test_each_retry_comes_by_the_seeds_table(retry, after_s):
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client, attempts=retry - 1)
+        given_ms = stage.clock.wall_ms()
+        await client.ok(BACK, back(position, most=16))
+
+        await stage.passes(after_s - 0.5)
+        client = await stage.client()  # An idle connection would be closed by now.
+        assert (await client.pull(RETRY)).records == []
+        await stage.passes(1)
+
+        (found,) = (await client.pull(RETRY)).records
+        assert found.attempts == retry
+        assert 0 <= found.stored_ms - given_ms - 1000 * after_s < 200
+
+    in_world(main, within=8000.0)
+
+
+def test_a_retry_is_the_message_and_says_where_it_comes_from():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client, TAGS="a", KEYS="k", UNIQ_KEY="U1", born=5)
+        (given,) = (await client.pull("T")).records
+        await client.ok(BACK, back(position))
+        await stage.passes(11)
+
+        (found,) = (await client.pull(RETRY)).records
+
+        assert (found.body, found.flag, found.attempts) == (b"body", 7, 1)
+        assert (found.born_ms, found.born_host) == (given.born_ms, given.born_host)
+        assert found.store_host == given.store_host
+        assert parse(found.properties) == {
+            "TAGS": "a", "KEYS": "k", "UNIQ_KEY": "U1", "CLUSTER": "DefaultCluster",
+            "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": given.offset_id, "DELAY": "3",
+            "REAL_TOPIC": RETRY, "REAL_QID": "0",
+        }  # fmt: skip
+        await client.ok(BACK, back(found.position))
+        await stage.passes(31)
+        (second,) = (await client.pull(RETRY, 1)).records
+        expected = parse(found.properties) | {"DELAY": "4"}
+        assert (second.attempts, parse(second.properties)) == (2, expected)
+        assert second.properties.count("DELAY") == 1
+
+    in_world(main)
+
+
+def test_a_consumer_may_choose_the_level():
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(BACK, back(await store(client), 1))
+        await stage.passes(1.5)
+        assert (await client.pull(RETRY)).bodies == [b"body"]
+
+    in_world(main)
+
+
+def test_a_level_above_the_highest_is_the_highest():
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(BACK, back(await store(client, attempts=30), 99, most=99))
+        await client.ok(BACK, back(await store(client, attempts=30), most=99))
+        assert len((await client.pull(WAITING, queue=17)).records) == 2
+
+    on_sockets(main)
+
+
+def test_a_committed_message_comes_again_as_an_ordinary_one():
+    async def main(stage):
+        client = await stage.client()
+        await client.beat(producers=["P"])
+        half = await prepare(client)
+        assert await client.code_of(BACK, back(half.position)) == FAILED
+        await end(client, half, COMMIT)
+        (given,) = (await client.pull("T")).records
+        await client.ok(BACK, back(given.position))
+        await stage.passes(11)
+
+        (found,) = (await client.pull(RETRY)).records
+
+        assert (found.body, found.sys_flag & 0xC) == (b"half", 0)
+        named = parse(found.properties)
+        assert (named["TRAN_MSG"], named["UNIQ_KEY"]) == ("true", "U1")
+        assert found.properties.count("REAL_TOPIC") == 1
+
+    in_world(main)
+
+
+# What stands in its way
+
+
+def test_positions_that_are_none_are_refused():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client)
+        await client.beat(producers=["P"])
+        half = await prepare(client)
+        await client.send("T", DELAY="5")
+        (waiting,) = (await client.pull(WAITING, queue=4)).records
+        wrong = [-1, position + 1, 10**9, 2**63 - 1, half.position, waiting.position]
+
+        assert [await client.code_of(BACK, back(each)) for each in wrong] == [FAILED] * 6
+        assert (await client.pull(HALVES)).records[0].position == half.position
+
+    on_sockets(main)
+
+
+def test_names_that_no_group_can_have_are_refused_and_nothing_is_made():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client)
+        for name in ("", "no name", "x" * 200, "%" * 300):
+            assert await client.code_of(BACK, back(position, group=name)) == FAILED
+        assert topics_of(stage) == []
+        assert stage.broker.groups.find("no name") is None
+
+    on_sockets(main)
+
+
+def test_an_unknown_group_is_refused_where_groups_are_made_by_hand():
+    async def main(stage):
+        client = await stage.client()
+        assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
+
+    on_sockets(main, settings=with_topics(auto_create_groups=False))
+
+
+def test_a_retry_topic_that_is_closed_takes_nothing():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic(RETRY, perm=int(Perm.READ))
+        assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
+        await client.topic(RETRY, 1, write=0, perm=6)
+        assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
+
+    on_sockets(main)
+
+
+def test_a_group_without_retry_queues_loses_what_it_gives_back():
+    async def main(stage):
+        client = await stage.client()
+        await group_is(client, retry_queue_nums=0)
+        await client.ok(BACK, back(await store(client)))
+        assert topics_of(stage) == []
+        assert (await client.pull(WAITING, queue=2)).records == []
+
+    on_sockets(main)
+
+
+def test_retries_are_spread_over_the_groups_retry_queues():
+    async def main(stage):
+        client = await stage.client()
+        await group_is(client, retry_queue_nums=3)
+        position = await store(client)
+        for _ in range(30):
+            await client.ok(BACK, back(position, 1))
+        await stage.passes(2)
+        found = [len((await client.pull(RETRY, queue=n)).records) for n in range(3)]
+        assert sum(found) == 30
+        assert min(found) > 0
+
+    in_world(main)
+
+
+def test_who_does_not_wait_is_not_answered():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client)
+        assert await client.is_silent(BACK, back(position, -1), oneway=True)
+        assert (await client.pull(DEAD)).bodies == [b"body"]
+
+    on_sockets(main)
+
+
+def test_what_came_back_is_counted_by_topic_and_group():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client)
+        await client.ok(BACK, back(position, 1))
+        await stage.passes(2)
+        (found,) = (await client.pull(RETRY)).records
+        await client.ok(BACK, back(found.position, 1))
+        forged = await store(client, RETRY, RETRY_TOPIC="nobody made this")
+        await client.ok(BACK, back(forged, 1))
+
+        meters = stage.broker.statistics
+        assert meters.find("SNDBCK_PUT_NUMS", "T@group").total == 2
+        assert meters.find("SNDBCK_PUT_NUMS", f"{RETRY}@group").total == 1
+
+    in_world(main)
+
+
+# Dead letters
+
+
+def test_after_the_last_retry_it_is_a_dead_letter_and_says_why():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client, attempts=16, UNIQ_KEY="U1", KEYS="k")
+        (given,) = (await client.pull("T")).records
+        why = "ValueError: no\x01such\x02account\n7"
+        await client.ok(BACK, back(position, reason=why))
+
+        (found,) = (await client.pull(DEAD)).records
+
+        assert (found.body, found.attempts, found.queue_id) == (b"body", 17, 0)
+        assert parse(found.properties) == {
+            "UNIQ_KEY": "U1", "KEYS": "k", "CLUSTER": "DefaultCluster", "RETRY_TOPIC": "T",
+            "ORIGIN_MESSAGE_ID": given.offset_id, "DLQ_ORIGIN_TOPIC": "T",
+            "DLQ_ORIGIN_MESSAGE_ID": "U1",
+            "DLQ_REASON": "16 retries failed, 16 are allowed: ValueError: no such account 7",
+        }  # fmt: skip
+        assert topics_of(stage) == [DEAD]
+        config = stage.broker.topics.find(DEAD).config
+        assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
+        assert (await client.pull(WAITING, queue=17)).records == []
+
+    on_sockets(main)
+
+
+def test_a_consumer_may_give_up_at_once():
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(BACK, back(await store(client), -1))
+        (found,) = (await client.pull(DEAD)).records
+        assert parse(found.properties)["DLQ_REASON"] == "its consumer gave it up"
+        assert found.attempts == 1
+
+    on_sockets(main)
+
+
+def test_dead_letters_are_found_by_key():
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(BACK, back(await store(client, KEYS="k"), -1))
+        assert list(stage.broker.store.positions_of_key(DEAD, "k", 0, 2**62))
+
+    on_sockets(main)
+
+
+@pytest.mark.parametrize(
+    ("said", "setting", "attempts", "is_dead"),
+    [
+        (None, 16, 15, False), (None, 16, 16, True), (None, 2, 1, False), (None, 2, 2, True),
+        (16, 2, 2, True),  # What stock clients say by themselves.
+        (3, 16, 2, False), (3, 16, 3, True), (30, 16, 29, False), (0, 16, 0, True),
+        (-1, 16, 0, False), (None, 0, 0, True), (2, 16, 2**31 - 1, True),
+    ],
+)  # fmt: skip
+def test_the_maximum_is_the_consumers_or_else_the_groups(said, setting, attempts, is_dead):
+    async def main(stage):
+        client = await stage.client()
+        await group_is(client, retry_max_times=setting)
+        position = await store(client, attempts=attempts)
+        await client.ok(BACK, back(position, most=said))
+        assert (stage.broker.topics.find(DEAD) is not None) is is_dead
+
+    on_sockets(main)
+
+
+def test_the_last_maximum_said_holds_for_all_members_while_one_is_online():
+    async def main(stage):
+        one, two = await stage.clients(2)
+        for each in (one, two):
+            await each.beat(consumer(GROUP, "T"))
+        position = await store(one, attempts=3)
+
+        async def dies(client, most):
+            before = await client.max_offset(DEAD) if stage.broker.topics.find(DEAD) else 0
+            await client.ok(BACK, back(position, most=most))
+            return stage.broker.topics.find(DEAD) and await client.max_offset(DEAD) > before
+
+        assert not await dies(two, 16)
+        assert await dies(one, 2)
+        assert await dies(two, 16)
+        assert not await dies(two, 20)
+        assert not await dies(one, None)
+        assert await dies(one, 3)
+        for each in (one, two):
+            each.close()
+        three = await stage.client()
+        assert not await dies(three, 16)
+
+    on_sockets(main)
+
+
+def test_very_old_clients_say_nothing_of_a_maximum():
+    async def main(stage):
+        client = await stage.client()
+        position = await store(client, attempts=3)
+        await client.ok(BACK, back(position, most=2), version=120)
+        assert topics_of(stage) == [RETRY]
+
+    on_sockets(main)
+
+
+# Sends to retry topics
+
+
+def retrying(attempts, most, **props):
+    header = sending(RETRY, RETRY_TOPIC="T", **props)
+    header.reconsume_times, header.max_reconsume_times = attempts, most
+    return header
+
+
+def test_a_retry_that_is_sent_waits_for_its_level():
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(SEND, retrying(2, 16, DELAY="5"), body=b"x")
+        await stage.passes(59)
+        assert (await client.pull(RETRY)).records == []
+        await stage.passes(2)
+        (found,) = (await client.pull(RETRY)).records
+        assert (found.body, found.attempts) == (b"x", 2)
+
+    in_world(main)
+
+
+@pytest.mark.parametrize(("attempts", "topic"), [(2, RETRY), (16, DEAD)])
+@pytest.mark.parametrize("flags", [0, 4])
+def test_a_retry_of_what_was_a_transaction_is_an_ordinary_message(attempts, topic, flags):
+    """Clients that cannot send a message back send it with all it came with."""
+
+    async def main(stage):
+        client = await stage.client()
+        header = retrying(attempts, 16, DELAY="1", TRAN_MSG="true", PGROUP="P", UNIQ_KEY="U1")
+        header.sys_flag = flags
+        await client.ok(SEND, header, body=b"x")
+        await stage.passes(2)
+
+        (found,) = (await client.pull(topic)).records
+        assert (found.body, found.attempts, found.sys_flag & 0xC) == (b"x", attempts, 0)
+        assert await client.max_offset(HALVES) == 0
+
+    in_world(main)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "said", "setting"), [(3, 3, 16), (16, None, 16), (2, -1, 2), (0, 0, 16)]
+)
+def test_a_retry_that_is_sent_too_often_is_a_dead_letter(attempts, said, setting):
+    async def main(stage):
+        client = await stage.client()
+        await group_is(client, retry_max_times=setting, retry_queue_nums=4)
+        header = retrying(attempts, said, DELAY="5", UNIQ_KEY="U1")
+        header.queue_id = 3
+        answer = await client.ok(SEND, header, body=b"x")
+        assert answer.field_map()["queueId"] == "0"
+
+        (found,) = (await client.pull(DEAD)).records
+
+        named = parse(found.properties)
+        assert (found.body, found.attempts, named["UNIQ_KEY"]) == (b"x", attempts, "U1")
+        assert (named["RETRY_TOPIC"], named["DLQ_ORIGIN_TOPIC"]) == ("T", "T")
+        assert "allowed" in named["DLQ_REASON"]
+        assert "DELAY" not in named
+        assert topics_of(stage) == [DEAD]
+
+    on_sockets(main)
+
+
+def test_a_batch_cannot_be_retried():
+    async def main(stage):
+        client = await stage.client()
+        header = batching(RETRY)
+        header.reconsume_times = 99
+        body = batch_of(b"1", b"2")
+        code = await client.code_of(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
+        assert code == ILLEGAL
+
+    on_sockets(main)
+
+
+# Across restarts
+
+
+@pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.NOTHING])
+def test_what_was_answered_outlives_a_loss_of_power(loss):
+    async def main(life):
+        client = await life.client()
+        given, dead = await store(client, body=b"again"), await store(client, body=b"dead")
+        await client.ok(BACK, back(given))
+        await client.ok(BACK, back(dead, -1))
+        await life.lose_power(loss)
+        await life.start()
+        await life.passes(11)
+
+        client = await life.client()
+        assert (await client.pull(RETRY)).bodies == [b"again"]
+        assert (await client.pull(DEAD)).bodies == [b"dead"]
+
+    in_lives(main, DURABLE)

@@ -1,0 +1,120 @@
+"""The fence's tables and statements, as each database gets them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy import MetaData
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from txmq.errors import ConfigError
+from txmq.transaction.resources import Fence, check_horizon_s
+from txmq.transaction.resources.dialects import doubts, kind_of, patience
+from txmq.transaction.resources.door import drive
+
+PAGE = Path(__file__).parents[4] / "docs/howto/fence.md"
+SPOKEN = {"postgresql": postgresql, "mysql": mysql, "sqlite": sqlite}
+
+
+def words(statement):
+    return " ".join(statement.split())
+
+
+def test_the_page_shows_the_statements_that_are_run():
+    shown = re.search(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+
+    assert shown == "".join(f"{each};\n" for each in Fence().ddl("postgresql"))
+
+
+@pytest.mark.parametrize("kind", SPOKEN)
+def test_a_claim_is_one_statement_that_reads_the_mark(kind):
+    said = words(str(Fence().claims[kind].compile(dialect=SPOKEN[kind].dialect())))
+
+    assert said.startswith("INSERT INTO txmq_fence (xid, outcome, owner, created_ms) SELECT")
+    assert "FROM txmq_fence_mark WHERE txmq_fence_mark.identity" in said
+    assert ("ON CONFLICT DO NOTHING" in said) == (kind != "mysql")
+
+
+def test_mysql_reads_a_row_as_it_is_now_and_removes_from_one_level_further_in():
+    fence = Fence()
+    spoken = mysql.dialect()
+
+    assert "LOCK IN SHARE MODE" in str(fence.outcome_now.compile(dialect=spoken))
+    said = words(str(fence.remove_old.compile(dialect=spoken)))
+    assert re.search(r"IN \(SELECT old\.xid FROM \(SELECT .* LIMIT %s\) AS old\)", said)
+
+
+def test_mysql_compares_ids_byte_for_byte():
+    assert "xid VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin" in Fence().ddl("mysql")[0]
+    assert Fence().ddl("mariadb") == Fence().ddl("mysql")
+
+
+def test_the_tables_can_stand_in_the_metadata_of_an_application():
+    metadata = MetaData()
+    Fence("fence", "tx", metadata)
+
+    assert set(metadata.tables) == {"tx.fence", "tx.fence_mark"}
+
+
+@pytest.mark.parametrize("name", ["", "fence; DROP TABLE x", "1st", "f" * 51, "fence-1"])
+def test_names_that_would_need_quotes_are_refused(name):
+    with pytest.raises(ConfigError):
+        Fence(name)
+    with pytest.raises(ConfigError):
+        Fence(schema=name or " ")
+
+
+def test_a_dialect_without_a_fence():
+    with pytest.raises(ConfigError, match="oracle"):
+        Fence().ddl("oracle")
+    assert kind_of("mariadb") == "mysql"
+
+
+def test_how_long_checks_can_come():
+    assert check_horizon_s() == 16 * 60 + 60 + 60 + 60
+    seen = check_horizon_s(
+        timeout_s=6, check_interval_s=10, check_max=3, longest_local_s=5, clocks_apart_s=1
+    )
+    assert seen == 52
+
+
+def test_mysql_has_no_patience_shorter_than_a_second():
+    assert patience("mysql", 200) == "SET SESSION innodb_lock_wait_timeout = 1"
+    assert patience("mysql", 3000) == "SET SESSION innodb_lock_wait_timeout = 3"
+    assert patience("postgresql", 200) == "SET LOCAL lock_timeout = 200"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "is_kept"),
+    [
+        ("postgresql", ("on", False), True),
+        ("postgresql", ("remote_apply", False), True),
+        ("postgresql", ("local", False), True),
+        ("postgresql", ("off", False), False),
+        ("postgresql", ("on", True), False),
+        ("mysql", (1,), True),
+        ("mysql", (2,), False),
+        ("sqlite", (2, "wal"), True),
+        ("sqlite", (1, "wal"), False),
+        ("sqlite", (1, "delete"), True),
+        ("sqlite", (0, "memory"), False),
+    ],
+)
+def test_which_commits_are_kept(kind, said, is_kept):
+    assert (doubts(kind, said) is None) is is_kept
+
+
+def test_a_coroutine_that_never_waits_is_driven_to_its_end():
+    async def seven():
+        return 7
+
+    async def waits():
+        await Pause()
+
+    class Pause:
+        def __await__(self):
+            yield
+
+    assert drive(seven()) == 7
+    with pytest.raises(AssertionError):
+        drive(waits())

@@ -1,0 +1,96 @@
+"""What exceptions of databases say, and how sure a commit is that failed with one."""
+
+import sqlite3
+
+import psycopg
+import pytest
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from txmq.transaction.resources.failures import Failure, failure, is_settled
+
+
+def of_postgres(sqlstate):
+    return psycopg.errors.lookup(sqlstate)("said the server")
+
+
+def of_mysql(number):
+    raised = type("DriverError", (Exception,), {})(number, "said the server")
+    return OperationalError("SELECT 1", {}, raised)
+
+
+def of_sqlite(name, text=""):
+    problem = sqlite3.OperationalError(text)
+    problem.sqlite_errorname = name
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected", "settled"),
+    [
+        (of_postgres("40001"), Failure.RETRY, True),
+        (of_postgres("40P01"), Failure.RETRY, True),
+        (of_postgres("40003"), Failure.LOST, False),
+        (of_postgres("23505"), Failure.DUPLICATE, True),
+        (of_postgres("23514"), Failure.REFUSED, True),
+        (of_postgres("P0001"), Failure.REFUSED, True),
+        (of_postgres("25P02"), Failure.REFUSED, True),
+        (of_postgres("55P03"), Failure.LOCKED, True),
+        (of_postgres("42P01"), Failure.MISSING, False),
+        (of_postgres("42703"), Failure.CHANGED, False),
+        (of_postgres("57P01"), Failure.LOST, False),
+        (of_postgres("57P02"), Failure.LOST, False),
+        (of_postgres("08006"), Failure.LOST, False),
+        (of_postgres("57014"), Failure.OTHER, False),
+        (of_postgres("53100"), Failure.OTHER, False),
+        (of_postgres("58030"), Failure.OTHER, False),
+        (of_postgres("XX000"), Failure.OTHER, False),
+        (psycopg.OperationalError("server closed the connection"), Failure.LOST, False),
+        (psycopg.InterfaceError("the connection is closed"), Failure.LOST, False),
+        (psycopg.ProgrammingError("of our own side"), Failure.OTHER, False),
+        (of_mysql(1213), Failure.RETRY, True),
+        (of_mysql(1205), Failure.LOCKED, True),
+        (of_mysql(1062), Failure.DUPLICATE, True),
+        (of_mysql(1146), Failure.MISSING, False),
+        (of_mysql(2013), Failure.LOST, False),
+        (of_mysql(4711), Failure.OTHER, False),
+        (of_sqlite("SQLITE_BUSY"), Failure.LOCKED, True),
+        (of_sqlite("SQLITE_BUSY_SNAPSHOT"), Failure.RETRY, True),
+        (of_sqlite("SQLITE_CONSTRAINT_PRIMARYKEY"), Failure.DUPLICATE, True),
+        (of_sqlite("SQLITE_CONSTRAINT_CHECK"), Failure.REFUSED, True),
+        (of_sqlite("SQLITE_IOERR_FSYNC"), Failure.LOST, False),
+        (of_sqlite("SQLITE_FULL"), Failure.OTHER, False),
+        (of_sqlite("SQLITE_ERROR", "no such table: txmq_fence"), Failure.MISSING, False),
+        (of_sqlite("SQLITE_ERROR", "no such column: owner"), Failure.CHANGED, False),
+        (ConnectionResetError(104, "reset"), Failure.LOST, False),
+        (TimeoutError(), Failure.LOST, False),
+        (OSError(2, "no such file"), Failure.OTHER, False),
+        (ValueError(1213), Failure.OTHER, False),
+        (type("BankError", (Exception,), {})(1213), Failure.OTHER, False),
+        (KeyError("x"), Failure.OTHER, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_an_exception_says(problem, expected, settled):
+    assert failure(problem) is expected
+    assert is_settled(problem) is settled
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "23505", "57P01"])
+def test_what_it_says_wrapped_by_sqlalchemy(sqlstate):
+    plain = of_postgres(sqlstate)
+
+    assert failure(OperationalError("SELECT 1", {}, plain)) is failure(plain)
+
+
+def test_a_face_of_an_asyncio_driver_keeps_what_that_raised_as_the_cause():
+    face = Exception("face")
+    face.__cause__ = of_postgres("40001")
+
+    assert failure(DBAPIError("COMMIT", {}, face)) is Failure.RETRY
+
+
+def test_what_broke_a_connection_is_never_settled():
+    broke = OperationalError("COMMIT", {}, of_postgres("40001"), connection_invalidated=True)
+
+    assert failure(broke) is Failure.LOST
+    assert not is_settled(broke)

@@ -1,0 +1,455 @@
+"""Decorated functions and blocks of code: the database and the topic agree, whatever happens."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+from sqlalchemy import text
+
+from tests.unit.transaction.manager_stage import (
+    COMMITTED,
+    GROUP,
+    NOT_KNOWN,
+    ROLLED_BACK,
+    TOPIC,
+    Order,
+    on_stage,
+    take,
+    take_plainly,
+)
+from txmq import Message, TransactionProducer
+from txmq.errors import (
+    FenceMissing,
+    LocalProtocolError,
+    RollBack,
+    RolledBackByCheck,
+    TransactionOverdue,
+    UsageError,
+)
+from txmq.transaction.state import LocalTransactionState
+
+BODY = b'{"id":"o-1","amount":30}'
+
+
+class Refusal(Exception):
+    """What a business function raises."""
+
+
+def transfer(manager, function=take, **more):
+    return manager.transactional(topic=TOPIC, keys=lambda order: order.id, **more)(function)
+
+
+@on_stage
+async def test_a_function_commits_both_sides(stage):
+    async with stage.manager() as tm:
+        outcome = await transfer(tm, tags="CCB")(Order("o-1", 30))
+        assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
+        assert (outcome.result, outcome.problem) == ("o-1", None)
+        assert tm.tally.committed == 1
+    assert stage.bank.balance == 70
+    assert stage.bank.fence == {outcome.xid: 1}
+    assert await stage.visible() == [BODY]
+    found = await stage.client.admin.find(TOPIC, outcome.message_id)
+    assert (found.keys, found.tags) == (("o-1",), "CCB")
+
+
+@on_stage
+async def test_a_plain_function_runs_in_a_thread(stage):
+    where = []
+
+    def function(session, order):
+        where.append(threading.current_thread())
+        return take_plainly(session, order)
+
+    async with stage.manager(stage.resource(is_blocking=True)) as tm:
+        outcome = await transfer(tm, function)(Order("o-1", 30))
+    assert (outcome.state, outcome.result) == (COMMITTED, "o-1")
+    assert where[0] is not threading.current_thread()
+    assert stage.bank.balance == 70
+    assert await stage.visible() == [BODY]
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+@pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda each: repr(each))
+def test_what_a_function_raises_rolls_back_both_sides(bank, problem, is_blocking):
+    @on_stage
+    async def scenario(stage):
+        async def refused(session, order):
+            await take(session, order)
+            raise problem
+
+        def refused_plainly(session, order):
+            take_plainly(session, order)
+            raise problem
+
+        async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+            function = transfer(tm, refused_plainly if is_blocking else refused)
+            if isinstance(problem, RollBack):
+                outcome = await function(Order("o-1", 30))
+                assert (outcome.state, outcome.problem) == (ROLLED_BACK, problem)
+            else:
+                with pytest.raises(Refusal, match="no") as raised:
+                    await function(Order("o-1", 30))
+                assert raised.value.__notes__[0].endswith("is rolled back")
+            assert tm.tally.rolled_back == 1
+        assert stage.bank.balance == 100
+        assert stage.bank.fence == {}
+        assert await stage.visible() == await stage.open() == []
+
+    scenario(bank)
+
+
+@on_stage
+async def test_a_commit_that_the_database_refuses_is_raised(stage):
+    async with stage.manager() as tm:
+        with pytest.raises(Exception, match=r"(?i)check"):
+            await transfer(tm)(Order("o-1", 130))
+        assert tm.tally.rolled_back == 1
+    assert await stage.visible() == await stage.open() == []
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, is_committed):
+    @on_stage
+    async def scenario(stage):
+        resource = stage.resource(is_blocking=True)
+        dialect = resource.engine.dialect
+        commit, lost = dialect.do_commit, []
+
+        def do_commit(connection):
+            if lost:
+                return commit(connection)
+            lost.append(True)
+            if is_committed:
+                commit(connection)
+            raise dialect.dbapi.OperationalError("the server closed the connection")
+
+        async with stage.manager(resource) as tm:
+            dialect.do_commit = do_commit
+            outcome = await transfer(tm, take_plainly)(Order("o-1", 30))
+            assert (outcome.state, outcome.is_acknowledged) == (NOT_KNOWN, False)
+            assert "did not say" in str(outcome.problem)
+            await stage.until_settled()
+        assert stage.bank.balance == (70 if is_committed else 100)
+        assert await stage.visible() == ([BODY] if is_committed else [])
+
+    scenario(bank)
+
+
+@on_stage
+async def test_a_function_that_commits_by_itself_is_found_out_by_a_check(stage):
+    async def hasty(session, order):
+        await take(session, order)
+        await session.commit()
+
+    async def hasty_and_sorry(session, order):
+        await hasty(session, order)
+        raise Refusal
+
+    async with stage.manager() as tm:
+        for function in (hasty, hasty_and_sorry):
+            outcome = await transfer(tm, function)(Order("o-1", 30))
+            assert outcome.state is NOT_KNOWN
+        assert isinstance(outcome.problem, Refusal)
+        await stage.until_settled()
+    assert stage.bank.balance == 40
+    assert await stage.visible() == [BODY, BODY]
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_serialization_failure_is_tried_again_in_the_same_transaction(bank, is_blocking):
+    if bank.url.get_backend_name() != "postgresql":
+        return  # The other one has a single writer.
+
+    @on_stage
+    async def scenario(stage):
+        tries = []
+
+        def meddle(xid):
+            tries.append(xid)
+            if len(tries) == 1:
+                stage.bank.order("UPDATE account SET balance = balance - 1")
+
+        async def contended(session, order):
+            await session.execute(text("SELECT balance FROM account"))
+            meddle(tm.current().xid)
+            await take(session, order)
+
+        def contended_plainly(session, order):
+            session.execute(text("SELECT balance FROM account"))
+            meddle(tm.current().xid)
+            take_plainly(session, order)
+
+        resource = stage.resource(is_blocking=is_blocking)
+        engine = resource.engine if is_blocking else resource.engine.sync_engine
+        engine.update_execution_options(isolation_level="REPEATABLE READ")
+        async with stage.manager(resource) as tm:
+            function = transfer(tm, contended_plainly if is_blocking else contended)
+            outcome = await function(Order("o-1", 30))
+        assert tries == [outcome.xid] * 2
+        assert outcome.state is COMMITTED
+        assert stage.bank.balance == 69
+        assert await stage.visible() == [BODY]
+
+    scenario(bank)
+
+
+@on_stage
+async def test_transactions_are_not_nested(stage):
+    async with stage.manager() as tm:
+        inner = transfer(tm)
+
+        async def outer(session, order):
+            await take(session, order)
+            await inner(order)
+
+        with pytest.raises(UsageError, match="not nested.*outbox"):
+            await transfer(tm, outer)(Order("o-1", 30))
+        assert tm.tally.rolled_back == 1
+        assert tm.current() is None
+        with pytest.raises(LocalProtocolError, match="outbox"):
+            async with tm.transaction([Message(topic=TOPIC, body=b"block")] * 2):
+                pass
+    assert stage.bank.balance == 100
+    assert await stage.visible() == await stage.open() == []
+
+
+@on_stage
+async def test_the_current_transaction_is_this_tasks(stage):
+    seen = []
+
+    async with stage.manager() as tm:
+
+        async def aside():
+            await over.wait()
+            return tm.current()
+
+        async def function(session, order):
+            found = tm.current()
+            seen.append((found.xid, found.session is session, asyncio.ensure_future(aside())))
+            await asyncio.sleep(0)
+            assert tm.current() is found
+
+        over = asyncio.Event()
+        outcomes = await asyncio.gather(*[transfer(tm, function)(Order("o", n)) for n in (1, 2)])
+        assert {each for each, _, _ in seen} == {each.xid for each in outcomes}
+        assert all(is_its for _, is_its, _ in seen)
+        over.set()
+        assert [await task for _, _, task in seen] == [None, None]
+
+
+@on_stage
+async def test_a_block_of_code_is_a_transaction(stage):
+    async with stage.manager() as tm:
+        async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+            assert tm.current() is transaction
+            assert await stage.open() == [transaction.xid]
+            await take(transaction.session, Order("o", 30))
+        assert tm.current() is None
+        assert transaction.outcome.state is COMMITTED
+        assert transaction.outcome.xid == transaction.xid
+
+        with pytest.raises(Refusal):  # noqa: PT012 - the block is what is tested
+            async with tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction:
+                await take(transaction.session, Order("o", 30))
+                raise Refusal
+        async with tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction:
+            raise RollBack("no")
+        assert transaction.outcome.state is ROLLED_BACK
+    assert stage.bank.balance == 70
+    assert await stage.visible() == [b"block"]
+    assert await stage.open() == []
+
+
+@on_stage
+async def test_who_is_cancelled_rolls_back_at_once(stage):
+    async def endless(session, order):
+        await take(session, order)
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def block(tm):
+        async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+            await endless(transaction.session, Order("o", 30))
+
+    async with stage.manager() as tm:
+        for work in (transfer(tm, endless)(Order("o", 30)), block(tm)):
+            begun = asyncio.Event()
+            running = asyncio.ensure_future(work)
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+    assert tm.tally.rolled_back == 2
+    assert tm.tally.checks == 0
+    assert stage.bank.balance == 100
+    assert await stage.visible() == await stage.open() == []
+
+
+@on_stage
+async def test_a_plain_function_runs_on_when_its_caller_is_cancelled(stage):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(session, order):
+        take_plainly(session, order)
+        begun.set()
+        may_end.wait(20)
+
+    async with stage.manager(stage.resource(is_blocking=True)) as tm:
+        running = asyncio.ensure_future(transfer(tm, slow)(Order("o-1", 30)))
+        await asyncio.to_thread(begun.wait, 20)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        may_end.set()
+    assert tm.tally.committed == 1
+    assert stage.bank.balance == 70
+    assert await stage.visible() == [BODY]
+
+
+@on_stage
+async def test_what_takes_too_long_is_rolled_back(stage):
+    async def endless(session, order):
+        await take(session, order)
+        await asyncio.Event().wait()
+
+    def slow(session, order):
+        take_plainly(session, order)
+        threading.Event().wait(0.2)
+
+    async with stage.manager(local_timeout_s=0.1) as tm:
+        with pytest.raises(TransactionOverdue):
+            await transfer(tm, endless)(Order("o", 30))
+        with pytest.raises(TransactionOverdue):
+            async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+                await endless(transaction.session, Order("o", 30))
+        assert tm.tally.rolled_back == 2
+    plain = stage.resource(is_blocking=True)
+    async with stage.manager(plain, local_timeout_s=0.1) as tm:
+        with pytest.raises(TransactionOverdue):
+            await transfer(tm, slow)(Order("o", 30))
+    assert stage.bank.balance == 100
+    assert await stage.visible() == await stage.open() == []
+
+
+@on_stage
+async def test_one_that_was_asleep_before_its_fence_cannot_commit(stage):
+    """P8: paused until somebody else of the group was asked, and has answered."""
+    resource, elsewhere, asked = stage.resource(), stage.resource(), []
+    await elsewhere.verify()
+    local = resource.local
+
+    class Sleeper:
+        def __init__(self, *given):
+            self._given, self._real = given, local(*given)
+
+        def __getattr__(self, name):
+            return getattr(self._real, name)
+
+        async def __aenter__(self):
+            answer = await elsewhere.check(*self._given, identity=resource.identity)
+            asked.append((self._given[0], answer))
+            return await self._real.__aenter__()
+
+        async def __aexit__(self, *problem):
+            await self._real.__aexit__(*problem)
+
+    async with stage.manager(resource) as tm:
+        resource.local = Sleeper
+        with pytest.raises(RolledBackByCheck):
+            await transfer(tm)(Order("o-1", 30))
+        assert tm.tally.rolled_back == 1
+    ((xid, answer),) = asked
+    assert answer is LocalTransactionState.ROLLBACK
+    assert stage.bank.balance == 100
+    assert stage.bank.fence == {xid: 2}
+    assert await stage.visible() == await stage.open() == []
+
+
+@on_stage
+async def test_another_process_of_the_group_answers_for_one_that_is_gone(stage):
+    """P5 and P6: the process ends before its END, with the local transaction done and not."""
+    resource = stage.resource()
+    async with stage.manager(resource) as tm:
+        begun = [await tm.begin(Message(topic=TOPIC, body=b"%d" % n)) for n in (1, 2)]
+        async with begun[0].local as session:
+            await take(session, Order("o-1", 30))
+        for each in begun:
+            await tm.leave(each)
+        await tm._producer.__aexit__(None, None, None)
+        assert sorted(await stage.open()) == sorted(each.half.id for each in begun)
+        async with stage.manager():
+            await stage.until_settled()
+        assert await stage.visible() == [b"1"]
+        assert stage.bank.fence == {begun[0].half.id: 1, begun[1].half.id: 2}
+
+
+@on_stage
+async def test_a_half_message_of_somebody_else_is_not_presumed_to_be_nothing(stage):
+    class Other:
+        def execute_local_transaction(self, message, arg):
+            return LocalTransactionState.UNKNOWN
+
+        check_local_transaction = None
+
+    Other.check_local_transaction = lambda self, message: LocalTransactionState.COMMIT
+    async with stage.manager() as tm:
+        async with TransactionProducer(GROUP, stage.names, Other()) as producer:
+            half = await producer.prepare(Message(topic=TOPIC, body=b"other"))
+        async with asyncio.timeout(20):
+            while not tm.tally.checks_unknown:
+                await asyncio.sleep(0.02)
+        assert await stage.open() == [half.id]
+    assert stage.bank.fence == {}
+
+
+@on_stage
+async def test_a_start_refuses_a_database_without_a_fence(stage):
+    stage.bank.order("DROP TABLE txmq_fence")
+    tm = stage.manager()
+    with pytest.raises(FenceMissing):
+        await tm.__aenter__()
+    with pytest.raises(UsageError, match="not open|verify"):
+        await transfer(tm)(Order("o-1", 30))
+
+
+@on_stage
+async def test_functions_of_the_wrong_kind_are_refused_when_they_are_decorated(stage):
+    waits, blocks = stage.manager(), stage.manager(stage.resource(is_blocking=True))
+    with pytest.raises(UsageError, match="an async function is for it, unlike take_plainly"):
+        transfer(waits, take_plainly)
+    with pytest.raises(UsageError, match="a plain function is for it, unlike take"):
+        transfer(blocks, take)
+    async with blocks:
+        with pytest.raises(UsageError, match="stall the loop"):
+            async with blocks.transaction(Message(topic=TOPIC, body=b"block")):
+                pass
+
+
+@on_stage
+async def test_a_message_of_a_manager_brings_no_id(stage):
+    async with stage.manager() as tm:
+        own = Message(topic=TOPIC, body=b"", properties={"UNIQ_KEY": "mine"})
+        with pytest.raises(LocalProtocolError, match="given its id"):
+            async with tm.transaction(own):
+                pass
+    assert await stage.open() == []
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_the_nine_steps_are_told_in_their_order(bank, caplog, is_block):
+    @on_stage
+    async def scenario(stage):
+        async with stage.manager() as tm:
+            with caplog.at_level(logging.DEBUG, "txmq.transaction.story"):
+                if is_block:
+                    async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+                        pass
+                    return transaction.xid
+                return (await transfer(tm)(Order("o-1", 30))).xid
+
+    scenario(bank)
+    told = [each.args for each in caplog.records if each.name == "txmq.transaction.story"]
+    assert [step for _, step, _ in told] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert len({xid for xid, _, _ in told}) == 1

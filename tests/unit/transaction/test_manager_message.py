@@ -1,0 +1,78 @@
+"""Messages made from the arguments of decorated functions."""
+
+import datetime as dt
+import inspect
+from dataclasses import dataclass
+from decimal import Decimal
+
+import pytest
+
+from txmq.errors import LocalProtocolError
+from txmq.transaction.manager_message import Shape
+
+
+@dataclass
+class Order:
+    """What is ordered."""
+
+    id: int
+    price: Decimal
+    due: dt.date = dt.date(2024, 2, 29)
+
+
+ORDER = Order(7, Decimal("1.20"))
+
+
+def shape(function, **parts):
+    usual = {"topic": "T", "tags": "", "keys": (), "body": None, "properties": {}}
+    return Shape(name="f", signature=inspect.signature(function), **{**usual, **parts})
+
+
+def one(order):
+    """What is decorated, without its session."""
+
+
+def two(payer, amount=5, *rest, note=""):
+    """The same with more."""
+
+
+def message(function, *args, **parts):
+    return shape(function, **parts).message(args, {})
+
+
+def test_the_body_is_the_argument_or_all_of_them_by_name():
+    assert message(one, ORDER).body == b'{"id":7,"price":"1.20","due":"2024-02-29"}'
+    assert message(two, "A").body == b'{"payer":"A","amount":5,"rest":[],"note":""}'
+    assert message(one, b"\x00raw").body == b"\x00raw"
+    assert message(one, "text").body == b'"text"'
+
+
+def test_each_part_may_be_made_from_the_arguments():
+    made = message(
+        one, ORDER,
+        topic=lambda order: f"T{order.id}", tags=lambda order: "X",
+        keys=lambda order: (order.id, "k"), body=lambda order: {"only": order.id},
+        properties=lambda order: {"price": str(order.price)},
+    )  # fmt: skip
+    assert (made.topic, made.tags, made.keys) == ("T7", "X", ("7", "k"))
+    assert (made.body, made.properties) == (b'{"only":7}', {"price": "1.20"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "made"), [("a b", ("a b",)), (("a", "b"), ("a", "b")), (lambda _: 7, ("7",)),
+                       (lambda _: None, ())],
+)  # fmt: skip
+def test_keys_are_one_or_several(keys, made):
+    assert message(one, ORDER, keys=keys).keys == made
+
+
+def test_what_cannot_be_written_is_refused_with_what_to_do():
+    with pytest.raises(LocalProtocolError, match="of f cannot be written as JSON; give it `body="):
+        message(one, object())
+    with pytest.raises(LocalProtocolError, match="the topic of f's message is no text: 7"):
+        message(one, ORDER, topic=lambda order: order.id)
+
+
+def test_wrong_arguments_are_refused_as_by_the_function_itself():
+    with pytest.raises(TypeError, match="missing a required argument: 'order'"):
+        message(one)

@@ -1,0 +1,111 @@
+"""Producers of transactions that are cancelled wherever they wait leave nothing behind."""
+
+import asyncio
+
+import pytest
+
+from tests.cancelling import cancelled_everywhere
+from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.transaction.producing_stage import (
+    COMMIT,
+    GROUP,
+    TOPIC,
+    UNKNOWN,
+    Bank,
+    Stage,
+    message,
+    staged,
+)
+from txmq.client.client import Client
+from txmq.protocol import command
+from txmq.transaction import TransactionProducer, TransactionSettings
+
+
+async def local():
+    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    return COMMIT
+
+
+def on_stage(scene):
+    async def scenario(world, attempt):
+        server, machine = world.machine("server"), world.machine("one")
+        async with FakeCluster(server.network, server.clock, host=server.address) as cluster:
+            cluster.add_topic(TOPIC, 2)
+            network = attempt.watch(machine.network)
+            client = Client(cluster.names, None, network, machine.clock, machine.entropy)
+            await scene(Stage(world, cluster, None, Bank(local, local)), client, attempt)
+
+    return scenario
+
+
+@pytest.mark.parametrize("again_after", [None, 1, 3])
+def test_a_producer_with_transactions_and_checks(again_after):
+    async def scene(stage, client, attempt):
+        async def use():
+            settings = TransactionSettings(check_timeout_s=0.015)
+            stage.producer = TransactionProducer(GROUP, client, stage.bank, settings)
+            async with client, stage.producer as producer:
+                await producer.send_in_transaction(message())
+                stage.ask(await stage.half())
+                await stage.until(lambda: len(stage.ends) == 2)
+
+        await attempt.run(use(), within_s=4.0)
+        assert client.producer(GROUP) is None
+        assert not client.is_open
+
+    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > 10
+
+
+def test_what_was_decided_is_told_whoever_is_cancelled():
+    async def scene(stage, client, attempt):
+        async with client, TransactionProducer(GROUP, client, stage.bank) as producer:
+            said = []
+
+            async def decided():
+                said.append(await local())
+                return said[-1]
+
+            stage.bank.says = decided
+            await attempt.run(producer.send_in_transaction(message()), within_s=4.0)
+            assert stage.said == said
+
+    stays = ["heartbeats", "route refresh"]
+    assert cancelled_everywhere(on_stage(scene), stays=stays) >= 5
+
+
+@staged(bank={"says": lambda: asyncio.sleep(3600, COMMIT)})
+async def test_who_is_cancelled_in_a_local_transaction_decides_nothing(stage):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await stage.producer.send_in_transaction(message())
+
+    assert len(stage.bank.executed) == 1
+    assert stage.ends == []
+
+
+@staged(bank={"says_of_checks": UNKNOWN})
+async def test_leaving_twice_is_harmless(stage):
+    await stage.producer.__aexit__(None, None, None)
+    await stage.producer.__aexit__(None, None, None)
+
+
+def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
+    @staged()
+    async def scenario(stage):
+        def later(request):
+            asyncio.get_running_loop().call_later(1, answer, request)
+
+        def answer(request):
+            connection = stage.broker.connection
+            connection.send(command.answer(request, 201, remark="because"))
+            connection.flush()
+
+        stage.told("end", later)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await stage.producer.send_in_transaction(message())
+        await stage.until(lambda: stage.producer.tally.conflicts)
+
+    scenario()
+    assert "was rolled back before it was told COMMIT" in caplog.text

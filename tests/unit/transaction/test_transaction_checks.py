@@ -1,0 +1,260 @@
+"""Checks: who is asked, how many at once, and what becomes of handlers that fail or hang."""
+
+import asyncio
+
+import pytest
+
+from tests.unit.transaction.producing_stage import (
+    COMMIT,
+    GROUP,
+    ROLLBACK,
+    TOPIC,
+    UNKNOWN,
+    message,
+    refuse,
+    silent,
+    staged,
+)
+from txmq.errors import RollBack
+from txmq.transaction import checks
+
+
+class Odd(BaseException):
+    """No Exception, and still nobody's end."""
+
+
+def for_ever():
+    return asyncio.get_running_loop().create_future()
+
+
+async def deaf():
+    """Takes no notice of being cancelled, for long."""
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        await asyncio.sleep(20)
+    return COMMIT
+
+
+@pytest.mark.parametrize("says", [COMMIT, ROLLBACK, RollBack("it never ran")])
+def test_a_decision_goes_to_whoever_asked(says):
+    @staged(bank={"says_of_checks": says})
+    async def scenario(stage):
+        xid = await stage.half(b"open")
+        stage.ask(xid)
+        await stage.until(lambda: stage.ends)
+
+        (end,) = stage.ends
+        (checked,) = stage.bank.checked
+        assert (checked.id, checked.body, checked.topic) == (xid, b"open", TOPIC)
+        assert (end["msgId"], end["transactionId"], end["topic"]) == (xid, xid, TOPIC)
+        assert end["producerGroup"] == GROUP
+        assert end["fromTransactionCheck"] == "true"
+        assert (end["tranStateTableOffset"], end["commitLogOffset"]) == ("0", "0")
+        assert stage.said == [COMMIT if says is COMMIT else ROLLBACK]
+
+    scenario()
+
+
+@pytest.mark.parametrize("says", [UNKNOWN, RuntimeError("no database"), None, "COMMIT", Odd()])
+def test_what_is_not_known_is_said_to_be_unknown(says):
+    @staged(bank={"says_of_checks": says})
+    async def scenario(stage):
+        stage.ask(await stage.half())
+        await stage.until(lambda: stage.ends)
+        assert stage.said == [UNKNOWN]
+        assert stage.producer.tally.checks_unknown == 1
+        # And the next one is asked about as if nothing had been.
+        stage.bank.says_of_checks = COMMIT
+        stage.ask(await stage.half(b"next"))
+        await stage.until(lambda: len(stage.ends) == 2)
+        assert stage.said == [UNKNOWN, COMMIT]
+
+    scenario()
+
+
+@staged(check_workers=2, check_queue=3)
+async def test_so_many_are_asked_at_once_others_wait_and_more_are_left_to_the_broker(stage):
+    gate = asyncio.Event()
+
+    async def wait():
+        await gate.wait()
+        return COMMIT
+
+    stage.bank.says_of_checks = wait
+    halves = [await stage.half(b"%d" % number) for number in range(8)]
+    for each in halves:
+        stage.ask(each)
+    await asyncio.sleep(1)
+    assert len(stage.bank.checked) == 2
+    gate.set()
+    await stage.until(lambda: len(stage.ends) == 5)
+
+    assert [each.id for each in stage.bank.checked] == halves[:5]
+    assert (stage.producer.tally.checks, stage.producer.tally.checks_dropped) == (8, 3)
+    assert stage.producer.tally.checks_committed == 5
+
+
+@staged(check_workers=1, check_queue=0)
+async def test_without_a_queue_one_is_still_asked(stage):
+    stage.ask(await stage.half())
+    await stage.until(lambda: stage.ends)
+
+
+@staged(check_workers=1)
+async def test_one_that_is_asked_about_twice_is_looked_up_once(stage):
+    stage.bank.says_of_checks = lambda: asyncio.sleep(1.0, COMMIT)
+    first, second = await stage.half(b"1"), await stage.half(b"2")
+    for each in (first, second):
+        stage.ask(each, checks=3)
+    await stage.until(lambda: len(stage.ends) == 2)
+
+    assert [each.id for each in stage.bank.checked] == [first, second]
+
+
+@staged(check_workers=1, check_timeout_s=5.0, bank={"says_of_checks": for_ever})
+async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_another(stage):
+    hanging, next_one = await stage.half(b"1"), await stage.half(b"2")
+    stage.ask(hanging)
+    await stage.until(lambda: stage.bank.checked)
+    stage.bank.says_of_checks = COMMIT
+    stage.ask(next_one)
+    await stage.until(lambda: len(stage.ends) == 2)
+
+    assert {each["msgId"]: word for each, word in zip(stage.ends, stage.said, strict=True)} == {
+        hanging: UNKNOWN,
+        next_one: COMMIT,
+    }
+    assert stage.producer.tally.checks_hung == 1
+    # It was cancelled, so it may be asked about again.
+    stage.ask(hanging)
+    await stage.until(lambda: len(stage.ends) == 3)
+    assert stage.said[2] is COMMIT
+
+
+@staged(check_workers=1, check_timeout_s=5.0, bank={"says_of_checks": deaf})
+async def test_one_that_goes_on_all_the_same_is_told_late(stage):
+    xid = await stage.half()
+    stage.ask(xid)
+    await stage.until(lambda: stage.ends)
+    stage.ask(xid)
+    await stage.until(lambda: len(stage.ends) == 2)
+    assert len(stage.bank.checked) == 1  # Once is enough for what hangs.
+    await stage.until(lambda: len(stage.ends) == 3)
+
+    assert stage.said == [UNKNOWN, UNKNOWN, COMMIT]
+
+
+def test_of_those_that_hang_there_are_only_so_many(monkeypatch):
+    monkeypatch.setattr(checks, "HUNG_CHECKS_MAX", 2)
+
+    @staged(check_workers=1, check_queue=1, check_timeout_s=5.0, bank={"says_of_checks": deaf})
+    async def scenario(stage):
+        halves = [await stage.half(b"%d" % number) for number in range(4)]
+        for number in (0, 1):
+            stage.ask(halves[number])
+            await stage.until(lambda done=number + 1: len(stage.ends) == done)
+        stage.bank.says_of_checks = COMMIT
+        stage.ask(halves[2])  # It waits until one returns.
+        stage.ask(halves[3])  # And this one finds no room.
+        await asyncio.sleep(1)
+        assert len(stage.bank.checked) == 2
+        assert stage.producer.tally.checks_dropped == 1
+        await stage.until(lambda: len(stage.ends) == 5)
+        assert [each.id for each in stage.bank.checked] == halves[:3]
+
+    scenario()
+
+
+@pytest.mark.parametrize(("says", "code"), [(COMMIT, 201), (ROLLBACK, 200)])
+def test_an_answer_that_comes_too_late_is_counted(says, code, caplog):
+    @staged(bank={"says_of_checks": says})
+    async def scenario(stage):
+        stage.told("end", refuse(code))
+        stage.ask(await stage.half())
+        await stage.until(lambda: stage.producer.tally.conflicts)
+        await asyncio.sleep(1)
+        assert len(stage.ends) == 1
+
+    scenario()
+    assert "before it was told" in caplog.text
+
+
+@staged(end_timeout_s=1.0)
+async def test_an_answer_that_nobody_acknowledges_is_given_once(stage):
+    stage.told("end", silent, stage.lose)
+    stage.ask(await stage.half())
+    await asyncio.sleep(5)
+    assert len(stage.ends) == 1
+    stage.ask(await stage.half())
+    await asyncio.sleep(5)
+    assert len(stage.ends) == 2
+
+
+@staged()
+async def test_a_connection_that_is_gone_gets_no_answer(stage):
+    async def outage():
+        stage.broker.connection.abort()
+        await asyncio.sleep(1)
+        return UNKNOWN
+
+    stage.bank.says_of_checks = outage
+    stage.ask(await stage.half())
+    await stage.until(lambda: stage.producer.tally.checks_unknown)
+    assert stage.ends == []
+
+
+@staged()
+async def test_leaving_waits_for_checks(stage):
+    stage.bank.says_of_checks = lambda: asyncio.sleep(3, COMMIT)
+    stage.ask(await stage.half())
+    await stage.until(lambda: stage.bank.checked)
+    await stage.producer.__aexit__(None, None, None)
+    assert stage.said == [COMMIT]
+
+
+@staged(stop_s=5.0, bank={"says_of_checks": deaf})
+async def test_leaving_does_not_wait_for_what_hangs(stage):
+    stage.ask(await stage.half())
+    await stage.until(lambda: stage.bank.checked)
+    began = stage.world.now()
+    await stage.producer.__aexit__(None, None, None)
+    assert stage.world.now() - began < 30  # The handler itself is waited for, once cancelled.
+
+
+@staged(check_timeout_s=1.0, bank={"says_of_checks": for_ever})
+async def test_a_producer_that_sends_nothing_answers_too(stage):
+    xid = await stage.half()
+    stage.bank.says_of_checks = COMMIT
+    stage.ask(xid, checks=2)
+    await stage.until(lambda: stage.ends)
+    assert stage.said == [COMMIT]
+
+
+@staged(bank={"says_of_checks": ROLLBACK})
+async def test_one_that_still_runs_here_is_unknown_whatever_its_listener_would_say(stage):
+    stage.bank.says = lambda: asyncio.sleep(30, COMMIT)
+    running = asyncio.ensure_future(stage.producer.send_in_transaction(message(b"slow")))
+    await stage.until(lambda: stage.bank.executed)
+    xid = stage.bank.executed[0][0].id
+    stage.ask(xid)
+    await stage.until(lambda: stage.ends)
+    assert (await running).is_acknowledged
+    assert stage.said == [UNKNOWN, COMMIT]
+    assert stage.bank.checked == []
+
+    stage.ask(xid)
+    await stage.until(lambda: len(stage.ends) == 3)
+    assert len(stage.bank.checked) == 1
+
+
+@staged(bank={"says_of_checks": ROLLBACK})
+async def test_one_that_was_cancelled_here_is_asked_about(stage):
+    stage.bank.says = lambda: asyncio.sleep(30, COMMIT)
+    running = asyncio.ensure_future(stage.producer.send_in_transaction(message(b"slow")))
+    await stage.until(lambda: stage.bank.executed)
+    running.cancel()
+    await asyncio.wait([running])
+    stage.ask(stage.bank.executed[0][0].id)
+    await stage.until(lambda: stage.ends)
+    assert stage.said == [ROLLBACK]

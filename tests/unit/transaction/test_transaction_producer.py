@@ -1,0 +1,528 @@
+"""A producer of transactions and a broker that does what it is told: halves, decisions, errors."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.unit.transaction.producing_stage import (
+    COMMIT,
+    GROUP,
+    ROLLBACK,
+    TOPIC,
+    UNKNOWN,
+    Bank,
+    fields_of,
+    message,
+    refuse,
+    silent,
+    staged,
+)
+from txmq.client.settings import ProducerSettings
+from txmq.client.values import SendStatus
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionLost,
+    Effect,
+    InternalError,
+    LimitExceeded,
+    LocalProtocolError,
+    MessageIllegal,
+    RequestTimeout,
+    RollBack,
+    ServiceUnavailable,
+    TransactionConflict,
+    TransactionGroupWrong,
+    UsageError,
+)
+from txmq.message import Queue
+from txmq.protocol import command, headers
+from txmq.protocol.codes import SysFlag
+from txmq.transaction import (
+    HalfMessage,
+    TransactionProducer,
+    TransactionSettings,
+    TransactionState,
+)
+
+COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
+
+
+# What is sent
+
+
+@staged()
+async def test_a_half_message_goes_out_and_then_its_decision(stage):
+    sent = message(tags="TAGA", keys=("o-1",), properties={"shop": "7"})
+    outcome = await stage.producer.send_in_transaction(sent, {"amount": 10_000})
+
+    (half,), (end,) = stage.halves, stage.ends
+    named = fields_of(half)
+    assert named["TRAN_MSG"] == "true"
+    assert named["PGROUP"] == GROUP
+    assert (named["TAGS"], named["KEYS"], named["shop"]) == ("TAGA", "o-1", "7")
+    assert int(half["f"]) == SysFlag.PREPARED
+    assert outcome.state is COMMITTED
+    assert outcome.is_acknowledged
+    assert outcome.xid == outcome.message_id == named["UNIQ_KEY"]
+    assert outcome.queue == Queue(TOPIC, stage.broker.name, int(half["e"]))
+    assert outcome.half_offset == outcome.half.offset == 0
+    assert outcome.problem is None
+    assert end == {
+        "producerGroup": GROUP,
+        "tranStateTableOffset": "0",
+        "commitLogOffset": "0",
+        "commitOrRollback": "8",
+        "fromTransactionCheck": "false",
+        "msgId": outcome.xid,
+        "transactionId": outcome.xid,
+        "topic": TOPIC,
+    }
+
+
+@staged()
+async def test_the_local_transaction_is_told_the_message_its_id_and_what_was_given(stage):
+    arg = object()
+    outcome = await stage.producer.send_in_transaction(message(b"1", keys=("o-1",)), arg)
+
+    ((half, given),) = stage.bank.executed
+    assert given is arg
+    assert isinstance(half, HalfMessage)
+    assert (half.id, half.key, half.body, half.topic) == (outcome.xid, "o-1", b"1", TOPIC)
+    assert half.sent == outcome.half
+    await stage.producer.send_in_transaction(message(b"2"))
+    assert stage.bank.executed[1][0].key == stage.bank.executed[1][0].id
+
+
+@staged()
+async def test_what_is_compressed_is_a_half_message_too(stage):
+    await stage.producer.send_in_transaction(message(b"x" * 9000))
+
+    assert int(stage.halves[0]["f"]) & SysFlag.PREPARED
+    assert int(stage.halves[0]["f"]) & SysFlag.COMPRESSED
+
+
+@staged()
+async def test_a_message_that_has_an_id_keeps_it(stage):
+    outcome = await stage.producer.send_in_transaction(message(properties={"UNIQ_KEY": "mine"}))
+
+    assert outcome.xid == "mine"
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        {"delay_level": 3},
+        {"deliver_after_s": 0},
+        {"deliver_at_ms": 1},
+        {"properties": {"DELAY": "1"}},
+        {"properties": {"TIMER_DELAY_MS": "1"}},
+    ],
+)
+def test_what_is_delayed_is_refused_before_anything_is_sent(delay):
+    @staged()
+    async def scenario(stage):
+        with pytest.raises(LocalProtocolError, match="cannot be delayed"):
+            await stage.producer.send_in_transaction(message(**delay))
+        assert stage.halves == []
+
+    scenario()
+
+
+@staged()
+async def test_what_cannot_be_sent_runs_nothing(stage):
+    with pytest.raises(LocalProtocolError, match="a Message is sent"):
+        await stage.producer.send_in_transaction([message()])
+    with pytest.raises(LimitExceeded):
+        await stage.producer.send_in_transaction(message(b"x" * 5_000_000))
+    assert stage.bank.executed == []
+
+
+@staged()
+async def test_it_is_an_ordinary_producer_too(stage):
+    result = await stage.producer.send(message())
+
+    assert result.status is SendStatus.OK
+    assert "TRAN_MSG" not in fields_of(stage.halves[0])
+    batch = await stage.producer.send_batch([message(), message()])
+    assert len(batch) == 2
+    half = message(properties={"TRAN_MSG": "true"})
+    with pytest.raises(LocalProtocolError, match="half of a transaction"):
+        await stage.producer.send_batch([half, half])
+
+
+# What the local transaction says
+
+
+@staged(bank={"says": ROLLBACK})
+async def test_a_rollback_is_told(stage):
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (ROLLED_BACK, True)
+    assert stage.said == [ROLLBACK]
+
+
+@staged(bank={"says": UNKNOWN})
+async def test_what_is_unknown_is_left_to_the_check(stage):
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (NOT_KNOWN, False)
+    assert stage.ends == []
+
+
+@staged(bank={"says": RuntimeError("the database is gone")})
+async def test_an_exception_says_nothing_and_is_in_the_outcome(stage):
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert outcome.state is NOT_KNOWN
+    assert str(outcome.problem) == "the database is gone"
+    assert stage.ends == []
+
+
+@staged(bank={"says": RollBack("no money")})
+async def test_a_declared_rollback_is_one(stage):
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, str(outcome.problem)) == (ROLLED_BACK, "no money")
+    assert stage.said == [ROLLBACK]
+
+
+@pytest.mark.parametrize("nonsense", [None, True, 8, "COMMIT", COMMITTED])
+def test_nonsense_says_nothing(nonsense):
+    @staged(bank={"says": nonsense})
+    async def scenario(stage):
+        outcome = await stage.producer.send_in_transaction(message())
+
+        assert outcome.state is NOT_KNOWN
+        assert "returns a LocalTransactionState" in str(outcome.problem)
+        assert stage.ends == []
+
+    scenario()
+
+
+@staged(bank={"says": asyncio.CancelledError()})
+async def test_something_else_that_was_cancelled_says_nothing(stage):
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert outcome.state is NOT_KNOWN
+
+
+# When the half message fails
+
+
+@staged(brokers=2)
+async def test_a_half_of_which_nothing_is_stored_goes_elsewhere(stage):
+    for broker in (0, 1):
+        stage.told("half", refuse(14), broker=broker)
+
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert outcome.state is COMMITTED
+    assert len(stage.halves) == 3
+    assert len({fields_of(each)["UNIQ_KEY"] for each in stage.halves}) == 1
+
+
+@staged()
+async def test_a_half_whose_answer_is_lost_is_not_sent_again_and_nothing_runs(stage):
+    stage.told("half", stage.lose)
+    with pytest.raises(ConnectionLost) as lost:
+        await stage.producer.send_in_transaction(message())
+
+    assert lost.value.effect is Effect.MAYBE
+    (note,) = lost.value.__notes__
+    assert note.endswith(fields_of(stage.halves[0])["UNIQ_KEY"])
+    assert len(stage.halves) == 1
+    assert stage.bank.executed == []
+    assert stage.ends == []
+
+
+@staged(timeout_s=1.0)
+async def test_a_half_that_nobody_answers_is_in_doubt(stage):
+    stage.told("half", silent)
+    with pytest.raises(RequestTimeout) as late:
+        await stage.producer.send_in_transaction(message())
+    assert late.value.effect is Effect.MAYBE
+    assert len(stage.halves) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "tries"),
+    [(13, MessageIllegal, 1), (1, InternalError, 1), (14, ServiceUnavailable, 3)],
+)
+def test_a_half_that_is_refused(code, error, tries):
+    @staged()
+    async def scenario(stage):
+        stage.told("half", *[refuse(code)] * 3)
+        with pytest.raises(error):
+            await stage.producer.send_in_transaction(message())
+        assert len(stage.halves) == tries
+        assert stage.bank.executed == []
+
+    scenario()
+
+
+@staged(retry_not_safe=True)
+async def test_a_half_that_is_not_safe_is_rolled_back(stage):
+    def unsafe(request):
+        number = request.read(headers.SendMessageV2).queue_id
+        told = headers.SendAnswer("7F00000100002A9F0000000000000010", number, 5)
+        return command.answer(request, 11, told)
+
+    stage.told("half", unsafe)
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert outcome.state is ROLLED_BACK
+    assert outcome.half.status is SendStatus.SLAVE_NOT_AVAILABLE
+    assert "not safely" in str(outcome.problem)
+    assert stage.bank.executed == []
+    (end,) = stage.ends
+    assert (end["commitLogOffset"], end["tranStateTableOffset"]) == ("16", "5")
+
+
+@staged()
+async def test_a_broker_that_does_not_say_where_the_half_lies_leaves_it_open(stage):
+    stage.told("half", lambda asked: command.answer(asked, 0, headers.SendAnswer("?", 0, 0)))
+    with pytest.raises(Exception, match=r"offset id|id") as told:
+        await stage.producer.send_in_transaction(message())
+    assert told.value.effect is Effect.MAYBE
+    assert stage.bank.executed == []
+
+
+# When the END fails
+
+
+@staged()
+async def test_an_end_whose_answer_is_lost_is_not_said_again(stage):
+    stage.told("end", stage.lose)
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert isinstance(outcome.problem, ConnectionLost)
+    assert stage.said == [COMMIT]
+    assert stage.producer.tally.unacknowledged == 1
+
+
+@staged(repeats_end=True)
+async def test_an_end_may_be_said_again_where_a_broker_takes_it_once(stage):
+    stage.told("end", stage.lose, stage.lose)
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
+    assert stage.said == [COMMIT] * 3
+
+
+@staged(end_timeout_s=2.0)
+async def test_an_end_that_nobody_answers_takes_no_longer_than_it_may(stage):
+    stage.told("end", silent)
+    began = stage.world.now()
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert stage.world.now() - began == pytest.approx(2.0, abs=0.1)
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert isinstance(outcome.problem, RequestTimeout)
+
+
+@staged()
+async def test_a_broker_that_takes_none_now_is_told_again(stage):
+    stage.told("end", refuse(14), refuse(14))
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert outcome.is_acknowledged
+    assert stage.said == [COMMIT] * 3
+
+
+@staged()
+async def test_a_broker_that_never_takes_one_is_left_to_ask(stage):
+    stage.told("end", *[refuse(14)] * 100)
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert isinstance(outcome.problem, ServiceUnavailable)
+    assert 3 < len(stage.ends) < 20
+
+
+@staged()
+async def test_a_refusal_that_would_not_change_is_taken_as_it_is(stage):
+    stage.told("end", refuse(203))
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert isinstance(outcome.problem, TransactionGroupWrong)
+    assert (outcome.is_acknowledged, len(stage.ends)) == (False, 1)
+
+
+@staged()
+async def test_a_broker_that_is_away_for_a_moment_is_told_when_it_is_back(stage):
+    listener = stage.cluster.listeners[0]
+    host, port = listener.address
+
+    async def outage():
+        stage.broker.connection.abort()
+        listener.close()
+        await asyncio.sleep(0.1)  # The news needs its time, too.
+        return COMMIT
+
+    async def back():
+        await asyncio.sleep(1.0)
+        await listener.open(host, port)
+
+    stage.bank.says = outage
+    coming = asyncio.ensure_future(back())
+    outcome = await stage.producer.send_in_transaction(message())
+    await coming
+
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
+    assert stage.said == [COMMIT]
+
+
+@staged(end_timeout_s=0.5)
+async def test_a_broker_that_stays_away_is_left_to_ask(stage):
+    async def outage():
+        stage.broker.connection.abort()
+        stage.cluster.listeners[0].close()
+        await asyncio.sleep(0.1)
+        return COMMIT
+
+    stage.bank.says = outage
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert outcome.problem.effect is Effect.NONE
+
+
+@pytest.mark.parametrize(("says", "code"), [(COMMIT, 201), (ROLLBACK, 200)])
+def test_a_conflict_is_an_error_and_is_counted(says, code):
+    @staged(bank={"says": says})
+    async def scenario(stage):
+        stage.told("end", refuse(code))
+        with pytest.raises(TransactionConflict) as told:
+            await stage.producer.send_in_transaction(message())
+
+        conflict = told.value
+        assert (conflict.said, conflict.effect) == (says.name, Effect.APPLIED)
+        assert conflict.xid == fields_of(stage.halves[0])["UNIQ_KEY"]
+        assert isinstance(conflict.__cause__, BrokerRefused)
+        assert stage.producer.tally.conflicts == 1
+        assert len(stage.ends) == 1
+
+    scenario()
+
+
+@pytest.mark.parametrize(("says", "code"), [(COMMIT, 200), (ROLLBACK, 201)])
+def test_what_was_decided_so_before_is_acknowledged(says, code):
+    @staged(bank={"says": says})
+    async def scenario(stage):
+        stage.told("end", refuse(code))
+        assert (await stage.producer.send_in_transaction(message())).is_acknowledged
+
+    scenario()
+
+
+# In parts
+
+
+@staged()
+async def test_the_parts_do_what_the_whole_does(stage):
+    half = await stage.producer.prepare(message())
+    outcome = await stage.producer.decide(half, ROLLBACK, RuntimeError("why"))
+
+    assert (outcome.state, outcome.xid, str(outcome.problem)) == (ROLLED_BACK, half.id, "why")
+    assert stage.bank.executed == []
+    assert stage.said == [ROLLBACK]
+
+
+# Opening and closing
+
+
+@staged(bank={"says": UNKNOWN})
+async def test_what_is_counted(stage):
+    for each in (COMMIT, COMMIT, ROLLBACK, UNKNOWN):
+        stage.bank.says = each
+        await stage.producer.send_in_transaction(message())
+
+    tally = stage.producer.tally
+    assert (tally.committed, tally.rolled_back, tally.unknown) == (2, 1, 1)
+    assert (tally.unacknowledged, tally.conflicts) == (0, 0)
+
+
+@staged()
+async def test_leaving_waits_for_a_local_transaction_and_its_end(stage):
+    stage.bank.says = lambda: asyncio.sleep(5.0, COMMIT)
+    running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
+    await stage.until(lambda: stage.bank.executed)
+    await stage.producer.__aexit__(None, None, None)
+
+    assert stage.said == [COMMIT]
+    assert (await running).is_acknowledged
+    with pytest.raises(UsageError, match="not open"):
+        await stage.producer.send_in_transaction(message())
+    with pytest.raises(UsageError, match="not open"):
+        await stage.producer.decide(None, COMMIT)
+
+
+@staged(stop_s=2.0)
+async def test_leaving_waits_no_longer_than_it_may(stage):
+    stage.bank.says = lambda: asyncio.sleep(60.0, COMMIT)
+    running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
+    await stage.until(lambda: stage.bank.executed)
+    began = stage.world.now()
+    await stage.producer.__aexit__(None, None, None)
+
+    assert stage.world.now() - began < 4.0
+    outcome = await running
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert isinstance(outcome.problem, UsageError)
+    assert stage.ends == []
+
+
+@staged()
+async def test_while_it_closes_nothing_begins(stage):
+    stage.bank.says = lambda: asyncio.sleep(1.0, COMMIT)
+    running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
+    await stage.until(lambda: stage.bank.executed)
+    closing = asyncio.ensure_future(stage.producer.__aexit__(None, None, None))
+    await asyncio.sleep(0.5)
+    with pytest.raises(UsageError, match="closes"):
+        await stage.producer.send_in_transaction(message())
+    await asyncio.gather(running, closing)
+
+
+@staged()
+async def test_it_opens_once_at_a_time_and_again_afterwards(stage):
+    with pytest.raises(UsageError, match="open already"):
+        await stage.producer.__aenter__()
+    await stage.producer.__aexit__(None, None, None)
+    async with stage.producer:
+        assert (await stage.producer.send_in_transaction(message())).is_acknowledged
+
+
+def test_what_it_is_given_is_looked_at_at_once():
+    with pytest.raises(UsageError, match="execute_local_transaction"):
+        TransactionProducer("g", "127.0.0.1:1", object())
+    with pytest.raises(UsageError, match="has none to call"):
+        TransactionProducer("g", "127.0.0.1:1", Bank)
+
+    class Short(Bank):
+        def check_local_transaction(self):
+            return COMMIT
+
+    with pytest.raises(UsageError, match="check_local_transaction is called with 1"):
+        TransactionProducer("g", "127.0.0.1:1", Short())
+    with pytest.raises(ConfigError, match="TransactionSettings"):
+        TransactionProducer("g", "127.0.0.1:1", Bank(), ProducerSettings())
+    for wrong in ({"check_workers": 0}, {"timeout_s": 0}, {"check_queue": -1}, {"stop_s": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            TransactionSettings(**wrong)
+
+
+def test_a_program_without_a_broker_is_told_so(caplog):
+    caplog.set_level(logging.CRITICAL)
+
+    async def scenario():
+        settings = TransactionSettings(timeout_s=0.2, retries=0)
+        async with TransactionProducer("g", "127.0.0.1:1", Bank(), settings) as producer:
+            with pytest.raises(Exception, match="127.0.0.1:1") as told:
+                await producer.send_in_transaction(message())
+            assert told.value.effect is Effect.NONE
+
+    asyncio.run(scenario())

@@ -1,0 +1,301 @@
+"""Producers of transactions and a real broker, in a world where minutes take no time.
+
+The broker's settings are those of the seeds: asked after 20 s, then every 10 s, 5 times at most.
+"""
+
+import asyncio
+import inspect
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from broker.app import Broker
+from broker.config import BrokerSettings, TransactionSettings
+from tests.unit.transaction.producing_stage import (
+    COMMIT,
+    GROUP,
+    ROLLBACK,
+    STEADY,
+    TOPIC,
+    UNKNOWN,
+    Bank,
+    message,
+)
+from txmq.client.client import Client
+from txmq.config import Duration
+from txmq.errors import TopicNotFound, TransactionConflict, TransportError
+from txmq.testing import World
+from txmq.transaction import TransactionProducer, TransactionState
+from txmq.transaction import TransactionSettings as Settings
+
+COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
+SEEDS = TransactionSettings(timeout=Duration(20), check_interval=Duration(10), check_max=5)
+
+
+@dataclass
+class Stage:
+    world: World
+    broker: Broker
+    admin: object
+
+    def producer(self, bank, machine="icbc", group=GROUP, **settings):
+        on = self.world.machine(machine)
+        ports = {"network": on.network, "clock": on.clock, "entropy": on.entropy}
+        return TransactionProducer(group, self.broker.names, bank, Settings(**settings), **ports)
+
+    async def visible(self):
+        """The bodies of all messages that can be seen."""
+        found = []
+        try:
+            queues = (await self.admin.route(TOPIC)).readable
+        except TopicNotFound:
+            return found
+        for queue in queues:
+            pulled = await self.admin.pull(queue, 0)
+            found += [each.body for each in pulled.messages]
+        return sorted(found)
+
+    async def open(self):
+        return [(each.id, each.state) for each in await self.admin.transactions()]
+
+
+def in_world(scenario):
+    """Make a test of an async function of a :class:`Stage`."""
+
+    def test():
+        with World(1, conditions=STEADY) as world:
+            world.run(on_stage(world), timeout=3600.0)
+
+    async def on_stage(world):
+        server, desk = world.machine("server"), world.machine("desk")
+        settings = BrokerSettings(
+            name="broker-a",
+            listen=f"{server.address}:10911",
+            names_listen=f"{server.address}:9876",
+            transaction=SEEDS,
+        )
+        ports = {"clock": server.clock, "network": server.network, "entropy": server.entropy}
+        async with (
+            Broker(settings, disk=server.disk, **ports) as broker,
+            Client(broker.names, None, desk.network, desk.clock, desk.entropy) as client,
+        ):
+            await scenario(Stage(world, broker, client.admin))
+
+    test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
+    return test
+
+
+class ICBC(Bank):
+    """The seeds' listener: the tag says what becomes of a message, and a check commits."""
+
+    async def execute_local_transaction(self, message, arg):
+        self.executed.append((message, arg))
+        return {"TAGA": COMMIT, "TAGB": ROLLBACK}.get(message.tags, UNKNOWN)
+
+
+@in_world
+async def test_the_three_messages_of_the_seeds(stage):
+    bank = ICBC()
+    async with stage.producer(bank) as producer:
+        outcomes = [
+            await producer.send_in_transaction(message(tags.encode(), tags=tags))
+            for tags in ("TAGA", "TAGB", "TAGC")
+        ]
+        assert [each.state for each in outcomes] == [COMMITTED, ROLLED_BACK, NOT_KNOWN]
+        assert [each.is_acknowledged for each in outcomes] == [True, True, False]
+        assert await stage.visible() == [b"TAGA"]
+        assert await stage.open() == [(outcomes[2].xid, "prepared")]
+        await asyncio.sleep(21)
+
+        assert await stage.visible() == [b"TAGA", b"TAGC"]
+        assert [each.id for each in bank.checked] == [outcomes[2].xid]
+        assert await stage.open() == []
+        await asyncio.sleep(120)
+    assert len(bank.checked) == 1
+    found = await stage.admin.find(TOPIC, outcomes[0].xid)
+    assert (found.id, found.queue) == (outcomes[0].message_id, outcomes[0].queue)
+
+
+@in_world
+async def test_a_message_may_ask_for_its_own_time(stage):
+    bank = Bank(says=UNKNOWN)
+    async with stage.producer(bank) as producer:
+        late = message(properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"})
+        await producer.send_in_transaction(late)
+        await asyncio.sleep(55)
+        assert bank.checked == []
+        await asyncio.sleep(10)
+        assert len(bank.checked) == 1
+
+
+@in_world
+async def test_repeated_ends_change_nothing_and_a_contrary_one_is_refused(stage):
+    async with stage.producer(Bank()) as producer:
+        half = await producer.prepare(message(b"once"))
+        outcomes = [await producer.decide(half, COMMIT) for _ in range(3)]
+        assert all(each.is_acknowledged for each in outcomes)
+        with pytest.raises(TransactionConflict, match="was committed before it was told ROLLBACK"):
+            await producer.decide(half, ROLLBACK)
+        assert await stage.visible() == [b"once"]
+
+        other = await producer.prepare(message(b"never"))
+        assert (await producer.decide(other, ROLLBACK)).is_acknowledged
+        with pytest.raises(TransactionConflict, match="was rolled back before it was told COMMIT"):
+            await producer.decide(other, COMMIT)
+        assert await stage.visible() == [b"once"]
+
+
+@in_world
+async def test_a_lost_answer_to_a_commit_leaves_one_message(stage):
+    bank = Bank()
+
+    async def cut_soon():
+        # After the request has arrived, before its answer has: both take a millisecond or less.
+        stage.world.network.partition("server", "icbc", one_way=True)
+        return COMMIT
+
+    bank.says = cut_soon
+    async with stage.producer(bank, repeats_end=True) as producer:
+        outcome = await producer.send_in_transaction(message(b"once"))
+        assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+        stage.world.network.heal()
+        await asyncio.sleep(60)
+        assert await stage.visible() == [b"once"]
+        assert bank.checked == []
+
+
+@in_world
+async def test_a_lost_commit_is_found_out_by_a_check(stage):
+    bank = Bank()
+
+    async def cut():
+        stage.world.network.partition("icbc", "server")
+        return COMMIT
+
+    bank.says = cut
+    async with stage.producer(bank) as producer:
+        outcome = await producer.send_in_transaction(message(b"late"))
+        assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+        assert await stage.visible() == []
+        stage.world.network.cut("icbc", "server")  # What was on its way is lost.
+        stage.world.network.heal()
+        await asyncio.sleep(60)
+        assert await stage.visible() == [b"late"]
+        assert [each.id for each in bank.checked] == [outcome.xid]
+
+
+@in_world
+async def test_a_half_whose_answer_is_lost_is_rolled_back_by_a_check(stage):
+    bank = Bank(says_of_checks=ROLLBACK)
+    async with stage.producer(bank) as producer:
+        await stage.admin.create_topic(TOPIC, queues=2)
+        await producer.send(message(b"first"))  # The way is known, and open.
+        stage.world.network.partition("server", "icbc", one_way=True)
+        with pytest.raises(TransportError) as lost:
+            await producer.send_in_transaction(message(b"doubtful"))
+        stage.world.network.heal()
+        assert bank.executed == []
+        ((xid, _),) = await stage.open()
+        assert lost.value.__notes__[0].endswith(xid)
+        await asyncio.sleep(60)
+        assert [each.id for each in bank.checked] == [xid]
+        assert await stage.open() == []
+        assert await stage.visible() == [b"first"]
+
+
+@in_world
+async def test_another_of_the_group_answers_for_a_process_that_died(stage):
+    """P6: the local transaction has committed, and the process ends before its END."""
+    dying, heir = Bank(says=lambda: asyncio.sleep(3600, COMMIT)), Bank()
+    machine = stage.world.machine("icbc")
+
+    async def transfer():
+        async with stage.producer(dying) as producer:
+            await producer.send_in_transaction(message(b"inherited"))
+
+    machine.run(transfer())
+    while not dying.executed:
+        await asyncio.sleep(0.01)
+    machine.crash()
+    async with stage.producer(heir, "icbc-2"):
+        await asyncio.sleep(90)
+        assert [each.body for each in heir.checked] == [b"inherited"]
+        assert dying.checked == []
+    assert await stage.visible() == [b"inherited"]
+
+
+@in_world
+async def test_a_process_that_comes_back_answers_for_itself(stage):
+    bank = Bank(says=lambda: asyncio.sleep(3600, COMMIT))
+    machine = stage.world.machine("icbc")
+
+    async def transfer():
+        async with stage.producer(bank) as producer:
+            await producer.send_in_transaction(message(b"late"))
+
+    machine.run(transfer())
+    while not bank.executed:
+        await asyncio.sleep(0.01)
+    machine.crash()
+    await asyncio.sleep(600)
+    assert [state for _, state in await stage.open()] == ["prepared"]
+    machine.restart()
+    async with stage.producer(bank):
+        await asyncio.sleep(30)
+    assert await stage.visible() == [b"late"]
+
+
+@in_world
+async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(stage):
+    bank = Bank(says=UNKNOWN)
+
+    async def check():
+        if bank.checked[-1].body == b"hangs":
+            await asyncio.sleep(3600)
+        return COMMIT
+
+    bank.says_of_checks = check
+    async with stage.producer(bank, check_workers=1, check_timeout_s=5.0) as producer:
+        hanging = await producer.send_in_transaction(message(b"hangs"))
+        await producer.send_in_transaction(message(b"works"))
+        await asyncio.sleep(120)
+        assert await stage.visible() == [b"works"]
+        assert await stage.open() == [(hanging.xid, "parked")]
+        assert producer.tally.checks_hung == 5
+        # Late is not too late.
+        await stage.admin.recheck_transaction(hanging.xid)
+        bank.says_of_checks = ROLLBACK
+        await asyncio.sleep(30)
+        assert await stage.open() == []
+        assert await stage.visible() == [b"works"]
+
+
+@in_world
+async def test_two_that_answer_differently_the_first_counts(stage):
+    """M9: two members of a group that do not know the same."""
+    one, other = Bank(says=UNKNOWN, says_of_checks=UNKNOWN), Bank(says_of_checks=ROLLBACK)
+    async with stage.producer(one) as first, stage.producer(other, "icbc-2"):
+        half = await first.prepare(message(b"odd"))
+        await asyncio.sleep(600)
+        answered = await stage.open()
+        if not answered:
+            with pytest.raises(TransactionConflict):
+                await first.decide(half, COMMIT)
+        else:
+            assert (await first.decide(half, COMMIT)).is_acknowledged
+
+
+@in_world
+async def test_many_at_once_each_once(stage):
+    async def local():
+        await asyncio.sleep(0.01)
+        return COMMIT
+
+    async with stage.producer(Bank(says=local)) as producer:
+        transact = partial(producer.send_in_transaction)
+        outcomes = await asyncio.gather(*[transact(message(b"%03d" % n)) for n in range(100)])
+        assert {each.state for each in outcomes} == {COMMITTED}
+        assert len({each.half_offset for each in outcomes}) == 100
+        assert producer.tally.committed == 100
+    assert await stage.visible() == [b"%03d" % n for n in range(100)]

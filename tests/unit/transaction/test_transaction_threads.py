@@ -1,0 +1,342 @@
+"""Plain listeners: where they run, and what becomes of those that hang; and the blocking face."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+
+import pytest
+
+from broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from broker.testing import BrokerThread, embedded
+from tests.serving import environment
+from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
+from txmq import blocking
+from txmq.config import Duration
+from txmq.errors import RollBack, UsageError
+from txmq.transaction import TransactionProducer, TransactionState
+from txmq.transaction import TransactionSettings as Settings
+from txmq.transaction.threads import Here, Threads
+
+COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
+HURRIED = BrokerSettings(
+    store=StoreSettings(flush="async"),
+    transaction=TransactionSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
+)
+REQUEST = ContextVar("REQUEST", default="none")
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+class Bank:
+    """A plain listener."""
+
+    def __init__(self, says=COMMIT, of_checks=COMMIT):
+        self.says, self.of_checks = says, of_checks
+        self.executed, self.checked = [], []
+
+    def execute_local_transaction(self, message, arg):
+        self.executed.append((message.id, arg, threading.current_thread().name, REQUEST.get()))
+        return self.says(message) if callable(self.says) else self.says
+
+    def check_local_transaction(self, message):
+        self.checked.append((message.id, threading.current_thread().name))
+        return self.of_checks(message) if callable(self.of_checks) else self.of_checks
+
+
+def fail(problem):
+    def says(message):
+        raise problem
+
+    return says
+
+
+@pytest.mark.parametrize(
+    ("says", "state"),
+    [
+        (COMMIT, COMMITTED),
+        (fail(RollBack()), ROLLED_BACK),
+        (fail(ValueError("x")), NOT_KNOWN),
+        (fail(StopIteration()), NOT_KNOWN),
+        (fail(SystemExit(1)), NOT_KNOWN),
+        (lambda message: asyncio.sleep(0, ROLLBACK), ROLLED_BACK),
+    ],
+)
+def test_a_plain_local_transaction_runs_in_a_thread(says, state):
+    async def scenario():
+        bank = Bank(says)
+        async with embedded() as broker, TransactionProducer(GROUP, broker.names, bank) as producer:
+            REQUEST.set("r-1")
+            outcome = await producer.send_in_transaction(message(), 42)
+            assert outcome.state is state
+            assert bank.executed == [(outcome.xid, 42, f"txmq-{GROUP}-local-1", "r-1")]
+
+    run(scenario)
+
+
+def test_a_plain_check_runs_in_a_thread_of_its_own():
+    async def scenario():
+        bank = Bank(UNKNOWN)
+        async with (
+            embedded(HURRIED) as broker,
+            TransactionProducer(GROUP, broker.names, bank) as producer,
+        ):
+            outcome = await producer.send_in_transaction(message())
+            await until(lambda: producer.tally.checks_committed)
+            assert bank.checked == [(outcome.xid, f"txmq-{GROUP}-check-1")]
+
+    run(scenario)
+
+
+def test_one_that_hangs_keeps_its_thread_and_nothing_else():
+    async def scenario():
+        gate = threading.Event()
+        hanging = []
+
+        def check(message):
+            if message.id == hanging[0]:
+                gate.wait(15)
+            return COMMIT
+
+        bank = Bank(UNKNOWN, check)
+        settings = Settings(check_workers=1, check_timeout_s=0.1)
+        async with (
+            embedded(HURRIED) as broker,
+            TransactionProducer(GROUP, broker.names, bank, settings) as producer,
+        ):
+            hanging.append((await producer.send_in_transaction(message(b"hangs"))).xid)
+            await until(lambda: producer.tally.checks_hung)
+            for number in range(3):
+                await producer.send_in_transaction(message(b"%d" % number))
+            await until(lambda: producer.tally.checks_committed == 3)
+            await until(lambda: producer.tally.checks_unknown >= 2)
+            assert sum(xid == hanging[0] for xid, _ in bank.checked) == 1
+            gate.set()  # What it says now counts all the same.
+            await until(lambda: producer.tally.checks_committed == 4)
+            admin = producer.client.admin
+            assert await admin.transactions() == []
+
+    run(scenario)
+
+
+def test_a_plain_local_transaction_is_seen_through_whoever_is_cancelled():
+    async def scenario():
+        gate, begun = threading.Event(), threading.Event()
+
+        def says(message):
+            begun.set()
+            gate.wait(15)
+            return COMMIT
+
+        async with (
+            embedded() as broker,
+            TransactionProducer(GROUP, broker.names, Bank(says)) as producer,
+        ):
+            sending = asyncio.ensure_future(producer.send_in_transaction(message()))
+            await until(begun.is_set)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert len(await producer.client.admin.transactions()) == 1
+            asyncio.get_running_loop().call_later(0.05, gate.set)
+            await producer.__aexit__(None, None, None)  # Which waits for it.
+            assert producer.tally.committed == 1
+        return
+
+    run(scenario)
+
+
+def test_leaving_does_not_wait_for_ever_for_a_thread():
+    async def scenario():
+        gate, begun = threading.Event(), threading.Event()
+
+        def says(message):
+            begun.set()
+            gate.wait(15)
+            return COMMIT
+
+        settings = Settings(stop_s=0.05)
+        async with (
+            embedded() as broker,
+            TransactionProducer(GROUP, broker.names, Bank(says), settings) as producer,
+        ):
+            sending = asyncio.ensure_future(producer.send_in_transaction(message()))
+            await until(begun.is_set)
+            await producer.__aexit__(None, None, None)
+            outcome = await sending
+            assert outcome.state is NOT_KNOWN
+            assert isinstance(outcome.problem, UsageError)
+        gate.set()
+
+    run(scenario)
+
+
+# Threads
+
+
+def test_threads_are_begun_as_needed_and_end():
+    async def scenario():
+        threads, gate = Threads("needed", 2), threading.Event()
+        assert await threads.run(lambda: 1) == 1
+        assert await threads.run(lambda: 2) == 2
+        assert names("needed") == ["needed-1"]
+        both = [threads.run(gate.wait) for _ in range(3)]
+        await until(lambda: len(names("needed")) == 2)
+        gate.set()
+        assert await asyncio.gather(*both) == [True] * 3
+        threads.close()
+        await until(lambda: names("needed") == [])
+
+    run(scenario)
+
+
+def names(start):
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith(start))
+
+
+def test_what_is_no_exception_ends_who_waits_but_not_the_loop():
+    here, told = Here(), []
+
+    async def ask():
+        try:
+            await here.run(lambda: fail(KeyboardInterrupt())(None))
+        except RuntimeError as problem:
+            told.append(str(problem))
+        here.leave()
+
+    loop = threading.Thread(target=lambda: asyncio.run(ask()))
+    loop.start()
+    with pytest.raises(KeyboardInterrupt):
+        here.serve()
+    loop.join(5)
+    assert told == ["a function raised KeyboardInterrupt"]
+
+
+# Without await
+
+
+@pytest.fixture
+def broker():
+    with BrokerThread(HURRIED) as running:
+        yield running
+
+
+def test_the_local_transaction_runs_where_it_is_sent(broker):
+    bank = Bank(lambda message: {b"A": COMMIT, b"B": ROLLBACK}.get(message.body, UNKNOWN))
+    with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
+        REQUEST.set("r-2")
+        outcomes = [
+            producer.send_in_transaction(message(each), each) for each in (b"A", b"B", b"C")
+        ]
+        assert [each.state for each in outcomes] == [COMMITTED, ROLLED_BACK, NOT_KNOWN]
+        here = threading.current_thread().name
+        assert [each[1:] for each in bank.executed] == [
+            (each, here, "r-2") for each in (b"A", b"B", b"C")
+        ]
+        with blocking.Client(broker.names) as client:
+            while client.admin.transactions():
+                pass
+        assert [each for each, _ in bank.checked] == [outcomes[2].xid]
+        assert bank.checked[0][1].startswith(f"txmq-{GROUP}-check")
+        assert producer.send(message()).id
+
+
+def test_many_threads_share_one(broker):
+    bank = Bank()
+    with (
+        blocking.Client(broker.names) as client,
+        blocking.TransactionProducer(GROUP, client, bank, Settings(timeout_s=5)) as producer,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        client.admin.create_topic(TOPIC, queues=2)
+        sent = list(pool.map(lambda n: producer.send_in_transaction(message(), n), range(40)))
+        assert {each.state for each in sent} == {COMMITTED}
+        assert len({each[2] for each in bank.executed}) > 1
+
+
+def test_an_async_listener_runs_in_the_loop(broker):
+    class Async(Bank):
+        async def execute_local_transaction(self, message, arg):
+            return super().execute_local_transaction(message, arg)
+
+    bank = Async()
+    with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
+        assert producer.send_in_transaction(message()).state is COMMITTED
+    assert bank.executed[0][2] == "txmq-loop"
+
+
+def test_the_parts_are_there_too(broker):
+    with blocking.TransactionProducer(GROUP, broker.names, Bank()) as producer:
+        half = producer.prepare(message())
+        assert producer.decide(half, ROLLBACK).state is ROLLED_BACK
+
+
+def test_ctrl_c_in_a_local_transaction_is_the_callers(broker, caplog):
+    bank = Bank(fail(KeyboardInterrupt()))
+    with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_in_transaction(message())
+        bank.says = COMMIT
+        assert producer.send_in_transaction(message()).is_acknowledged
+    gc.collect()
+
+
+def test_ctrl_c_while_it_waits_is_heard(broker):
+    async def slow(message, arg):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(3600)
+
+    bank = Bank()
+    bank.execute_local_transaction = slow
+    producer = blocking.TransactionProducer(GROUP, broker.names, bank)
+    with producer, pytest.raises(KeyboardInterrupt):
+        producer.send_in_transaction(message())
+
+
+PROGRAM = """
+import sys, threading
+from txmq import LocalTransactionState, Message, TransactionSettings, blocking
+
+class Bank:
+    def execute_local_transaction(self, message, arg):
+        return LocalTransactionState.UNKNOWN
+    def check_local_transaction(self, message):
+        asked.set()
+        threading.Event().wait()
+
+asked = threading.Event()
+settings = TransactionSettings(check_timeout_s=0.1, stop_s=0.2)
+with blocking.TransactionProducer("tpg", sys.argv[1], Bank(), settings) as producer:
+    producer.send_in_transaction(Message(topic="T", body=b"x"))
+    asked.wait(10)
+print("over")
+"""
+
+
+def test_a_check_that_hangs_keeps_no_program_from_ending(broker):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, broker.names],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment(),
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("over\n", 0), done.stderr

@@ -1,0 +1,136 @@
+"""What traces and spans show of transactions."""
+
+import asyncio
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from broker.testing import embedded
+from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
+from txmq.client.client import Client
+from txmq.client.settings import ClientSettings
+from txmq.client.telemetry import Telemetry
+from txmq.client.trace import Decided, Kind, Sent, decode
+from txmq.config import Duration
+from txmq.transaction import TransactionProducer
+from txmq.transaction import TransactionSettings as Settings
+
+HURRIED = BrokerSettings(
+    store=StoreSettings(flush="async"),
+    transaction=TransactionSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
+)
+
+
+class Bank:
+    def __init__(self, says):
+        self.says = says
+        self.inside, self.executing = [], []
+
+    async def execute_local_transaction(self, message, arg):
+        self.executing.append(trace.get_current_span().get_span_context().span_id)
+        return self.says
+
+    def check_local_transaction(self, message):
+        self.inside.append(trace.get_current_span().get_span_context().span_id)
+        return COMMIT
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def records(client, xid):
+    found = []
+    for each in await client.admin.query("RMQ_SYS_TRACE_TOPIC", xid):
+        found += [one for one in decode(each.body) if one.id == xid]
+    return sorted(found, key=lambda one: (one.at_ms, isinstance(one, Decided)))
+
+
+def test_a_half_message_and_each_decision_leave_a_record():
+    async def scenario():
+        async with embedded(HURRIED) as broker, Client(broker.names) as client:
+            bank, xids = Bank(COMMIT), []
+            settings = Settings(is_traced=True)
+            async with TransactionProducer(GROUP, client, bank, settings) as producer:
+                for bank.says in (COMMIT, ROLLBACK, UNKNOWN):
+                    sent = message(tags="Paid", keys=("o-1",))
+                    xids.append((await producer.send_in_transaction(sent)).xid)
+                await until(lambda: producer.tally.checks_committed)
+            told = []
+            for xid in xids:
+                sent, decided = await records(client, xid)
+                assert isinstance(sent, Sent)
+                assert sent.kind is Kind.HALF
+                assert isinstance(decided, Decided)
+                assert (decided.group, decided.topic, decided.tags) == (GROUP, TOPIC, "Paid")
+                assert (decided.keys, decided.transaction_id) == ("o-1", xid)
+                assert decided.store_host == sent.store_host
+                told.append((decided.state, decided.is_after_check))
+            assert told == [
+                ("COMMIT_MESSAGE", False), ("ROLLBACK_MESSAGE", False), ("COMMIT_MESSAGE", True),
+            ]  # fmt: skip
+
+    run(scenario)
+
+
+def test_checks_and_ends_are_spans_of_the_transfer():
+    async def scenario():
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        client_settings = ClientSettings(telemetry=Telemetry(provider))
+
+        def spans(name):
+            return [each for each in exporter.get_finished_spans() if each.name == name]
+
+        async with (
+            embedded(HURRIED) as broker,
+            Client(broker.names, client_settings) as client,
+            TransactionProducer(GROUP, client, bank := Bank(COMMIT)) as producer,
+        ):
+            with provider.get_tracer("test").start_as_current_span("transfer"):
+                first = await producer.send_in_transaction(message())
+                bank.says = UNKNOWN
+                second = await producer.send_in_transaction(message())
+            await until(lambda: len(spans(f"end {TOPIC}")) == 2)
+
+        (transfer,) = spans("transfer")
+        sent, sent_too = spans(f"send {TOPIC}")
+        (checked,) = spans(f"check {TOPIC}")
+        local, local_too = spans(f"local {TOPIC}")
+        assert local.parent.span_id == local_too.parent.span_id == transfer.context.span_id
+        assert bank.executing == [local.context.span_id, local_too.context.span_id]
+        said = [each.attributes["txmq.transaction.state"] for each in (local, local_too)]
+        assert said == ["COMMIT", "UNKNOWN"]
+        ended, ended_late = spans(f"end {TOPIC}")
+        assert sent.attributes["messaging.rocketmq.message.type"] == "transaction"
+        assert ended.parent.span_id == sent.parent.span_id == transfer.context.span_id
+        assert checked.parent.span_id == sent_too.context.span_id
+        assert ended_late.parent.span_id == sent_too.context.span_id
+        assert bank.inside == [checked.context.span_id]
+        assert (checked.kind, ended.kind) == (SpanKind.CONSUMER, SpanKind.CLIENT)
+        about = dict(ended.attributes)
+        assert about["messaging.operation.type"] == "settle"
+        assert about["messaging.message.id"] == first.xid
+        assert about["txmq.transaction.state"] == "COMMIT_MESSAGE"
+        assert about["txmq.transaction.reply"] == "taken"
+        assert about["txmq.transaction.is_after_check"] is False
+        assert ended_late.attributes["txmq.transaction.is_after_check"] is True
+        assert ended_late.attributes["messaging.message.id"] == second.xid
+        assert checked.attributes["txmq.transaction.state"] == "COMMIT"
+        assert checked.attributes["messaging.operation.name"] == "check"
+
+    run(scenario)

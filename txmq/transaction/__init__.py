@@ -1,0 +1,24 @@
+"""Transactions: a message that is seen if, and only if, its sender's local transaction commits.
+
+Built on the client, which knows nothing of it.
+"""
+
+from txmq.transaction.listener import HalfMessage, TransactionListener
+from txmq.transaction.manager import TransactionManager
+from txmq.transaction.manager_current import Transaction
+from txmq.transaction.producer import TransactionProducer
+from txmq.transaction.settings import ManagerSettings, TransactionSettings
+from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionState
+
+__all__ = [
+    "HalfMessage",
+    "LocalTransactionState",
+    "ManagerSettings",
+    "Transaction",
+    "TransactionListener",
+    "TransactionManager",
+    "TransactionOutcome",
+    "TransactionProducer",
+    "TransactionSettings",
+    "TransactionState",
+]

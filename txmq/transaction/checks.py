@@ -1,0 +1,223 @@
+"""Brokers' questions about half messages, and the answers.
+
+Some handlers run at once, others wait, and what finds no room is left to the broker, which asks
+again. A handler that takes too long is answered for with "unknown", and its place is given to
+another; a plain function cannot be ended, so it keeps a thread until it returns, and what it says
+then is told all the same. As long as it hangs, its transaction is not asked about again here, and
+neither is one whose local transaction still runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from txmq.client.watch import Ending, SendWatches
+from txmq.errors import TransactionConflict
+from txmq.limits import HUNG_CHECKS_MAX
+from txmq.message import ReceivedMessage
+from txmq.protocol.headers import CheckState
+from txmq.remoting.connection import Connection
+from txmq.runtime.tasks import Tasks
+from txmq.transaction.ends import Ends, Heard
+from txmq.transaction.listener import Called, Said
+from txmq.transaction.settings import TransactionSettings
+from txmq.transaction.state import (
+    OUTCOMES,
+    SPELLINGS,
+    LocalTransactionState,
+    Reply,
+    end_of_check,
+)
+from txmq.transaction.tally import TransactionTally
+from txmq.transaction.underway import Underway
+
+__all__ = ["Checks"]
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN: Final = Said(LocalTransactionState.UNKNOWN)
+
+
+class _Asked:
+    """One transaction that brokers ask about; where several do, the last that did is answered."""
+
+    __slots__ = ("connection", "header", "message")
+
+    def __init__(
+        self, connection: Connection, header: CheckState, message: ReceivedMessage
+    ) -> None:
+        self.connection = connection
+        self.header = header
+        self.message = message
+
+
+class Checks:
+    """Has the application asked, and tells brokers what it says.
+
+    Args:
+        group: The producer group.
+        called: The application's method.
+        ends: Who tells brokers.
+        settings: How much at once, and for how long.
+        tally: What is counted.
+        watches: Tells who looks on.
+        is_undecided: Tells whether a local transaction still runs here.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        called: Called,
+        ends: Ends,
+        settings: TransactionSettings,
+        tally: TransactionTally,
+        watches: Callable[[], SendWatches | None],
+        is_undecided: Callable[[str], bool],
+    ) -> None:
+        self._group = group
+        self._called = called
+        self._ends = ends
+        self._settings = settings
+        self._tally = tally
+        self._watches = watches
+        self._is_undecided = is_undecided
+        self._tasks = Tasks()
+        self._waiting: dict[str, _Asked] = {}
+        self._running: dict[str, _Asked] = {}
+        self._hung: dict[str, _Asked] = {}
+        self.underway = Underway()
+
+    def take(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
+        """A broker asks; it is answered later, or asks again."""
+        xid, asked = message.id, _Asked(connection, header, message)
+        self._tally.checks += 1
+        if xid in self._hung or self._is_undecided(xid):
+            # Once more would take one more thread, for one that hangs already; and of one that
+            # still runs its listener would find nothing, and might say that there never was any.
+            self._start(self._answer(asked, _UNKNOWN), xid)
+        elif xid in self._running:
+            known = self._running[xid]
+            known.connection, known.header = connection, header
+        elif xid in self._waiting:
+            self._waiting[xid] = asked
+        elif self._has_room():
+            self._run(xid, asked)
+        elif len(self._waiting) < self._settings.check_queue:
+            self._waiting[xid] = asked
+        else:
+            self._drop(xid)
+
+    def _drop(self, xid: str) -> None:
+        is_first = not self._tally.checks_dropped
+        self._tally.checks_dropped += 1
+        # Said aloud once; what is dropped comes again, and may come by the thousand.
+        level = logging.WARNING if is_first else logging.INFO
+        log.log(
+            level, "the check of %s is left to its broker, which asks again: %d wait, %d hang",
+            xid, len(self._waiting), len(self._hung),
+        )  # fmt: skip
+
+    def _has_room(self) -> bool:
+        is_free = len(self._running) < self._settings.check_workers
+        return is_free and len(self._hung) < HUNG_CHECKS_MAX
+
+    def _run(self, xid: str, asked: _Asked) -> None:
+        self._running[xid] = asked
+        self._start(self._work(xid, asked), xid)
+
+    def _start(self, work: Coroutine[Any, Any, None], xid: str) -> None:
+        self._tasks.start(work, f"check of transaction {xid}")
+
+    def _advance(self) -> None:
+        while self._waiting and self._has_room():
+            xid = next(iter(self._waiting))
+            self._run(xid, self._waiting.pop(xid))
+
+    async def _work(self, xid: str, asked: _Asked) -> None:
+        name = f"check handler of transaction {xid}"
+        asking = self._tasks.start(self._ask(xid, asked.message), name)
+        try:
+            with self.underway.one():
+                await asyncio.wait((asking,), timeout=self._settings.check_timeout_s)
+                if asking.done():
+                    await self._tell(xid, asked, asking)
+                    return
+                self._write_off(xid, asking)
+                await self._answer(asked, _UNKNOWN)
+            await asyncio.wait((asking,))
+            await self._tell(xid, asked, asking)
+        finally:
+            asking.cancel()
+            self._leave(xid, asked)
+
+    def _write_off(self, xid: str, asking: asyncio.Task[Said]) -> None:
+        self._tally.checks_hung += 1
+        self._hung[xid] = self._running.pop(xid)
+        log.error(
+            "the check of transaction %s takes longer than %s s and is answered with "
+            '"unknown" for now; %d hang',
+            xid, self._settings.check_timeout_s, len(self._hung),
+        )  # fmt: skip
+        if self._called.is_async:
+            asking.cancel()
+        self._advance()
+
+    async def _tell(self, xid: str, asked: _Asked, asking: asyncio.Task[Said]) -> None:
+        self._leave(xid, asked)
+        if not asking.cancelled():
+            # What ended the task itself is no Exception, and has been logged.
+            said = _UNKNOWN if asking.exception() else asking.result()
+            await self._answer(asked, said)
+
+    def _leave(self, xid: str, asked: _Asked) -> None:
+        for those in (self._running, self._hung):
+            if those.get(xid) is asked:
+                del those[xid]
+        self._advance()
+
+    async def _ask(self, xid: str, message: ReceivedMessage) -> Said:
+        watches = self._watches()
+        if watches is None:
+            return await self._called.ask(xid, message)
+        ended = watches.begin_check(message)
+        said = _UNKNOWN
+        try:
+            said = await self._called.ask(xid, message)
+        finally:
+            ended(said.state.name)
+        return said
+
+    async def _answer(self, asked: _Asked, said: Said) -> None:
+        message, header, state = asked.message, asked.header, said.state
+        end = end_of_check(self._group, message.topic, message.id, header, state)
+        watches = self._watches()
+        told = None
+        if watches is not None and state is not LocalTransactionState.UNKNOWN:
+            place, broker = header.offset_msg_id or message.offset_id, message.queue.broker
+            ending = Ending(message, message.id, place, broker, SPELLINGS[state], True)
+            told = watches.begin_end(ending)
+        heard = Heard(Reply.NONE)
+        try:
+            heard = await self._ends.answer(asked.connection, end)
+        finally:
+            if told is not None:
+                told(heard.reply.value)
+        self._note(message.id, state, heard)
+
+    def _note(self, xid: str, state: LocalTransactionState, heard: Heard) -> None:
+        self._tally.answered(state)
+        if (state, heard.reply) not in OUTCOMES:
+            self._tally.conflicts += 1
+            log.error("%s", TransactionConflict(xid, state.name, heard.reply.value))
+        elif heard.problem is not None:
+            log.warning("the answer to the check of %s: %s", xid, heard.problem)
+        else:
+            log.debug("the check of %s was answered with %s", xid, state.name)
+
+    async def stop(self) -> None:
+        """Ask and answer no more."""
+        self._waiting.clear()
+        await self._tasks.stop()

@@ -1,0 +1,278 @@
+"""The local transactions of a manager: run behind the fence, within their time, again if need be.
+
+A branch is the listener that the manager gives to its producer. What it says is what the resource
+knows, never what an exception seems to mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from txmq.errors import TransactionOverdue
+from txmq.message import ReceivedMessage
+from txmq.protocol import properties
+from txmq.runtime.backoff import Backoff
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq.transaction.listener import HalfMessage, TransactionListener
+from txmq.transaction.manager_current import Transaction, entered
+from txmq.transaction.settings import ManagerSettings
+from txmq.transaction.state import LocalTransactionState
+
+__all__ = ["Branch", "LocalTransaction", "Resource", "Work", "branch_of"]
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.5
+
+
+class LocalTransaction(Protocol[S_co]):
+    """One local transaction; ``with`` or ``async with``, as its resource is."""
+
+    @property
+    def state(self) -> LocalTransactionState:
+        """What may be told of it now."""
+        ...
+
+    def __enter__(self) -> S_co: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    async def __aenter__(self) -> S_co: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Resource(Protocol[S_co]):
+    """What takes part in transactions; :class:`txmq.SQLResource` is one."""
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether its local transactions are for ``with``."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Which fence decides for it."""
+        ...
+
+    async def verify(self) -> None:
+        """See that it can take part."""
+        ...
+
+    def local(self, xid: str, group: str, born_ms: int) -> LocalTransaction[S_co]:
+        """A local transaction."""
+        ...
+
+    async def check(
+        self, xid: str, group: str, born_ms: int, *, identity: str = ""
+    ) -> LocalTransactionState:
+        """What became of one."""
+        ...
+
+    def may_retry(self, problem: BaseException) -> bool:
+        """Whether nothing remains of it, and the same may work now."""
+        ...
+
+
+class Work(Generic[S]):
+    """One call of a function, as a local transaction.
+
+    Args:
+        call: The function, with its arguments.
+        born_ms: When the transaction began.
+    """
+
+    def __init__(self, call: Callable[[S], Any], born_ms: int) -> None:
+        self.call = call
+        self.born_ms = born_ms
+        self.half: HalfMessage | None = None
+        self.result: Any = None
+        self.problem: BaseException | None = None
+        self.left = LocalTransactionState.UNKNOWN
+        """What is known where its caller was cancelled in the middle."""
+
+
+class Attempts:
+    """How often a local transaction is run, and until when."""
+
+    def __init__(self, xid: str, settings: ManagerSettings, clock: Clock, entropy: Entropy) -> None:
+        self._xid = xid
+        self._limit_s = settings.local_timeout_s
+        self._left = settings.local_attempts
+        self._clock = clock
+        self._deadline = clock.monotonic() + self._limit_s
+        self._backoff = Backoff(entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    @property
+    def left_s(self) -> float:
+        """How long it may still take."""
+        return self._deadline - self._clock.monotonic()
+
+    def see_time(self) -> None:
+        """See that it is not too late to commit.
+
+        Raises:
+            TransactionOverdue: It is.
+        """
+        if self.left_s <= 0.0:
+            raise self.overdue()
+
+    def overdue(self) -> TransactionOverdue:
+        """The error for it."""
+        return TransactionOverdue(
+            f"the local transaction of {self._xid} took longer than {self._limit_s} s"
+        )
+
+    def pause_s(self, problem: BaseException) -> float | None:
+        """How long to wait before it is run again; none if it is not."""
+        self._left -= 1
+        pause_s = self._backoff.failed()
+        if not self._left or pause_s >= self.left_s:
+            return None
+        log.info("the local transaction of %s is run again: %s", self._xid, problem)
+        return pause_s
+
+
+class Branch(TransactionListener, Generic[S]):
+    """What the two kinds of resources have in common.
+
+    Args:
+        group: The producer group.
+        resource: Where local transactions are.
+        settings: How often they are run, and how long.
+        ports: Gives the time and chance.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        resource: Resource[S],
+        settings: ManagerSettings,
+        ports: Callable[[], tuple[Clock, Entropy]],
+    ) -> None:
+        self._group = group
+        self._resource = resource
+        self._settings = settings
+        self._ports = ports
+
+    def attempts(self, xid: str) -> Attempts:
+        """For one local transaction."""
+        return Attempts(xid, self._settings, *self._ports())
+
+    def local(self, xid: str, born_ms: int) -> LocalTransaction[S]:
+        """One attempt."""
+        return self._resource.local(xid, self._group, born_ms)
+
+    def _pause_s(
+        self, local: LocalTransaction[S], attempts: Attempts, problem: BaseException
+    ) -> float | None:
+        is_nothing_left = local.state is LocalTransactionState.ROLLBACK
+        if is_nothing_left and self._resource.may_retry(problem):
+            return attempts.pause_s(problem)
+        return None
+
+    async def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
+        """Ask the fence; see :class:`TransactionListener`."""
+        identity = message.properties.get(properties.FENCE, "")
+        if not identity:
+            # Whoever sent it keeps its local transactions elsewhere, and no row says nothing.
+            log.warning("transaction %s was begun by no manager of %s", message.id, self._group)
+            return LocalTransactionState.UNKNOWN
+        return await self._resource.check(
+            message.id, self._group, message.born_ms, identity=identity
+        )
+
+
+class _Blocking(Branch[S]):
+    def execute_local_transaction(
+        self, message: HalfMessage, arg: Work[S]
+    ) -> LocalTransactionState:
+        arg.half, attempts = message, self.attempts(message.id)
+        while True:
+            local = self.local(message.id, arg.born_ms)
+            try:
+                with local as session:
+                    with entered(Transaction(message, session)):
+                        result = arg.call(session)
+                    attempts.see_time()
+            except Exception as problem:  # noqa: BLE001 - what it means, the resource knows
+                pause_s = self._pause_s(local, attempts, problem)
+                if pause_s is None:
+                    arg.problem = problem
+                    return local.state
+            else:
+                arg.result = result
+                return local.state
+            threading.Event().wait(pause_s)
+
+
+class _Awaited(Branch[S]):
+    async def execute_local_transaction(
+        self, message: HalfMessage, arg: Work[S]
+    ) -> LocalTransactionState:
+        arg.half, attempts = message, self.attempts(message.id)
+        while True:
+            local = self.local(message.id, arg.born_ms)
+            try:
+                async with local as session:
+                    result = await self._within(attempts, arg, Transaction(message, session))
+            except asyncio.CancelledError as problem:
+                arg.left = local.state
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Not the caller is cancelled, but something that the function waited for.
+                arg.problem = problem
+                return local.state
+            except Exception as problem:  # noqa: BLE001 - what it means, the resource knows
+                pause_s = self._pause_s(local, attempts, problem)
+                if pause_s is None:
+                    arg.problem = problem
+                    return local.state
+            else:
+                arg.result = result
+                return local.state
+            arg.left = local.state
+            await asyncio.sleep(pause_s)
+
+    async def _within(self, attempts: Attempts, work: Work[S], transaction: Transaction[S]) -> Any:
+        limit = asyncio.timeout(attempts.left_s)
+        try:
+            with entered(transaction):
+                async with limit:
+                    return await work.call(transaction.session)
+        except TimeoutError as problem:
+            if limit.expired():
+                raise attempts.overdue() from problem
+            raise
+
+
+def branch_of(
+    group: str,
+    resource: Resource[S],
+    settings: ManagerSettings,
+    ports: Callable[[], tuple[Clock, Entropy]],
+) -> Branch[S]:
+    """The branch for a resource."""
+    kind = _Blocking if resource.is_blocking else _Awaited
+    return kind(group, resource, settings, ports)

@@ -1,0 +1,75 @@
+"""The transaction that runs here, and that there is one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from txmq.errors import UsageError
+from txmq.protocol import properties
+from txmq.transaction.listener import HalfMessage
+from txmq.transaction.state import TransactionOutcome
+
+__all__ = ["Transaction", "current", "entered", "refuse_another"]
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True)
+class Transaction(Generic[S]):
+    """A transaction whose local part runs, of a :class:`txmq.TransactionManager`."""
+
+    message: HalfMessage
+    """Its message, which nobody sees yet."""
+    session: S
+    """What the local transaction writes with; leave commit and rollback to the manager."""
+    outcome: TransactionOutcome | None = None
+    """What became of it, once that is known."""
+    is_over: bool = False
+
+    @property
+    def xid(self) -> str:
+        """Its id."""
+        return self.message.id
+
+    @property
+    def group(self) -> str:
+        """The producer group that answers for it."""
+        return self.message.properties[properties.PRODUCER_GROUP]
+
+
+_CURRENT: Final[ContextVar[Transaction[Any] | None]] = ContextVar("txmq_transaction", default=None)
+
+
+def current() -> Transaction[Any] | None:
+    """The transaction of this task or thread, or of the one that began it."""
+    found = _CURRENT.get()
+    # A task that was begun inside and outlives it has kept its context.
+    return None if found is None or found.is_over else found
+
+
+@contextmanager
+def entered(transaction: Transaction[S]) -> Iterator[Transaction[S]]:
+    """While inside, it is the current one."""
+    _CURRENT.set(transaction)
+    try:
+        yield transaction
+    finally:
+        transaction.is_over = True
+        _CURRENT.set(None)
+
+
+def refuse_another() -> None:
+    """See that none runs here.
+
+    Raises:
+        UsageError: One does.
+    """
+    if (found := current()) is not None:
+        raise UsageError(
+            f"transaction {found.xid} runs here already, and transactions are not nested: write "
+            "with its session, and further messages into an outbox, a table"
+        )

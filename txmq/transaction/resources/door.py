@@ -1,0 +1,102 @@
+"""How a source of connections is used, whatever kind it is; nothing of any library.
+
+What a resource does is written once, as coroutines over a :class:`Door`. A blocking source's door
+never waits inside them, so :func:`drive` runs them to their end in the calling thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from enum import Enum
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+__all__ = ["Answer", "Borrowed", "Door", "Standing", "drive"]
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """What a statement gave."""
+
+    changed: int
+    rows: list[tuple[Any, ...]]
+
+
+class Standing(Enum):
+    """How a local transaction stands before its commit."""
+
+    OPEN = "open"
+    ABORTED = "aborted"
+    """A statement failed, and the database takes no more; a COMMIT would be answered with "OK"."""
+    ENDED = "ended"
+    """Whoever had the session has committed it, or rolled it back."""
+    UNSURE = "unsure"
+    """This driver does not say; the database must be asked."""
+
+
+class Borrowed(Protocol[S_co]):
+    """One session in one database transaction, ours until it is closed."""
+
+    @property
+    def session(self) -> S_co:
+        """What the application's function is given."""
+        ...
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        """Run a statement of SQLAlchemy's, or a text."""
+        ...
+
+    async def flush(self) -> None:
+        """Write what the session has kept back so far."""
+        ...
+
+    def standing(self) -> Standing:
+        """How the transaction stands, as far as this side knows."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit; what is raised may leave open whether it is done."""
+        ...
+
+    async def close(self) -> None:
+        """Give the session back; what was not committed is rolled back."""
+        ...
+
+
+class Door(Protocol[S_co]):
+    """Opens sessions of one source."""
+
+    @property
+    def kind(self) -> str:
+        """The family of databases: postgresql, mysql or sqlite."""
+        ...
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether its coroutines never wait."""
+        ...
+
+    @property
+    def problems(self) -> tuple[type[Exception], ...]:
+        """What its library raises."""
+        ...
+
+    async def open(self) -> Borrowed[S_co]:
+        """Begin a transaction on a session of its own.
+
+        Raises:
+            DatabaseFailed: The source gave a session that is in a transaction already.
+        """
+        ...
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """Run what never waits to its end, in this thread."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    raise AssertionError("a blocking source was awaited")

@@ -1,0 +1,137 @@
+"""What an exception of a database says of the transaction it hit. Pure: knows no driver.
+
+Drivers are told apart by what their exceptions carry: PostgreSQL's have an SQLSTATE, SQLite's the
+name of a result code, MySQL's a number in front. SQLAlchemy wraps them and keeps the original.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Final
+
+__all__ = ["Failure", "failure", "is_settled"]
+
+
+class Failure(Enum):
+    """What became of a statement or a transaction."""
+
+    RETRY = "retry"
+    """A serialization failure or a deadlock: nothing of it remains; the same may work at once."""
+    LOCKED = "locked"
+    """Somebody else's lock was not released in time."""
+    DUPLICATE = "duplicate"
+    """There is a row with this key."""
+    REFUSED = "refused"
+    """A rule of the database or of the application forbids it; the same will fail again."""
+    MISSING = "missing"
+    """There is no such table."""
+    CHANGED = "changed"
+    """There is such a table, but not such a column."""
+    LOST = "lost"
+    """The connection: what was asked last may have been done, or not."""
+    OTHER = "other"
+    """Anything else, or no exception of a database."""
+
+
+_SQLSTATES: Final = (
+    ("40001", Failure.RETRY),
+    ("40P01", Failure.RETRY),
+    ("40003", Failure.LOST),
+    ("40", Failure.REFUSED),
+    ("55P03", Failure.LOCKED),
+    ("23505", Failure.DUPLICATE),
+    ("42P01", Failure.MISSING),
+    ("3F000", Failure.MISSING),
+    ("42703", Failure.CHANGED),
+    ("22", Failure.REFUSED),
+    ("23", Failure.REFUSED),
+    ("44", Failure.REFUSED),
+    ("42501", Failure.REFUSED),
+    ("25006", Failure.REFUSED),
+    ("25P02", Failure.REFUSED),
+    ("P0", Failure.REFUSED),
+    ("08", Failure.LOST),
+    ("57P", Failure.LOST),
+)
+"""The first that fits."""
+
+_MYSQL: Final = {
+    1213: Failure.RETRY,
+    1020: Failure.RETRY,  # MariaDB: the record has changed since it was last read.
+    1205: Failure.LOCKED,
+    3572: Failure.LOCKED,
+    1062: Failure.DUPLICATE,
+    1146: Failure.MISSING,
+    1054: Failure.CHANGED,
+    **dict.fromkeys((1048, 1406, 1264, 1451, 1452, 3819, 4025, 1142, 1290, 1792), Failure.REFUSED),
+    **dict.fromkeys((2002, 2003, 2006, 2013, 2055, 1053, 1927, 4031), Failure.LOST),
+}
+
+_SQLITE: Final = (
+    ("SQLITE_CONSTRAINT_PRIMARYKEY", Failure.DUPLICATE),
+    ("SQLITE_CONSTRAINT_UNIQUE", Failure.DUPLICATE),
+    ("SQLITE_CONSTRAINT", Failure.REFUSED),
+    ("SQLITE_BUSY_SNAPSHOT", Failure.RETRY),
+    ("SQLITE_BUSY", Failure.LOCKED),
+    ("SQLITE_LOCKED", Failure.LOCKED),
+    ("SQLITE_READONLY", Failure.REFUSED),
+    ("SQLITE_TOOBIG", Failure.REFUSED),
+    ("SQLITE_MISMATCH", Failure.REFUSED),
+    ("SQLITE_IOERR", Failure.LOST),
+)
+
+_SETTLED: Final = {Failure.RETRY, Failure.LOCKED, Failure.DUPLICATE, Failure.REFUSED}
+
+
+def failure(problem: BaseException) -> Failure:
+    """What an exception says, of a driver, or wrapped by SQLAlchemy."""
+    seen: BaseException | None = problem
+    while (inner := getattr(seen, "orig", None)) is not None:
+        if getattr(seen, "connection_invalidated", False):
+            return Failure.LOST
+        seen = inner
+    # SQLAlchemy's faces of asyncio drivers keep what those raised as the cause.
+    for each in (seen, getattr(seen, "__cause__", None)):
+        if (found := _by_mark(each)) is not None:
+            return found
+    if isinstance(seen, OSError | EOFError):
+        is_line = isinstance(seen, ConnectionError | TimeoutError | EOFError)
+        return Failure.LOST if is_line else Failure.OTHER
+    # A number in front means something only where SQLAlchemy says that a database has raised it.
+    number = seen.args[0] if seen is not problem and seen is not None and seen.args else None
+    return _MYSQL.get(number, Failure.OTHER) if isinstance(number, int) else Failure.OTHER
+
+
+def is_settled(problem: BaseException) -> bool:
+    """Whether a COMMIT that failed with this has certainly not committed.
+
+    Only what a database says of a commit that it could have carried out is certain. A lost
+    connection, a shutdown, a full disk and whatever we do not know leave the outcome open.
+    """
+    return failure(problem) in _SETTLED
+
+
+def _by_mark(problem: BaseException | None) -> Failure | None:
+    state = getattr(problem, "sqlstate", None) or getattr(problem, "pgcode", None)
+    if isinstance(state, str):
+        return next((found for code, found in _SQLSTATES if state.startswith(code)), Failure.OTHER)
+    name = getattr(problem, "sqlite_errorname", None)
+    if isinstance(name, str):
+        return _by_sqlite(name, str(problem))
+    # psycopg has no SQLSTATE for what its own side noticed: there was no server to give one.
+    if type(problem).__module__.startswith("psycopg"):
+        return Failure.LOST if _named(problem, "OperationalError", "InterfaceError") else None
+    return None
+
+
+def _by_sqlite(name: str, text: str) -> Failure:
+    if name == "SQLITE_ERROR":
+        if re.search(r"no such table|unknown database", text):
+            return Failure.MISSING
+        return Failure.CHANGED if "no such column" in text else Failure.OTHER
+    return next((found for code, found in _SQLITE if name.startswith(code)), Failure.OTHER)
+
+
+def _named(problem: BaseException | None, *names: str) -> bool:
+    return any(each.__name__ in names for each in type(problem).__mro__)

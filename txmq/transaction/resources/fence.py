@@ -1,0 +1,238 @@
+"""The fence: a table in which each transaction is decided by who inserts its row first.
+
+A local transaction inserts "committed" before it does anything else, in its own database
+transaction. A check inserts "rolled back". The primary key lets one of them in. A second table of
+one row, the mark, says which version of the fence this is, which fence it is, and up to when rows
+may have been removed from it. Each insert reads the mark in the same statement, so that a session
+of another database inserts nothing, nor does a transaction whose row may be gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Executable,
+    Index,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import mysql as _mysql
+from sqlalchemy.dialects import postgresql as _postgresql
+from sqlalchemy.dialects import sqlite as _sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+
+from txmq.errors import ConfigError
+from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
+from txmq.transaction.resources.dialects import NOW_MS, kind_of
+
+__all__ = [
+    "COMMITTED",
+    "DIALECTS",
+    "FENCE_VERSION",
+    "ROLLED_BACK",
+    "TRIAL",
+    "Fence",
+    "check_horizon_s",
+]
+
+FENCE_VERSION: Final = 1
+"""Of the two tables; verified at start."""
+
+COMMITTED: Final = 1
+ROLLED_BACK: Final = 2
+
+TRIAL: Final = "txmq:trial:"
+"""How the rows begin that a start inserts to see what a rollback does."""
+
+DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType(
+    {
+        "postgresql": _postgresql.dialect,
+        "mysql": _mysql.dialect,
+        "sqlite": _sqlite.dialect,
+    }
+)
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
+
+
+class Fence:
+    """The two tables under the names that were chosen, and what is said to them.
+
+    Args:
+        name: The fence table; the mark is called the same with ``_mark`` behind it.
+        schema: Where both are; otherwise where the session looks first.
+        metadata: Yours, where a tool such as Alembic shall see the tables.
+
+    Raises:
+        ConfigError: A name is none that every database takes unquoted.
+    """
+
+    def __init__(
+        self,
+        name: str = "txmq_fence",
+        schema: str | None = None,
+        metadata: MetaData | None = None,
+    ) -> None:
+        for each in (name, schema or "s"):
+            if not _NAME.fullmatch(each):
+                raise ConfigError(f"{each!r} is no plain name of a table or schema")
+        self.metadata = MetaData() if metadata is None else metadata
+        self.table = _fence(name, schema, self.metadata)
+        self.mark = _mark(name, schema, self.metadata)
+        fence, mark = self.table.c, self.mark.c
+        self.claims = {
+            # SQLAlchemy does not look how many rows went in unless it is asked to.
+            kind: self._claim(kind).execution_options(preserve_rowcount=True)
+            for kind in NOW_MS
+        }
+        self.outcome = select(fence.outcome, fence.owner).where(fence.xid == bindparam("of_xid"))
+        self.outcome_now = self.outcome.with_for_update(read=True)
+        self.about = select(mark.version, mark.identity, mark.cleaned_ms)
+        self.shape = select(self.table).limit(0)
+        self.remove = delete(self.table).where(fence.xid == bindparam("of_xid"))
+        old = (
+            select(fence.xid)
+            .where(fence.created_ms < bindparam("before_ms"))
+            .order_by(fence.created_ms)
+            .limit(bindparam("batch"))
+            .subquery("old")  # MySQL takes a LIMIT only one level further in.
+        )
+        self.remove_old = delete(self.table).where(fence.xid.in_(select(old.c.xid)))
+        self.announce = (
+            update(self.mark)
+            .where(mark.identity == bindparam("known"), mark.cleaned_ms < bindparam("before_ms"))
+            .values(cleaned_ms=bindparam("before_ms"))
+        )
+
+    @property
+    def name(self) -> str:
+        """The fence table's, with its schema."""
+        return self.table.fullname
+
+    def _claim(self, kind: str) -> Executable:
+        """Insert a row, unless there is one, or the mark is not the one that is expected."""
+        mark = self.mark.c
+        rows = select(
+            cast(bindparam("of_xid"), Text),
+            cast(bindparam("as_outcome"), SmallInteger),
+            cast(bindparam("by_owner"), Text),
+            text(NOW_MS[kind]),
+        ).where(mark.identity == bindparam("known"), mark.cleaned_ms <= bindparam("born_ms"))
+        columns = ["xid", "outcome", "owner", "created_ms"]
+        if kind == "postgresql":
+            return (
+                _postgresql.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
+            )
+        if kind == "sqlite":
+            return _sqlite.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
+        # MySQL's INSERT IGNORE would hide other mistakes: there a double key is an error.
+        return insert(self.table).from_select(columns, rows)
+
+    def ddl(self, dialect: str) -> list[str]:
+        """The statements that make the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
+
+        Raises:
+            ConfigError: It is another dialect.
+        """
+        kind = kind_of(dialect)
+        spoken = DIALECTS[kind]()
+        made: list[DDLElement] = [CreateTable(self.table), CreateTable(self.mark)]
+        made += [CreateIndex(each) for each in self.table.indexes]
+        lines = [str(each.compile(dialect=spoken)).strip().replace("\t", "    ") for each in made]
+        lines = [re.sub(r" +$", "", each, flags=re.MULTILINE) for each in lines]
+        return [*lines, self.first_mark(kind)]
+
+    def first_mark(self, kind: str) -> str:
+        """The statement that says which fence this is: the database makes up an identity."""
+        where = f"INSERT INTO {self.mark.fullname} (version, identity, cleaned_ms)"
+        return f"{where} VALUES ({FENCE_VERSION}, {_IDENTITY[kind]}, 0)"
+
+
+def check_horizon_s(
+    *,
+    timeout_s: float = 60.0,
+    check_interval_s: float = 60.0,
+    check_max: int = 15,
+    longest_local_s: float = 60.0,
+    clocks_apart_s: float = 60.0,
+) -> float:
+    """How long a check of a transaction can still come, while its group has a live producer.
+
+    The broker first asks ``timeout_s`` after the half message, then every ``check_interval_s``,
+    ``check_max`` times; one round more may be under way. A local transaction may last
+    ``longest_local_s``, and clocks may differ. ``(check_max + 1) * check_interval_s + timeout_s +
+    longest_local_s + clocks_apart_s``; with the defaults 19 minutes.
+
+    A group without a live producer is asked when it comes back, and a parked transaction when an
+    operator says so: that is why no check presumes anything of a transaction that is older than the
+    fence remembers.
+    """
+    rounds_s = (check_max + 1) * check_interval_s
+    return rounds_s + timeout_s + longest_local_s + clocks_apart_s
+
+
+_IDENTITY: Final = MappingProxyType(
+    {
+        "postgresql": "CAST(gen_random_uuid() AS TEXT)",
+        "mysql": "UUID()",
+        "sqlite": "lower(hex(randomblob(16)))",
+    }
+)
+
+
+def _plain_text(chars: int) -> Any:
+    # Compared byte for byte: ids that differ in case only are different transactions, and no
+    # update of a collation can put a primary key into disorder.
+    return (
+        Text()
+        .with_variant(Text(collation="C"), "postgresql")
+        .with_variant(
+            _mysql.VARCHAR(chars, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
+        )
+    )
+
+
+def _fence(name: str, schema: str | None, metadata: MetaData) -> Table:
+    outcomes = f"outcome IN ({COMMITTED}, {ROLLED_BACK})"
+    table = Table(
+        name,
+        metadata,
+        Column("xid", _plain_text(XID_CHARS_MAX), primary_key=True),
+        Column("outcome", SmallInteger, nullable=False),
+        Column("owner", _plain_text(GROUP_CHARS_MAX), nullable=False),
+        Column("created_ms", BigInteger, nullable=False),
+        CheckConstraint(outcomes, name=f"{name}_outcome"),
+        schema=schema,
+        mysql_engine="InnoDB",
+    )
+    Index(f"{name}_created", table.c.created_ms)
+    return table
+
+
+def _mark(name: str, schema: str | None, metadata: MetaData) -> Table:
+    return Table(
+        f"{name}_mark",
+        metadata,
+        Column("version", SmallInteger, primary_key=True, autoincrement=False),
+        Column("identity", _plain_text(36), nullable=False),
+        Column("cleaned_ms", BigInteger, nullable=False),
+        schema=schema,
+        mysql_engine="InnoDB",
+    )

@@ -1,0 +1,310 @@
+"""The resource manager of a database: local transactions behind a fence, and checks of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast, overload
+
+from txmq.errors import ConfigError, LimitExceeded, ResourceError, UsageError
+from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
+from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.transaction.resources import steps
+from txmq.transaction.resources.alchemy import alchemy_door
+from txmq.transaction.resources.door import Door, drive
+from txmq.transaction.resources.failures import Failure, failure
+from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
+from txmq.transaction.resources.local import Local
+from txmq.transaction.resources.postgres import psycopg_door
+from txmq.transaction.state import LocalTransactionState
+from txmq.transaction.threads import Threads
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+__all__ = ["SQLResource"]
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+A = TypeVar("A", bound="AsyncSession")
+B = TypeVar("B", bound="Session")
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+_TOLD: Final = {
+    COMMITTED: LocalTransactionState.COMMIT,
+    ROLLED_BACK: LocalTransactionState.ROLLBACK,
+}
+
+
+class Pool(Protocol[S]):
+    """A pool of psycopg connections."""
+
+    def getconn(self) -> S:
+        """Take one."""
+        ...
+
+    def putconn(self, conn: S) -> None:
+        """Give it back."""
+        ...
+
+
+class AsyncPool(Protocol[S]):
+    """A pool of psycopg connections for asyncio."""
+
+    async def getconn(self) -> S:
+        """Take one."""
+        ...
+
+    async def putconn(self, conn: S) -> None:
+        """Give it back."""
+        ...
+
+
+class SQLResource(Generic[S]):
+    """A database that takes part in transactions.
+
+    Local transactions run where they are called: ``with`` for a blocking source, ``async with`` for
+    one of asyncio. Everything else is awaited; a blocking source works in a thread of the resource
+    meanwhile.
+
+    Args:
+        source: An SQLAlchemy ``Engine``, ``sessionmaker``, ``AsyncEngine`` or
+            ``async_sessionmaker``; a pool of psycopg's, or a function that connects.
+        fence: The fence table.
+        schema: Where it is, unless where sessions look first.
+        wait_s: How long a check waits for a local transaction that is at its end.
+        entropy: Where chance comes from.
+
+    Raises:
+        ConfigError: The source is none of these, or cannot be guarded.
+    """
+
+    @overload
+    def __init__(
+        self: SQLResource[Session],
+        source: Engine,
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SQLResource[AsyncSession],
+        source: AsyncEngine,
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SQLResource[B],
+        source: sessionmaker[B],
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SQLResource[A],
+        source: async_sessionmaker[A],
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        source: AsyncPool[S] | Pool[S],
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        source: Callable[[], Coroutine[Any, Any, S]],
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        source: Callable[[], S],
+        *,
+        fence: str = ...,
+        schema: str | None = ...,
+        wait_s: float = ...,
+        entropy: Entropy | None = ...,
+    ) -> None: ...
+    def __init__(
+        self,
+        source: Any,
+        *,
+        fence: str = "txmq_fence",
+        schema: str | None = None,
+        wait_s: float = 0.2,
+        entropy: Entropy | None = None,
+    ) -> None:
+        door = alchemy_door(source) or psycopg_door(source)
+        if door is None:
+            raise ConfigError(f"{type(source).__name__} gives no sessions")
+        self._door: Door[S] = door
+        self._problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
+        self._threads = Threads("txmq-fence", RESOURCE_THREADS)
+        self._fence = Fence(fence, schema)
+        self._wait_ms = max(1, int(wait_s * 1000))
+        self._entropy = entropy or SystemEntropy()
+        self._identity = ""
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether local transactions are for ``with``; otherwise they are for ``async with``."""
+        return self._door.is_blocking
+
+    @property
+    def identity(self) -> str:
+        """Which fence this is; made up when its table was, and the same for all who share it.
+
+        A half message that carries it is checked by nobody who has another one.
+
+        Raises:
+            UsageError: The fence was not verified yet.
+        """
+        if not self._identity:
+            raise UsageError("verify the resource first")
+        return self._identity
+
+    async def verify(self) -> None:
+        """See that the fence is there, is this version's, and holds; call it at start.
+
+        Raises:
+            FenceMissing: There is no such table.
+            FenceOutdated: It is of another version.
+            FenceElsewhere: Sessions see different ones.
+            FenceUnsafe: What is written is not kept, or is kept without a commit.
+            DatabaseFailed: The database does not answer.
+        """
+        trial = self._entropy.token(16).hex()
+        self._identity = await self._turn(steps.verify(self._fence, self._door, trial))
+
+    def close(self) -> None:
+        """Let the threads of a blocking source end; the source is left to whoever made it."""
+        self._threads.close()
+
+    def local(self, xid: str, group: str, born_ms: int) -> Local[S]:
+        """A local transaction, to be entered once.
+
+        Args:
+            xid: The transaction's id.
+            group: The producer group that answers for it.
+            born_ms: When it began, by this machine's clock.
+
+        Raises:
+            UsageError: The fence was not verified yet, or the id is none.
+            LimitExceeded: The id is longer than the fence has room for.
+        """
+        if not xid.isascii() or not xid:
+            raise UsageError(f"{xid!r} is no id of a transaction")
+        if len(xid) > XID_CHARS_MAX:
+            raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
+        ours = steps.Claim(xid, group, COMMITTED, born_ms, self.identity)
+        return Local(self._fence, self._door, ours)
+
+    async def check(
+        self, xid: str, group: str, born_ms: int, *, identity: str = ""
+    ) -> LocalTransactionState:
+        """What became of a local transaction; what is not begun by now never will be committed.
+
+        ``UNKNOWN`` if it is under way, if the database does not answer, and where nobody can tell.
+
+        Args:
+            xid: The transaction's id.
+            group: The producer group that was asked.
+            born_ms: When its half message was born.
+            identity: The fence that the half message names, if it does.
+
+        Raises:
+            UsageError: The fence was not verified yet.
+        """
+        if identity not in ("", self.identity) or not _is_id(xid):
+            log.warning("%.80r of fence %r is not known to %s", xid, identity, self.identity)
+            return LocalTransactionState.UNKNOWN
+        theirs = steps.Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
+        try:
+            row = await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
+        except self._problems as problem:
+            log.warning("%s cannot be told now: %s", xid, problem)
+            return LocalTransactionState.UNKNOWN
+        if row.owner != group:
+            log.warning("%s belongs to group %s; %s was asked", xid, row.owner, group)
+            return LocalTransactionState.UNKNOWN
+        return _TOLD[row.outcome]
+
+    def may_retry(self, problem: BaseException) -> bool:
+        """Whether this says that nothing remains of a local transaction and the same may work now:
+        a serialization failure or a deadlock.
+        """
+        return failure(problem) is Failure.RETRY
+
+    async def clean(
+        self,
+        older_than_s: float,
+        *,
+        horizon_s: float | None = None,
+        batch: int = FENCE_ROWS_REMOVED,
+    ) -> int:
+        """Remove old rows, some hundreds at a time; call it now and then, from anywhere.
+
+        A call removes what the call before it announced. A transaction that is older than that
+        is answered ``UNKNOWN`` from then on, so the broker parks it: nothing is presumed.
+
+        Args:
+            older_than_s: The age of what may go; ten minutes are added for clocks that differ.
+            horizon_s: How long a check can still come; see :func:`check_horizon_s`.
+            batch: How many rows one database transaction removes.
+
+        Returns:
+            How many rows are gone.
+
+        Raises:
+            ConfigError: Checks can still come of transactions of this age.
+            FenceElsewhere: The fence is not the one that was verified.
+            DatabaseFailed: The database does not answer, or somebody keeps a lock; call again.
+            UsageError: The fence was not verified yet.
+        """
+        least_s = check_horizon_s() if horizon_s is None else horizon_s
+        if older_than_s < least_s:
+            raise ConfigError(
+                f"checks of a transaction can come for {least_s:.0f} s: rows of {older_than_s:.0f} "
+                "s are still needed"
+            )
+        older_ms = int(older_than_s * 1000)
+        work = steps.clean(self._fence, self._door, self.identity, older_ms, max(1, batch))
+        return await self._turn(work)
+
+    async def _turn(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._door.is_blocking:
+            return cast(T, await self._threads.run(lambda: drive(work)))
+        return await work
+
+
+def _is_id(xid: str) -> bool:
+    return xid.isascii() and 0 < len(xid) <= XID_CHARS_MAX

@@ -34,19 +34,15 @@ __all__ = [
 
 _SPECIAL: Final = frozenset(
     {
-        "DELAY",
+        *properties.DELAYS,
         "TRAN_MSG",
         "PGROUP",
-        "TIMER_DELAY_SEC",
-        "TIMER_DELAY_MS",
-        "TIMER_DELIVER_MS",
         properties.CHECK_IMMUNITY,
     }
 )
 """Properties that ask for more than storing."""
 
 _new: Final = tuple.__new__  # A NamedTuple without a call of its own.
-_DELAYS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], dict[str, str] | None]
 """The properties as they are stored, the unique key, the tag's hash, the keys' hashes, and what it
@@ -76,7 +72,7 @@ def check_now(special: dict[str, str], what: str) -> None:
     Raises:
         MessageIllegal: It is; producers take this as the last word.
     """
-    for name in _DELAYS:
+    for name in properties.DELAYS:
         if special.get(name, "0") not in ("", "0"):
             raise MessageIllegal(f"{what} cannot be delayed ({name} is {special[name][:40]})")
 

@@ -38,10 +38,7 @@ _WRITTEN_ANEW: Final = frozenset(
         properties.DEAD_TOPIC,
         properties.DEAD_ID,
         # An earlier delay, which is over.
-        properties.DELAY,
-        properties.DELIVER_AT,
-        properties.DELIVER_AFTER,
-        properties.DELIVER_AFTER_MS,
+        *properties.DELAYS,
         properties.REAL_TOPIC,
         properties.REAL_QUEUE,
     }

@@ -122,10 +122,19 @@ class SendHandlers:
                     return self._take_half(
                         connection, request, header, topic, number, postmark, arrival
                     )
-                wish = self._schedule.wish_in(special or {}, self._clock.wall_ms())
+                wall_ms = self._clock.wall_ms()
+                wish = self._schedule.wish_in(special or {}, wall_ms)
                 if wish is not None:
                     return self._take_for_later(
-                        connection, request, header, topic, number, postmark, arrival, wish
+                        connection,
+                        request,
+                        header,
+                        topic,
+                        number,
+                        postmark,
+                        arrival,
+                        wish,
+                        wall_ms,
                     )
             tail = tail_of(topic.name_field, data)
             offset, position = self._store.append(
@@ -180,11 +189,12 @@ class SendHandlers:
         postmark: Postmark,
         arrival: Arrival,
         wish: Wish,
+        wall_ms: int,
     ) -> bytes | None:
         data, unique = arrival[:2]
         handle = recall.encode(RecallHandle(topic.name, self._identity.name, wish.due_ms, unique))
         offset, position = self._schedule.put(
-            topic, number, postmark, header.flag, request.body, data, wish, self._clock.wall_ms()
+            topic, number, postmark, header.flag, request.body, data, wish, wall_ms
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
@@ -245,31 +255,32 @@ class SendHandlers:
         known = self._topics.for_sending(header.topic)
         now_ms = self._clock.wall_ms()
         if header.topic.startswith(RETRY):
-            name = header.topic.removeprefix(RETRY)
-            group = self._groups.get(name, now_ms)
-            if header.reconsume_times:
-                # Clients that cannot send it back send it with all it came with, and it is no
-                # half of a transaction any more.
-                header.sys_flag &= ~_TRANSACTION_BITS
-                header.properties = properties.without(
-                    header.properties or "", properties.TRANSACTION
-                )
-            said = header.max_reconsume_times
-            maximum = group.retry_max_times if said is None or said < 0 else said
-            reason = why_exhausted(header.reconsume_times or 0, maximum)
-            if reason and not header.batch:
-                # How stock consumers give up what they cannot send back, or handle in order.
-                header.queue_id, header.properties = 0, buried(header.properties or "", reason)
-                return self.topic_of_group(DLQ + name, 1, now_ms)
-            return known or self.topic_of_group(
-                header.topic, max(1, group.retry_queue_nums), now_ms
-            )
+            return self._for_retry(header, known, now_ms)
         if header.default_topic == "":
             raise TopicNotFound(f"topic[{header.topic}] not exist, apply first please!")
         wanted = header.default_topic_queue_nums
         made = self._topics.create_by_sending(header.topic, header.default_topic, wanted, now_ms)
         self._topics_changed()
         return made
+
+    def _for_retry(self, header: SendMessage, known: Topic | None, now_ms: int) -> Topic:
+        """Where a message goes that a consumer sends to come again: there, or to the dead."""
+        name = header.topic.removeprefix(RETRY)
+        group = self._groups.get(name, now_ms)
+        attempts, text = header.reconsume_times or 0, header.properties or ""
+        if attempts:
+            # Clients that cannot send it back send it with all it came with, and it is no half of
+            # a transaction any more.
+            header.sys_flag &= ~_TRANSACTION_BITS
+            header.properties = text = properties.without(text, properties.TRANSACTION)
+        said = header.max_reconsume_times
+        maximum = group.retry_max_times if said is None or said < 0 else said
+        reason = why_exhausted(attempts, maximum)
+        if reason and not header.batch:
+            # How stock consumers give up what they cannot send back, or handle in order.
+            header.queue_id, header.properties = 0, buried(text, reason)
+            return self.topic_of_group(DLQ + name, 1, now_ms)
+        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums), now_ms)
 
     def topic_of_group(self, name: str, queues: int, now_ms: int) -> Topic:
         """A group's retry or dead-letter topic, made when first needed.

@@ -12,7 +12,7 @@ from tests.simulation.client_mix import ClientMix
 from tests.simulation.client_stage import ClientStage
 from tests.simulation.history import ClientDown, Down, History
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.runs import TAIL, Run, check
+from tests.simulation.runs import Run, check, played
 from txmq.testing import World
 
 __all__ = ["CLIENT_CHECKERS", "run_client_seed"]
@@ -76,9 +76,4 @@ def run_client_seed(
     """
     mix = mix or ClientMix.with_clients(seed)
     world = World(seed, scenario="clients", conditions=mix.conditions, keep_trace=keep_trace)
-    try:
-        return Run(world.run(live_through(world, mix, checkers)), world.trace)
-    except BaseException as error:
-        if keep_trace:
-            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
-        raise
+    return played(world, live_through(world, mix, checkers), keep_trace=keep_trace)

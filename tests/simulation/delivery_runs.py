@@ -20,7 +20,7 @@ from tests.simulation.delivery_history import DONE, Recalled, Shelf, Waits
 from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.delivery_stage import ClockNemesis, DeliveryStage
 from tests.simulation.history import ClientDown, Down, History, Recovered
-from tests.simulation.runs import TAIL, Run, check
+from tests.simulation.runs import Run, check, played
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.testing import World
 
@@ -97,9 +97,4 @@ def run_delivery_seed(
     """
     mix = mix or DeliveryMix.with_deliveries(seed)
     world = World(seed, scenario="deliveries", conditions=mix.conditions, keep_trace=keep_trace)
-    try:
-        return Run(world.run(live_through(world, mix, checkers)), world.trace)
-    except BaseException as error:
-        if keep_trace:
-            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
-        raise
+    return played(world, live_through(world, mix, checkers), keep_trace=keep_trace)

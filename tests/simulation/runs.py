@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.simulation.checkers import (
     acknowledged,
@@ -135,6 +135,20 @@ class Run(NamedTuple):
     trace: Trace
 
 
+def played(world: World, main: Coroutine[Any, Any, Any], *, keep_trace: bool) -> Run:
+    """Run a seed's scenario in its world; a failure carries what happened last, where it is kept.
+
+    Raises:
+        AssertionError: A promise was broken, or the run failed as a simulation.
+    """
+    try:
+        return Run(world.run(main), world.trace)
+    except BaseException as error:
+        if keep_trace:
+            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
+        raise
+
+
 def run_seed(
     seed: int,
     mix: Mix | None = None,
@@ -156,9 +170,4 @@ def run_seed(
     mix = mix or Mix.of(seed)
     name = live_through.__name__
     world = World(seed, scenario=name, conditions=mix.conditions, keep_trace=keep_trace)
-    try:
-        return Run(world.run(live_through(world, mix, checkers)), world.trace)
-    except BaseException as error:
-        if keep_trace:
-            error.add_note("\n".join(("the last it saw:", *world.trace.events[-TAIL:])))
-        raise
+    return played(world, live_through(world, mix, checkers), keep_trace=keep_trace)

@@ -204,7 +204,7 @@ def _add_delay(message: Message, named: dict[str, str]) -> None:
         properties.DELIVER_AFTER: ("deliver_after_s", message.deliver_after_s),
     }
     asked = {name: said for name, said in wanted.items() if said[1] is not None}
-    if len(asked) > 1 or any(name in named for name in (*wanted, properties.DELIVER_AFTER_MS)):
+    if len(asked) > 1 or any(name in named for name in properties.DELAYS):
         raise LocalProtocolError(
             "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
         )

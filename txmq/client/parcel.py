@@ -36,15 +36,7 @@ _ITEM_BYTES: Final = 22
 """What a batch adds to a body and its properties."""
 STORED_BYTES: Final = 512
 """What a broker adds at most to a message that it stores: hosts, times, topic, cluster."""
-_ALONE: Final = frozenset(
-    (
-        properties.DELAY,
-        properties.DELIVER_AT,
-        properties.DELIVER_AFTER,
-        properties.DELIVER_AFTER_MS,
-        properties.TRANSACTION,
-    )
-)
+_ALONE: Final = frozenset((*properties.DELAYS, properties.TRANSACTION))
 _NOTHING: Final = b'""'
 
 

@@ -31,10 +31,7 @@ _LEFT_BEHIND: Final = frozenset(
         properties.WAIT,
         properties.CLUSTER,
         # RocketMQ leaves the last delay on a dead letter; it would be served once more.
-        properties.DELAY,
-        properties.DELIVER_AT,
-        properties.DELIVER_AFTER,
-        "TIMER_DELAY_MS",
+        *properties.DELAYS,
         "TIMER_ENQUEUE_MS",
         "TIMER_DEQUEUE_MS",
         "TIMER_ROLL_TIMES",

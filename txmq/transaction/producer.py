@@ -54,12 +54,6 @@ __all__ = ["TransactionProducer"]
 log = logging.getLogger(__name__)
 
 _NOT_OPEN: Final = "this producer is not open; use it with 'async with'"
-_DELAYS: Final = (
-    properties.DELAY,
-    properties.DELIVER_AT,
-    properties.DELIVER_AFTER,
-    properties.DELIVER_AFTER_MS,
-)
 
 
 class TransactionProducer(Producer):
@@ -344,4 +338,4 @@ def _place_of(sent: SendResult) -> None:
 
 
 def _names_delay(message: Message) -> bool:
-    return any(name in message.properties for name in _DELAYS)
+    return any(name in message.properties for name in properties.DELAYS)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from txmq.errors import ConfigError, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
@@ -65,6 +76,15 @@ class AsyncPool(Protocol[S]):
         ...
 
 
+class Options(TypedDict, total=False):
+    """What may be said of a resource beside its source."""
+
+    fence: str
+    schema: str | None
+    wait_s: float
+    entropy: Entropy | None
+
+
 class SQLResource(Generic[S]):
     """A database that takes part in transactions.
 
@@ -86,74 +106,28 @@ class SQLResource(Generic[S]):
 
     @overload
     def __init__(
-        self: SQLResource[Session],
-        source: Engine,
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
+        self: SQLResource[Session], source: Engine, **options: Unpack[Options]
     ) -> None: ...
     @overload
     def __init__(
-        self: SQLResource[AsyncSession],
-        source: AsyncEngine,
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
+        self: SQLResource[AsyncSession], source: AsyncEngine, **options: Unpack[Options]
     ) -> None: ...
     @overload
     def __init__(
-        self: SQLResource[B],
-        source: sessionmaker[B],
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
+        self: SQLResource[B], source: sessionmaker[B], **options: Unpack[Options]
     ) -> None: ...
     @overload
     def __init__(
-        self: SQLResource[A],
-        source: async_sessionmaker[A],
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
+        self: SQLResource[A], source: async_sessionmaker[A], **options: Unpack[Options]
     ) -> None: ...
     @overload
-    def __init__(
-        self,
-        source: AsyncPool[S] | Pool[S],
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
-    ) -> None: ...
+    def __init__(self, source: AsyncPool[S] | Pool[S], **options: Unpack[Options]) -> None: ...
     @overload
     def __init__(
-        self,
-        source: Callable[[], Coroutine[Any, Any, S]],
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
+        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[Options]
     ) -> None: ...
     @overload
-    def __init__(
-        self,
-        source: Callable[[], S],
-        *,
-        fence: str = ...,
-        schema: str | None = ...,
-        wait_s: float = ...,
-        entropy: Entropy | None = ...,
-    ) -> None: ...
+    def __init__(self, source: Callable[[], S], **options: Unpack[Options]) -> None: ...
     def __init__(
         self,
         source: Any,

@@ -57,7 +57,6 @@ class Checker:
         self._clock = clock
         self._decision_ms = decision_ms
         self._wake = asyncio.Event()
-        self._turn = 0
         self._forced: set[int] = set()
         self._immune_until: dict[int, float] = {}
 
@@ -229,22 +228,29 @@ class Checker:
         return half._replace(checks=half.checks + 1)
 
     def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
-        """Who is asked: the producer that sent it, or another of its group, in turn."""
-        able = [
-            member
-            for member in self._clients.producers(half.group)
-            if member.connection.is_open
-            and not member.connection.is_backed_up
-            and self.checks.may_ask(member.connection)
-        ]
-        others = [member for member in able if member.connection is not avoided] or able
-        if not others:
-            return None
-        for member in others:
-            if member.client_id == half.origin:
-                return member
-        self._turn += 1
-        return others[self._turn % len(others)]
+        """Who is asked: first the producer that sent it, then the others of its group in turn.
+
+        Whose turn it is follows from how many checks brought nothing, so nothing is kept for it;
+        where the transaction lies has different ones begin with different members.
+        """
+        others = self._clients.producers(half.group)
+        place = next((at for at, each in enumerate(others) if each.client_id == half.origin), None)
+        first = [] if place is None else [others.pop(place)]
+        start = half.offset % len(others) if others else 0
+        line = [*first, *others[start:], *others[:start]]
+        turn = half.checks % len(line) if line else 0
+        # Only as far as needed: a group may have thousands, and a million transactions.
+        able = (each for each in (*line[turn:], *line[:turn]) if self._is_able(each.connection))
+        last: Member[Connection] | None = None
+        for each in able:
+            if each.connection is not avoided:
+                return each
+            last = each
+        return last
+
+    def _is_able(self, connection: Connection) -> bool:
+        is_listening = connection.is_open and not connection.is_backed_up
+        return is_listening and self.checks.may_ask(connection)
 
     def _ask(self, half: Half, connection: Connection) -> None:
         record = self._coordinator.halves.record_of(half)

@@ -45,11 +45,12 @@ class Unprepared(Exception):
 
 
 class Postgres:
-    """A server by the URL of its superuser, and how it is stopped."""
+    """A server by the URL of its superuser, how it is stopped, and its process, if it is ours."""
 
-    def __init__(self, url, stop=lambda: None):
+    def __init__(self, url, stop=lambda: None, pid=None):
         self.url = make_url(url).set(drivername="postgresql+psycopg")
         self.stop = stop
+        self.pid = pid
 
     def order(self, statement):
         with psycopg.connect(conninfo(self.url), autocommit=True) as connection:
@@ -71,12 +72,17 @@ def conninfo(url):
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-def postgres():
-    """A running server, from the first place that has one."""
+def postgres(*, is_durable=False):
+    """A running server, from the first place that has one.
+
+    Args:
+        is_durable: Whether it syncs its commits, as a bank's does; one that is given does as it
+            likes.
+    """
     if given := os.environ.get("TXMQ_TEST_POSTGRES_URL"):
         return Postgres(given)
     programs = server_programs() or packaged_programs()
-    return contained() if programs is None else started(programs)
+    return contained() if programs is None else started(programs, is_durable=is_durable)
 
 
 def server_programs():
@@ -127,7 +133,7 @@ def die_with_us():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
-def started(programs):
+def started(programs, *, is_durable):
     who = somebody_else()
     home = Path(tempfile.mkdtemp(prefix="txmq-postgres-"))
     if who:
@@ -142,7 +148,7 @@ def started(programs):
         initialised(programs, home, who)
         for _ in range(ATTEMPTS):
             # Somebody else may take the port in between.
-            if (server := attempt(programs, home, who)) is not None:
+            if (server := attempt(programs, home, who, is_durable)) is not None:
                 return server
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
@@ -162,7 +168,7 @@ def initialised(programs, home, who):
         raise Unprepared(f"{programs}/initdb failed: {done.stderr.strip().splitlines()[-1:]}")
 
 
-def attempt(programs, home, who):
+def attempt(programs, home, who, is_durable):
     port = free_port()
     settings = {
         "listen_addresses": "127.0.0.1",
@@ -170,7 +176,7 @@ def attempt(programs, home, who):
         "unix_socket_directories": "",
         "max_connections": 200,
         "max_prepared_transactions": 64,
-        "fsync": "off",  # Tests kill processes, not machines.
+        "fsync": "on" if is_durable else "off",  # Tests kill processes, not machines.
     }
     chosen = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     process = subprocess.Popen(
@@ -201,7 +207,7 @@ def attempt(programs, home, who):
         process.stderr.close()
         shutil.rmtree(home, ignore_errors=True)
 
-    return Postgres(f"postgresql://txmq@127.0.0.1:{port}/postgres", stop)
+    return Postgres(f"postgresql://txmq@127.0.0.1:{port}/postgres", stop, process.pid)
 
 
 class Nowhere(io.RawIOBase):

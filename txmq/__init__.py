@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.manager_current import Transaction
     from txmq.transaction.producer import TransactionProducer
-    from txmq.transaction.resources import SQLResource
+    from txmq.transaction.resources import SQLResource, XAResource
     from txmq.transaction.settings import ManagerSettings, TransactionSettings
     from txmq.transaction.state import (
         LocalTransactionState,
@@ -83,6 +83,7 @@ __all__ = [
     "TransactionSettings",
     "TransactionState",
     "TxmqError",
+    "XAResource",
     "__version__",
     "allocation",
     "errors",
@@ -118,6 +119,7 @@ _LATER: Final = {
     "Transaction": "txmq.transaction.manager_current",
     "TransactionProducer": "txmq.transaction.producer",
     "SQLResource": "txmq.transaction.resources",
+    "XAResource": "txmq.transaction.resources",
     "ManagerSettings": "txmq.transaction.settings",
     "TransactionSettings": "txmq.transaction.settings",
     "LocalTransactionState": "txmq.transaction.state",
@@ -134,7 +136,7 @@ def __getattr__(name: str) -> object:
     try:
         found = globals()[name] = getattr(import_module(_LATER[name]), name)
     except ModuleNotFoundError as problem:
-        if name != "SQLResource":
+        if _LATER[name] != "txmq.transaction.resources":
             raise
         raise errors.ConfigError(f"{problem.name} is missing: pip install 'txmq[sql]'") from problem
     return found

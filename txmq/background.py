@@ -7,11 +7,11 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from txmq.errors import UsageError
 
-__all__ = ["Background"]
+__all__ = ["Background", "fast_loop"]
 
 R = TypeVar("R")
 
@@ -22,16 +22,37 @@ END_S: Final = 10.0
 """How long a background loop may take to end once everything in it has been closed."""
 
 
-class Here(Protocol):
-    """A thread that runs what is wanted while it waits."""
+class Here:
+    """A thread that waits for the loop.
 
-    def serve(self) -> None:
-        """Do so until there is nothing more to wait for."""
-        ...
+    Its lock is taken as long as there is nothing new, and let go by the loop alone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._is_over = False
 
     def leave(self) -> None:
-        """There is nothing more to wait for."""
-        ...
+        """There is nothing more to wait for; for the loop."""
+        self._is_over = True
+        self._wake()
+
+    def serve(self) -> None:
+        """Wait until there is nothing more to wait for."""
+        while not self._is_over:
+            self._sleep()
+
+    def abandon(self) -> None:
+        """Nobody waits any more; for the loop."""
+
+    def _wake(self) -> None:
+        if self._lock.locked():
+            self._lock.release()
+
+    def _sleep(self) -> None:
+        # Ctrl-C may come just before this thread falls asleep, and would not wake it.
+        self._lock.acquire(timeout=LOOK_S)
 
 
 class Background:
@@ -51,7 +72,7 @@ class Background:
         ready.result()
 
     def _run(self, ready: concurrent.futures.Future[None]) -> None:
-        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
             self._loop = runner.get_loop()
             self._loop.call_soon(ready.set_result, None)
             self._loop.run_forever()
@@ -77,49 +98,65 @@ class Background:
         if _is_in_a_loop():
             work.close()
             raise UsageError("in an event loop use txmq itself; txmq.blocking would stall it")
-        call = _Call(work)
+        call = _Call(work, here or Here())
         try:
-            running = asyncio.run_coroutine_threadsafe(call.run(), loop)
-            if here is not None:
-                running.add_done_callback(lambda _: here.leave())
-                here.serve()
-            while not running.done():
-                # Ctrl-C may come just before this thread falls asleep, and would not wake it.
-                with suppress(TimeoutError):
-                    running.exception(LOOK_S)
-            return running.result()
+            loop.call_soon_threadsafe(call.start)
+            call.here.serve()
         except BaseException:
             # Ctrl-C reaches whoever waits, also before it has begun to; what is waited for must
             # hear of it.
             with suppress(RuntimeError):  # The loop has ended, and with it all that ran there.
                 loop.call_soon_threadsafe(call.cancel)
             raise
+        return call.result()
 
 
 class _Call(Generic[R]):
     """Something that runs in the loop while another thread waits for it."""
 
-    def __init__(self, work: Coroutine[Any, Any, R]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, R], here: Here) -> None:
+        self.here = here
         self._work = work
-        self._task: asyncio.Task[Any] | None = None
-        self._is_cancelled = False
+        self._task: asyncio.Task[None] | None = None
+        self._has_begun = self._is_cancelled = False
+        self._found: list[R] = []
+        self._problem: BaseException | None = None
 
-    async def run(self) -> R:
-        """Run it, unless that is not wanted any more."""
+    def start(self) -> None:
+        """Run it."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
         if self._is_cancelled:
             self._work.close()
-            raise asyncio.CancelledError
-        task = self._task = asyncio.current_task()
-        assert task is not None, "what runs in a loop is a task"
-        # After Ctrl-C nobody is left who hears how it ends, and asyncio would complain of that.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await self._work
+            return
+        self._has_begun = True
+        try:
+            self._found.append(await self._work)
+        except asyncio.CancelledError:
+            self._problem = concurrent.futures.CancelledError()
+        except BaseException as problem:  # noqa: BLE001 - raised where it is waited for
+            self._problem = problem
+        # Not once the task has ended, which the loop would take one more turn to tell.
+        self.here.leave()
 
     def cancel(self) -> None:
         """Nobody waits any more."""
+        self.here.abandon()
         self._is_cancelled = True
-        if self._task is not None:
+        if self._task is None:
+            self._work.close()
+        elif self._has_begun:
             self._task.cancel()
+
+    def result(self) -> R:
+        """What came of it."""
+        if (problem := self._problem) is None:
+            return self._found[0]
+        try:
+            raise problem
+        finally:
+            del problem, self._problem  # Its traceback leads here.
 
 
 def _is_in_a_loop() -> bool:
@@ -130,7 +167,8 @@ def _is_in_a_loop() -> bool:
     return True
 
 
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """How loops are made here, unless as they always are."""
     try:
         import uvloop
     except ImportError:

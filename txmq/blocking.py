@@ -38,10 +38,10 @@ from txmq.client.values import SendResult
 from txmq.errors import ConfigError
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.transaction.listener import TransactionListener
-from txmq.transaction.manager import signed
+from txmq.transaction.manager import Begun, signed
 from txmq.transaction.manager_branch import Resource
 from txmq.transaction.manager_current import Transaction, entered
-from txmq.transaction.manager_message import Keys, Properties, Text
+from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Text
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import TransactionOutcome
 from txmq.transaction.tally import TransactionTally
@@ -341,7 +341,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         resource: Resource[D],
         settings: ManagerSettings | None = None,
     ) -> None:
-        if not resource.is_blocking:
+        if not getattr(resource, "is_blocking", True):
             raise ConfigError("this resource needs await; give one that blocks")
 
         def kind(group: str, names: str | txmq.Client, chosen: Any) -> txmq.TransactionManager[D]:
@@ -363,18 +363,19 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         keys: Keys = (),
         body: Callable[..., object] | None = None,
         properties: Properties | None = None,
+        made_from: MadeFrom = "arguments",
     ) -> Callable[[Callable[Concatenate[D, P], Any]], Callable[P, TransactionOutcome]]:
         """See :meth:`txmq.TransactionManager.transactional`."""
 
         def decorate(
             function: Callable[Concatenate[D, P], Any],
         ) -> Callable[P, TransactionOutcome]:
-            shape = self._real.shape(function, topic, tags, keys, body, properties)
+            shape = self._real.shape(function, topic, tags, keys, body, properties, made_from)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
-                message, here = shape.message(args, kwargs), Here()
-                work = self._real.run(message, lambda given: function(given, *args, **kwargs), here)
+                here = Here()
+                work = self._real.called(shape, function, args, kwargs, here)
                 return self._background.wait(work, here)
 
             return signed(call, shape.signature)
@@ -384,23 +385,50 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     @contextmanager
     def transaction(self, message: Message) -> Iterator[Transaction[D]]:
         """See :meth:`txmq.TransactionManager.transaction`."""
-        begun = self._background.wait(self._real.begin(message))
+        begun: Begun[D] | None = None
         transaction: Transaction[D] | None = None
         problem: Exception | None = None
+
+        async def begin() -> Begun[D]:
+            # Kept here at once: Ctrl-C may come before the waiting thread is given it.
+            nonlocal begun
+            begun = await self._real.begin(message)
+            return begun
+
+        async def leave() -> None:
+            # Looked at there: what was cancelled may still have begun.
+            if begun is not None:
+                await self._real.leave(begun)
+
         try:
-            with begun.local as session:
+            begun = self._background.wait(begin())
+            with begun.inside, begun.local as session:
                 transaction = Transaction(begun.half, session)
                 with entered(transaction):
                     yield transaction
                 begun.attempts.see_time()
-        except Exception as raised:  # noqa: BLE001 - comes out below
+        except Exception as raised:
+            if begun is None:
+                raise
             problem = raised
         except BaseException:
+            self._background.wait(leave())
+            raise
+        outcome = self._ended(begun, problem)
+        if transaction is None and problem is not None:
+            raise problem  # There was no block, so nobody can be given the outcome.
+        assert transaction is not None, "it had a session"
+        transaction.outcome = outcome
+
+    def _ended(self, begun: Begun[D], problem: Exception | None) -> TransactionOutcome:
+        try:
+            return self._background.wait(self._real.end(begun, problem))
+        except Exception:
+            raise
+        except BaseException:
+            # Ctrl-C may come before the loop has begun with it.
             self._background.wait(self._real.leave(begun))
             raise
-        outcome = self._background.wait(self._real.end(begun, problem))
-        if transaction is not None:
-            transaction.outcome = outcome
 
     def current(self) -> Transaction[D] | None:
         """See :meth:`txmq.TransactionManager.current`."""

@@ -12,7 +12,7 @@
     ├─ ResourceError              the database's part of a transaction
     │   ├─ FenceMissing · FenceOutdated · FenceElsewhere · FenceUnsafe
     │   ├─ RolledBackByCheck · CommittedBefore · TransactionExpired · TransactionBroken
-    │   └─ OutcomeUnknown · DatabaseFailed
+    │   └─ OutcomeUnknown · DatabaseFailed · TwoPhaseUnavailable
     ├─ ProtocolError              bytes break the protocol
     │   ├─ LocalProtocolError     our fault
     │   └─ RemoteProtocolError    the peer's fault
@@ -98,6 +98,7 @@ __all__ = [
     "TransactionGroupWrong",
     "TransactionOverdue",
     "TransportError",
+    "TwoPhaseUnavailable",
     "TxmqError",
     "UnknownRefusal",
     "UsageError",
@@ -237,6 +238,10 @@ class DatabaseFailed(ResourceError):
     """The database did not answer, or not with what was asked; nothing was changed."""
 
     retryable = True
+
+
+class TwoPhaseUnavailable(ResourceError):
+    """A database prepares no transactions, or has no room for one more; nothing was done."""
 
 
 class ProtocolError(TxmqError):

@@ -161,11 +161,29 @@ stock clients."""
 HUNG_CHECKS_MAX: Final = 32
 """Check handlers of one producer that hang, each perhaps with a thread, before no more are run."""
 
+STORIES_MAX: Final = 10_000
+"""Transactions of one producer whose spans are open before those of the oldest are ended; they pile
+up only where somebody sends half messages and never decides them."""
+
 XID_CHARS_MAX: Final = 255
 """A transaction's id in the fence; ours have 32, and a key of MySQL's has room for no more."""
 
+XA_THREADS: Final = 8
+"""Branches of one blocking database that are ended at once, one connection each."""
+
+GID_CHARS_MAX: Final = 199
+"""The name of a prepared transaction; PostgreSQL's bound."""
+
+LATE_SECONDS_MAX: Final = 300
+"""How much younger than its row of a fence a half message may be. Rows are kept ten minutes beyond
+their time, half of it for clocks that differ."""
+
 RESOURCE_THREADS: Final = 5
 """Checks of a blocking database at once, one connection each; as many as are worked on at once."""
+
+FENCE_CHECKS_TOGETHER: Final = 256
+"""Checks that share a database transaction: then its own cost is no longer seen, and its locks are
+held for some milliseconds."""
 
 FENCE_ROWS_REMOVED: Final = 500
 """Rows of the fence that one database transaction removes: some milliseconds of locks."""

@@ -292,7 +292,7 @@ class Coordinator:
         sent = self.halves.sent_at(half.position)
         log.error(
             "the transaction %s of %s is parked: %d checks brought no decision; "
-            "decide it with txmq tx commit or txmq tx rollback",
+            "txmq tx recheck has it asked again once the cause is gone",
             "at an unreadable place" if sent is None else sent.unique,
             half.group,
             half.checks + 1,

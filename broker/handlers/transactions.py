@@ -177,12 +177,18 @@ class TransactionHandlers:
             [self._described(key, half) for key, half in page],
             len(self._pending),
             self._pending.parked,
+            self._pending.count_of(header.producer_group) if header.producer_group else 0,
         )
         return answer(request, body=body.write())
 
     def _matching(self, header: ListTransactions) -> Iterator[tuple[int, Half]]:
         is_parked = {"parked": True, "prepared": False}.get(header.state)
-        keys = self._pending.parked_keys() if is_parked else iter(self._pending)
+        if is_parked:
+            keys = self._pending.parked_keys()
+        elif header.producer_group:
+            keys = self._pending.keys_of(header.producer_group)
+        else:
+            keys = iter(self._pending)
         for key in keys:
             if self._pending.offset_of(key) < header.from_offset:
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from struct import Struct
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -95,6 +95,12 @@ class _Shared(Generic[T]):
         self._uses[number] = 1
         return number
 
+    def uses(self, is_meant: Callable[[T], bool]) -> dict[int, int]:
+        """How often each of those that are meant is used, by its number."""
+        return {
+            number: self._uses[number] for number, each in self.values.items() if is_meant(each)
+        }
+
     def give_back(self, number: int) -> None:
         uses = self._uses[number] - 1
         if uses:
@@ -173,6 +179,25 @@ class Pending:
         self.table[key] = data
         if data[_PARKED_AT]:
             self._parked[key] = None
+
+    def count_of(self, group: str) -> int:
+        """How many belong to a producer group, also of those that are not open yet."""
+        return sum(self._of(group).values())
+
+    def keys_of(self, group: str) -> Iterator[int]:
+        """Those of a producer group, oldest first; all others are passed over without being read,
+        as there may be a million.
+        """
+        owners = self._of(group)
+        if not owners:
+            return
+        read = _OWNER.unpack_from
+        for key, data in self.table.items():
+            if read(data, _OWNER_AT)[0] in owners:
+                yield key
+
+    def _of(self, group: str) -> dict[int, int]:
+        return self._owners.uses(lambda owner: owner[1] == group)
 
     def drop(self, data: bytes) -> None:
         """Forget what was packed."""

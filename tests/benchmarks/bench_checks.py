@@ -56,6 +56,13 @@ CHECKS = {
         1.4 * 1024,
         is_most=True,
     ),
+    "decorated_session": Check(
+        "decorated local transactions per second over bare ones, AsyncSession, 16 at once",
+        "decorated",
+        "session_over_bare",
+        0.55,
+        is_most=False,
+    ),
     "pending_memory": Check(
         "bytes of memory for each open transaction, whatever it waits for",
         "pending",
@@ -124,6 +131,13 @@ CHECKS = {
         "producer",
         "batched_over_cpp",
         10.0,
+        is_most=False,
+    ),
+    "resolve_flat": Check(
+        "transactions of dead services decided per second, of 100,000 over of 10,000",
+        "resolve",
+        "many_over_few",
+        0.8,
         is_most=False,
     ),
     "restart": Check(

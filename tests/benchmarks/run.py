@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import bench_process
 from bench_checks import checks
 from bench_consumer import consumer, soak
+from bench_decorated import decorated
 from bench_delays import delays
 from bench_disk import disk
 from bench_drain import drain
@@ -25,6 +26,7 @@ from bench_filters import filters
 from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
+from bench_resolve import resolve
 from bench_restart import restart
 from bench_sends import floor, ratios, sends
 from bench_transactions import transactions
@@ -37,10 +39,12 @@ SECTIONS = {
     "drain": drain,
     "filters": filters,
     "transactions": transactions,
+    "decorated": decorated,
     "pending": pending,
     "delays": delays,
     "idle": idle,
     "producer": producer,
+    "resolve": resolve,
     "restart": restart,
     "consumer": consumer,
     "soak": soak,
@@ -62,6 +66,8 @@ class Plan:
     waiting: int = 1_000_000
     burst: int = 100_000
     late_messages: int = 100
+    resolved: int = 100_000
+    resolutions: int = 3
     consumed: int = 200_000
     soak_s: int = 300
     is_full: bool = False
@@ -87,6 +93,8 @@ def plan_for(options):
             waiting=100_000,
             burst=10_000,
             late_messages=20,
+            resolved=30_000,
+            resolutions=2,
             consumed=30_000,
             soak_s=5,
             is_full=options.full,

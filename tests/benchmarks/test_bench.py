@@ -26,10 +26,15 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "drain": {"drain_over_sends": {"median": 5.0}},
         "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
+        "resolve": {"many_over_few": {"median": 0.79}},
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
             "cpu_over_send": {"median": 2.2},
             "bytes_per_transaction": {"median": 1434.0},
+        },
+        "decorated": {
+            "session_over_bare": {"median": 0.55},
+            "psycopg_over_bare": {"median": 0.549},
         },
         "pending": {
             "bytes_each": {"median": 200},
@@ -52,6 +57,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "send_cost",
         "drain_cost",
         "transaction_cost",
+        "decorated_session",
         "pending_memory",
         "delays_memory",
         "delays_burst",
@@ -131,6 +137,18 @@ def test_a_quick_run_tells_what_transactions_cost():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_tells_how_fast_dead_services_are_answered_for():
+    command = [sys.executable, str(RUN), "--quick", "--only", "resolve"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    measured = json.loads(done.stdout)["resolve"]
+    assert measured["sizes"] == [10_000, 30_000]
+    assert measured["per_s"].keys() == measured["seconds"].keys() == {"10000", "30000"}
+    assert measured["many_over_few"]["median"] > 0
+
+
+@pytest.mark.slow
 def test_a_quick_run_tells_what_waiting_messages_cost():
     command = [sys.executable, str(RUN), "--quick", "--only", "delays"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -139,3 +157,23 @@ def test_a_quick_run_tells_what_waiting_messages_cost():
     assert measured["waiting"] == 100_000
     assert measured["late_ms"]["earliest"] >= 0
     assert measured["burst"] == 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_tells_what_decorating_costs():
+    command = [sys.executable, str(RUN), "--quick", "--only", "decorated"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    for colour in ("session", "psycopg", "blocking"):
+        rows = document["decorated"][colour]
+        assert list(rows) == ["1", "16", "64"]
+        for figures in rows.values():
+            for way in ("bare", "fenced", "decorated"):
+                assert figures[way]["transactions_per_s"] > 0
+            assert figures["bare"]["broker_us"] < figures["decorated"]["broker_us"]
+            assert figures["decorated_over_bare"]["median"] > 0
+    assert document["checks"].keys() == {"decorated_session"}

@@ -3,18 +3,26 @@ neither, and answered for by whoever of the group is there.
 """
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
 from contract_cluster import SOON
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from txmq import SQLResource, TransactionManager
 from txmq.client.client import Client
+from txmq.errors import RollBack
 from txmq.message import Message
 from txmq.transaction import (
     LocalTransactionState,
+    ManagerSettings,
     TransactionProducer,
     TransactionSettings,
     TransactionState,
 )
+from txmq.transaction.resources.schema import create_fence
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 SETTINGS = TransactionSettings(timeout_s=10.0, end_timeout_s=10.0)
@@ -118,3 +126,89 @@ async def test_a_check_that_says_rollback_leaves_nothing(cluster):
         await asked_about(bank, cluster)
         await sending.send(Message(topic=topic, body=b"after"))
         assert await bodies(cluster, topic, 1) == [b"after"]
+
+
+# The same by a manager, whose local transactions are those of a database.
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A database with a fence."""
+    engine = create_engine(f"sqlite:///{tmp_path}/bank.db")
+    create_fence(engine, "txmq_fence", None)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE debit (id TEXT PRIMARY KEY)"))
+    yield tmp_path / "bank.db"
+    engine.dispose()
+
+
+@asynccontextmanager
+async def manager(cluster, file):
+    engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+    settings = ManagerSettings(timeout_s=10.0, end_timeout_s=10.0)
+    async with TransactionManager(
+        cluster.name(), cluster.client, SQLResource(engine), settings
+    ) as found:
+        yield found
+    await engine.dispose()
+
+
+def transferring(manager, topic, then=None):
+    """Takes the money, and does one thing more; the body is the id."""
+
+    async def transfer(session, order_id):
+        await session.execute(text("INSERT INTO debit VALUES (:id)"), {"id": order_id})
+        if then is not None:
+            await then(session, order_id)
+
+    return manager.transactional(
+        topic=topic, keys=lambda order_id: order_id, body=str.encode, properties=SOON_CHECKED
+    )(transfer)
+
+
+def debits(file):
+    engine = create_engine(f"sqlite:///{file}")
+    with engine.connect() as connection:
+        found = [each for (each,) in connection.execute(text("SELECT id FROM debit ORDER BY id"))]
+    engine.dispose()
+    return found
+
+
+async def test_a_database_and_its_messages_are_one_fact(cluster, file):
+    topic, outcomes = await cluster.topic(), []
+
+    async def refuse_odd(session, order_id):
+        if int(order_id) % 2:
+            raise RollBack("too little money")
+
+    async with manager(cluster, file) as tm:
+        transfer = transferring(tm, topic, refuse_odd)
+        for number in range(6):
+            outcomes.append(await transfer(f"{number}"))
+
+    assert [each.state for each in outcomes] == [
+        TransactionState.COMMITTED, TransactionState.ROLLED_BACK,
+    ] * 3  # fmt: skip
+    stored = await cluster.all_stored(topic, 3)
+    assert {each.id for each in stored} == {each.xid for each in outcomes[::2]}
+    assert sorted(each.body.decode() for each in stored) == debits(file) == ["0", "2", "4"]
+
+
+async def test_what_a_database_leaves_open_is_found_out_by_asking(cluster, file):
+    topic = await cluster.topic()
+
+    async def end(session, order_id):
+        # A function that ends the transaction itself: its manager cannot tell any more.
+        await (session.commit() if order_id == "kept" else session.rollback())
+
+    async with manager(cluster, file) as tm:
+        transfer = transferring(tm, topic, end)
+        for order_id in ("kept", "lost"):
+            outcome = await transfer(order_id)
+            assert outcome.state is TransactionState.UNKNOWN
+        async with asyncio.timeout(CHECKED_WITHIN_S):
+            while not (tm.tally.checks_committed and tm.tally.checks_rolled_back):
+                await asyncio.sleep(0.05)
+        assert await bodies(cluster, topic, 1) == [b"kept"]
+        assert tm.tally.conflicts == 0
+    assert debits(file) == ["kept"]

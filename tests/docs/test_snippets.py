@@ -7,6 +7,7 @@ Ctrl-C, once it has printed something.
 
 import ast
 import asyncio
+import contextlib
 import inspect
 import io
 import re
@@ -19,12 +20,14 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
 from broker.config import BrokerSettings, FilterSettings, StoreSettings
 from broker.testing import BrokerThread
 from tests.serving import environment
 from txmq.cli.root import app
+from txmq.transaction.resources.schema import create_fence
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,6 +36,7 @@ README = (ROOT / "README.md").read_text()
 SAID_NAMES = "127.0.0.1:9876"
 PATIENCE_S = 20
 SAID = {
+    "README": r"TransactionState\.COMMITTED [0-9A-F]{32}\n",
     "send": r"(SendStatus\.OK.*?){200}not stored: ",
     "ordered": r"(SendStatus\.OK.*?){100}\nplaced\n",
     "batch": r"(SendStatus\.OK.*?){100}\na batch of \d+\n",
@@ -44,7 +48,8 @@ SAID = {
     "delay": r"^(SendResult\(status=<SendStatus\.OK.*?\n){3}tea in time\nrecalled True\n$",
     "transaction": r"^COMMITTED True None\nROLLED_BACK True too little money\n"
     r"in the thread that sends: order-7\nCOMMITTED\n"
-    r"COMMITTED 4000 None\nROLLED_BACK None too little money\nTrue\nCOMMITTED\n$",
+    r"COMMITTED 4000 None\nROLLED_BACK None too little money\n"
+    r"COMMITTED \{'id': 1, 'amount': 700\}\nTrue\nCOMMITTED\n$",
     "fence": r"^INSERT INTO txmq_fence_mark\n\S+\.COMMIT\n\S+\.COMMIT\n\S+\.ROLLBACK\n0\n$",
     "trace": r"^Sent\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
     "blocking": r"^OK 0\n10\n(billing (tea|milk)\n){11}read \d+\n$",
@@ -113,17 +118,45 @@ def broker():
         yield running
 
 
+@pytest.fixture
+def banks(request):
+    """Makes the databases that a snippet names, with an account of A's."""
+    made = {}
+    with contextlib.ExitStack() as stack:
+
+        def for_snippet(snippet):
+            for shown in re.findall(r"postgresql\+psycopg:///\w+", snippet):
+                if shown not in made:
+                    postgres = request.getfixturevalue("postgres")
+                    made[shown] = stack.enter_context(postgres.database())
+                    open_account(made[shown])
+            return {each: url.render_as_string(False) for each, url in made.items()}
+
+        yield for_snippet
+
+
+def open_account(url):
+    engine = create_engine(url)
+    create_fence(engine, "txmq_fence", None)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE account (name TEXT PRIMARY KEY, balance INT)"))
+        connection.execute(text("INSERT INTO account VALUES ('A', 1000)"))
+    engine.dispose()
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if snippets(page) and page != QUICKSTART],
     ids=lambda page: page.stem,
 )
-def test_the_snippets_of_a_page_run(page, broker, elsewhere):
+def test_the_snippets_of_a_page_run(page, broker, elsewhere, banks):
     found = {"names": broker.names}
     said = ""
     for snippet in snippets(page):
-        said += run(snippet.replace(SAID_NAMES, broker.names), found, page)
+        for shown, real in {SAID_NAMES: broker.names, **banks(snippet)}.items():
+            snippet = snippet.replace(shown, real)
+        said += run(snippet, found, page)
     assert re.search(SAID.get(page.stem, ""), said, re.DOTALL), said
     for name, value in found.items():
         if name.startswith("test_"):

@@ -55,6 +55,7 @@ from txmq import (
     TransactionSettings,
     TransactionState,
     TxmqError,
+    XAResource,
     allocation,
     blocking,
     errors,
@@ -220,10 +221,30 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
             print(found and found.xid, session.is_active)
             return amount
 
+        @tm.transactional(topic="Orders", keys=lambda made: str(made), made_from="result")
+        async def create(session: AsyncSession, amount: int) -> int:
+            return amount if session.is_active else 0
+
+        made: TransactionOutcome = await create(100)
+        print(made.sent and made.sent.id)
         async with tm.transaction(order) as transaction:
             print(transaction.session.is_active, transaction.message.key)
         print(transaction.outcome, tm.tally.committed)
         return await take(7, amount=100)
+
+
+async def decorate_two(names: str) -> TransactionOutcome:
+    """Two databases in one transaction."""
+    engines = {name: create_async_engine(f"postgresql+psycopg:///{name}") for name in ("A", "B")}
+    resource = XAResource(engines, horizon_s=120.0)
+    async with TransactionManager("banks", names, resource) as tm:
+
+        @tm.transactional(topic="Orders")
+        async def move(banks: Mapping[str, AsyncSession], amount: int) -> int:
+            return amount if banks["A"].is_active and banks["B"].is_active else 0
+
+        print(await resource.recover(), (await resource.look()).waiting)
+        return await move(100)
 
 
 async def serve(names: str) -> None:
@@ -338,7 +359,11 @@ def without_await(names: str) -> SendResult:
             def take(session: Session, amount: int) -> int:
                 return amount if session.is_active else 0
 
-            taken: TransactionOutcome = take(100)
+            @tm.transactional(topic="Orders", made_from="result")
+            def create(session: Session, amount: int) -> dict[str, int]:
+                return {"amount": amount if session.is_active else 0}
+
+            taken: TransactionOutcome = take(amount=create(100).result["amount"])
             with tm.transaction(Message(topic="Orders", body=b"tea")) as transaction:
                 print(transaction.session.is_active, taken.result, tm.current())
         with blocking.Producer("shop", client) as producer:

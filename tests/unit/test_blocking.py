@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
 from broker.testing import BrokerThread
 from tests.serving import environment
-from txmq import ConsumerSettings, Message, SendStatus, StartFrom, blocking
+from txmq import ConsumerSettings, Message, SendStatus, StartFrom, background, blocking
 from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, UsageError
+from txmq.transaction.threads import Here
 
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
 
@@ -227,6 +228,62 @@ def test_ctrl_c_ends_what_is_waited_for_without_a_word(caplog, end):
         assert ended.wait(5)
     gc.collect()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("here", [None, Here()])
+def test_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(monkeypatch, here):
+    monkeypatch.setattr(background, "LOOK_S", 0.05)
+
+    async def interrupted():
+        # Another thread is told, as the one that waits would be just before it falls asleep.
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with blocking.Client("127.0.0.1:1") as client:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client._background.wait(interrupted(), here)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def test_what_ctrl_c_forestalls_is_never_begun():
+    class Interrupted(Here):
+        def serve(self):
+            raise KeyboardInterrupt
+
+    begun, held = [], threading.Event()
+
+    async def work():
+        begun.append(True)
+
+    async def hold():
+        asyncio.get_running_loop().call_soon(held.wait, 10)
+
+    with blocking.Client("127.0.0.1:1") as client:
+        client._background.wait(hold())
+        with pytest.raises(KeyboardInterrupt):
+            client._background.wait(work(), Interrupted())
+        held.set()
+        client._background.wait(asyncio.sleep(0))
+    assert begun == []
+    gc.collect()  # Nor is it complained of that nobody awaited it.
+
+
+def test_what_is_raised_there_comes_out_with_its_traceback():
+    async def fail():
+        raise ZeroDivisionError
+
+    async def give_up():
+        raise asyncio.CancelledError
+
+    with blocking.Client("127.0.0.1:1") as client:
+        with pytest.raises(ZeroDivisionError) as raised:
+            client._background.wait(fail())
+        assert raised.traceback[-1].name == "fail"
+        with pytest.raises(CancelledError):
+            client._background.wait(give_up())
 
 
 PROGRAM = """

@@ -1,7 +1,6 @@
 """``txmq names``: a name server alone, for clusters whose brokers share one."""
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 import txmq
 from txmq.cli import logs
 from txmq.cli.serve import LogForm, LogLevel, give_up
+from txmq.cli.stopping import at_signals
 from txmq.errors import TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
@@ -49,11 +49,10 @@ async def _serve(listen: str, data: str | None) -> None:
 
     host, port = split_address(listen)
     stopped = asyncio.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, stopped.set)
     disk = None if data is None else LocalDisk(data)
-    async with NameServer(SystemNetwork(), SystemClock(), disk) as server:
-        await server.open(host, port)
-        sys.stdout.write("ready names {}:{}\n".format(*server.address))
-        sys.stdout.flush()
-        await stopped.wait()
+    with at_signals(stopped):
+        async with NameServer(SystemNetwork(), SystemClock(), disk) as server:
+            await server.open(host, port)
+            sys.stdout.write("ready names {}:{}\n".format(*server.address))
+            sys.stdout.flush()
+            await stopped.wait()

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 import txmq
-from txmq.cli import cluster, config, dlq, group, message, schema, topic, tx
+from txmq.cli import cluster, config, dlq, group, message, schema, topic, tx, xa
 from txmq.cli.names import names
 from txmq.cli.output import say
+from txmq.cli.resolve import resolve
 from txmq.cli.serve import serve
 
 __all__ = ["app"]
@@ -23,6 +24,8 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(message.app, name="message")
 app.add_typer(tx.app, name="tx")
+app.command()(resolve)
+app.add_typer(xa.app, name="xa")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(schema.app, name="schema")

@@ -10,7 +10,7 @@ from txmq.cli.asking import WRONGLY_CALLED, fail
 from txmq.cli.output import say
 from txmq.errors import ConfigError, ResourceError
 
-__all__ = ["app"]
+__all__ = ["Database", "FenceName", "SchemaName", "app", "told"]
 
 app = typer.Typer(
     no_args_is_help=True, help="Make the tables that transactions need in a database."
@@ -18,6 +18,10 @@ app = typer.Typer(
 
 _EXTRA: Final = {"sqlalchemy", "psycopg"}
 
+Database = Annotated[
+    str,
+    typer.Option(envvar="TXMQ_DATABASE", help="The database, such as postgresql://user@host/bank."),
+]
 FenceName = Annotated[str, typer.Option("--fence", help="The fence table.")]
 SchemaName = Annotated[
     str | None, typer.Option("--schema", help="Where it is, unless where sessions look first.")
@@ -27,17 +31,12 @@ SchemaName = Annotated[
 @app.command()
 def create(
     *,
-    database: Annotated[
-        str,
-        typer.Option(
-            envvar="TXMQ_DATABASE", help="The database, such as postgresql://user@host/bank."
-        ),
-    ],
+    database: Database,
     fence: FenceName = "txmq_fence",
     schema: SchemaName = None,
 ) -> None:
     """Make the fence where it is missing, and see that it can be used."""
-    with _told():
+    with told():
         from txmq.transaction.resources.schema import create_fence, engine_of
 
         engine = engine_of(database)
@@ -58,7 +57,7 @@ def sql(
     schema: SchemaName = None,
 ) -> None:
     """Print the statements that make the fence, for a migration of your own."""
-    with _told():
+    with told():
         from txmq.transaction.resources.fence import Fence
 
         for statement in Fence(fence, schema).ddl(dialect):
@@ -66,7 +65,12 @@ def sql(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
+    """Say in one line why something cannot be done with a database.
+
+    Raises:
+        typer.Exit: It cannot.
+    """
     try:
         yield
     except ConfigError as problem:

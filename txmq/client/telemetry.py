@@ -10,7 +10,7 @@ Without one nothing is measured, and messages travel as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +22,9 @@ from txmq.client.watch import (
     EndTold,
     HandleEnded,
     HandleWatch,
-    LocalEnded,
     SendEnded,
     SendWatch,
+    TransactionWatch,
 )
 from txmq.errors import ConfigError
 from txmq.message import Message, ReceivedMessage
@@ -122,12 +122,14 @@ class Telemetry:
             name, context=context, kind=kind, attributes=dict(attributes)
         )
 
-    def begin_local(self, topic: str, attributes: Mapping[str, Any]) -> tuple[Span, object]:
-        """A span of a local transaction, below the caller's, which is the current one until
-        :meth:`leave`; and a token for that.
-        """
-        span = self._tracer.start_span(f"local {topic}", attributes=dict(attributes))
-        return span, self._context.attach(self._trace.set_span_in_context(span))
+    def begin(self, name: str, attributes: Mapping[str, Any], within: Span | None = None) -> Span:
+        """A span of what happens here, below another one or the caller's."""
+        context = None if within is None else self._trace.set_span_in_context(within)
+        return self._tracer.start_span(name, context=context, attributes=dict(attributes))
+
+    def enter(self, span: Span) -> object:
+        """The span is the current one until :meth:`leave`; returns a token for that."""
+        return self._context.attach(self._trace.set_span_in_context(span))
 
     def begin_process(
         self,
@@ -161,12 +163,13 @@ class Telemetry:
         """The span is the current one no longer."""
         self._context.detach(token)
 
-    def end(self, span: Span, problem: BaseException | None) -> None:
-        """It is over, well or with a problem."""
+    def end(self, span: Span, problem: BaseException | None, *, is_told: bool = False) -> None:
+        """It is over, well or with a problem, which another span may tell of already."""
         if problem is not None:
             span.set_attribute("error.type", type(problem).__qualname__)
             if isinstance(problem, Exception):  # Who is cancelled has not failed.
-                span.record_exception(problem)
+                if not is_told:
+                    span.record_exception(problem)
                 status = self._trace.Status(self._trace.StatusCode.ERROR, str(problem))
                 span.set_status(status)
         span.end()
@@ -175,11 +178,8 @@ class Telemetry:
 class _Sends:
     def __init__(self, telemetry: Telemetry, about: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
-        self._about = {
-            **_SYSTEM,
-            **_operation("send", "send"),
-            **about,
-        }
+        self._who = {**_SYSTEM, **about}
+        self._about = {**self._who, **_operation("send", "send")}
 
     def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
         telemetry = self._telemetry
@@ -212,23 +212,18 @@ class _Sends:
 
         return told
 
-    def begin_local(self, message: Message, xid: str) -> LocalEnded:
-        about = {**self._about, **_described([message]), **_operation("local", "process")}
-        about["messaging.message.id"] = xid
-        span, token = self._telemetry.begin_local(message.topic, about)
-
-        def ended(word: str) -> None:
-            self._telemetry.leave(token)
-            span.set_attribute(_STATE, word)
-            span.end()
-
-        return ended
+    def begin_transaction(self, topic: str, xid: str) -> TransactionWatch:
+        about = {**self._who, "messaging.message.id": xid}
+        if topic:
+            about["messaging.destination.name"] = topic
+        return _Transaction(self._telemetry, topic, about)
 
     def begin_check(self, message: ReceivedMessage) -> CheckEnded:
         about = {**self._about, **_described([message]), **_operation("check", "process")}
         about["messaging.message.id"] = message.id
         span, token = self._telemetry.begin_process([message], about, "check")
-        # It stays the current one as long as the task that checks; nothing follows in there.
+        # It stays the current one as long as the task that checks; the END that follows in there
+        # is told what it stands below.
         del token
 
         def ended(word: str) -> None:
@@ -236,6 +231,44 @@ class _Sends:
             span.end()
 
         return ended
+
+
+class _Transaction:
+    """A span of a transaction, and below it one of each step."""
+
+    def __init__(self, telemetry: Telemetry, topic: str, about: Mapping[str, Any]) -> None:
+        self._telemetry = telemetry
+        self._span = telemetry.begin(f"transaction {topic}".rstrip(), about)
+        self._steps: list[tuple[int, Span]] = []
+
+    def begin_step(self, number: int, word: str, text: str) -> None:
+        # A half message may be sent in the middle of a local transaction, which goes on meanwhile.
+        while self._steps and self._steps[-1][0] <= number:
+            self._steps.pop()[1].end()
+        about = {"txmq.transaction.step": number, "txmq.transaction.text": text}
+        span = self._telemetry.begin(f"{number} {word}", about, self._inmost)
+        self._steps.append((number, span))
+
+    @property
+    def _inmost(self) -> Span:
+        # Looked at once: a thread may ask while the loop goes on.
+        last = self._steps[-1:]
+        return last[0][1] if last else self._span
+
+    def note(self, text: str) -> None:
+        self._inmost.add_event(text)
+
+    def enter(self) -> Callable[[], None]:
+        token = self._telemetry.enter(self._inmost)
+        return lambda: self._telemetry.leave(token)
+
+    def end(self, state: str, is_acknowledged: bool, problem: BaseException | None) -> None:
+        while self._steps:
+            self._telemetry.end(self._steps.pop()[1], problem, is_told=True)
+        if state:
+            self._span.set_attribute(_STATE, state)
+            self._span.set_attribute("txmq.transaction.is_acknowledged", is_acknowledged)
+        self._telemetry.end(self._span, problem)
 
 
 class _Handles:

@@ -15,7 +15,7 @@ from txmq.client.settings import ConsumerSettings
 from txmq.client.trace import Begun, Decided, Handled, Kind, Outcome, Sent
 from txmq.client.tracer import Tracer
 from txmq.client.values import SendResult, SendStatus
-from txmq.client.watch import CheckEnded, Ending, EndTold, HandleEnded, LocalEnded, SendEnded
+from txmq.client.watch import CheckEnded, Ending, EndTold, HandleEnded, SendEnded
 from txmq.errors import RemoteProtocolError, TxmqError
 from txmq.limits import FAULTS_MAX
 from txmq.message import Message, ReceivedMessage
@@ -96,10 +96,9 @@ class SendTrace:
             ))  # fmt: skip
         return _unheard
 
-    def begin_local(self, message: Message, xid: str) -> LocalEnded:
-        """See :meth:`txmq.client.watch.SendWatch.begin_local`."""
-        del message, xid
-        return _unheard
+    def begin_transaction(self, topic: str, xid: str) -> None:
+        """See :meth:`txmq.client.watch.SendWatch.begin_transaction`."""
+        del topic, xid  # Stock traces know half messages and decisions, and no steps.
 
     def begin_check(self, message: ReceivedMessage) -> CheckEnded:
         """See :meth:`txmq.client.watch.SendWatch.begin_check`."""

@@ -20,10 +20,10 @@ __all__ = [
     "Ending",
     "HandleEnded",
     "HandleWatch",
-    "LocalEnded",
     "SendEnded",
     "SendWatch",
     "SendWatches",
+    "TransactionWatch",
 ]
 
 SendEnded: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
@@ -38,9 +38,6 @@ EndTold: TypeAlias = Callable[[str], None]
 
 CheckEnded: TypeAlias = Callable[[str], None]
 """Is told what a check was answered, in a word."""
-
-LocalEnded: TypeAlias = Callable[[str], None]
-"""Is told, in the same task, what a local transaction came to, in a word."""
 
 
 class Ending(NamedTuple):
@@ -57,6 +54,34 @@ class Ending(NamedTuple):
     is_after_check: bool
 
 
+class TransactionWatch(Protocol):
+    """Looks on while a transaction takes its steps."""
+
+    def begin_step(self, number: int, word: str, text: str) -> None:
+        """A step is taken, and the one before is over."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something happens within the step."""
+        ...
+
+    def enter(self) -> Callable[[], None]:
+        """What begins in this task or thread belongs to the step, until somebody there calls what
+        is returned.
+        """
+        ...
+
+    def end(self, state: str, is_acknowledged: bool, problem: BaseException | None) -> None:
+        """The transaction is over here.
+
+        Args:
+            state: What is known of it; empty where nothing is.
+            is_acknowledged: Whether the broker has said so.
+            problem: Why it went wrong.
+        """
+        ...
+
+
 class SendWatch(Protocol):
     """Looks on while messages of one topic are sent, and transactions on them decided."""
 
@@ -68,8 +93,8 @@ class SendWatch(Protocol):
         """A transaction is about to be ended."""
         ...
 
-    def begin_local(self, message: Message, xid: str) -> LocalEnded:
-        """A local transaction is about to be run, in this task."""
+    def begin_transaction(self, topic: str, xid: str) -> TransactionWatch | None:
+        """A transaction is about to be begun; returns who looks on, if anybody does."""
         ...
 
     def begin_check(self, message: ReceivedMessage) -> CheckEnded:
@@ -107,9 +132,10 @@ class SendWatches:
         """See :meth:`SendWatch.begin_end`."""
         return _all([each.begin_end(ending) for each in self._watches])
 
-    def begin_local(self, message: Message, xid: str) -> LocalEnded:
-        """See :meth:`SendWatch.begin_local`."""
-        return _all([each.begin_local(message, xid) for each in self._watches])
+    def begin_transaction(self, topic: str, xid: str) -> list[TransactionWatch]:
+        """See :meth:`SendWatch.begin_transaction`; all who look on."""
+        found = (each.begin_transaction(topic, xid) for each in self._watches)
+        return [each for each in found if each is not None]
 
     def begin_check(self, message: ReceivedMessage) -> CheckEnded:
         """See :meth:`SendWatch.begin_check`."""

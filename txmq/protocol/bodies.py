@@ -258,6 +258,8 @@ class OpenTransactions(Body):
     transactions: list[OpenTransaction]
     open: int
     parked: int
+    of_group: int = 0
+    """How many of those that are open belong to the producer group that was asked for."""
 
 
 class ConnectedClient(Body):

@@ -8,7 +8,14 @@ from struct import Struct
 from txmq.errors import RemoteProtocolError
 from txmq.message import LogPosition
 
-__all__ = ["host_bytes", "host_text", "offset_id", "split_offset_id", "unique_id"]
+__all__ = [
+    "host_bytes",
+    "host_text",
+    "offset_id",
+    "position_in",
+    "split_offset_id",
+    "unique_id",
+]
 
 _PORT = Struct(">i")
 _PORT_AND_POSITION = Struct(">iq")
@@ -46,6 +53,20 @@ def split_offset_id(text: str) -> tuple[str, int, LogPosition]:
     Raises:
         RemoteProtocolError: It is no such id.
     """
+    host, port, position = _parts(text)
+    return str(ipaddress.ip_address(host)), port, position
+
+
+def position_in(text: str) -> LogPosition:
+    """The log position alone.
+
+    Raises:
+        RemoteProtocolError: It is no such id.
+    """
+    return _parts(text)[2]
+
+
+def _parts(text: str) -> tuple[bytes, int, LogPosition]:
     try:
         data = bytes.fromhex(text)
     except ValueError as problem:
@@ -55,7 +76,7 @@ def split_offset_id(text: str) -> tuple[str, int, LogPosition]:
     port, position = _PORT_AND_POSITION.unpack(data[-12:])
     if not 0 <= port <= _PORT_MAX:
         raise RemoteProtocolError(f"{text} is a producer's id, not a place; add --topic")
-    return str(ipaddress.ip_address(data[:-12])), port, LogPosition(position)
+    return data[:-12], port, LogPosition(position)
 
 
 def unique_id(address: bytes, process: int, seed: int, month_ms: int, count: int) -> str:

@@ -292,8 +292,16 @@ class Connection(asyncio.Protocol):
         *,
         body: bytes = b"",
         timeout_s: float,
+        is_urgent: bool = True,
     ) -> Command:
         """Send a request and return its answer, whatever its code.
+
+        Args:
+            code: What is asked for.
+            header: With which fields.
+            body: And with which bytes.
+            timeout_s: How long the answer may take.
+            is_urgent: Whether it goes now, not together with all others of this turn.
 
         Raises:
             ConnectionLost: The stream broke before the answer came.
@@ -305,8 +313,11 @@ class Connection(asyncio.Protocol):
         opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
         try:
             self.send(commands.request(code, opaque, header, body=body))
-            self.flush()
-            self._watch()
+            if is_urgent:
+                self.flush()
+                self._watch()
+            else:
+                self._flush_soon()
             return await waiter.future
         finally:
             self._exchange.take(opaque)
@@ -345,11 +356,15 @@ class Connection(asyncio.Protocol):
     def _post(self, pieces: tuple[bytes, ...]) -> None:
         self._out += pieces
         self._posted_bytes += len(pieces[-1])
-        if not self._is_flush_due:
-            self._is_flush_due = self._is_posted_to = True
-            asyncio.get_running_loop().call_soon(self._post_all)
+        self._is_posted_to = True
+        self._flush_soon()
         if self._posted_bytes > _POSTED_BYTES_MAX or len(self._out) > _POSTED_PIECES_MAX:
             self._write()
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._post_all)
 
     async def writable(self) -> None:
         """Wait until the peer has taken in what was written, or the connection is lost."""
@@ -365,7 +380,7 @@ class Connection(asyncio.Protocol):
 
     def _post_all(self) -> None:
         self._is_flush_due = False
-        self._write()
+        self.flush()
         self._watch()
 
     async def request(
@@ -375,15 +390,16 @@ class Connection(asyncio.Protocol):
         *,
         body: bytes = b"",
         timeout_s: float,
+        is_urgent: bool = True,
     ) -> Command:
-        """Send a request and return its answer where that is a success.
+        """Send a request and return its answer where that is a success; see :meth:`ask`.
 
         Raises:
             ConnectionLost: The stream broke before the answer came.
             RequestTimeout: No answer came in time.
             BrokerRefused: The answer's code is not success; the leaf says which.
         """
-        found = await self.ask(code, header, body=body, timeout_s=timeout_s)
+        found = await self.ask(code, header, body=body, timeout_s=timeout_s, is_urgent=is_urgent)
         if found.code != SUCCESS:
             raise refusal(found.code, found.remark or "")
         return found

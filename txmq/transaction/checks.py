@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, Final
 
 from txmq.client.watch import Ending, SendWatches
@@ -44,7 +45,7 @@ _UNKNOWN: Final = Said(LocalTransactionState.UNKNOWN)
 class _Asked:
     """One transaction that brokers ask about; where several do, the last that did is answered."""
 
-    __slots__ = ("connection", "header", "message")
+    __slots__ = ("connection", "counted", "header", "message")
 
     def __init__(
         self, connection: Connection, header: CheckState, message: ReceivedMessage
@@ -52,6 +53,7 @@ class _Asked:
         self.connection = connection
         self.header = header
         self.message = message
+        self.counted = ExitStack()
 
 
 class Checks:
@@ -128,8 +130,8 @@ class Checks:
         self._running[xid] = asked
         self._start(self._work(xid, asked), xid)
 
-    def _start(self, work: Coroutine[Any, Any, None], xid: str) -> None:
-        self._tasks.start(work, f"check of transaction {xid}")
+    def _start(self, work: Coroutine[Any, Any, None], xid: str) -> asyncio.Task[None]:
+        return self._tasks.start(work, f"check of transaction {xid}")
 
     def _advance(self) -> None:
         while self._waiting and self._has_room():
@@ -137,23 +139,28 @@ class Checks:
             self._run(xid, self._waiting.pop(xid))
 
     async def _work(self, xid: str, asked: _Asked) -> None:
-        name = f"check handler of transaction {xid}"
-        asking = self._tasks.start(self._ask(xid, asked.message), name)
-        try:
-            with self.underway.one():
-                await asyncio.wait((asking,), timeout=self._settings.check_timeout_s)
-                if asking.done():
-                    await self._tell(xid, asked, asking)
-                    return
-                self._write_off(xid, asking)
-                await self._answer(asked, _UNKNOWN)
-            await asyncio.wait((asking,))
-            await self._tell(xid, asked, asking)
-        finally:
-            asking.cancel()
-            self._leave(xid, asked)
+        # One task and a timer: a group that comes back is asked about a hundred thousand at a time.
+        working, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert working is not None
+        late = loop.call_later(self._settings.check_timeout_s, self._write_off, xid, asked, working)
+        with ExitStack() as asked.counted:
+            asked.counted.enter_context(self.underway.one())
+            try:
+                said = await self._ask(xid, asked.message)
+            except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # Neither an answer nor an Exception.
+                log.exception("the check handler of transaction %s failed", xid)
+                said = _UNKNOWN
+            finally:
+                late.cancel()
+                self._leave(xid, asked)
+            await self._answer(asked, said)
 
-    def _write_off(self, xid: str, asking: asyncio.Task[Said]) -> None:
+    def _write_off(self, xid: str, asked: _Asked, working: asyncio.Task[None]) -> None:
+        if self._running.get(xid) is not asked:
+            return  # It has answered in this very moment.
         self._tally.checks_hung += 1
         self._hung[xid] = self._running.pop(xid)
         log.error(
@@ -161,16 +168,12 @@ class Checks:
             '"unknown" for now; %d hang',
             xid, self._settings.check_timeout_s, len(self._hung),
         )  # fmt: skip
+        # A stop waits for this answer, and no longer for the handler.
+        self.underway.until_done(self._start(self._answer(asked, _UNKNOWN), xid))
+        asked.counted.close()
         if self._called.is_async:
-            asking.cancel()
+            working.cancel()
         self._advance()
-
-    async def _tell(self, xid: str, asked: _Asked, asking: asyncio.Task[Said]) -> None:
-        self._leave(xid, asked)
-        if not asking.cancelled():
-            # What ended the task itself is no Exception, and has been logged.
-            said = _UNKNOWN if asking.exception() else asking.result()
-            await self._answer(asked, said)
 
     def _leave(self, xid: str, asked: _Asked) -> None:
         for those in (self._running, self._hung):

@@ -83,18 +83,25 @@ class Ends:
     async def _try(
         self, queue: Queue, address: str | None, end: EndTransaction, deadline: float
     ) -> None:
+        connection = None if address is None else self._session.ready(address)
+        if connection is None:
+            connection = await self._connection(queue, address, deadline)
+        # Where many transactions end at once, their ENDs travel together.
+        left_s = self._left(deadline)
+        await connection.request(_END, end, timeout_s=left_s, is_urgent=False)
+
+    async def _connection(self, queue: Queue, address: str | None, deadline: float) -> Connection:
         session = self._session
         try:
             async with asyncio.timeout(self._left(deadline)):
                 if address is None:
                     route = await session.route_to_write(queue.topic)
                     address = route.master(queue.broker)
-                connection = session.ready(address) or await session.connection(address)
+                return await session.connection(address)
         except TimeoutError as problem:
             late = RequestTimeout(f"there was no way to broker {queue.broker} in time")
             late.effect = Effect.NONE  # Nothing was sent.
             raise late from problem
-        await connection.request(_END, end, timeout_s=self._left(deadline))
 
     def _known_address(self, queue: Queue) -> str | None:
         route = self._session.known_route(queue.topic)

@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
-from txmq.client.values import SendResult
+from txmq.client.values import SendResult, SendStatus
 from txmq.errors import RollBack, UsageError
 from txmq.message import Message, ReceivedMessage
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.threads import Runner
 
-__all__ = ["Called", "HalfMessage", "Said", "TransactionListener", "check_listener"]
+__all__ = [
+    "Called",
+    "Draft",
+    "Half",
+    "HalfMessage",
+    "Said",
+    "TransactionListener",
+    "check_listener",
+]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +47,32 @@ class HalfMessage(Message):
         """The first of its keys, or its id where it has none."""
         return self.keys[0] if self.keys else self.id
 
+    def doubt(self) -> UsageError | None:
+        """Why no local transaction may commit after it; none if it lies where it is safe."""
+        # As stock producers do: what may be lost with the broker's memory is given up.
+        if self.sent.status is SendStatus.OK:
+            return None
+        return UsageError(f"the half message is stored, but not safely: {self.sent.status.name}")
 
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A half message that is sent in the middle of its local transaction, and not before."""
+
+    id: str
+    """The transaction's."""
+    group: str
+    topic: str
+    """Empty where that is not known yet."""
+    half: HalfMessage | None = None
+    """What has been sent."""
+    said: LocalTransactionState | None = None
+    """What the local transaction came to; from then on nothing is sent any more."""
+    problem: Exception | None = None
+    """What its listener failed with."""
+
+
+Half: TypeAlias = HalfMessage | Draft
 LocalState: TypeAlias = LocalTransactionState | Awaitable[LocalTransactionState]
 
 

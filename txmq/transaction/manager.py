@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from txmq.client.client import Client
 from txmq.client.settings import settings_or
-from txmq.client.values import SendStatus
-from txmq.errors import LocalProtocolError, RollBack, UsageError
+from txmq.errors import ConfigError, UsageError
 from txmq.message import Message
-from txmq.protocol import properties
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
@@ -34,11 +31,13 @@ from txmq.transaction.manager_branch import (
     branch_of,
 )
 from txmq.transaction.manager_current import Transaction, current, entered, refuse_another
-from txmq.transaction.manager_message import Keys, Properties, Shape, Text
-from txmq.transaction.producer import TransactionProducer
+from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Shape, Text
+from txmq.transaction.manager_producer import ResourceProducer
+from txmq.transaction.manager_result import Late, settled, told
+from txmq.transaction.producer import DecideHalf
 from txmq.transaction.settings import ManagerSettings
-from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionState
-from txmq.transaction.story import Step, tell
+from txmq.transaction.state import LocalTransactionState, TransactionOutcome
+from txmq.transaction.story import Step, note
 from txmq.transaction.tally import TransactionTally
 from txmq.transaction.threads import Runner
 
@@ -48,7 +47,10 @@ P = ParamSpec("P")
 S = TypeVar("S")
 
 _ROLLBACK = LocalTransactionState.ROLLBACK
-_UNKNOWN = LocalTransactionState.UNKNOWN
+
+_NO_SESSION: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+_MARK: Final = "__txmq_transaction__"
+"""By what a decorated function is known."""
 
 
 class Begun(Generic[S]):
@@ -59,12 +61,17 @@ class Begun(Generic[S]):
         half: HalfMessage,
         local: LocalTransaction[S],
         attempts: Attempts,
-        guard: AbstractContextManager[None],
+        guard: AbstractContextManager[DecideHalf],
+        inside: AbstractContextManager[None],
     ) -> None:
         self.half = half
         self.local = local
         self.attempts = attempts
         self.guard = guard
+        self.decide = guard.__enter__()
+        """Tells the broker, also where the manager has closed meanwhile."""
+        self.inside = inside
+        """For whoever runs the local transaction, as long as it runs."""
 
 
 class TransactionManager(Generic[S]):
@@ -93,7 +100,8 @@ class TransactionManager(Generic[S]):
         entropy: Where chance comes from, likewise.
 
     Raises:
-        ConfigError: ``names`` names no server, or one in a way that is no address.
+        ConfigError: ``names`` names no server, or one in a way that is no address; or what should
+            be a resource is none.
         LocalProtocolError: The group's name holds what names may not hold.
         LimitExceeded: The group's name is too long.
     """
@@ -110,11 +118,16 @@ class TransactionManager(Generic[S]):
         entropy: Entropy | None = None,
     ) -> None:
         chosen = settings_or(ManagerSettings, settings)
+        if not hasattr(resource, "is_blocking"):
+            given = type(resource).__name__
+            raise ConfigError(f"give it a resource, such as SQLResource(engine), not {given}")
         self._resource = resource
         self._branch = branch_of(group, resource, chosen, self._ports)
-        self._producer = TransactionProducer(
-            group, names, self._branch, chosen, network=network, clock=clock, entropy=entropy
-        )
+        self._producer = ResourceProducer(
+            group, names, resource, self._branch, chosen,
+            network=network, clock=clock, entropy=entropy,
+        )  # fmt: skip
+        self._late = Late(self._producer, self._branch, chosen)
 
     def _ports(self) -> tuple[Clock, Entropy]:
         session = self._producer.client.session
@@ -161,6 +174,7 @@ class TransactionManager(Generic[S]):
         keys: Keys = (),
         body: Callable[..., object] | None = None,
         properties: Properties | None = None,
+        made_from: MadeFrom = "arguments",
     ) -> Callable[
         [Callable[Concatenate[S, P], Any]],
         Callable[P, Coroutine[Any, Any, TransactionOutcome]],
@@ -172,6 +186,10 @@ class TransactionManager(Generic[S]):
         for all calls, or a function of the arguments. An ``async`` function is for a resource of
         asyncio; a plain one is for one that blocks, and runs in a thread.
 
+        Made from the result, it is sent after the function has run and before the commit, while the
+        local transaction keeps its locks; each part is the same for all calls, or a function of
+        what the function has returned.
+
         What the function raises rolls back both sides, and comes out again;
         :class:`txmq.errors.RollBack` does not, and is the outcome's ``problem``.
 
@@ -180,22 +198,24 @@ class TransactionManager(Generic[S]):
             tags: Its tag.
             keys: Its key, or several.
             body: Makes the body: bytes, or what is written as JSON. Unless it is given, that is the
-                argument, or where there are several, all of them by their names.
+                argument, or where there are several, all of them by their names; or the result.
             properties: Its properties.
+            made_from: ``"arguments"``, or ``"result"`` where the message needs what only the
+                database knows, as keys that it generates.
 
         Raises:
-            UsageError: The function is of the wrong kind for the resource.
+            UsageError: The function is of the wrong kind for the resource, or a part of the message
+                cannot be made so.
         """
 
         def decorate(
             function: Callable[Concatenate[S, P], Any],
         ) -> Callable[P, Coroutine[Any, Any, TransactionOutcome]]:
-            shape = self.shape(function, topic, tags, keys, body, properties)
+            shape = self.shape(function, topic, tags, keys, body, properties, made_from)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
-                message = shape.message(args, kwargs)
-                return await self.run(message, lambda session: function(session, *args, **kwargs))
+                return await self.called(shape, function, args, kwargs)
 
             return signed(call, shape.signature)
 
@@ -209,18 +229,32 @@ class TransactionManager(Generic[S]):
         keys: Keys,
         body: Callable[..., object] | None,
         properties: Properties | None,
+        made_from: MadeFrom,
     ) -> Shape:
         """How the messages of a function are made; see :meth:`transactional`.
 
         Raises:
-            UsageError: The function is of the wrong kind for the resource.
+            UsageError: As for :meth:`transactional`.
         """
         name = getattr(function, "__qualname__", repr(function))
+        if made_from == "result":
+            self._late.see_limit()
+        if _MARK in getattr(function, "__dict__", {}):
+            raise UsageError(
+                f"{name} is a transaction already, and has one message; others belong into an "
+                "outbox, a table that it writes"
+            )
         if inspect.iscoroutinefunction(function) is self._resource.is_blocking:
             wanted = "blocks: a plain" if self._resource.is_blocking else "is awaited: an async"
             raise UsageError(f"this resource {wanted} function is for it, unlike {name}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(f"{name} yields, and would run after its transaction if at all")
         signature = inspect.signature(function)
-        arguments = list(signature.parameters.values())[1:]
+        arguments = list(signature.parameters.values())
+        if not arguments or arguments[0].kind in _NO_SESSION:
+            raise UsageError(f"the first argument of {name} is the session, and it takes none")
+        if arguments[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+            del arguments[0]  # Otherwise it takes the session, and whatever follows.
         return Shape(
             name=name,
             signature=signature.replace(parameters=arguments),
@@ -229,7 +263,32 @@ class TransactionManager(Generic[S]):
             keys=keys,
             body=body,
             properties=properties or {},
+            made_from=made_from,
         )
+
+    def called(
+        self,
+        shape: Shape,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        runner: Runner | None = None,
+    ) -> Coroutine[Any, Any, TransactionOutcome]:
+        """One call of a decorated function, to be awaited.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            LocalProtocolError: No message can be made of them.
+            Exception: Whatever the functions raise that make its parts.
+        """
+
+        def call(session: S) -> Any:
+            return function(session, *args, **kwargs)
+
+        if shape.is_late:
+            shape.bound(args, kwargs)
+            return self._late.run(shape, call, runner)
+        return self.run(shape.message(args, kwargs), call, runner)
 
     async def run(
         self, message: Message, call: Callable[[S], Any], runner: Runner | None = None
@@ -249,15 +308,11 @@ class TransactionManager(Generic[S]):
         """
         refuse_another()
         work = Work(call, self._now_ms())
-        try:
-            outcome = await self._producer.transact(self._marked(message), work, runner)
-        except asyncio.CancelledError:
-            if work.half is not None and work.left is not _UNKNOWN:
-                self._producer.decide_soon(work.half, work.left)
-            raise
+        transacting = self._producer.transact(message, work, runner)
+        outcome = await told(transacting, lambda: work.problem)
         if work.half is None:
             raise outcome.problem or UsageError("its local transaction was not run")
-        return _settled(outcome, work.problem, work.result)
+        return settled(outcome, work.problem, work.result)
 
     # A block of code
 
@@ -288,11 +343,12 @@ class TransactionManager(Generic[S]):
         transaction: Transaction[S] | None = None
         problem: BaseException | None = None
         try:
-            async with begun.local as session:
-                transaction = Transaction(begun.half, session)
-                with entered(transaction):
-                    async with limit:
-                        yield transaction
+            with begun.inside:
+                async with begun.local as session:
+                    transaction = Transaction(begun.half, session)
+                    with entered(transaction):
+                        async with limit:
+                            yield transaction
         except TimeoutError as late:
             problem = begun.attempts.overdue() if limit.expired() else late
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - comes out below
@@ -301,8 +357,10 @@ class TransactionManager(Generic[S]):
             await self.leave(begun)
             raise
         outcome = await self.end(begun, problem)
-        if transaction is not None:
-            transaction.outcome = outcome
+        if transaction is None and problem is not None:
+            raise problem  # There was no block, so nobody can be given the outcome.
+        assert transaction is not None, "it had a session"
+        transaction.outcome = outcome
 
     async def begin(self, message: Message) -> Begun[S]:
         """Open a transaction, the first part of :meth:`transaction`.
@@ -312,16 +370,17 @@ class TransactionManager(Generic[S]):
         """
         refuse_another()
         born_ms = self._now_ms()
-        half = await self._producer.prepare(self._marked(message))
-        if half.sent.status is not SendStatus.OK:
-            status = half.sent.status.name
+        half = await self._producer.prepare(message)
+        if (doubt := half.doubt()) is not None:
             await self._producer.decide(half, _ROLLBACK)
-            raise UsageError(f"the half message is stored, but not safely: {status}")
+            raise doubt
         guard = self._producer.undecided(half)
-        guard.__enter__()
-        tell(half.id, Step.CALLED)
         local = self._branch.local(half.id, born_ms)
-        return Begun(half, local, self._branch.attempts(half.id), guard)
+        inside = self._producer.stories.inside(half.id)
+        # Last: whoever is not given what is begun cannot end it.
+        begun = Begun(half, local, self._branch.attempts(half.id), guard, inside)
+        self._producer.stories.tell(half.id, Step.CALLED)
+        return begun
 
     async def end(self, begun: Begun[S], problem: BaseException | None) -> TransactionOutcome:
         """Decide a transaction, the last part of :meth:`transaction`.
@@ -330,22 +389,25 @@ class TransactionManager(Generic[S]):
             TxmqError: As for :meth:`run`.
             BaseException: What the code raised, as for :meth:`run`.
         """
-        half, state = begun.half, begun.local.state
-        tell(half.id, Step.SAID, state.name)
-        tell(half.id, Step.HEARD, state.name)
+        half, state, stories = begun.half, begun.local.state, self._producer.stories
+        if problem is not None:
+            with stories.inside(half.id):
+                note(half.id, "it ends with %r", problem)
+        stories.tell(half.id, Step.SAID, state.name)
+        stories.tell(half.id, Step.HEARD, state.name)
         try:
             if isinstance(problem, asyncio.CancelledError):
-                if state is not _UNKNOWN:
-                    self._producer.decide_soon(half, state)
+                self._producer.decide_soon(half, state)
                 raise problem
-            outcome = await self._producer.decide(half, state)
+            outcome = await told(begun.decide(state), lambda: problem)
         finally:
-            await self.leave(begun)
-        return _settled(outcome, problem, None)
+            begun.guard.__exit__(None, None, None)
+        return settled(outcome, problem, None)
 
     async def leave(self, begun: Begun[S]) -> None:
-        """Have checks of it answered; nothing is decided by that."""
+        """Have checks of it answered; nothing is decided here, and nothing more is told of it."""
         begun.guard.__exit__(None, None, None)
+        self._producer.stories.end(begun.half.id)
 
     def current(self) -> Transaction[S] | None:
         """The transaction of this manager that runs in this task or thread; none if none does."""
@@ -357,29 +419,9 @@ class TransactionManager(Generic[S]):
     def _now_ms(self) -> int:
         return self._producer.client.session.clock.wall_ms()
 
-    def _marked(self, message: Message) -> Message:
-        if not isinstance(message, Message):
-            return message  # The producer says what is wrong with it.
-        if properties.UNIQUE_KEY in message.properties:
-            raise LocalProtocolError("a message of a manager is given its id, and brings none")
-        named = {**message.properties, properties.FENCE: self._resource.identity}
-        return replace(message, properties=named)
-
 
 def signed(call: Callable[P, Any], signature: inspect.Signature) -> Callable[P, Any]:
     """Let it be seen what a decorated function takes: frameworks look."""
     vars(call)["__signature__"] = signature
+    vars(call)[_MARK] = True
     return call
-
-
-def _settled(
-    outcome: TransactionOutcome, problem: BaseException | None, result: object
-) -> TransactionOutcome:
-    """What the caller is given, or what it is raised."""
-    if problem is None:
-        return replace(outcome, result=result)
-    if outcome.state is TransactionState.ROLLED_BACK and not isinstance(problem, RollBack):
-        problem.add_note(f"transaction {outcome.xid} is rolled back")
-        raise problem
-    known = problem if isinstance(problem, Exception) else None
-    return replace(outcome, problem=known)

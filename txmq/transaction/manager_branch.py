@@ -7,22 +7,24 @@ knows, never what an exception seems to mean.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from txmq.errors import TransactionOverdue
+from txmq.errors import TransactionOverdue, UsageError
 from txmq.message import ReceivedMessage
 from txmq.protocol import properties
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
-from txmq.transaction.listener import HalfMessage, TransactionListener
+from txmq.transaction.listener import Half, HalfMessage, TransactionListener
 from txmq.transaction.manager_current import Transaction, entered
 from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState
+from txmq.transaction.story import note
 
 __all__ = ["Branch", "LocalTransaction", "Resource", "Work", "branch_of"]
 
@@ -41,6 +43,14 @@ class LocalTransaction(Protocol[S_co]):
     @property
     def state(self) -> LocalTransactionState:
         """What may be told of it now."""
+        ...
+
+    def flush(self) -> None:
+        """Write what the session has kept back so far; for ``with``."""
+        ...
+
+    async def aflush(self) -> None:
+        """The same for ``async with``."""
         ...
 
     def __enter__(self) -> S_co: ...
@@ -93,30 +103,20 @@ class Resource(Protocol[S_co]):
         """Whether nothing remains of it, and the same may work now."""
         ...
 
+    async def confirm(self, xid: str, state: LocalTransactionState) -> None:
+        """Carry out what is decided, where that is a step of its own."""
+        ...
 
-class Work(Generic[S]):
-    """One call of a function, as a local transaction.
-
-    Args:
-        call: The function, with its arguments.
-        born_ms: When the transaction began.
-    """
-
-    def __init__(self, call: Callable[[S], Any], born_ms: int) -> None:
-        self.call = call
-        self.born_ms = born_ms
-        self.half: HalfMessage | None = None
-        self.result: Any = None
-        self.problem: BaseException | None = None
-        self.left = LocalTransactionState.UNKNOWN
-        """What is known where its caller was cancelled in the middle."""
+    async def attend(self) -> None:
+        """See to what others have left behind, until cancelled."""
+        ...
 
 
 class Attempts:
     """How often a local transaction is run, and until when."""
 
     def __init__(self, xid: str, settings: ManagerSettings, clock: Clock, entropy: Entropy) -> None:
-        self._xid = xid
+        self.xid = xid
         self._limit_s = settings.local_timeout_s
         self._left = settings.local_attempts
         self._clock = clock
@@ -140,7 +140,7 @@ class Attempts:
     def overdue(self) -> TransactionOverdue:
         """The error for it."""
         return TransactionOverdue(
-            f"the local transaction of {self._xid} took longer than {self._limit_s} s"
+            f"the local transaction of {self.xid} took longer than {self._limit_s} s"
         )
 
     def pause_s(self, problem: BaseException) -> float | None:
@@ -149,8 +149,46 @@ class Attempts:
         pause_s = self._backoff.failed()
         if not self._left or pause_s >= self.left_s:
             return None
-        log.info("the local transaction of %s is run again: %s", self._xid, problem)
+        log.info("the local transaction of %s is run again: %s", self.xid, problem)
         return pause_s
+
+
+class Work(Generic[S]):
+    """One call of a function, as a local transaction.
+
+    Args:
+        call: The function, with its arguments.
+        born_ms: When the transaction began.
+    """
+
+    is_repeatable = True
+    """Whether it may be run again under its id."""
+
+    def __init__(self, call: Callable[[S], Any], born_ms: int) -> None:
+        self.call = call
+        self.born_ms = born_ms
+        self._half: HalfMessage | None = None
+        self.result: Any = None
+        self.problem: BaseException | None = None
+        self.left = LocalTransactionState.UNKNOWN
+        """What is known where its caller was cancelled in the middle; else nothing is."""
+
+    @property
+    def half(self) -> HalfMessage | None:
+        """Its half message, once there is one and it has begun."""
+        return self._half
+
+    def start(self, half: Half, attempts: Callable[[str], Attempts]) -> Attempts:
+        """It begins; how often, and until when."""
+        assert isinstance(half, HalfMessage), "stored before it begins"
+        self._half = half
+        return attempts(half.id)
+
+    def finish(self, local: LocalTransaction[S], attempts: Attempts, result: object) -> None:
+        """Do what comes between the function and the commit; for ``with``."""
+
+    async def afinish(self, local: LocalTransaction[S], attempts: Attempts, result: object) -> None:
+        """The same for ``async with``."""
 
 
 class Branch(TransactionListener, Generic[S]):
@@ -183,13 +221,20 @@ class Branch(TransactionListener, Generic[S]):
         """One attempt."""
         return self._resource.local(xid, self._group, born_ms)
 
-    def _pause_s(
-        self, local: LocalTransaction[S], attempts: Attempts, problem: BaseException
+    def pause_s(
+        self, state: LocalTransactionState, attempts: Attempts, problem: BaseException
     ) -> float | None:
-        is_nothing_left = local.state is LocalTransactionState.ROLLBACK
+        """How long to wait before a local transaction is run again; none if it is not."""
+        is_nothing_left = state is LocalTransactionState.ROLLBACK
         if is_nothing_left and self._resource.may_retry(problem):
             return attempts.pause_s(problem)
         return None
+
+    def _again_s(
+        self, work: Work[S], state: LocalTransactionState, attempts: Attempts, problem: Exception
+    ) -> float | None:
+        note(attempts.xid, "it ends with %r", problem)
+        return self.pause_s(state, attempts, problem) if work.is_repeatable else None
 
     async def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
         """Ask the fence; see :class:`TransactionListener`."""
@@ -204,19 +249,19 @@ class Branch(TransactionListener, Generic[S]):
 
 
 class _Blocking(Branch[S]):
-    def execute_local_transaction(
-        self, message: HalfMessage, arg: Work[S]
-    ) -> LocalTransactionState:
-        arg.half, attempts = message, self.attempts(message.id)
+    def execute_local_transaction(self, message: Half, arg: Work[S]) -> LocalTransactionState:
+        attempts = arg.start(message, self.attempts)
         while True:
             local = self.local(message.id, arg.born_ms)
             try:
                 with local as session:
                     with entered(Transaction(message, session)):
                         result = arg.call(session)
+                        _refuse_promise(result)
+                        arg.finish(local, attempts, result)
                     attempts.see_time()
             except Exception as problem:  # noqa: BLE001 - what it means, the resource knows
-                pause_s = self._pause_s(local, attempts, problem)
+                pause_s = self._again_s(arg, local.state, attempts, problem)
                 if pause_s is None:
                     arg.problem = problem
                     return local.state
@@ -226,26 +271,33 @@ class _Blocking(Branch[S]):
             threading.Event().wait(pause_s)
 
 
+def _refuse_promise(result: object) -> None:
+    """A plain function that returns what is to be awaited has done nothing so far."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise UsageError(f"the function returned {type(result).__name__}, which nobody awaits")
+
+
 class _Awaited(Branch[S]):
-    async def execute_local_transaction(
-        self, message: HalfMessage, arg: Work[S]
-    ) -> LocalTransactionState:
-        arg.half, attempts = message, self.attempts(message.id)
+    async def execute_local_transaction(self, message: Half, arg: Work[S]) -> LocalTransactionState:
+        attempts = arg.start(message, self.attempts)
         while True:
             local = self.local(message.id, arg.born_ms)
             try:
                 async with local as session:
-                    result = await self._within(attempts, arg, Transaction(message, session))
+                    transaction = Transaction(message, session)
+                    result = await self._within(attempts, arg, local, transaction)
             except asyncio.CancelledError as problem:
-                arg.left = local.state
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
+                    arg.left = local.state
                     raise
                 # Not the caller is cancelled, but something that the function waited for.
                 arg.problem = problem
                 return local.state
             except Exception as problem:  # noqa: BLE001 - what it means, the resource knows
-                pause_s = self._pause_s(local, attempts, problem)
+                pause_s = self._again_s(arg, local.state, attempts, problem)
                 if pause_s is None:
                     arg.problem = problem
                     return local.state
@@ -255,12 +307,20 @@ class _Awaited(Branch[S]):
             arg.left = local.state
             await asyncio.sleep(pause_s)
 
-    async def _within(self, attempts: Attempts, work: Work[S], transaction: Transaction[S]) -> Any:
+    async def _within(
+        self,
+        attempts: Attempts,
+        work: Work[S],
+        local: LocalTransaction[S],
+        transaction: Transaction[S],
+    ) -> Any:
         limit = asyncio.timeout(attempts.left_s)
         try:
             with entered(transaction):
                 async with limit:
-                    return await work.call(transaction.session)
+                    result = await work.call(transaction.session)
+                    await work.afinish(local, attempts, result)
+                    return result
         except TimeoutError as problem:
             if limit.expired():
                 raise attempts.overdue() from problem

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from txmq.errors import UsageError
 from txmq.protocol import properties
-from txmq.transaction.listener import HalfMessage
+from txmq.transaction.listener import Draft, Half, HalfMessage
 from txmq.transaction.state import TransactionOutcome
 
 __all__ = ["Transaction", "current", "entered", "refuse_another"]
@@ -22,8 +22,8 @@ S = TypeVar("S")
 class Transaction(Generic[S]):
     """A transaction whose local part runs, of a :class:`txmq.TransactionManager`."""
 
-    message: HalfMessage
-    """Its message, which nobody sees yet."""
+    half: Half
+    """Its half message, or what becomes of that."""
     session: S
     """What the local transaction writes with; leave commit and rollback to the manager."""
     outcome: TransactionOutcome | None = None
@@ -33,12 +33,26 @@ class Transaction(Generic[S]):
     @property
     def xid(self) -> str:
         """Its id."""
-        return self.message.id
+        return self.half.id
+
+    @property
+    def message(self) -> HalfMessage:
+        """Its message, which nobody sees yet.
+
+        Raises:
+            UsageError: It has none yet: that is made from what the function returns.
+        """
+        half = self.half.half if isinstance(self.half, Draft) else self.half
+        if half is None:
+            raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
+        return half
 
     @property
     def group(self) -> str:
         """The producer group that answers for it."""
-        return self.message.properties[properties.PRODUCER_GROUP]
+        if isinstance(self.half, Draft):
+            return self.half.group
+        return self.half.properties[properties.PRODUCER_GROUP]
 
 
 _CURRENT: Final[ContextVar[Transaction[Any] | None]] = ContextVar("txmq_transaction", default=None)

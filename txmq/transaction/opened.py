@@ -14,23 +14,21 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
 from txmq.client.client import Client
-from txmq.client.values import SendStatus
-from txmq.client.watch import Ending, SendWatches
-from txmq.errors import UsageError
+from txmq.client.watch import Ending
+from txmq.errors import OutcomeUnknown, UsageError
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.runtime.tasks import Tasks
 from txmq.transaction.checks import Checks
 from txmq.transaction.ends import Ends, Heard
-from txmq.transaction.listener import Called, HalfMessage, Said, TransactionListener
+from txmq.transaction.listener import Called, Half, HalfMessage, Said, TransactionListener
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     SPELLINGS,
     LocalTransactionState,
     Reply,
-    TransactionOutcome,
     end_of,
 )
-from txmq.transaction.story import Step, tell
+from txmq.transaction.story import Step, Stories, note
 from txmq.transaction.tally import TransactionTally
 from txmq.transaction.threads import Runner, Threads
 from txmq.transaction.underway import Underway
@@ -40,10 +38,7 @@ __all__ = ["Opened"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Decide: TypeAlias = Callable[
-    [HalfMessage, LocalTransactionState, Exception | None],
-    Coroutine[Any, Any, TransactionOutcome],
-]
+Decide: TypeAlias = Callable[[LocalTransactionState, Exception | None], Coroutine[Any, Any, T]]
 
 _CLOSED: Final = "this producer was closed meanwhile"
 
@@ -57,7 +52,7 @@ class Opened:
         listener: The application.
         settings: How much at once, and for how long.
         tally: What is counted.
-        look: Tells who looks on.
+        stories: Told what happens.
     """
 
     def __init__(
@@ -67,13 +62,13 @@ class Opened:
         listener: TransactionListener,
         settings: TransactionSettings,
         tally: TransactionTally,
-        look: Callable[[], SendWatches | None],
+        stories: Stories,
     ) -> None:
         self.is_closing = self._is_stopped = False
         self.local = Underway()
         self._undecided: Counter[str] = Counter()
         self._group = group
-        self._look = look
+        self._stories = stories
         self._tasks = Tasks()
         self._ends = Ends(client, settings)
         here = Threads(f"txmq-{group}-local", settings.local_threads)
@@ -83,26 +78,28 @@ class Opened:
         self._execute = Called(listener.execute_local_transaction, here)
         check = Called(listener.check_local_transaction, checking)
         self.checks = Checks(
-            group, check, self._ends, settings, tally, look, self._undecided.__contains__
+            group, check, self._ends, settings, tally, stories.look, self._undecided.__contains__
         )
 
     def __str__(self) -> str:
         """What there is, as logs say it."""
         return f"{len(self.local)} local transactions and {len(self.checks.underway)} checks"
 
-    def _start(self, work: Coroutine[Any, Any, T], half: HalfMessage) -> asyncio.Task[T]:
+    def _start(self, work: Coroutine[Any, Any, T], half: Half) -> asyncio.Task[T]:
         return self._tasks.start(work, f"transaction {half.id}")
 
     # Local transactions
 
     @contextmanager
-    def undecided(self, half: HalfMessage) -> Iterator[None]:
-        """While inside, a local transaction runs here, and nobody is asked what became of it."""
-        self._undecided[half.id] += 1
+    def undecided(self, xid: str) -> Iterator[None]:
+        """While inside, a local transaction runs here or is about to, and nobody is asked what
+        became of it.
+        """
+        self._undecided[xid] += 1
         try:
             yield
         finally:
-            self._forget(half.id)
+            self._forget(xid)
 
     def _forget(self, xid: str) -> None:
         self._undecided[xid] -= 1
@@ -110,82 +107,92 @@ class Opened:
             del self._undecided[xid]
 
     async def execute(
-        self, half: HalfMessage, arg: object, runner: Runner | None, decide: Decide
-    ) -> Said:
-        """Run a local transaction, and say what it came to.
+        self,
+        half: Half,
+        arg: object,
+        runner: Runner | None,
+        decide: Decide[T],
+        left: Callable[[], LocalTransactionState],
+    ) -> T:
+        """Run a local transaction, and decide what it comes to.
 
         Args:
-            half: Its half message.
+            half: Its half message, or what becomes of that.
             arg: For the application.
             runner: Where a plain one runs, unless in a thread of its own.
-            decide: What is to be done in the end where the caller is cancelled and it runs on.
+            decide: What is to be done in the end, also where the caller is cancelled.
+            left: What is known then of one that is cancelled as well.
         """
-        if half.sent.status is not SendStatus.OK:
-            # As stock producers do: what may be lost with the broker's memory is given up.
-            status = half.sent.status.name
-            unsafe = UsageError(f"the half message is stored, but not safely: {status}")
-            return Said(LocalTransactionState.ROLLBACK, unsafe)
-        if self._execute.is_async:
-            return await self._ask(half, arg, None)
-        # No thread can be ended: it is waited for by somebody whom nobody cancels.
-        asking = self._start(self._ask(half, arg, runner), half)
-        try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            if asking.cancelled():
-                return Said(LocalTransactionState.UNKNOWN, UsageError(_CLOSED))
-            following = self.behind(self._follow(half, asking, decide), half)
-            self._undecided[half.id] += 1
-            following.add_done_callback(lambda _: self._forget(half.id))
-            raise
+        if isinstance(half, HalfMessage) and (doubt := half.doubt()) is not None:
+            said = Said(LocalTransactionState.ROLLBACK, doubt)
+        elif self._execute.is_async:
+            try:
+                said = await self._ask(half, arg, None)
+            except asyncio.CancelledError:
+                if not self._is_stopped:
+                    self.behind(decide(left(), None), half)
+                raise
+        else:
+            # No thread can be ended: it is waited for by somebody whom nobody cancels.
+            return await self.through(self._follow(half, arg, runner, decide), half)
+        self._stories.tell(half.id, Step.HEARD, said.state.name)
+        # Also of a producer that has closed meanwhile: what is committed is committed.
+        return await self.through(decide(*said), half)
 
-    async def _ask(self, half: HalfMessage, arg: object, runner: Runner | None) -> Said:
-        tell(half.id, Step.CALLED)
-        watches, said = self._look(), Said(LocalTransactionState.UNKNOWN)
-        ended = None if watches is None else watches.begin_local(half, half.id)
-        try:
+    async def _follow(self, half: Half, arg: object, runner: Runner | None, decide: Decide[T]) -> T:
+        with self.undecided(half.id):
+            try:
+                said = await self._ask(half, arg, runner)
+            except asyncio.CancelledError:
+                said = Said(LocalTransactionState.UNKNOWN, OutcomeUnknown(_CLOSED))
+            self._stories.tell(half.id, Step.HEARD, said.state.name)
+            return await decide(*said)
+
+    async def _ask(self, half: Half, arg: object, runner: Runner | None) -> Said:
+        self._stories.tell(half.id, Step.CALLED)
+        with self._stories.inside(half.id):
             said = await self._execute.ask(half.id, half, arg, runner=runner)
-        finally:
-            if ended is not None:
-                ended(said.state.name)
-        tell(half.id, Step.SAID, said.state.name)
+            if said.problem is not None:
+                note(half.id, "it ends with %r", said.problem)
+        self._stories.tell(half.id, Step.SAID, said.state.name)
         return said
-
-    async def _follow(self, half: HalfMessage, asking: asyncio.Task[Said], decide: Decide) -> None:
-        state, problem = await asking
-        await decide(half, state, problem)
 
     # Decisions
 
-    def behind(self, work: Coroutine[Any, Any, T], half: HalfMessage) -> asyncio.Task[T]:
+    def behind(self, work: Coroutine[Any, Any, T], half: Half) -> asyncio.Task[T]:
         """Have something done that a stop waits for, and nobody else."""
         task = self._start(work, half)
         self.local.until_done(task)
         return task
 
-    async def through(self, work: Coroutine[Any, Any, T], half: HalfMessage) -> T:
+    async def through(self, work: Coroutine[Any, Any, T], half: Half) -> T:
         """See something through: it goes on, and is counted, also where the caller is cancelled.
 
         Raises:
-            UsageError: The producer was closed before it began.
+            OutcomeUnknown: The producer was closed in the middle.
         """
         if self._is_stopped:
             return await work  # What is begun now would be cancelled at once.
-        task = self._start(work, half)
+        heard: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = self._start(_heard_by(heard, work), half)
+        # One that is cancelled tells nobody, least of all before it has begun.
+        task.add_done_callback(lambda _: heard.cancel())
         try:
-            return await asyncio.shield(task)
+            return await heard
         except asyncio.CancelledError:
             if task.cancelled():
-                raise UsageError(_CLOSED) from None
+                raise OutcomeUnknown(_CLOSED) from None
             self.local.until_done(task)
             raise
 
     async def tell(self, half: HalfMessage, state: LocalTransactionState) -> Heard:
         """Tell the broker a decision."""
-        sent, watches = half.sent, self._look()
+        sent, watches, told = half.sent, self._stories.look(), None
         said, broker = SPELLINGS[state], sent.queue.broker
         ending = Ending(half, half.id, sent.offset_id, broker, said, is_after_check=False)
-        told = None if watches is None else watches.begin_end(ending)
+        if watches is not None:
+            with self._stories.inside(half.id):
+                told = watches.begin_end(ending)
         heard = Heard(Reply.NONE, UsageError(_CLOSED))
         try:
             heard = await self._ends.send(sent.queue, end_of(self._group, sent, state))
@@ -213,3 +220,16 @@ class Opened:
         finally:
             for each in self._threads:
                 each.close()
+
+
+async def _heard_by(heard: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> T:
+    """Tell at once what comes of some work, some turns of the loop earlier than a shield would."""
+    try:
+        result = await work
+    except Exception as problem:
+        if not heard.done():
+            heard.set_exception(problem)
+        raise
+    if not heard.done():
+        heard.set_result(result)
+    return result

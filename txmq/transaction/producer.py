@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 from txmq.client.client import Client
 from txmq.client.producer import Producer
@@ -23,6 +23,7 @@ from txmq.errors import (
     Effect,
     LocalProtocolError,
     RemoteProtocolError,
+    RollBack,
     TransactionConflict,
     TxmqError,
     UsageError,
@@ -30,14 +31,20 @@ from txmq.errors import (
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.headers import CheckState
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.transaction.ends import Heard
-from txmq.transaction.listener import HalfMessage, TransactionListener, check_listener
-from txmq.transaction.opened import Opened
+from txmq.transaction.listener import (
+    Draft,
+    Half,
+    HalfMessage,
+    TransactionListener,
+    check_listener,
+)
+from txmq.transaction.opened import Decide, Opened
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -45,15 +52,22 @@ from txmq.transaction.state import (
     Reply,
     TransactionOutcome,
 )
-from txmq.transaction.story import Step, tell
+from txmq.transaction.story import Step, Stories, note
 from txmq.transaction.tally import TransactionTally
 from txmq.transaction.threads import Runner
 
-__all__ = ["TransactionProducer"]
+__all__ = ["DecideHalf", "TransactionProducer"]
 
 log = logging.getLogger(__name__)
 
-_NOT_OPEN: Final = "this producer is not open; use it with 'async with'"
+T = TypeVar("T")
+DecideHalf: TypeAlias = Callable[[LocalTransactionState], Coroutine[Any, Any, TransactionOutcome]]
+
+_PARTS: Final = tuple(each.name for each in fields(Message))
+_PERHAPS_STORED: Final = "if it is stored, the broker will ask;"
+_NOT_ACKNOWLEDGED: Final = (
+    "transaction %s is %s, but its broker has not said that it heard, and asks if it did not: %s"
+)
 
 
 class TransactionProducer(Producer):
@@ -84,6 +98,8 @@ class TransactionProducer(Producer):
     """
 
     settings: TransactionSettings
+    _called: ClassVar[str] = "producer"
+    """What whoever has opened it, or has not, knows it as."""
 
     def __init__(
         self,
@@ -101,6 +117,7 @@ class TransactionProducer(Producer):
         super().__init__(group, names, chosen, network=network, clock=clock, entropy=entropy)
         self.listener = listener
         self.tally = TransactionTally()
+        self.stories = Stories(lambda: self._watches)
         self._running: Opened | None = None
 
     async def __aenter__(self) -> Self:
@@ -133,6 +150,7 @@ class TransactionProducer(Producer):
 
     def _shut(self) -> None:
         self._running = None
+        self.stories.close()
 
     async def _finish(self, running: Opened) -> None:
         """Let what is under way come to its end, while brokers ask nothing new here."""
@@ -170,6 +188,7 @@ class TransactionProducer(Producer):
                 where the effect is not ``NONE``, a broker may ask about one.
             BrokerRefused: The broker refused the half message; likewise.
             TransactionConflict: It had been decided otherwise before. Somebody must look at that.
+            OutcomeUnknown: The producer was closed in the middle; a broker will ask.
             UsageError: The producer is not open.
         """
         return await self.transact(message, arg)
@@ -186,12 +205,33 @@ class TransactionProducer(Producer):
         running = self._open_for_more()
         with running.local.one():
             half = await self.prepare(message)
-            with running.undecided(half):
-                decide = partial(self._decide, running)
-                state, problem = await running.execute(half, arg, runner, decide)
-                tell(half.id, Step.HEARD, state.name)
-                # Also of a producer that has closed meanwhile: what is committed is committed.
-                return await running.through(decide(half, state, problem), half)
+            decide = partial(self._decide, running, half)
+            return await self._carry_out(running, half, arg, runner, decide)
+
+    async def transact_late(
+        self, draft: Draft, arg: object, runner: Runner | None = None
+    ) -> TransactionOutcome | None:
+        """The same for a local transaction that has its half message sent itself, with
+        :meth:`prepare_late`, before it commits.
+
+        Where it has not, nothing is decided, and there is no outcome.
+
+        Raises:
+            TransactionConflict: As for :meth:`decide`.
+            UsageError: The producer is not open.
+        """
+        running = self._open_for_more()
+        with running.local.one():
+            self.stories.open(draft.id, draft.topic, self.group)
+            decide = partial(self._decide_late, running, draft)
+            return await self._carry_out(running, draft, arg, runner, decide)
+
+    async def _carry_out(
+        self, running: Opened, half: Half, arg: object, runner: Runner | None, decide: Decide[T]
+    ) -> T:
+        with running.undecided(half.id):
+            left = partial(self._left, arg)
+            return await running.execute(half, arg, runner, decide, left)
 
     async def prepare(self, message: Message) -> HalfMessage:
         """Send a half message, the first part of :meth:`send_in_transaction`.
@@ -201,26 +241,55 @@ class TransactionProducer(Producer):
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
         """
-        self._open_for_more()
+        running = self._open_for_more()
         prepared = self._in_transaction(message)
+        xid = prepared.properties[properties.UNIQUE_KEY]
+        self.stories.open(xid, prepared.topic, self.group)
+        try:
+            # It may be asked about before its answer is seen, by a process that was asleep.
+            with running.undecided(xid):
+                return await self._send_half(prepared)
+        except BaseException as problem:
+            self.stories.end(xid, problem=problem)
+            raise
+
+    async def prepare_late(self, draft: Draft, message: Message) -> None:
+        """Send the half message of a local transaction that is under way, also while this producer
+        closes: what was begun is seen through.
+
+        Raises:
+            TxmqError: As for :meth:`prepare`; that transaction must not commit.
+        """
+        half = await self._send_half(self._in_transaction(message, draft.id))
+        if draft.said is not None:
+            raise UsageError(f"transaction {draft.id} was left meanwhile")
+        draft.half = half
+        if (doubt := half.doubt()) is not None:
+            raise doubt
+
+    async def _send_half(self, prepared: Message) -> HalfMessage:
         xid, sending = prepared.properties[properties.UNIQUE_KEY], self._open()
-        tell(xid, Step.OPENED, self.group)
-        tell(xid, Step.SENT, prepared.topic)
+        stories = self.stories
+        stories.tell(xid, Step.SENT, prepared.topic)
         try:
             if self._watches is None:
                 sent = await sending.send_half(prepared, None)
             else:
-                sent = await self._watches.send(sending.send_half, prepared, None)
+                with stories.inside(xid):
+                    sent = await self._watches.send(sending.send_half, prepared, None)
             _place_of(sent)
         except TxmqError as problem:
-            problem.add_note(f"it was the half message of transaction {xid}")
+            left = "it is not stored, and" if problem.effect is Effect.NONE else _PERHAPS_STORED
+            problem.add_note(
+                f"it was the half message of transaction {xid}: {left} nothing is committed"
+            )
             raise
-        tell(xid, Step.STORED, sent.offset_id)
-        tell(xid, Step.REPORTED, sent.status.name)
-        given = {each.name: getattr(prepared, each.name) for each in fields(Message)}
+        stories.tell(xid, Step.STORED, sent.offset_id)
+        stories.tell(xid, Step.REPORTED, sent.status.name)
+        given = {name: getattr(prepared, name) for name in _PARTS}
         return HalfMessage(**given, id=xid, sent=sent)
 
-    def _in_transaction(self, message: Message) -> Message:
+    def _in_transaction(self, message: Message, xid: str = "") -> Message:
         if not isinstance(message, Message):
             raise LocalProtocolError(
                 f"a Message is sent, not a {type(message).__name__}; a transaction has one, and "
@@ -230,12 +299,18 @@ class TransactionProducer(Producer):
         if is_delayed or message.deliver_after_s is not None or _names_delay(message):
             raise LocalProtocolError("a message that is sent in a transaction cannot be delayed")
         named = {
-            properties.UNIQUE_KEY: self.client.session.ids.next(),
+            properties.UNIQUE_KEY: xid or self.client.session.ids.next(),
             **message.properties,
+            **self._marks(message),
             properties.TRANSACTION: "true",
             properties.PRODUCER_GROUP: self.group,
         }
         return replace(message, properties=named)
+
+    def _marks(self, message: Message) -> Mapping[str, str]:
+        """More properties, by which whoever checks it knows what to look at."""
+        del message
+        return {}
 
     async def decide(
         self, half: HalfMessage, state: LocalTransactionState, problem: Exception | None = None
@@ -250,11 +325,21 @@ class TransactionProducer(Producer):
 
         Raises:
             TransactionConflict: It had been decided otherwise before. Somebody must look at that.
+            OutcomeUnknown: The producer was closed in the middle; a broker will ask.
             UsageError: The producer is not open.
         """
         running = self._running
         if running is None:
-            raise UsageError(_NOT_OPEN)
+            raise UsageError(f"this {self._called} is not open; use it with 'async with'")
+        return await self._see_through(running, half, state, problem)
+
+    async def _see_through(
+        self,
+        running: Opened,
+        half: HalfMessage,
+        state: LocalTransactionState,
+        problem: Exception | None = None,
+    ) -> TransactionOutcome:
         with running.local.one():
             return await running.through(self._decide(running, half, state, problem), half)
 
@@ -264,18 +349,36 @@ class TransactionProducer(Producer):
             running.behind(self._decide(running, half, state, None), half)
 
     @contextmanager
-    def undecided(self, half: HalfMessage) -> Iterator[None]:
+    def undecided(self, half: HalfMessage) -> Iterator[DecideHalf]:
         """While inside, its local transaction runs here: checks of it are answered with "unknown",
-        and the end of this producer waits for it.
+        and the end of this producer waits for it, for ``stop_s`` at most.
+
+        Gives what decides it, as :meth:`decide` does, also where this producer has closed
+        meanwhile: what is committed is committed.
 
         Raises:
             UsageError: The producer is not open.
         """
         running = self._running
         if running is None:
-            raise UsageError(_NOT_OPEN)
-        with running.local.one(), running.undecided(half):
-            yield
+            raise UsageError(f"this {self._called} is not open; use it with 'async with'")
+        with running.local.one(), running.undecided(half.id):
+            yield partial(self._see_through, running, half)
+
+    async def _decide_late(
+        self,
+        running: Opened,
+        draft: Draft,
+        state: LocalTransactionState,
+        problem: Exception | None,
+    ) -> TransactionOutcome | None:
+        draft.said, draft.problem = state, problem
+        if draft.half is None:
+            with self.stories.inside(draft.id):
+                note(draft.id, "no broker is known to have its message, and none is told")
+            self.stories.end(draft.id, OUTCOMES[state, Reply.NONE][0].name, problem=problem)
+            return None
+        return await self._decide(running, draft.half, state, problem)
 
     async def _decide(
         self,
@@ -284,42 +387,63 @@ class TransactionProducer(Producer):
         state: LocalTransactionState,
         problem: Exception | None,
     ) -> TransactionOutcome:
-        heard = Heard(Reply.NONE)
+        heard, stories = Heard(Reply.NONE), self.stories
         if state is LocalTransactionState.UNKNOWN:
-            tell(half.id, Step.TOLD, "nothing, and will ask")
+            stories.tell(half.id, Step.TOLD, "nothing, and will ask")
         else:
-            tell(half.id, Step.TOLD, state.name)
+            stories.tell(half.id, Step.TOLD, state.name)
             heard = await running.tell(half, state)
         known = OUTCOMES.get((state, heard.reply))
+        if known is not None:
+            confirmed = "confirmed" if known[1] else "not confirmed"
+            about = f"{known[0].value}, {confirmed} by the broker"
+            stories.tell(half.id, Step.CONFIRMED, about)
+        with stories.inside(half.id):
+            late = await self._confirm(half.id, state)
         if known is None:
             self.tally.conflicts += 1
             conflict = TransactionConflict(half.id, state.name, heard.reply.value)
+            stories.end(half.id, problem=conflict)
             raise conflict from heard.problem
-        if heard.problem is not None:
-            log.warning("the END of transaction %s: %s", half.id, heard.problem)
-        confirmed = "confirmed" if known[1] else "not confirmed"
-        tell(half.id, Step.CONFIRMED, f"{known[0].value}, {confirmed} by the broker")
+        # One that had heard it before, by a check, acknowledges it by a refusal.
+        unheard = None if known[1] else heard.problem
+        if unheard is not None:
+            log.warning(_NOT_ACKNOWLEDGED, half.id, known[0].value, unheard)
         outcome = TransactionOutcome(
             state=known[0],
             xid=half.id,
-            half=half.sent,
+            sent=half.sent,
             is_acknowledged=known[1],
-            problem=problem or heard.problem,
+            problem=problem or unheard or late,
         )
         self.tally.ended(outcome)
+        wrong = None if isinstance(problem, RollBack) else problem
+        stories.end(half.id, known[0].name, is_acknowledged=known[1], problem=wrong or late)
         return outcome
+
+    def _left(self, arg: Any) -> LocalTransactionState:
+        """What is known of a local transaction that was cancelled."""
+        del arg
+        return LocalTransactionState.UNKNOWN
+
+    async def _confirm(self, xid: str, state: LocalTransactionState) -> Exception | None:
+        """Have the local transaction carry out what is decided, if that is left to do; what stands
+        in the way.
+        """
+        del xid, state
+        return None
 
     def _open_for_more(self) -> Opened:
         running = self._running
         if running is None or self._sending is None:
-            raise UsageError(_NOT_OPEN)
+            raise UsageError(f"this {self._called} is not open; use it with 'async with'")
         if running.is_closing:
-            raise UsageError("this producer closes, and begins no more transactions")
+            raise UsageError(f"this {self._called} closes, and begins no more transactions")
         return running
 
     def _parts(self) -> Opened:
-        client, look = self.client, lambda: self._watches
-        return Opened(client, self.group, self.listener, self.settings, self.tally, look)
+        about = self.client, self.group, self.listener, self.settings
+        return Opened(*about, self.tally, self.stories)
 
     # Checks
 
@@ -331,7 +455,7 @@ class TransactionProducer(Producer):
 
 def _place_of(sent: SendResult) -> None:
     try:
-        split_offset_id(sent.offset_id)
+        position_in(sent.offset_id)
     except RemoteProtocolError as problem:
         problem.effect = Effect.MAYBE
         raise

@@ -13,10 +13,11 @@ from itertools import product
 from typing import Any, Final
 
 from txmq.client.values import SendResult
+from txmq.errors import UsageError
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.headers import CheckState, EndTransaction
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 
 __all__ = [
     "OUTCOMES",
@@ -99,8 +100,8 @@ class TransactionOutcome:
     state: TransactionState
     xid: str
     """The transaction's id: its message's unique key."""
-    half: SendResult
-    """What the broker said of the half message; its offset is one among half messages."""
+    sent: SendResult | None
+    """What the broker said of the half message, if one was sent."""
     is_acknowledged: bool
     """Whether the broker has said that it is decided so. Otherwise the broker asks this producer's
     group, and is told the same."""
@@ -112,7 +113,18 @@ class TransactionOutcome:
     @property
     def message_id(self) -> str:
         """The message's id, by which it is found once it can be seen; the ``xid``."""
-        return self.half.id
+        return self.xid
+
+    @property
+    def half(self) -> SendResult:
+        """What the broker said of the half message; its offset is one among half messages.
+
+        Raises:
+            UsageError: None was sent: its message would have been made from a result.
+        """
+        if self.sent is None:
+            raise UsageError(f"transaction {self.xid} was rolled back before it had a message")
+        return self.sent
 
     @property
     def queue(self) -> Queue:
@@ -131,11 +143,10 @@ def end_of(group: str, half: SendResult, state: LocalTransactionState) -> EndTra
     Raises:
         RemoteProtocolError: The broker did not say where the half message lies.
     """
-    _, _, position = split_offset_id(half.offset_id)
     return EndTransaction(
         producer_group=group,
         tran_state_table_offset=half.offset,
-        commit_log_offset=position,
+        commit_log_offset=position_in(half.offset_id),
         commit_or_rollback=state.value,
         msg_id=half.id,
         transaction_id=half.transaction_id or half.id,

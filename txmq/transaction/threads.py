@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
+
+from txmq import background
 
 __all__ = ["Here", "Runner", "Threads"]
 
@@ -69,32 +72,48 @@ class Threads:
         tell()
 
 
-class Here:
+class Here(background.Here):
     """A thread that waits for the loop, and meanwhile runs what the loop wants run in it."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        super().__init__()
+        self._jobs: deque[Job] = deque()
+        self._is_abandoned = False
 
     def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
         """See :meth:`Runner.run`."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._jobs.put((future, work))
+        self._jobs.append((future, work))
+        if self._is_abandoned:
+            self.abandon()
+        else:
+            self._wake()
         return future
 
-    def leave(self) -> None:
-        """There is nothing more to wait for."""
-        self._jobs.put(None)
+    def abandon(self) -> None:
+        """Nobody waits any more, and what is not begun is never run; for the loop."""
+        self._is_abandoned = True
+        while self._jobs:
+            future, _ = self._jobs.popleft()
+            _fail(future, RuntimeError("whoever was to run a function was interrupted"))
 
     def serve(self) -> None:
         """Run what is wanted until there is nothing more to wait for.
 
         What is no ``Exception``, as Ctrl-C, ends it and is raised; the loop hears of an error.
         """
-        while (job := self._jobs.get()) is not None:
-            tell, interruption = _called(*job)
-            _soon(job[0], tell)
-            if interruption is not None:
-                raise interruption
+        is_over = False
+        while not is_over:
+            self._sleep()
+            is_over = self._is_over  # Before the last look: what is wanted is run all the same.
+            while self._jobs:
+                # It stays there until it is told of: Ctrl-C may come at any moment.
+                job = self._jobs[0]
+                tell, interruption = _called(*job)
+                _soon(job[0], tell)
+                if interruption is not None:
+                    raise interruption
+                self._jobs.popleft()
 
 
 def _called(

@@ -12,9 +12,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # the stage beside this file
 
 pytest.register_assert_rewrite("resource_stage")
 
-from resource_stage import KINDS, Bank  # noqa: E402
+from resource_stage import KINDS, ON_MARIADB, Bank  # noqa: E402
+
+from tests import mariadb  # noqa: E402
+from tests.databases import Unprepared  # noqa: E402
 
 FIRST_START_SECONDS = 300
+collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]
 
 
 def pytest_collection_modifyitems(items):
@@ -28,8 +32,8 @@ def pytest_collection_modifyitems(items):
 def database_for(kind, request):
     if kind.startswith("sqlite"):
         yield make_url(f"sqlite:///{request.getfixturevalue('tmp_path')}/bank.db")
-    elif kind == "mysql":
-        yield make_url(os.environ["TXMQ_TEST_MYSQL_URL"])
+    elif kind.startswith("mysql"):
+        yield request.getfixturevalue("mariadb_url")
     else:
         yield request.getfixturevalue("postgres_url")
 
@@ -53,11 +57,39 @@ def postgres_url(postgres):
         yield url
 
 
+@pytest.fixture(scope="session")
+def mariadb_url():
+    """One database for all tests, as for PostgreSQL; where there is no server, nobody asks."""
+    try:
+        server = mariadb.mariadb()
+    except Unprepared as problem:
+        server, reason = None, str(problem)
+    if server is None:
+        pytest.fail(reason, pytrace=False)
+    try:
+        with server.database() as url:
+            yield url
+    finally:
+        server.stop()
+
+
+def pytest_report_collectionfinish():
+    """Nobody shall take tests that are left out for tests that passed."""
+    return "" if ON_MARIADB else mariadb.why_not()
+
+
 @pytest.fixture(params=KINDS)
 def bank(request):
     """A database of each kind, with a fence."""
     with bank_on(request.param, request) as found:
         yield found.prepare()
+
+
+@pytest.fixture
+def bank_of_kind(request):
+    """Makes a database of a kind, with a fence."""
+    with contextlib.ExitStack() as stack:
+        yield lambda kind: stack.enter_context(bank_on(kind, request)).prepare()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import os
 from typing import NamedTuple
 
 import psycopg
@@ -13,26 +12,35 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
+from tests import mariadb
 from tests.databases import conninfo
 from txmq.runtime.clock import SystemClock
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.resources.schema import create_fence
 
 GROUP = "icbc"
+AWAITED = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+aiomysql",
+}
 KINDS = [
     "sqlite",
     "sqlite-async",
+    "sqlite-django",
     "postgres",
     "postgres-async",
     "postgres-sessions",
     "postgres-async-sessions",
+    "postgres-django",
     "psycopg-pool",
     "psycopg-async-pool",
     "psycopg",
     "psycopg-async",
 ]
-if os.environ.get("TXMQ_TEST_MYSQL_URL"):
-    KINDS.append("mysql")
+ON_MARIADB = mariadb.kinds()
+KINDS += ON_MARIADB
+DJANGO = {"sqlite": "sqlite3", "postgresql": "postgresql"}
 ON_POSTGRES = [kind for kind in KINDS if kind.startswith(("postgres", "psycopg"))]
 
 
@@ -49,8 +57,10 @@ async def source_of(kind, url, settings):
     async with contextlib.AsyncExitStack() as stack:
         if kind.startswith("psycopg"):
             yield await psycopg_source(kind, conninfo(url), stack)
+        elif kind.endswith("django"):
+            yield stack.enter_context(django_source(url, settings.engine))
         elif "async" in kind:
-            driver = "sqlite+aiosqlite" if kind.startswith("sqlite") else "postgresql+psycopg"
+            driver = AWAITED[url.get_backend_name()]
             engine = create_async_engine(url.set(drivername=driver), **settings.engine)
             stack.push_async_callback(engine.dispose)
             yield async_sessionmaker(engine) if "sessions" in kind else engine
@@ -71,21 +81,47 @@ async def psycopg_source(kind, where, stack):
     return functools.partial(psycopg.connect, where)
 
 
+@contextlib.contextmanager
+def django_source(url, settings, alias="bank"):
+    """Django's connection to a database that its settings have not heard of before."""
+    import django.conf
+    from django.db import connections
+
+    if not django.conf.settings.configured:
+        django.conf.settings.configure(USE_TZ=True)
+        django.setup()
+    connections.databases[alias] = connections.configure_settings({
+        "default": {
+            "ENGINE": f"django.db.backends.{DJANGO[url.get_backend_name()]}",
+            "NAME": url.database,
+            "USER": url.username or "",
+            "PASSWORD": url.password or "",
+            "HOST": url.host or "",
+            "PORT": url.port or "",
+            **settings,
+        }
+    })["default"]  # fmt: skip
+    try:
+        yield connections[alias]
+    finally:
+        del connections[alias], connections.databases[alias]
+
+
 class Bank:
     """A database with a fence and a table of orders, looked at from aside."""
 
     def __init__(self, kind, url):
         self.kind = kind
         self.url = url
-        self._engine = create_engine(url)
+        self.engine = create_engine(url)
 
     def prepare(self):
-        create_fence(self._engine, "txmq_fence", None)
+        create_fence(self.engine, "txmq_fence", None)
         self.order("CREATE TABLE orders (xid VARCHAR(64), amount INTEGER CHECK (amount > 0))")
         return self
 
     def order(self, statement, **values):
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             result = connection.execute(text(statement), values)
             return [tuple(row) for row in result] if result.returns_rows else []
 
@@ -98,7 +134,7 @@ class Bank:
         return {xid for (xid,) in self.order("SELECT xid FROM orders")}
 
     def close(self):
-        self._engine.dispose()
+        self.engine.dispose()
 
     @contextlib.asynccontextmanager
     async def stage(self, kind=None, *, verified=True, **settings):
@@ -156,6 +192,10 @@ def insert(xid, amount=1):
 async def said(session, statement):
     """What a session of any kind says to a statement."""
     is_plain = isinstance(session, psycopg.Connection | psycopg.AsyncConnection)
+    if hasattr(session, "vendor"):
+        cursor = session.cursor()
+        cursor.execute(statement)
+        return cursor
     result = session.execute(statement if is_plain else text(statement))
     return await result if inspect.isawaitable(result) else result
 

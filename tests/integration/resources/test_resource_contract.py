@@ -3,13 +3,18 @@
 import asyncio
 import contextlib
 
+import psycopg
 import pytest
-from resource_stage import GROUP, insert, now_ms, said
+from django.db.transaction import TransactionManagementError
+from resource_stage import GROUP, KINDS, ON_POSTGRES, insert, now_ms, said
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from txmq.errors import (
     CommittedBefore,
     FenceElsewhere,
     OutcomeUnknown,
+    ResourceError,
     RolledBackByCheck,
     TransactionBroken,
     TransactionExpired,
@@ -20,6 +25,18 @@ from txmq.transaction.state import LocalTransactionState
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED, ROLLED_BACK = 1, 2
+UNSURE = [kind for kind in KINDS if kind not in (*ON_POSTGRES, "sqlite-django")]
+"""Their drivers do not say how a transaction stands."""
+
+
+class Base(DeclarativeBase):
+    """Of what sessions keep back."""
+
+
+class Kept(Base):
+    __tablename__ = "orders"
+    xid: Mapped[str] = mapped_column(primary_key=True)
+    amount: Mapped[int]
 
 
 class Refused(Exception):
@@ -186,7 +203,7 @@ def test_a_function_that_commits_by_itself_is_told_and_the_check_knows(bank):
 
             async def work(session):
                 await said(session, insert("x-1"))
-                if bank.kind.startswith("psycopg"):
+                if bank.kind.startswith("psycopg") or bank.kind.endswith("django"):
                     await said(session, "COMMIT")
                 elif (done := session.commit()) is not None:
                     await done
@@ -197,6 +214,107 @@ def test_a_function_that_commits_by_itself_is_told_and_the_check_knows(bank):
             assert await stage.check("x-1") is COMMIT
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("says_more", [False, True])
+def test_a_function_that_commits_by_itself_and_raises_is_not_called_rolled_back(bank, says_more):
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                await said(session, "COMMIT")
+                if says_more:
+                    await goes_on(bank, session, insert("late"))
+                raise Refused
+
+            with pytest.raises(Refused):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await stage.check("x-1") is COMMIT
+
+    asyncio.run(story())
+
+    assert bank.orders == {"x-1"}
+
+
+async def goes_on(bank, session, statement):
+    """Where somebody watches, nobody gets on after an end."""
+    if bank.kind.endswith("django"):
+        with pytest.raises(Exception, match="ended inside"):
+            await said(session, statement)
+    else:
+        await said(session, statement)
+
+
+async def breaks(session):
+    with contextlib.suppress(Exception):
+        await said(session, insert("late", amount=-1))
+
+
+async def keeps_back(session):
+    session.add(Kept(xid="late", amount=-1))
+
+
+async def defers(session):
+    await said(session, insert("x-1"))
+    await said(session, insert("late"))
+
+
+@pytest.mark.parametrize("goes_wrong", [breaks, keeps_back, defers])
+@pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
+def test_what_goes_wrong_after_a_commit_inside_does_not_take_it_back(bank, goes_wrong):
+    """A swallowed error, a flush that fails, a commit that is refused: none undoes the first."""
+    if goes_wrong is keeps_back and (bank.kind.startswith("psycopg") or "django" in bank.kind):
+        return
+    bank.order("ALTER TABLE orders ADD UNIQUE (xid) DEFERRABLE INITIALLY DEFERRED")
+
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                await said(session, "COMMIT")
+                with contextlib.suppress(TransactionManagementError):
+                    await goes_wrong(session)
+
+            problems = (ResourceError, SQLAlchemyError, psycopg.Error)
+            with pytest.raises(problems):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await stage.check("x-1") is COMMIT
+
+    asyncio.run(story())
+
+    assert bank.orders == {"x-1"}
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("bank", UNSURE, indirect=True)
+def test_what_was_given_up_without_a_word_is_not_half_committed(bank, is_asked):
+    """What comes after it would be a transaction of its own, without a fence."""
+
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                await said(session, "ROLLBACK")
+                if is_asked:
+                    bank.order("INSERT INTO txmq_fence VALUES ('x-1', 2, 'icbc', 1)")
+                await said(session, insert("x-1"))
+
+            with pytest.raises(TransactionBroken):
+                await stage.run(local, work)
+            assert local.state is ROLLBACK
+            assert await stage.check("x-1") is ROLLBACK
+
+    asyncio.run(story())
+
+    assert bank.orders == set()
 
 
 def test_sessions_are_of_the_sources_colour(bank):

@@ -12,7 +12,7 @@ from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN
-KINDS = ["postgres", "postgres-async", "psycopg-pool", "psycopg-async"]
+KINDS = ["postgres", "postgres-async", "postgres-django", "psycopg-pool", "psycopg-async"]
 KILL = "SELECT pg_terminate_backend(:pid)"
 
 
@@ -32,8 +32,9 @@ async def settled(stage, xid):
 class Proxy:
     """Stands between a service and its server, and cuts the line at a COMMIT."""
 
-    def __init__(self, url):
+    def __init__(self, url, word=b"COMMIT\0"):
         self._target = url.host, url.port
+        self._word = word
         self.cuts = None
         self.seen = asyncio.Event()
         self._lines = set()
@@ -57,8 +58,8 @@ class Proxy:
     async def _line(self, reader, writer, there, back):
         with contextlib.closing(writer), contextlib.closing(back):
             ways = [
-                asyncio.ensure_future(self._forward(reader, back, b"COMMIT\0", "before")),
-                asyncio.ensure_future(self._forward(there, writer, b"COMMIT\0", "after")),
+                asyncio.ensure_future(self._forward(reader, back, self._is_cut_before)),
+                asyncio.ensure_future(self._forward(there, writer, self._is_cut_after)),
             ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -67,16 +68,22 @@ class Proxy:
                     each.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _forward(self, reader, writer, word, where):
+    async def _forward(self, reader, writer, is_cut):
         while data := await reader.read(65536):
-            if word in data:
-                self.seen.set()
-                if self.cuts == where:
-                    return
-                if self.cuts == "never answers":
-                    await asyncio.Event().wait()
+            if is_cut(data):
+                return
+            if self.cuts == "never answers" and self.seen.is_set():
+                await asyncio.Event().wait()
             writer.write(data)
             await writer.drain()
+
+    def _is_cut_before(self, question):
+        if self.cuts and self._word in question:
+            self.seen.set()
+        return self.cuts == "before" and self.seen.is_set()
+
+    def _is_cut_after(self, answer):
+        return self.cuts == "after" and self.seen.is_set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ from transaction_stage import (
     GROUP,
     ROLLBACK,
     UNKNOWN,
+    checks_heard,
     end,
     ending,
     in_lives,
@@ -152,7 +153,7 @@ def test_a_producer_that_says_nothing_is_asked():
     in_world(main, quick())
 
 
-def test_unknown_until_parked_and_then_decided_by_hand():
+def test_unknown_until_parked_and_then_decided_by_hand(caplog):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
@@ -165,6 +166,7 @@ def test_unknown_until_parked_and_then_decided_by_hand():
         assert client.heard_nothing()
         (parked,) = (await client.pull("TRANS_CHECK_MAX_TIME_TOPIC")).records
         assert parked.body == b"half"
+        assert "txmq tx recheck has it asked again" in caplog.text  # By hand only at last.
         listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
         (one,) = OpenTransactions.read(listed.body).transactions
         assert (one.transaction_id, one.state, one.checks) == ("U1", "parked", 3)
@@ -184,6 +186,51 @@ def test_unknown_until_parked_and_then_decided_by_hand():
         )
 
     in_world(main, quick())
+
+
+def test_who_does_not_know_is_followed_by_the_others_of_the_group_in_turn():
+    async def main(stage):
+        origin, second, third = [await stage.client(name) for name in ("a", "b", "c")]
+        await origin.topic("T")
+        members = {"origin": origin, "second": second, "third": third}
+        for each in members.values():
+            await each.beat(producers=[GROUP])
+        halves = [await prepare(origin, unique=f"U{number}") for number in (1, 2)]
+        asked = {half.unique: [] for half in halves}
+        for _ in range(4):
+            await stage.passes(1.1)
+            for name, client in members.items():
+                for unique in checks_heard(client):
+                    asked[unique].append(name)
+                    half = next(each for each in halves if each.unique == unique)
+                    assert await end(client, half, UNKNOWN, is_check=True) == 0
+
+        for turns in asked.values():
+            assert [turns[0], turns[3]] == ["origin", "origin"]
+            assert sorted(turns[1:3]) == ["second", "third"]
+        # Not all go to the same one next.
+        assert asked["U1"] != asked["U2"]
+
+    in_world(main, quick(check_max=9))
+
+
+def test_who_does_not_answer_is_followed_by_another_of_the_group():
+    async def main(stage):
+        origin, other = await stage.client("a"), await stage.client("b")
+        await origin.topic("T")
+        for each in (origin, other):
+            await each.beat(producers=[GROUP])
+        await prepare(origin)
+        await stage.passes(1.1)
+        assert checks_heard(origin) == ["U1"]
+        await origin.beat(producers=[GROUP])
+        await stage.passes(1.1)
+        assert checks_heard(other) == ["U1"]
+        await stage.passes(1.1)
+        # That one said nothing at all, so nothing was spent, and it is not asked twice running.
+        assert (checks_heard(origin), checks_heard(other)) == (["U1"], [])
+
+    in_world(main, quick(check_max=9))
 
 
 def test_an_id_that_stands_for_another_message_is_refused():
@@ -259,6 +306,9 @@ def test_open_transactions_are_listed_by_pages_and_by_what_they_are():
         assert await ids(state="prepared") == ["A0", "A1", "A2", "A3", "A4"]
         assert await ids(producer_group="busy") == ["B0", "B1"]
         assert await ids(producer_group="nobody") == []
+        assert [
+            (await listed(client, producer_group=each)).of_group for each in ("busy", "away", "")
+        ] == [2, 5, 0]
         assert await ids(state="parked", producer_group="away") == []
         first = await listed(client, count=3)
         assert [each.transaction_id for each in first.transactions] == ["A0", "A1", "A2"]

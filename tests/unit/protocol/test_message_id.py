@@ -7,6 +7,7 @@ from txmq.protocol.message_id import (
     host_bytes,
     host_text,
     offset_id,
+    position_in,
     split_offset_id,
     unique_id,
 )
@@ -18,6 +19,7 @@ ID_V6 = "24084004018081003FAA1DDE2B3F898A00002A9F0000000000000CA0"
 def test_an_offset_id_names_host_port_and_log_position():
     assert split_offset_id(ID_V4) == ("100.81.0.250", 10911, 0x489A3AA09E)
     assert split_offset_id(ID_V6) == ("2408:4004:180:8100:3faa:1dde:2b3f:898a", 10911, 3232)
+    assert [position_in(each) for each in (ID_V4, ID_V6)] == [0x489A3AA09E, 3232]
 
 
 @pytest.mark.parametrize("text", [ID_V4, ID_V6])
@@ -35,8 +37,9 @@ def test_small_letters_are_read_too():
     "text", ["", "0", "645100FA", ID_V4[:-2], ID_V4 + "00", "x" * 32, "é" * 32]
 )
 def test_what_is_no_offset_id_is_refused(text):
-    with pytest.raises(RemoteProtocolError, match="no message id"):
-        split_offset_id(text)
+    for read in (split_offset_id, position_in):
+        with pytest.raises(RemoteProtocolError, match="no message id"):
+            read(text)
 
 
 def test_a_record_that_claims_a_position_before_the_log_still_has_an_id():

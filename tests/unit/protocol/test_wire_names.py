@@ -114,7 +114,7 @@ BODIES = {
         "transactionId state producerGroup topic queueId halfOffset commitLogOffset offsetMsgId "
         "keys storedMs checks clientId isBeingDecided"
     ),
-    "OpenTransactions": "transactions open parked",
+    "OpenTransactions": "transactions open parked ofGroup",
     "ConnectedClient": "clientAddr clientId language version",
     "ConsumerConnections": (
         "connectionSet consumeFromWhere consumeType messageModel subscriptionTable"

@@ -56,6 +56,36 @@ async def test_what_is_posted_in_one_turn_is_written_together_and_answered_each(
 
 
 @in_world
+async def test_questions_that_can_wait_travel_with_what_is_posted(world):
+    async with Stage(world, echo) as stage:
+        client = await stage.connect()
+        writes = watched(client)
+
+        asked = [
+            asyncio.ensure_future(client.ask(CODE, body=body, timeout_s=5.0, is_urgent=False))
+            for body in (b"first", b"second")
+        ]
+        _, ear = post(client, world, b"third")
+        found = [each.body for each in await asyncio.gather(*asked)]
+
+        assert len(writes) == 1
+        assert found == [b"first", b"second"]
+        assert ear.told == [b"third"]
+
+
+@in_world
+async def test_a_question_that_can_wait_has_its_deadline_all_the_same(world):
+    async with Stage(world, Desk()) as stage:
+        client = await stage.connect()
+        begun = world.now()
+
+        with pytest.raises(RequestTimeout):
+            await client.request(CODE, timeout_s=2.0, is_urgent=False)
+
+        assert world.now() - begun == pytest.approx(2.0)
+
+
+@in_world
 async def test_a_long_turn_is_written_in_portions_and_in_order(world):
     desk = Desk()
     async with Stage(world, desk) as stage:

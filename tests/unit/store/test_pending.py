@@ -92,6 +92,25 @@ def test_a_queue_that_was_made_anew_is_another_one():
     assert pending.find(1).queue is not T
 
 
+def test_how_many_belong_to_a_group_is_known_without_looking_at_each():
+    pending = opened(
+        half(1), half(2, queue=U), half(3, origin="d"), half(4, group="h"), half(5, is_parked=True)
+    )
+
+    assert [pending.count_of(each) for each in ("g", "h", "nobody")] == [4, 1, 0]
+    pending.close(0)
+    assert pending.count_of("g") == 3
+
+
+def test_those_of_a_group_are_found_without_reading_the_others(monkeypatch):
+    pending = opened(half(1), half(2, queue=U), half(3, group="h"), half(4, origin="d"))
+    monkeypatch.setattr(pending, "unpack", None)
+
+    assert list(pending.keys_of("g")) == [0, 1, 3]
+    assert list(pending.keys_of("h")) == [2]
+    assert list(pending.keys_of("nobody")) == []
+
+
 def test_checks_are_counted_and_nothing_else_changes():
     pending = opened(half(0), half(1))
 

@@ -1,11 +1,13 @@
 """The same without ``await``: functions and blocks run in the thread that calls them."""
 
+import asyncio
 import contextlib
 import inspect
+import signal
 import threading
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from broker.testing import BrokerThread
 from tests.unit.transaction.manager_stage import (
@@ -83,6 +85,49 @@ def test_a_function_is_called_as_it_looks(tm, bank, broker):
     assert list(inspect.signature(transfer_out).parameters) == ["order"]
     assert bank.balance == 70
     assert visible(broker) == [b'{"id":"o-1","amount":30}']
+
+
+def test_a_message_from_a_result_is_sent_while_the_caller_waits(tm, bank, broker):
+    bank.order("CREATE TABLE bill (amount INTEGER PRIMARY KEY)")
+    where = []
+
+    @tm.transactional(topic=TOPIC, keys=lambda made: made["amount"], made_from="result")
+    def charge(session, amount):
+        where.append(threading.current_thread())
+        session.execute(text("INSERT INTO bill VALUES (:amount)"), {"amount": amount})
+        if amount == 99:
+            raise Refusal("no")
+        return {"amount": amount, "xid": tm.current().xid}
+
+    outcome = charge(30)
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
+    assert outcome.result == {"amount": 30, "xid": outcome.xid}
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        charge(30)
+    with pytest.raises(Refusal, match="no"):
+        charge(amount=99)
+    with pytest.raises(TypeError, match="amount"):
+        charge()
+    assert where == [threading.current_thread()] * 3
+    assert tm.current() is None
+    assert bank.order("SELECT amount FROM bill") == [(30,)]
+    assert visible(broker) == [b'{"amount":30,"xid":"%s"}' % outcome.xid.encode()]
+
+
+def test_ctrl_c_while_a_half_message_is_sent_rolls_back(tm, bank, broker):
+    running = threading.get_ident()
+
+    async def unanswered(message, queue):
+        signal.pthread_kill(running, signal.SIGINT)
+        await asyncio.Event().wait()
+
+    tm._real._producer._sending.send_half = unanswered
+    charge = tm.transactional(topic=TOPIC, made_from="result")(take_plainly)
+    with pytest.raises(KeyboardInterrupt):
+        charge(ORDER)
+    assert tm.current() is None
+    assert bank.balance == 100
+    assert bank.fence == {}
 
 
 def test_a_block_of_code_is_a_transaction(tm, bank, broker):
@@ -163,3 +208,30 @@ def test_a_client_can_be_shared(bank, broker):
     ):
         assert tm.transactional(topic=TOPIC)(take_plainly)(ORDER).state is COMMITTED
     engine.dispose()
+
+
+def test_what_is_no_resource_is_refused_with_what_would_be_one():
+    with pytest.raises(ConfigError, match=r"SQLResource\(engine\), not object"):
+        blocking.TransactionManager(GROUP, "127.0.0.1:9876", object()).__enter__()
+
+
+def test_ctrl_c_before_a_block_is_decided_leaves_that_to_checks(tm, bank, broker, monkeypatch):
+    wait = tm._background.wait
+
+    def interrupted(work, here=None):
+        if work.__qualname__.endswith("TransactionManager.end"):
+            work.close()
+            raise KeyboardInterrupt
+        return wait(work, here)
+
+    monkeypatch.setattr(tm._background, "wait", interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        tm.transaction(Message(topic=TOPIC, body=b"30")) as transaction,
+    ):
+        take_plainly(transaction.session, ORDER)
+    with blocking.Client(broker.names) as client:
+        while client.admin.transactions():
+            pass  # The test's time-out is the limit.
+    assert visible(broker) == [b"30"]
+    assert bank.balance == 70

@@ -7,7 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from txmq.errors import LocalProtocolError
+from txmq.errors import LocalProtocolError, UsageError
+from txmq.message import Message
 from txmq.transaction.manager_message import Shape
 
 
@@ -71,6 +72,38 @@ def test_what_cannot_be_written_is_refused_with_what_to_do():
         message(one, object())
     with pytest.raises(LocalProtocolError, match="the topic of f's message is no text: 7"):
         message(one, ORDER, topic=lambda order: order.id)
+
+
+def late(function, result, **parts):
+    return shape(function, made_from="result", **parts).message_of(result)
+
+
+def test_a_message_may_be_made_from_a_result_alone():
+    assert late(two, ORDER).body == b'{"id":7,"price":"1.20","due":"2024-02-29"}'
+    assert late(two, [1, 2]).body == b"[1,2]"
+    made = late(two, ORDER, topic=lambda made: f"T{made.id}", keys=lambda made: made.id,
+                body=lambda made: b"raw", tags=str)  # fmt: skip
+    assert (made.topic, made.keys, made.body) == ("T7", ("7",), b"raw")
+    assert late(two, None, body=lambda made: {"made": made}).body == b'{"made":null}'
+    with pytest.raises(LocalProtocolError, match="f returned nothing.*`body=`"):
+        late(two, None)
+    with pytest.raises(LocalProtocolError, match="that makes it from the result"):
+        late(two, object())
+
+
+@pytest.mark.parametrize("part", ["topic", "tags", "keys", "body", "properties"])
+def test_a_part_that_needs_the_arguments_is_refused_for_a_result(part):
+    with pytest.raises(UsageError, match=f"the {part} of f's message is made from the result"):
+        shape(two, made_from="result", **{part: lambda payer, amount: payer})
+
+
+def test_a_message_is_no_part_of_a_message():
+    inner = Message(topic="T", body=b"")
+    for body in (inner, [inner], (inner,), {"messages": [inner]}):
+        with pytest.raises(LocalProtocolError, match="would hold a Message.*outbox, a table"):
+            late(two, body)
+        with pytest.raises(LocalProtocolError, match="would hold a Message.*outbox, a table"):
+            message(one, body)
 
 
 def test_wrong_arguments_are_refused_as_by_the_function_itself():

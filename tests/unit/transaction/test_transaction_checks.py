@@ -10,6 +10,7 @@ from tests.unit.transaction.producing_stage import (
     ROLLBACK,
     TOPIC,
     UNKNOWN,
+    fields_of,
     message,
     refuse,
     silent,
@@ -258,3 +259,21 @@ async def test_one_that_was_cancelled_here_is_asked_about(stage):
     stage.ask(stage.bank.executed[0][0].id)
     await stage.until(lambda: stage.ends)
     assert stage.said == [ROLLBACK]
+
+
+@staged(bank={"says_of_checks": ROLLBACK})
+async def test_one_whose_half_message_is_not_answered_yet_is_unknown_too(stage):
+    """The answer and the check may come together, to a process that was asleep meanwhile."""
+    stored = stage.broker.on_send_message_v2
+
+    def asked_first(request):
+        answered = stored(request)
+        stage.ask(fields_of(stage.halves[-1])["UNIQ_KEY"])
+        return answered
+
+    stage.broker.on_send_message_v2 = asked_first
+    outcome = await stage.producer.send_in_transaction(message())
+    assert outcome.is_acknowledged
+    await stage.until(lambda: len(stage.ends) == 2)
+    assert stage.said == [UNKNOWN, COMMIT]
+    assert stage.bank.checked == []

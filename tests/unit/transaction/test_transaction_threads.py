@@ -18,7 +18,7 @@ from tests.serving import environment
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from txmq import blocking
 from txmq.config import Duration
-from txmq.errors import RollBack, UsageError
+from txmq.errors import OutcomeUnknown, RollBack
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.threads import Here, Threads
@@ -182,7 +182,7 @@ def test_leaving_does_not_wait_for_ever_for_a_thread():
             await producer.__aexit__(None, None, None)
             outcome = await sending
             assert outcome.state is NOT_KNOWN
-            assert isinstance(outcome.problem, UsageError)
+            assert isinstance(outcome.problem, OutcomeUnknown)
         gate.set()
 
     run(scenario)
@@ -227,6 +227,34 @@ def test_what_is_no_exception_ends_who_waits_but_not_the_loop():
         here.serve()
     loop.join(5)
     assert told == ["a function raised KeyboardInterrupt"]
+
+
+def test_what_is_wanted_is_run_before_who_waits_leaves():
+    here, ran = Here(), []
+
+    async def ask():
+        asked = [here.run(lambda n=n: ran.append((n, threading.current_thread()))) for n in (1, 2)]
+        here.leave()
+        serving.start()
+        await asyncio.gather(*asked)
+
+    serving = threading.Thread(target=here.serve)
+    run(ask)
+    serving.join(5)
+    assert ran == [(1, serving), (2, serving)]
+
+
+def test_what_nobody_is_left_to_run_is_not_waited_for():
+    async def scenario():
+        here = Here()
+        asked = [here.run(lambda: 1)]
+        here.abandon()
+        asked.append(here.run(lambda: 2))
+        for each in asked:
+            with pytest.raises(RuntimeError, match="interrupted"):
+                await each
+
+    run(scenario)
 
 
 # Without await
@@ -308,6 +336,22 @@ def test_ctrl_c_while_it_waits_is_heard(broker):
     producer = blocking.TransactionProducer(GROUP, broker.names, bank)
     with producer, pytest.raises(KeyboardInterrupt):
         producer.send_in_transaction(message())
+
+
+def test_ctrl_c_just_before_it_runs_leaves_it_to_checks(broker):
+    class Interrupted(Here):
+        def serve(self):
+            while not self._jobs:
+                self._sleep()
+            raise KeyboardInterrupt
+
+    bank, here = Bank(), Interrupted()
+    with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
+        with pytest.raises(KeyboardInterrupt):
+            producer._background.wait(producer._real.transact(message(), None, here), here)
+        while not producer._real.tally.checks_committed:
+            producer._background.wait(asyncio.sleep(0.01))
+    assert bank.executed == []
 
 
 PROGRAM = """

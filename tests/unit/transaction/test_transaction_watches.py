@@ -110,14 +110,16 @@ def test_checks_and_ends_are_spans_of_the_transfer():
         (transfer,) = spans("transfer")
         sent, sent_too = spans(f"send {TOPIC}")
         (checked,) = spans(f"check {TOPIC}")
-        local, local_too = spans(f"local {TOPIC}")
-        assert local.parent.span_id == local_too.parent.span_id == transfer.context.span_id
-        assert bank.executing == [local.context.span_id, local_too.context.span_id]
-        said = [each.attributes["txmq.transaction.state"] for each in (local, local_too)]
-        assert said == ["COMMIT", "UNKNOWN"]
+        assert bank.executing == [each.context.span_id for each in spans("5 run")]
         ended, ended_late = spans(f"end {TOPIC}")
         assert sent.attributes["messaging.rocketmq.message.type"] == "transaction"
-        assert ended.parent.span_id == sent.parent.span_id == transfer.context.span_id
+        assert [sent.parent.span_id, sent_too.parent.span_id] == [
+            each.context.span_id for each in spans("2 send")
+        ]
+        assert ended.parent.span_id == spans("8 tell")[0].context.span_id
+        assert {each.context.trace_id for each in (sent, sent_too, checked, ended, ended_late)} == {
+            transfer.context.trace_id
+        }
         assert checked.parent.span_id == sent_too.context.span_id
         assert ended_late.parent.span_id == sent_too.context.span_id
         assert bank.inside == [checked.context.span_id]

@@ -1,12 +1,14 @@
 """Databases as parts of a transaction; needs the extra ``txmq[sql]``.
 
-The only place that knows SQLAlchemy and psycopg. What a resource does stands in :mod:`.fence` and
-:mod:`.steps`, how each kind of connection is used in a door: :mod:`.alchemy`, :mod:`.psycopg`.
+The only place that knows SQLAlchemy, psycopg and Django. What a resource does stands in
+:mod:`.fence` and :mod:`.steps`, how each kind of connection is used in a door: :mod:`.alchemy`,
+:mod:`.postgres`, :mod:`.django`.
 """
 
 from __future__ import annotations
 
 from txmq.transaction.resources.fence import Fence, check_horizon_s
 from txmq.transaction.resources.sql import SQLResource
+from txmq.transaction.resources.xa import Look, Recovered, Waiting, XAResource
 
-__all__ = ["Fence", "SQLResource", "check_horizon_s"]
+__all__ = ["Fence", "Look", "Recovered", "SQLResource", "Waiting", "XAResource", "check_horizon_s"]

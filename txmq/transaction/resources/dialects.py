@@ -8,16 +8,48 @@ from typing import Final
 
 from txmq.errors import ConfigError
 
-__all__ = ["DURABILITY", "ISOLATION", "NOW_MS", "PATIENCE", "doubts", "kind_of", "patience"]
+__all__ = [
+    "CLAIMS",
+    "DURABILITY",
+    "HOLDS",
+    "ISOLATION",
+    "NOW_MS",
+    "PATIENCE",
+    "doubts",
+    "kind_of",
+    "patience",
+    "patience_again",
+]
 
 NOW_MS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "postgresql": "CAST(extract(epoch from clock_timestamp()) * 1000 AS BIGINT)",
-        "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
+        # By no zone: the hour that comes twice in autumn is not to be had there.
+        "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000",
         "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     }
 )
 """Milliseconds since 1970 by the database's clock: one clock for all who insert and remove."""
+
+_NAMED: Final = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin"
+
+CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "postgresql": (
+            "json_to_recordset(CAST(:claims AS JSON)) "
+            "AS claim(xid TEXT, owner TEXT, born_ms BIGINT)"
+        ),
+        "mysql": (
+            f"JSON_TABLE(:claims, '$[*]' COLUMNS (xid {_NAMED} PATH '$.xid', "
+            f"owner {_NAMED} PATH '$.owner', born_ms BIGINT PATH '$.born_ms')) AS claim"
+        ),
+        "sqlite": (
+            "(SELECT json_extract(value, '$.xid') AS xid, json_extract(value, '$.owner') AS owner, "
+            "json_extract(value, '$.born_ms') AS born_ms FROM json_each(:claims)) AS claim"
+        ),
+    }
+)
+"""Many claims as a table, of which a statement knows one JSON text, however many they are."""
 
 ISOLATION: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -30,16 +62,26 @@ ISOLATION: Final[Mapping[str, str]] = MappingProxyType(
 DURABILITY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "postgresql": ("SELECT current_setting('synchronous_commit'), pg_is_in_recovery()",),
-        "mysql": ("SELECT @@innodb_flush_log_at_trx_commit",),
+        "mysql": ("SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog",),
         "sqlite": ("PRAGMA synchronous", "PRAGMA journal_mode"),
     }
 )
 """What :func:`doubts` reads."""
 
 PATIENCE: Final[Mapping[str, str]] = MappingProxyType(
-    {"mysql": "SELECT @@innodb_lock_wait_timeout", "sqlite": "PRAGMA busy_timeout"}
+    {
+        "mysql": "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout",
+        "sqlite": "PRAGMA busy_timeout",
+    }
 )
 """How long a session waits for locks, where that is not forgotten with the transaction."""
+
+HOLDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    dict.fromkeys(("mysql", "sqlite"), ("SAVEPOINT txmq_fence", "RELEASE SAVEPOINT txmq_fence"))
+)
+"""A savepoint lasts as long as its transaction, so letting go of it tells whether that is still
+the same. These two give a transaction up, or commit it, and begin another without a word: at a
+deadlock, on a full disk, at a CREATE TABLE. PostgreSQL does not, and savepoints cost it more."""
 
 _SAME: Final[Mapping[str, str]] = MappingProxyType({"mariadb": "mysql"})
 
@@ -61,8 +103,16 @@ def patience(kind: str, wait_ms: int) -> str:
     if kind == "postgresql":
         return f"SET LOCAL lock_timeout = {wait_ms}"
     if kind == "mysql":
-        return f"SET SESSION innodb_lock_wait_timeout = {max(1, wait_ms // 1000)}"
-    return f"PRAGMA busy_timeout = {wait_ms}"
+        wait_s = max(1, wait_ms // 1000)  # It knows whole seconds only, MySQL none below one.
+        return patience_again(kind, (wait_s, wait_s))
+    return patience_again(kind, (wait_ms,))
+
+
+def patience_again(kind: str, said: tuple[object, ...]) -> str:
+    """Wait as long again as was said to :data:`PATIENCE`; for rows, and in MySQL for tables."""
+    if kind == "mysql":
+        return f"SET SESSION innodb_lock_wait_timeout = {said[0]}, lock_wait_timeout = {said[1]}"
+    return f"PRAGMA busy_timeout = {said[0]}"
 
 
 def doubts(kind: str, said: tuple[object, ...]) -> str | None:
@@ -76,10 +126,17 @@ def doubts(kind: str, said: tuple[object, ...]) -> str | None:
                 "acknowledged; ALTER ROLE ... SET synchronous_commit = on"
             )
     elif kind == "mysql":
-        if str(said[0]) != "1":
+        flush, has_log, log_sync = (str(each) for each in said)
+        if flush not in {"1", "3"}:
             return (
                 "innodb_flush_log_at_trx_commit is not 1: a crash of the server forgets commits "
                 "that were acknowledged; set it to 1"
+            )
+        # A restart rolls back what is not in the binary log; only MariaDB's 3 does not rely on it.
+        if flush == "1" and has_log != "0" and log_sync != "1":
+            return (
+                "sync_binlog is not 1: with the binary log a power cut forgets commits that were "
+                "acknowledged; set it to 1"
             )
     else:
         wanted = 2 if str(said[1]).lower() == "wal" else 1

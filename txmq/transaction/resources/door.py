@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Answer", "Borrowed", "Door", "Standing", "drive"]
+__all__ = ["Answer", "Borrowed", "Door", "Kept", "Standing", "drive"]
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -60,6 +60,23 @@ class Borrowed(Protocol[S_co]):
         """Commit; what is raised may leave open whether it is done."""
         ...
 
+    async def prepare(self, gid: str) -> str:
+        """Say PREPARE TRANSACTION, and what the server answers to it; only PostgreSQL's doors can.
+
+        Afterwards the transaction belongs to no session any more.
+        """
+        ...
+
+    async def anew(self) -> Borrowed[S_co]:
+        """Another transaction, once this one is prepared, on the same connection; closing that does
+        not give the connection back. Only PostgreSQL's doors can.
+        """
+        ...
+
+    async def alone(self, statement: str) -> None:
+        """Run a statement outside of any transaction, once this one is prepared; likewise."""
+        ...
+
     async def close(self) -> None:
         """Give the session back; what was not committed is rolled back."""
         ...
@@ -79,6 +96,11 @@ class Door(Protocol[S_co]):
         ...
 
     @property
+    def can_prepare(self) -> bool:
+        """Whether its transactions can be prepared, and ended later by somebody else."""
+        ...
+
+    @property
     def problems(self) -> tuple[type[Exception], ...]:
         """What its library raises."""
         ...
@@ -88,8 +110,39 @@ class Door(Protocol[S_co]):
 
         Raises:
             DatabaseFailed: The source gave a session that is in a transaction already.
+            FenceUnsafe: It gave one that commits each statement by itself.
         """
         ...
+
+    async def say(self, statement: str) -> None:
+        """Run a statement outside of any transaction, on a connection of its own."""
+        ...
+
+
+class Kept(Generic[S]):
+    """A door behind which one connection is: one that has prepared, and that is not given back.
+
+    Whoever waits for the locks of what is prepared may have all the other connections there are.
+
+    Args:
+        door: Where the connection is from.
+        borrowed: Whoever has it; what is opened here is closed first.
+    """
+
+    def __init__(self, door: Door[S], borrowed: Borrowed[S]) -> None:
+        self.kind = door.kind
+        self.is_blocking = door.is_blocking
+        self.can_prepare = door.can_prepare
+        self.problems = door.problems
+        self._borrowed = borrowed
+
+    async def open(self) -> Borrowed[S]:
+        """See :meth:`Door.open`."""
+        return await self._borrowed.anew()
+
+    async def say(self, statement: str) -> None:
+        """See :meth:`Door.say`."""
+        await self._borrowed.alone(statement)
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:

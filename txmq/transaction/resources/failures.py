@@ -1,7 +1,8 @@
 """What an exception of a database says of the transaction it hit. Pure: knows no driver.
 
 Drivers are told apart by what their exceptions carry: PostgreSQL's have an SQLSTATE, SQLite's the
-name of a result code, MySQL's a number in front. SQLAlchemy wraps them and keeps the original.
+name of a result code, MySQL's a number, and some an SQLSTATE as well, which says less: it is the
+same for a double key as for any other constraint. SQLAlchemy wraps them and keeps the original.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from enum import Enum
 from typing import Final
 
-__all__ = ["Failure", "failure", "is_settled"]
+__all__ = ["Failure", "failure", "is_settled", "words"]
 
 
 class Failure(Enum):
@@ -29,7 +30,7 @@ class Failure(Enum):
     CHANGED = "changed"
     """There is such a table, but not such a column."""
     LOST = "lost"
-    """The connection: what was asked last may have been done, or not."""
+    """The connection, or none was to be had: what was asked last may have been done, or not."""
     OTHER = "other"
     """Anything else, or no exception of a database."""
 
@@ -59,12 +60,14 @@ _SQLSTATES: Final = (
 _MYSQL: Final = {
     1213: Failure.RETRY,
     1020: Failure.RETRY,  # MariaDB: the record has changed since it was last read.
+    3101: Failure.RETRY,  # Group replication has not let the commit pass.
     1205: Failure.LOCKED,
     3572: Failure.LOCKED,
     1062: Failure.DUPLICATE,
     1146: Failure.MISSING,
     1054: Failure.CHANGED,
     **dict.fromkeys((1048, 1406, 1264, 1451, 1452, 3819, 4025, 1142, 1290, 1792), Failure.REFUSED),
+    1665: Failure.REFUSED,  # READ COMMITTED, with a binary log of statements.
     **dict.fromkeys((2002, 2003, 2006, 2013, 2055, 1053, 1927, 4031), Failure.LOST),
 }
 
@@ -95,12 +98,24 @@ def failure(problem: BaseException) -> Failure:
     for each in (seen, getattr(seen, "__cause__", None)):
         if (found := _by_mark(each)) is not None:
             return found
+    if _named(seen, "TimeoutError"):
+        return Failure.LOST  # Also SQLAlchemy's, whose pool had no connection to give in time.
     if isinstance(seen, OSError | EOFError):
-        is_line = isinstance(seen, ConnectionError | TimeoutError | EOFError)
-        return Failure.LOST if is_line else Failure.OTHER
-    # A number in front means something only where SQLAlchemy says that a database has raised it.
-    number = seen.args[0] if seen is not problem and seen is not None and seen.args else None
-    return _MYSQL.get(number, Failure.OTHER) if isinstance(number, int) else Failure.OTHER
+        return Failure.LOST if isinstance(seen, ConnectionError | EOFError) else Failure.OTHER
+    # A number alone means something only where SQLAlchemy says that a database has raised it.
+    number = None if seen is problem else _number(seen)
+    return Failure.OTHER if number is None else _MYSQL.get(number, Failure.OTHER)
+
+
+def words(problem: BaseException) -> str:
+    """What an exception says, in a line: without the statement and the links that SQLAlchemy adds.
+
+    The whole of it is the cause of the error that says these words.
+    """
+    seen = problem
+    while (inner := getattr(seen, "orig", None)) is not None:
+        seen = inner
+    return str(seen).strip().partition("\n")[0] or type(seen).__name__
 
 
 def is_settled(problem: BaseException) -> bool:
@@ -115,6 +130,8 @@ def is_settled(problem: BaseException) -> bool:
 def _by_mark(problem: BaseException | None) -> Failure | None:
     state = getattr(problem, "sqlstate", None) or getattr(problem, "pgcode", None)
     if isinstance(state, str):
+        if (number := _number(problem)) is not None:
+            return _MYSQL.get(number, Failure.OTHER)
         return next((found for code, found in _SQLSTATES if state.startswith(code)), Failure.OTHER)
     name = getattr(problem, "sqlite_errorname", None)
     if isinstance(name, str):
@@ -123,6 +140,15 @@ def _by_mark(problem: BaseException | None) -> Failure | None:
     if type(problem).__module__.startswith("psycopg"):
         return Failure.LOST if _named(problem, "OperationalError", "InterfaceError") else None
     return None
+
+
+def _number(problem: BaseException | None) -> int | None:
+    """MySQL's: most drivers put it in front, one gives it a name."""
+    if isinstance(problem, OSError):
+        return None
+    first = problem.args[0] if problem is not None and problem.args else None
+    found = first if isinstance(first, int) else getattr(problem, "errno", None)
+    return found if isinstance(found, int) else None
 
 
 def _by_sqlite(name: str, text: str) -> Failure:

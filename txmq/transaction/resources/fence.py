@@ -18,16 +18,20 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
     Executable,
     Index,
     MetaData,
+    Select,
     SmallInteger,
     Table,
     Text,
     bindparam,
     cast,
     delete,
+    exists,
     insert,
+    literal_column,
     select,
     text,
     update,
@@ -40,7 +44,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 from txmq.errors import ConfigError
 from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
-from txmq.transaction.resources.dialects import NOW_MS, kind_of
+from txmq.transaction.resources.dialects import CLAIMS, NOW_MS, kind_of
 
 __all__ = [
     "COMMITTED",
@@ -102,19 +106,25 @@ class Fence:
             kind: self._claim(kind).execution_options(preserve_rowcount=True)
             for kind in NOW_MS
         }
+        self.claims_of_checks = {kind: self._claim_of_checks(kind) for kind in NOW_MS}
+        self.outcomes = {
+            kind: select(fence.xid, fence.outcome, fence.owner).where(
+                fence.xid.in_(select(literal_column("claim.xid")).select_from(text(claims)))
+            )
+            for kind, claims in CLAIMS.items()
+        }
         self.outcome = select(fence.outcome, fence.owner).where(fence.xid == bindparam("of_xid"))
         self.outcome_now = self.outcome.with_for_update(read=True)
         self.about = select(mark.version, mark.identity, mark.cleaned_ms)
         self.shape = select(self.table).limit(0)
         self.remove = delete(self.table).where(fence.xid == bindparam("of_xid"))
-        old = (
+        self.old = (
             select(fence.xid)
             .where(fence.created_ms < bindparam("before_ms"))
             .order_by(fence.created_ms)
             .limit(bindparam("batch"))
-            .subquery("old")  # MySQL takes a LIMIT only one level further in.
         )
-        self.remove_old = delete(self.table).where(fence.xid.in_(select(old.c.xid)))
+        self.remove_old = delete(self.table).where(fence.xid.in_(self.old))
         self.announce = (
             update(self.mark)
             .where(mark.identity == bindparam("known"), mark.cleaned_ms < bindparam("before_ms"))
@@ -135,6 +145,25 @@ class Fence:
             cast(bindparam("by_owner"), Text),
             text(NOW_MS[kind]),
         ).where(mark.identity == bindparam("known"), mark.cleaned_ms <= bindparam("born_ms"))
+        return self._insert(kind, rows)
+
+    def _claim_of_checks(self, kind: str) -> Executable:
+        """The same for many transactions that are checked; their claims come as one JSON text."""
+        mark = self.mark.c
+        xid: ColumnElement[str] = literal_column("claim.xid")
+        owner: ColumnElement[str] = literal_column("claim.owner")
+        born_ms: ColumnElement[int] = literal_column("claim.born_ms")
+        rows: Select[*tuple[Any, ...]] = (
+            select(xid, literal_column(str(ROLLED_BACK)), owner, text(NOW_MS[kind]))
+            .select_from(self.mark, text(CLAIMS[kind]))
+            .where(mark.identity == bindparam("known"), mark.cleaned_ms <= born_ms)
+        )
+        if kind == "mysql":
+            # There what is in already would be an error that hides the others.
+            rows = rows.where(~exists().where(self.table.c.xid == xid))
+        return self._insert(kind, rows)
+
+    def _insert(self, kind: str, rows: Select[*tuple[Any, ...]]) -> Executable:
         columns = ["xid", "outcome", "owner", "created_ms"]
         if kind == "postgresql":
             return (

@@ -14,12 +14,13 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
-from sqlalchemy.engine import Compiled
 
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing
+from txmq.transaction.resources.forms import Forms
+from txmq.transaction.resources.prepared import prepared
 
-__all__ = ["psycopg_door"]
+__all__ = ["asked", "awaited", "psycopg_door", "psycopg_forms"]
 
 _PROBLEMS: Final = (psycopg.Error, OSError)
 
@@ -44,28 +45,41 @@ def psycopg_door(source: Any) -> Door[Any] | None:
     return door(take, give)
 
 
-class _Forms:
-    """Statements as psycopg takes them; each is put into words once."""
+def psycopg_forms() -> Forms:
+    """Statements in psycopg's words."""
+    return Forms(psycopg_dialect())  # type: ignore[no-untyped-call]
 
-    def __init__(self) -> None:
-        self._dialect = psycopg_dialect()  # type: ignore[no-untyped-call]
-        self._done: dict[Any, Compiled] = {}
 
-    def of(self, statement: Any, values: dict[str, object]) -> tuple[bytes, Any]:
-        if isinstance(statement, str):
-            return statement.encode(), None
-        form = self._done.get(statement)
-        if form is None:
-            form = self._done[statement] = statement.compile(
-                dialect=self._dialect, compile_kwargs={"render_postcompile": True}
-            )
-        return str(form).encode(), form.construct_params(values)
+def asked(
+    connection: psycopg.Connection[Any], forms: Forms, statement: Any, values: dict[str, object]
+) -> Answer:
+    """Run a statement, whatever rows and cursors the application has chosen for its connection."""
+    words, given = forms.of(statement, values)
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor.execute(words.encode(), given)
+    rows = cursor.fetchall() if cursor.description else []
+    return Answer(cursor.rowcount, rows)
+
+
+async def awaited(
+    connection: psycopg.AsyncConnection[Any],
+    forms: Forms,
+    statement: Any,
+    values: dict[str, object],
+) -> Answer:
+    """The same without blocking."""
+    words, given = forms.of(statement, values)
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    await cursor.execute(words.encode(), given)
+    rows = await cursor.fetchall() if cursor.description else []
+    return Answer(cursor.rowcount, rows)
 
 
 class PsycopgDoor:
     """Blocking connections."""
 
     kind = "postgresql"
+    can_prepare = True
     is_blocking = True
     problems = _PROBLEMS
 
@@ -76,7 +90,7 @@ class PsycopgDoor:
     ) -> None:
         self._take = take
         self._give = give or psycopg.Connection.close
-        self._forms = _Forms()
+        self._forms = psycopg_forms()
 
     async def open(self) -> Borrowed[psycopg.Connection[Any]]:
         """See :meth:`Door.open`."""
@@ -92,18 +106,27 @@ class PsycopgDoor:
             raise
         return _Borrowed(connection, block, self._forms, self._give)
 
+    async def say(self, statement: str) -> None:
+        """See :meth:`Door.say`."""
+        connection = self._take()
+        try:
+            _say(connection, statement)
+        finally:
+            self._give(connection)
+
 
 class AsyncPsycopgDoor:
     """Connections of asyncio."""
 
     kind = "postgresql"
+    can_prepare = True
     is_blocking = False
     problems = _PROBLEMS
 
     def __init__(self, take: Callable[[], Any], give: Callable[[Any], Any] | None) -> None:
         self._take = take
         self._give = give or psycopg.AsyncConnection.close
-        self._forms = _Forms()
+        self._forms = psycopg_forms()
 
     async def open(self) -> Borrowed[psycopg.AsyncConnection[Any]]:
         """See :meth:`Door.open`."""
@@ -117,6 +140,14 @@ class AsyncPsycopgDoor:
             raise
         return _AsyncBorrowed(connection, block, self._forms, self._give)
 
+    async def say(self, statement: str) -> None:
+        """See :meth:`Door.say`."""
+        connection = await self._take()
+        try:
+            await _asay(connection, statement)
+        finally:
+            await self._give(connection)
+
 
 def _refuse_used(connection: Any) -> None:
     if connection.info.transaction_status != TransactionStatus.IDLE:
@@ -125,12 +156,42 @@ def _refuse_used(connection: Any) -> None:
         )
 
 
+def _say(connection: psycopg.Connection[Any], statement: str) -> None:
+    _refuse_used(connection)
+    was = connection.autocommit
+    connection.set_autocommit(True)
+    try:
+        connection.execute(statement.encode())
+    finally:
+        if not connection.closed:
+            connection.set_autocommit(was)
+
+
+async def _asay(connection: psycopg.AsyncConnection[Any], statement: str) -> None:
+    _refuse_used(connection)
+    was = connection.autocommit
+    await connection.set_autocommit(True)
+    try:
+        await connection.execute(statement.encode())
+    finally:
+        if not connection.closed:
+            await connection.set_autocommit(was)
+
+
+def _keep(connection: psycopg.Connection[Any]) -> None:
+    """Not to be given back."""
+
+
+async def _akeep(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same."""
+
+
 class _Borrowed:
     def __init__(
         self,
         session: psycopg.Connection[Any],
         block: psycopg.Transaction | Any,
-        forms: _Forms,
+        forms: Forms,
         give: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
         self.session = session
@@ -140,11 +201,7 @@ class _Borrowed:
         self._is_open = True
 
     async def ask(self, statement: Any, **values: object) -> Answer:
-        # The application may have chosen other rows and cursors for its connection.
-        with psycopg.Cursor(self.session, row_factory=tuple_row) as cursor:
-            cursor.execute(*self._forms.of(statement, values))
-            rows = cursor.fetchall() if cursor.description else []
-            return Answer(cursor.rowcount, rows)
+        return asked(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection keeps nothing back."""
@@ -156,14 +213,33 @@ class _Borrowed:
         self._is_open = False
         self._block.__exit__(None, None, None)
 
+    async def prepare(self, gid: str) -> str:
+        with psycopg.Cursor(self.session) as cursor:
+            answer = cursor.execute(prepared(gid).encode()).statusmessage
+            if self.session.autocommit:
+                cursor.execute(b"BEGIN")  # The block wants something that it can end.
+        return str(answer)
+
+    async def anew(self) -> Borrowed[psycopg.Connection[Any]]:
+        self._leave()
+        block = self.session.transaction()
+        block.__enter__()
+        return _Borrowed(self.session, block, self._forms, _keep)
+
+    async def alone(self, statement: str) -> None:
+        self._leave()
+        _say(self.session, statement)
+
     async def close(self) -> None:
         try:
-            if self._is_open:
-                self._is_open = False
-                undo = psycopg.Rollback()
-                self._block.__exit__(psycopg.Rollback, undo, None)
+            self._leave()
         finally:
             self._give(self.session)
+
+    def _leave(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._block.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
 
 
 class _AsyncBorrowed:
@@ -171,7 +247,7 @@ class _AsyncBorrowed:
         self,
         session: psycopg.AsyncConnection[Any],
         block: psycopg.AsyncTransaction | Any,
-        forms: _Forms,
+        forms: Forms,
         give: Callable[[psycopg.AsyncConnection[Any]], Any],
     ) -> None:
         self.session = session
@@ -181,10 +257,7 @@ class _AsyncBorrowed:
         self._is_open = True
 
     async def ask(self, statement: Any, **values: object) -> Answer:
-        async with psycopg.AsyncCursor(self.session, row_factory=tuple_row) as cursor:
-            await cursor.execute(*self._forms.of(statement, values))
-            rows = await cursor.fetchall() if cursor.description else []
-            return Answer(cursor.rowcount, rows)
+        return await awaited(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection keeps nothing back."""
@@ -196,14 +269,33 @@ class _AsyncBorrowed:
         self._is_open = False
         await self._block.__aexit__(None, None, None)
 
+    async def prepare(self, gid: str) -> str:
+        async with psycopg.AsyncCursor(self.session) as cursor:
+            answer = (await cursor.execute(prepared(gid).encode())).statusmessage
+            if self.session.autocommit:
+                await cursor.execute(b"BEGIN")  # The block wants something that it can end.
+        return str(answer)
+
+    async def anew(self) -> Borrowed[psycopg.AsyncConnection[Any]]:
+        await self._leave()
+        block = self.session.transaction()
+        await block.__aenter__()
+        return _AsyncBorrowed(self.session, block, self._forms, _akeep)
+
+    async def alone(self, statement: str) -> None:
+        await self._leave()
+        await _asay(self.session, statement)
+
     async def close(self) -> None:
         try:
-            if self._is_open:
-                self._is_open = False
-                undo = psycopg.Rollback()
-                await self._block.__aexit__(psycopg.Rollback, undo, None)
+            await self._leave()
         finally:
             await self._give(self.session)
+
+    async def _leave(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            await self._block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
 
 
 def _standing(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Standing:

@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.transaction.resources.dialects import kind_of
+from txmq.transaction.resources.failures import words
 from txmq.transaction.resources.fence import Fence
 from txmq.transaction.resources.sql import SQLResource
 
@@ -59,7 +60,7 @@ def create_fence(engine: Engine, name: str, schema: str | None) -> bool:
             if is_new:
                 connection.execute(text(fence.first_mark(kind_of(engine.dialect.name))))
     except SQLAlchemyError as problem:
-        raise DatabaseFailed(f"{fence.name} could not be made: {problem}") from problem
+        raise DatabaseFailed(f"{fence.name} could not be made: {words(problem)}") from problem
     resource = SQLResource(engine, fence=name, schema=schema)
     try:
         asyncio.run(resource.verify())

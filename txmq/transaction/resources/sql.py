@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -17,16 +18,17 @@ from typing import (
     overload,
 )
 
-from txmq.errors import ConfigError, LimitExceeded, ResourceError, UsageError
+from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.transaction.resources import steps
 from txmq.transaction.resources.alchemy import alchemy_door
 from txmq.transaction.resources.door import Door, drive
-from txmq.transaction.resources.failures import Failure, failure
+from txmq.transaction.resources.failures import Failure, failure, words
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
 from txmq.transaction.resources.local import Local
 from txmq.transaction.resources.postgres import psycopg_door
+from txmq.transaction.resources.together import Together
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.threads import Threads
 
@@ -35,12 +37,13 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["SQLResource"]
+__all__ = ["AsyncPool", "Options", "Pool", "SQLResource", "door_of"]
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 A = TypeVar("A", bound="AsyncSession")
 B = TypeVar("B", bound="Session")
+C = TypeVar("C", bound="DjangoConnection")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,20 @@ class AsyncPool(Protocol[S]):
         ...
 
 
+class DjangoConnection(Protocol):
+    """``django.db.connection``, or one of ``django.db.connections``."""
+
+    @property
+    def alias(self) -> str:
+        """Which of the databases in the settings."""
+        ...
+
+    @property
+    def vendor(self) -> str:
+        """The family of databases."""
+        ...
+
+
 class Options(TypedDict, total=False):
     """What may be said of a resource beside its source."""
 
@@ -94,7 +111,8 @@ class SQLResource(Generic[S]):
 
     Args:
         source: An SQLAlchemy ``Engine``, ``sessionmaker``, ``AsyncEngine`` or
-            ``async_sessionmaker``; a pool of psycopg's, or a function that connects.
+            ``async_sessionmaker``; a pool of psycopg's, or a function that connects;
+            ``django.db.connection``.
         fence: The fence table.
         schema: Where it is, unless where sessions look first.
         wait_s: How long a check waits for a local transaction that is at its end.
@@ -121,6 +139,8 @@ class SQLResource(Generic[S]):
         self: SQLResource[A], source: async_sessionmaker[A], **options: Unpack[Options]
     ) -> None: ...
     @overload
+    def __init__(self: SQLResource[C], source: C, **options: Unpack[Options]) -> None: ...
+    @overload
     def __init__(self, source: AsyncPool[S] | Pool[S], **options: Unpack[Options]) -> None: ...
     @overload
     def __init__(
@@ -137,16 +157,16 @@ class SQLResource(Generic[S]):
         wait_s: float = 0.2,
         entropy: Entropy | None = None,
     ) -> None:
-        door = alchemy_door(source) or psycopg_door(source)
-        if door is None:
-            raise ConfigError(f"{type(source).__name__} gives no sessions")
-        self._door: Door[S] = door
+        door: Door[S] = door_of(source)
+        self._door = door
         self._problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
         self._threads = Threads("txmq-fence", RESOURCE_THREADS)
         self._fence = Fence(fence, schema)
         self._wait_ms = max(1, int(wait_s * 1000))
+        self._together = Together(self._settle)
         self._entropy = entropy or SystemEntropy()
         self._identity = ""
+        self._is_closed = False
 
     @property
     def is_blocking(self) -> bool:
@@ -179,8 +199,15 @@ class SQLResource(Generic[S]):
         trial = self._entropy.token(16).hex()
         self._identity = await self._turn(steps.verify(self._fence, self._door, trial))
 
+    async def confirm(self, xid: str, state: LocalTransactionState) -> None:
+        """There is no second phase: what was committed is."""
+
+    async def attend(self) -> None:
+        """Nothing is left behind that somebody would have to see to."""
+
     def close(self) -> None:
         """Let the threads of a blocking source end; the source is left to whoever made it."""
+        self._is_closed = True
         self._threads.close()
 
     def local(self, xid: str, group: str, born_ms: int) -> Local[S]:
@@ -195,7 +222,7 @@ class SQLResource(Generic[S]):
             UsageError: The fence was not verified yet, or the id is none.
             LimitExceeded: The id is longer than the fence has room for.
         """
-        if not xid.isascii() or not xid:
+        if not _is_plain(xid):
             raise UsageError(f"{xid!r} is no id of a transaction")
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
@@ -223,14 +250,32 @@ class SQLResource(Generic[S]):
             return LocalTransactionState.UNKNOWN
         theirs = steps.Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
         try:
-            row = await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
+            row = await self._together.ask(theirs)
         except self._problems as problem:
             log.warning("%s cannot be told now: %s", xid, problem)
             return LocalTransactionState.UNKNOWN
-        if row.owner != group:
+        # A recovery that knows no group writes, and asks for, none.
+        if row.owner and group and row.owner != group:
             log.warning("%s belongs to group %s; %s was asked", xid, row.owner, group)
             return LocalTransactionState.UNKNOWN
         return _TOLD[row.outcome]
+
+    async def _settle(self, theirs: list[steps.Claim]) -> list[steps.Row | Exception]:
+        return await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
+
+    async def decided(self, xid: str) -> LocalTransactionState | None:
+        """What the fence says of a transaction now, if anything; nothing is changed by asking.
+
+        Raises:
+            DatabaseFailed: The database does not answer.
+        """
+        try:
+            outcome = await self._turn(steps.outcome(self._fence, self._door, xid))
+        except self._problems as problem:
+            raise DatabaseFailed(
+                f"{self._fence.name} cannot be read now: {words(problem)}"
+            ) from problem
+        return None if outcome is None else _TOLD[outcome]
 
     def may_retry(self, problem: BaseException) -> bool:
         """Whether this says that nothing remains of a local transaction and the same may work now:
@@ -276,9 +321,41 @@ class SQLResource(Generic[S]):
 
     async def _turn(self, work: Coroutine[Any, Any, T]) -> T:
         if self._door.is_blocking:
+            if self._is_closed:
+                work.close()
+                raise UsageError("this resource is closed: no thread of it is left")
             return cast(T, await self._threads.run(lambda: drive(work)))
         return await work
 
 
+def door_of(source: Any) -> Door[Any]:
+    """How the sessions of a source are opened.
+
+    Raises:
+        ConfigError: It gives none, or some that cannot be guarded.
+    """
+    door = alchemy_door(source) or psycopg_door(source) or _django_door(source)
+    if door is None:
+        raise ConfigError(
+            f"{type(source).__name__} gives no sessions: give an engine, a sessionmaker, a pool of "
+            "psycopg's, or a function that connects"
+        )
+    return door
+
+
+def _django_door(source: Any) -> Door[Any] | None:
+    # Whoever has one of Django's connections has imported it, and nobody else needs to have it.
+    if "django.db" not in sys.modules:
+        return None
+    from txmq.transaction.resources.django import django_door
+
+    return django_door(source)
+
+
 def _is_id(xid: str) -> bool:
-    return xid.isascii() and 0 < len(xid) <= XID_CHARS_MAX
+    return _is_plain(xid) and len(xid) <= XID_CHARS_MAX
+
+
+def _is_plain(xid: str) -> bool:
+    # For MySQL what ends in spaces is the same without them.
+    return bool(xid) and xid.isascii() and xid.isprintable() and not xid.endswith(" ")

@@ -6,7 +6,8 @@ returns.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
@@ -21,7 +22,7 @@ from txmq.errors import (
 )
 from txmq.transaction.resources import dialects
 from txmq.transaction.resources.door import Borrowed, Door
-from txmq.transaction.resources.failures import Failure, failure
+from txmq.transaction.resources.failures import Failure, failure, words
 from txmq.transaction.resources.fence import (
     COMMITTED,
     FENCE_VERSION,
@@ -29,7 +30,7 @@ from txmq.transaction.resources.fence import (
     Fence,
 )
 
-__all__ = ["Claim", "Row", "check", "claim", "clean", "verify"]
+__all__ = ["Claim", "Row", "check", "claim", "clean", "outcome", "verify"]
 
 CLOCKS_APART_MS: Final = 600_000
 """How far the clock of a producer may be ahead of the database's before a row is removed too
@@ -37,6 +38,12 @@ early."""
 
 ANNOUNCE_WAIT_MS: Final = 1_000
 """MySQL lets nobody pass who waits for the mark: all local transactions would wait as long."""
+
+TRIAL_WAIT_MS: Final = 10_000
+"""Nobody keeps a lock from a trial for long, unless a migration is under way."""
+
+SPENT_WAIT_MS: Final = 5
+"""Of each check in a crowd that has waited for locks already: what is still locked is under way."""
 
 _ALWAYS_MS: Final = 2**62
 
@@ -104,19 +111,83 @@ async def _no_row(fence: Fence, borrowed: Borrowed[object], ours: Claim) -> Reso
     return DatabaseFailed(f"{fence.name} neither took nor shows transaction {ours.xid}")
 
 
-async def check(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> Row:
-    """Settle a transaction, if nobody else has: the row that is in the fence now, and stays.
+async def check(
+    fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
+) -> list[Row | Exception]:
+    """Settle transactions that nobody else has: of each the row that is in the fence now, and
+    stays, or why that cannot be told.
 
-    Raises:
-        ResourceError: As for :func:`claim`.
-        Exception: Whatever the door's library raises, also when a lock is not released in time.
+    Several share a database transaction. Where one of them is locked, or anything else is wrong
+    with it, all are settled one by one: none of them suffers from another.
     """
+    problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
+    if len(theirs) > 1 and _are_alike(theirs):
+        try:
+            return await _check_together(fence, door, theirs, wait_ms)
+        except problems as problem:
+            if failure(problem) is Failure.LOST:
+                return [problem] * len(theirs)
+            if failure(problem) is Failure.LOCKED:
+                wait_ms = min(wait_ms, SPENT_WAIT_MS)
+    found: list[Row | Exception] = []
+    for each in theirs:
+        try:
+            found.append(await _check_alone(fence, door, each, wait_ms))
+        except problems as problem:
+            found.append(problem)
+            if failure(problem) is Failure.LOST:
+                break
+    return found + found[-1:] * (len(theirs) - len(found))
+
+
+def _are_alike(theirs: Sequence[Claim]) -> bool:
+    """Whether one statement can say it: one fence, and of each transaction one claim."""
+    is_one_fence = len({each.identity for each in theirs}) == 1
+    return is_one_fence and len({each.xid for each in theirs}) == len(set(theirs))
+
+
+async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> Row:
     async with _impatient(door, wait_ms) as borrowed:
         found = await claim(fence, door, borrowed, theirs)
         if found is not None:
             return found
         await borrowed.commit()
         return Row(theirs.outcome, theirs.owner)
+
+
+async def _check_together(
+    fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
+) -> list[Row | Exception]:
+    # In one order everywhere: whoever else checks some of these waits, and is not waited for.
+    wanted = sorted(set(theirs))
+    rows = [{"xid": each.xid, "owner": each.owner, "born_ms": each.born_ms} for each in wanted]
+    claims = json.dumps(rows)
+    async with _impatient(door, wait_ms) as borrowed:
+        await borrowed.ask(
+            fence.claims_of_checks[door.kind], claims=claims, known=wanted[0].identity
+        )
+        there = (await borrowed.ask(fence.outcomes[door.kind], claims=claims)).rows
+        found: dict[str, Row | Exception] = {each[0]: Row(*each[1:]) for each in there}
+        for each in wanted:
+            if each.xid not in found:
+                found[each.xid] = await _no_row(fence, borrowed, each)
+        # Rows of our own are among them, and none is told before it is safe.
+        await borrowed.commit()
+    return [found[each.xid] for each in theirs]
+
+
+async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
+    """What is in the fence now.
+
+    Raises:
+        Exception: Whatever the door's library raises.
+    """
+    borrowed = await door.open()
+    try:
+        found = (await borrowed.ask(fence.outcome, of_xid=xid)).rows
+        return int(found[0][0]) if found else None
+    finally:
+        await borrowed.close()
 
 
 @asynccontextmanager
@@ -126,7 +197,7 @@ async def _impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed
     try:
         if (level := dialects.ISOLATION.get(door.kind)) is not None:
             await borrowed.ask(level)
-        waited = await _waited_ms(door, borrowed)
+        waited = await _waited(door, borrowed)
         await borrowed.ask(dialects.patience(door.kind, wait_ms))
         try:
             yield borrowed
@@ -137,16 +208,16 @@ async def _impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed
         await borrowed.close()
 
 
-async def _waited_ms(door: Door[object], borrowed: Borrowed[object]) -> int | None:
+async def _waited(door: Door[object], borrowed: Borrowed[object]) -> tuple[object, ...] | None:
     question = dialects.PATIENCE.get(door.kind)
-    if question is None:
-        return None
-    return int((await borrowed.ask(question)).rows[0][0]) * (1000 if door.kind == "mysql" else 1)
+    return None if question is None else (await borrowed.ask(question)).rows[0]
 
 
-async def _be_patient(door: Door[object], borrowed: Borrowed[object], waited_ms: int) -> None:
+async def _be_patient(
+    door: Door[object], borrowed: Borrowed[object], waited: tuple[object, ...]
+) -> None:
     try:
-        await borrowed.ask(dialects.patience(door.kind, waited_ms))
+        await borrowed.ask(dialects.patience_again(door.kind, waited))
     except door.problems as problem:
         # What led here says more, and a connection that takes no order is not used again.
         if failure(problem) is not Failure.LOST:
@@ -204,12 +275,10 @@ async def _look(fence: Fence, door: Door[object]) -> str:
 
 async def _try_rollback(fence: Fence, door: Door[object], trial: Claim) -> None:
     """What is rolled back must be gone: it is not with autocommit, nor in tables of MyISAM."""
-    borrowed = await door.open()
-    try:
+    # As a check does it: a server that logs statements has no READ COMMITTED for those who write.
+    async with _impatient(door, TRIAL_WAIT_MS) as borrowed:
         if await claim(fence, door, borrowed, trial) is not None:
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
-    finally:
-        await borrowed.close()
     borrowed = await door.open()
     try:
         if (await borrowed.ask(fence.outcome, of_xid=trial.xid)).rows:
@@ -230,16 +299,18 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
     if found is Failure.MISSING:
         return FenceMissing(
             f"there is no table {fence.name} here: run `txmq schema create --database URL`, or "
-            f"have a migration run what `txmq schema sql` prints ({problem})"
+            f"have a migration run what `txmq schema sql` prints ({words(problem)})"
         )
     if found is Failure.CHANGED:
-        return FenceOutdated(f"{fence.name} has other columns than this version uses ({problem})")
+        return FenceOutdated(
+            f"{fence.name} has other columns than this version uses ({words(problem)})"
+        )
     if found is Failure.REFUSED:
         return FenceUnsafe(
             f"the database forbids what {fence.name} needs, which is SELECT and INSERT on it, and "
-            f"UPDATE and DELETE to clean it: {problem}"
+            f"UPDATE and DELETE to clean it: {words(problem)}"
         )
-    return DatabaseFailed(f"the database did not answer: {problem}")
+    return DatabaseFailed(f"the database did not answer: {words(problem)}")
 
 
 async def clean(
@@ -262,7 +333,9 @@ async def clean(
             last = await _remove(fence, door, announced_ms - CLOCKS_APART_MS, batch)
             removed += last
     except door.problems as problem:
-        raise DatabaseFailed(f"{fence.name} could not be cleaned now: {problem}") from problem
+        raise DatabaseFailed(
+            f"{fence.name} could not be cleaned now: {words(problem)}"
+        ) from problem
     return removed
 
 
@@ -280,10 +353,15 @@ async def _announce(fence: Fence, door: Door[object], identity: str, older_than_
 
 
 async def _remove(fence: Fence, door: Door[object], before_ms: int, batch: int) -> int:
-    borrowed = await door.open()
-    try:
-        gone = await borrowed.ask(fence.remove_old, before_ms=before_ms, batch=batch)
+    old = {"before_ms": before_ms, "batch": batch}
+    async with _impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
+        if door.kind != "mysql":
+            gone = (await borrowed.ask(fence.remove_old, **old)).changed
+        else:
+            # A DELETE of many locks each row that it passes on its way there, also those of local
+            # transactions that are under way: it would wait for them, and others for it.
+            gone = 0
+            for (xid,) in (await borrowed.ask(fence.old, **old)).rows:
+                gone += (await borrowed.ask(fence.remove, of_xid=xid)).changed
         await borrowed.commit()
-        return gone.changed
-    finally:
-        await borrowed.close()
+        return gone

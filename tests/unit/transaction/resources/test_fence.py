@@ -35,13 +35,10 @@ def test_a_claim_is_one_statement_that_reads_the_mark(kind):
     assert ("ON CONFLICT DO NOTHING" in said) == (kind != "mysql")
 
 
-def test_mysql_reads_a_row_as_it_is_now_and_removes_from_one_level_further_in():
+def test_mysql_reads_a_row_as_it_is_now():
     fence = Fence()
-    spoken = mysql.dialect()
 
-    assert "LOCK IN SHARE MODE" in str(fence.outcome_now.compile(dialect=spoken))
-    said = words(str(fence.remove_old.compile(dialect=spoken)))
-    assert re.search(r"IN \(SELECT old\.xid FROM \(SELECT .* LIMIT %s\) AS old\)", said)
+    assert "LOCK IN SHARE MODE" in str(fence.outcome_now.compile(dialect=mysql.dialect()))
 
 
 def test_mysql_compares_ids_byte_for_byte():
@@ -79,8 +76,9 @@ def test_how_long_checks_can_come():
 
 
 def test_mysql_has_no_patience_shorter_than_a_second():
-    assert patience("mysql", 200) == "SET SESSION innodb_lock_wait_timeout = 1"
-    assert patience("mysql", 3000) == "SET SESSION innodb_lock_wait_timeout = 3"
+    set_both = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+    assert patience("mysql", 200) == set_both.format(1)
+    assert patience("mysql", 3000) == set_both.format(3)
     assert patience("postgresql", 200) == "SET LOCAL lock_timeout = 200"
 
 
@@ -92,8 +90,12 @@ def test_mysql_has_no_patience_shorter_than_a_second():
         ("postgresql", ("local", False), True),
         ("postgresql", ("off", False), False),
         ("postgresql", ("on", True), False),
-        ("mysql", (1,), True),
-        ("mysql", (2,), False),
+        ("mysql", (1, 0, 0), True),
+        ("mysql", (1, 1, 1), True),
+        ("mysql", (1, 1, 0), False),
+        ("mysql", (3, 1, 0), True),
+        ("mysql", (2, 0, 0), False),
+        ("mysql", (0, 1, 1), False),
         ("sqlite", (2, "wal"), True),
         ("sqlite", (1, "wal"), False),
         ("sqlite", (1, "delete"), True),

@@ -5,16 +5,25 @@ import sqlite3
 import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from txmq.transaction.resources.failures import Failure, failure, is_settled
+from txmq.transaction.resources.failures import Failure, failure, is_settled, words
 
 
 def of_postgres(sqlstate):
     return psycopg.errors.lookup(sqlstate)("said the server")
 
 
-def of_mysql(number):
-    raised = type("DriverError", (Exception,), {})(number, "said the server")
+def of_mysql(number, sqlstate=None):
+    """Newer drivers carry the SQLSTATE, too, which says less than the number."""
+    raised = type("DriverError", (Exception,), {"sqlstate": sqlstate})(number, "said the server")
+    return OperationalError("SELECT 1", {}, raised)
+
+
+def of_mariadb(number, sqlstate):
+    """One driver has the number behind a name."""
+    raised = type("DriverError", (Exception,), {})("said the server")
+    raised.errno, raised.sqlstate = number, sqlstate
     return OperationalError("SELECT 1", {}, raised)
 
 
@@ -47,12 +56,24 @@ def of_sqlite(name, text=""):
         (psycopg.OperationalError("server closed the connection"), Failure.LOST, False),
         (psycopg.InterfaceError("the connection is closed"), Failure.LOST, False),
         (psycopg.ProgrammingError("of our own side"), Failure.OTHER, False),
+        (PoolTimeout("all are taken"), Failure.LOST, False),
         (of_mysql(1213), Failure.RETRY, True),
         (of_mysql(1205), Failure.LOCKED, True),
         (of_mysql(1062), Failure.DUPLICATE, True),
         (of_mysql(1146), Failure.MISSING, False),
         (of_mysql(2013), Failure.LOST, False),
         (of_mysql(4711), Failure.OTHER, False),
+        (of_mysql(1062, "23000"), Failure.DUPLICATE, True),
+        (of_mysql(1205, "HY000"), Failure.LOCKED, True),
+        (of_mysql(1213, "40001"), Failure.RETRY, True),
+        (of_mysql(3101, "40000"), Failure.RETRY, True),
+        (of_mysql(1146, "42S02"), Failure.MISSING, False),
+        (of_mysql(1053, "08S01"), Failure.LOST, False),
+        (of_mysql(1180, "HY000"), Failure.OTHER, False),
+        (of_mysql(4711, "23000"), Failure.OTHER, False),
+        (of_mysql(1062, "23000").orig, Failure.DUPLICATE, True),
+        (of_mariadb(1062, "23000"), Failure.DUPLICATE, True),
+        (of_mariadb(2013, "HY000"), Failure.LOST, False),
         (of_sqlite("SQLITE_BUSY"), Failure.LOCKED, True),
         (of_sqlite("SQLITE_BUSY_SNAPSHOT"), Failure.RETRY, True),
         (of_sqlite("SQLITE_CONSTRAINT_PRIMARYKEY"), Failure.DUPLICATE, True),
@@ -94,3 +115,11 @@ def test_what_broke_a_connection_is_never_settled():
 
     assert failure(broke) is Failure.LOST
     assert not is_settled(broke)
+
+
+def test_its_words_are_one_line_without_the_statement():
+    raised = psycopg.OperationalError("connection failed: refused\n\tIs the server running?")
+    assert words(raised) == "connection failed: refused"
+    assert words(OperationalError("SELECT 1", {}, raised)) == "connection failed: refused"
+    assert words(PoolTimeout("all are taken")) == "all are taken"
+    assert words(ConnectionResetError()) == "ConnectionResetError"

@@ -1,0 +1,106 @@
+"""What the three programs have in common: a transfer, and what a caller is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from txmq import TransactionOutcome, TransactionState
+from txmq.errors import (
+    BrokerRefused,
+    DatabaseFailed,
+    RollBack,
+    RolledBackByCheck,
+    TransactionOverdue,
+    TransportError,
+)
+
+__all__ = [
+    "GROUP",
+    "TABLES",
+    "UNAVAILABLE",
+    "Answer",
+    "Transfer",
+    "answer_of",
+    "booked",
+    "later",
+    "see_balance",
+]
+
+GROUP: Final = "icbc-web"
+
+TABLES: Final = (
+    "CREATE TABLE account (name VARCHAR(32) PRIMARY KEY, balance BIGINT NOT NULL)",
+    """
+    CREATE TABLE transfer (
+        id VARCHAR(64) PRIMARY KEY,
+        xid VARCHAR(64) NOT NULL,
+        payer VARCHAR(32) NOT NULL,
+        amount BIGINT NOT NULL
+    )
+    """,
+)
+
+UNAVAILABLE: Final = (
+    BrokerRefused,
+    DatabaseFailed,
+    RolledBackByCheck,
+    TransactionOverdue,
+    TransportError,
+)
+"""After these nothing is booked, and the same request may work a little later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What is asked for; also the body of the message."""
+
+    id: str
+    """Made up by the caller, and the same each time it asks for this transfer."""
+    payer: str
+    amount: int
+
+
+class Answer(NamedTuple):
+    """What a caller is answered."""
+
+    status: int
+    body: dict[str, str]
+
+
+def see_balance(order: Transfer, left: int | None) -> None:
+    """See that an account can bear what was taken from it.
+
+    Raises:
+        RollBack: It cannot.
+    """
+    if left is None:
+        raise RollBack(f"there is no account {order.payer}")
+    if order.amount <= 0:
+        raise RollBack("nothing is to be taken")
+    if left < 0:
+        raise RollBack("too little money")
+
+
+def answer_of(outcome: TransactionOutcome) -> Answer:
+    """The answer to an outcome."""
+    match outcome.state:
+        case TransactionState.COMMITTED:
+            return Answer(200, {"state": "booked", "xid": outcome.xid})
+        case TransactionState.ROLLED_BACK:
+            return Answer(409, {"state": "refused", "reason": str(outcome.problem)})
+        case TransactionState.UNKNOWN:
+            # Not an error: it may be booked. Whoever asks again with the same id finds out.
+            return Answer(202, {"state": "not known yet", "xid": outcome.xid})
+
+
+def booked(order: Transfer, xid: str, payer: str, amount: int) -> Answer:
+    """The answer to a transfer that is in the books already."""
+    if (payer, amount) != (order.payer, order.amount):
+        return Answer(422, {"state": "refused", "reason": "this id is another transfer's"})
+    return Answer(200, {"state": "booked", "xid": xid})
+
+
+def later(problem: Exception) -> Answer:
+    """The answer where nothing is booked, and asking again makes sense."""
+    return Answer(503, {"state": "not booked", "reason": str(problem)})

@@ -1,0 +1,163 @@
+"""What decorated functions cost: local transactions per second of theirs, over those without txmq.
+
+A function with one insert and one update runs over a real PostgreSQL that syncs its commits, beside
+a broker that syncs as well: bare, behind the fence alone, and decorated; by turns in one process,
+with the same sessions of the same pool. All of them share the machine, so it is also told what each
+uses of its CPU.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_process
+from bench_sends import spread
+from sqlalchemy import create_engine, text
+
+if str(bench_process.CHECKOUT) not in sys.path:
+    sys.path.append(str(bench_process.CHECKOUT))
+
+COLOURS = ("session", "psycopg", "blocking")
+WAYS = ("bare", "fenced", "decorated")
+AT_ONCE = (1, 16, 64)
+COMPARED_AT = 16
+ACCOUNTS = 10_000
+TABLES = (
+    "CREATE TABLE account (id INTEGER PRIMARY KEY, balance BIGINT NOT NULL)",
+    "CREATE TABLE transfer (id BIGSERIAL PRIMARY KEY, account INTEGER, amount INTEGER)",
+    f"INSERT INTO account SELECT n, 1000000 FROM generate_series(0, {ACCOUNTS - 1}) AS n",
+)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Bank:
+    """A process that does transactions when it is told to."""
+
+    def __init__(self, colour, broker, database):
+        url = database.render_as_string(hide_password=False)
+        script = bench_process.HERE / "bench_decorated_alone.py"
+        self.process = subprocess.Popen(
+            [sys.executable, script, colour, broker.names, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(bench_process.CHECKOUT)},
+        )
+        self._line()
+
+    def _line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise bench_process.CannotStart(f"a bank ended with {self.process.wait()}")
+        return line
+
+    def run(self, way, at_once, seconds):
+        self.process.stdin.write(f"{way} {at_once} {seconds}\n")
+        self.process.stdin.flush()
+        return json.loads(self._line())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem):
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+def decorated(bench, plan):
+    """Transactions per second of each colour and way, and the ratios; checks look at 16 at once."""
+    from tests import databases  # Other sections need no database.
+
+    server = databases.postgres(is_durable=True)
+    try:
+        with server.database() as database, bench.broker("sync") as broker:
+            _prepare(database)
+            found = {}
+            for colour in COLOURS:
+                plan.say(f"decorated: {colour}")
+                with Bank(colour, broker, database) as bank:
+                    found[colour] = {
+                        str(each): _compared(bank, broker, server, plan, each) for each in AT_ONCE
+                    }
+    finally:
+        server.stop()
+    at = str(COMPARED_AT)
+    ratios = {f"{name}_over_bare": each[at]["decorated_over_bare"] for name, each in found.items()}
+    return {"compared_at": COMPARED_AT, **ratios, **found}
+
+
+def _prepare(database):
+    from txmq.transaction.resources.schema import create_fence
+
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        for each in TABLES:
+            connection.execute(text(each))
+    create_fence(engine, "txmq_fence", None)
+    engine.dispose()
+
+
+def _compared(bank, broker, server, plan, at_once):
+    turns = []
+    for number in range(1 + (plan.turns if at_once == COMPARED_AT else max(3, plan.turns // 4))):
+        turn = {}
+        # Each way comes first and last as often as the others.
+        for way in random.sample(WAYS, len(WAYS)):
+            os.sync()  # What one has left to be written is not for the next to wait for.
+            turn[way] = _measured(bank, broker, server, way, at_once, plan.turn_s)
+        if number:  # The first turn warms up.
+            turns.append(turn)
+    return {
+        "turns": len(turns),
+        "decorated_over_bare": spread([_ratio(turn, "decorated") for turn in turns]),
+        "fenced_over_bare": spread([_ratio(turn, "fenced") for turn in turns]),
+        # Steadier than rates where others use the machine as well.
+        "cpu_over_bare": spread(
+            [_cpu_us(turn["decorated"]) / _cpu_us(turn["bare"]) for turn in turns]
+        ),
+        **{way: _figures([turn[way] for turn in turns]) for way in WAYS},
+    }
+
+
+def _ratio(turn, way):
+    return turn[way]["transactions_per_s"] / turn["bare"]["transactions_per_s"]
+
+
+def _cpu_us(figures):
+    return sum(figures[f"{who}_us"] for who in ("client", "broker", "postgres"))
+
+
+def _figures(measured):
+    return {name: spread([each[name] for each in measured])["median"] for name in measured[0]}
+
+
+def _measured(bank, broker, server, way, at_once, seconds):
+    broker_s, server_s = broker.cpu_s(), _family_cpu_s(server.pid)
+    told = bank.run(way, at_once, seconds)
+    server_s = _family_cpu_s(server.pid) - server_s
+    used = {
+        "client": told["cpu_s"],
+        "broker": broker.cpu_s() - broker_s,
+        "postgres": server_s,
+    }
+    each_us = {f"{who}_us": each / told["total"] * 1e6 for who, each in used.items()}
+    return {"transactions_per_s": told["per_s"], **each_us}
+
+
+def _family_cpu_s(pid):
+    """CPU of a process and its children, which outlive what is measured; none of a stranger's."""
+    if pid is None:
+        return 0.0
+    ticks = 0
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = each.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # It has ended meanwhile.
+        if int(each.parent.name) == pid or int(fields[1]) == pid:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS

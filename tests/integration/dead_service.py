@@ -1,0 +1,99 @@
+"""A service that leaves transactions open in every state and works on until it is killed.
+
+Its arguments are the name servers, the database and how many it leaves open. Of these one third has
+committed, one third was never begun, and the last is under way; on SQLite, which lets one write at
+a time, that was never begun either. It prints a line when that is done, and then keeps moving
+orders.
+"""
+
+import asyncio
+import itertools
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from txmq import Message, SQLResource, TransactionManager, TransactionProducer
+from txmq.protocol import properties
+from txmq.runtime.clock import SystemClock
+from txmq.transaction import LocalTransactionState
+from txmq.transaction.resources import postgres  # noqa: F401 - is to be there when we are killed
+
+GROUP = "icbc"
+TOPIC = "Orders"
+LANES = 8
+
+
+class Silent:
+    """A listener that is never asked."""
+
+    def execute_local_transaction(self, message: object, arg: Any) -> LocalTransactionState:
+        raise AssertionError
+
+    def check_local_transaction(self, message: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+
+def order(session: Session, name: str) -> None:
+    """What a local transaction does."""
+    session.execute(text("INSERT INTO orders VALUES (:name)"), {"name": name})
+
+
+async def leave_open(
+    names: str, resource: SQLResource[Session], count: int, under_way: ExitStack | None
+) -> None:
+    """Half messages, with local transactions in all states."""
+    async with TransactionProducer(GROUP, names, Silent()) as producer:
+        halves = [
+            await producer.prepare(
+                Message(
+                    topic=TOPIC,
+                    body=f"left-{number}".encode(),
+                    properties={
+                        properties.FENCE: resource.identity,
+                        # Until then nobody asks us, who know it.
+                        properties.CHECK_IMMUNITY: "3",
+                    },
+                )
+            )
+            for number in range(count)
+        ]
+    for number, half in reversed(list(enumerate(halves))):
+        local = resource.local(half.id, GROUP, SystemClock().wall_ms())
+        if number % 3 == 0:
+            with local as session:
+                order(session, half.body.decode())
+        elif number % 3 == 1 and under_way is not None:
+            order(under_way.enter_context(local), half.body.decode())
+
+
+async def work(names: str, url: str, count: int) -> None:
+    """Leave some open, and go on until killed."""
+    engine = create_engine(url, pool_size=count + LANES + 5)
+    resource = SQLResource(engine)
+    await resource.verify()
+    with ExitStack() as under_way:
+        is_one_writer = engine.dialect.name == "sqlite"
+        await leave_open(names, resource, count, None if is_one_writer else under_way)
+        tm = TransactionManager(GROUP, names, resource)
+
+        @tm.transactional(topic=TOPIC, body=lambda name: name.encode())
+        def move(session: Session, name: str) -> None:
+            order(session, name)
+
+        numbers = itertools.count()
+
+        async def lane() -> None:
+            while True:
+                await move(f"moved-{next(numbers)}")
+
+        async with tm:
+            lanes = [asyncio.ensure_future(lane()) for _ in range(LANES)]
+            print("ready", flush=True)
+            await asyncio.wait(lanes)
+
+
+if __name__ == "__main__":
+    asyncio.run(work(sys.argv[1], sys.argv[2], int(sys.argv[3])))

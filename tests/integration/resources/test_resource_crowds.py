@@ -1,0 +1,192 @@
+"""Many checks in one database transaction say and do what the same checks say and do alone.
+
+TXMQ_SOAK races 10,000 transactions of each kind, or as many as it says.
+"""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+from resource_stage import GROUP, now_ms
+from test_resource_races import AT_ONCE, Race, agree, count
+
+from txmq.transaction.resources import steps
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+CROWD = 30
+CLEANED_MS = 1_000_000
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """How many checks shared a database transaction, each time that some did."""
+    sizes, plain = [], steps._check_together
+
+    async def counted(fence, door, theirs, wait_ms):
+        found = await plain(fence, door, theirs, wait_ms)
+        sizes.append(len(theirs))
+        return found
+
+    monkeypatch.setattr(steps, "_check_together", counted)
+    return sizes
+
+
+class Crowds(Race):
+    """Some commit, and all of them are checked at the same moment, perhaps twice."""
+
+    async def crowd(self, ids):
+        born_ms = now_ms()
+        self.answers |= {xid: [] for xid in ids}
+
+        async def commits(xid):
+            self.locals[xid] = await self.commit(xid, born_ms, self.delay_s(), self.delay_s())
+
+        async def checks():
+            for _ in range(self.chance.choice([1, 1, 2])):
+                await asyncio.sleep(self.delay_s())
+                asked = self.chance.sample(ids, len(ids))
+                told = await asyncio.gather(
+                    *(self.checker.check(xid, born_ms=born_ms) for xid in asked)
+                )
+                for xid, answer in zip(asked, told, strict=True):
+                    self.answers[xid].append(answer)
+
+        await asyncio.gather(*(commits(xid) for xid in ids), checks())
+
+    async def run(self, number):
+        for first in range(0, number, CROWD):
+            await self.crowd([f"x-{first + each}" for each in range(CROWD)])
+
+
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "checks_of"),
+    [("postgres-async", "psycopg-async-pool"), ("psycopg-async-pool", "postgres")],
+)
+def test_a_crowd_of_checks_and_commits_never_both_win(bank, kind, checks_of, shared):
+    seed = random.randrange(2**32)
+    engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
+
+    async def story():
+        asked = bank.stage(checks_of, resource={"wait_s": 0.02})
+        async with bank.stage(kind, engine=engine) as stage, asked as checker:
+            race = Crowds(stage, checker, seed)
+            await race.run(count(300))
+            agree(bank, race, seed)
+            await race.settled()
+            agree(bank, race, seed)
+
+    asyncio.run(story())
+    assert shared, "no two checks ever shared a database transaction"
+
+
+def test_a_crowd_is_told_what_each_is_told_alone(bank, shared):
+    """Whatever is in the fence, whoever it belongs to, and however old it is."""
+    chance = random.Random(7)
+    kinds = ["committed", "rolled back", "another's", "nowhere", "too old", "another fence's"]
+    drawn = [*kinds, *chance.choices(kinds, k=CROWD)]
+
+    async def answers(stage, way):
+        ids = [f"{way}-{number}" for number in range(len(drawn))]
+        for xid, kind in zip(ids, drawn, strict=True):
+            if kind in ("committed", "rolled back", "another's"):
+                values = {"xid": xid, "outcome": 2 if kind == "rolled back" else 1}
+                values["owner"] = "ccb" if kind == "another's" else GROUP
+                bank.order(
+                    "INSERT INTO txmq_fence (xid, outcome, owner, created_ms) "
+                    "VALUES (:xid, :outcome, :owner, 5)",
+                    **values,
+                )
+        asked = [
+            stage.check(
+                xid,
+                born_ms=CLEANED_MS - 1 if kind == "too old" else CLEANED_MS,
+                identity="elsewhere" if kind == "another fence's" else stage.resource.identity,
+            )
+            for xid, kind in zip(ids, drawn, strict=True)
+        ]
+        if way == "together":
+            return await asyncio.gather(*asked)
+        return [await each for each in asked]
+
+    async def story():
+        async with bank.stage() as stage:
+            bank.order("UPDATE txmq_fence_mark SET cleaned_ms = :at", at=CLEANED_MS)
+            alone = await answers(stage, "alone")
+            assert not shared
+            together = await answers(stage, "together")
+            assert together == alone
+            assert {*alone} == {COMMIT, ROLLBACK, UNKNOWN}
+
+    asyncio.run(story())
+
+    # Those that nobody can tell of leave nothing behind.
+    rows = bank.order("SELECT xid, outcome, owner FROM txmq_fence")
+    left = {way: set() for way in ("alone", "together")}
+    for xid, *rest in rows:
+        way, number = xid.split("-")
+        left[way].add((number, *rest))
+    assert left["alone"] == left["together"]
+    assert len(left["alone"]) == sum(each not in ("too old", "another fence's") for each in drawn)
+    assert shared == [len(drawn) - drawn.count("another fence's")]
+
+
+def test_one_that_is_under_way_keeps_no_other_from_being_told(postgres_bank):
+    async def story():
+        async with postgres_bank.stage("postgres-async", resource={"wait_s": 0.1}) as stage:
+            ids = [f"x-{number}" for number in range(20)]
+            async with stage.begin("x-7"):
+                answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
+                assert [xid for xid in ids if answers[ids.index(xid)] is UNKNOWN] == ["x-7"]
+                assert answers.count(ROLLBACK) == 19
+            assert await stage.check("x-7") is COMMIT
+
+    asyncio.run(story())
+
+
+def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothing(postgres_bank):
+    async def story():
+        async with postgres_bank.stage("psycopg-async-pool", resource={"wait_s": 30}) as stage:
+            ids = [f"x-{number}" for number in range(20)]
+            async with stage.begin("x-7"):
+                asked = asyncio.gather(*(stage.check(xid) for xid in ids))
+                while not (waiting := await asyncio.to_thread(postgres_bank.order, WAITING)):
+                    assert not asked.done()
+                for (pid,) in waiting:
+                    postgres_bank.order("SELECT pg_terminate_backend(:pid)", pid=pid)
+                assert await asked == [UNKNOWN] * 20
+                assert postgres_bank.fence == {}
+            assert postgres_bank.fence == {"x-7": 1}
+            answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
+            assert answers == [COMMIT if xid == "x-7" else ROLLBACK for xid in ids]
+
+    asyncio.run(story())
+
+
+def test_crowds_that_ask_about_the_same_agree(postgres_bank):
+    """Two services that are asked about the same transactions, in whatever order."""
+
+    async def story():
+        one = postgres_bank.stage("psycopg-async-pool")
+        async with one as first, postgres_bank.stage("postgres") as second:
+            chance = random.Random(3)
+            for turn in range(10):
+                ids = [f"x-{turn}-{number}" for number in range(20)]
+                late = first.begin(ids[0])
+                asked = [(stage, xid) for stage in (first, second) for xid in ids]
+                chance.shuffle(asked)
+                with contextlib.suppress(Exception):
+                    async with late:
+                        pass
+                answers = await asyncio.gather(*(stage.check(xid) for stage, xid in asked))
+                told = {xid: set() for xid in ids}
+                for (_, xid), answer in zip(asked, answers, strict=True):
+                    told[xid].add(answer)
+                assert all(len(each - {UNKNOWN}) <= 1 for each in told.values())
+                assert told[ids[0]] <= {late.state, UNKNOWN}
+
+    asyncio.run(story())

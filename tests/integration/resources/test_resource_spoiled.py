@@ -1,0 +1,111 @@
+"""What spoils checks that are settled together, and costs no more than it must."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import psycopg
+import pytest
+from resource_stage import GROUP, now_ms
+
+from tests.databases import conninfo
+from txmq.errors import UsageError
+from txmq.transaction.resources import SQLResource
+from txmq.transaction.state import LocalTransactionState
+
+ROLLBACK = LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+CROWD = 60
+
+
+def test_a_source_that_raises_what_nobody_thought_of_cancels_nobody(postgres_bank):
+    is_locked = False
+
+    def connects():
+        if is_locked:
+            raise KeyError("no such password")
+        return psycopg.connect(conninfo(postgres_bank.url))
+
+    async def story():
+        nonlocal is_locked
+        with contextlib.closing(SQLResource(connects)) as resource:
+            await resource.verify()
+            is_locked = True
+            asked = [resource.check(f"x-{each}", GROUP, now_ms()) for each in range(20)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(each) for each in found} == {KeyError}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["postgres", "postgres-async", "psycopg-pool"])
+def test_many_that_are_under_way_cost_the_patience_for_one(postgres_bank, kind):
+    """All others of their crowd wait for the last of them."""
+
+    async def story():
+        async with postgres_bank.stage(kind, resource={"wait_s": 0.5}) as stage:
+            ids = [f"x-{number}" for number in range(CROWD)]
+            with postgres_bank.engine.connect() as busy:
+                for xid in ids[1:]:
+                    busy.exec_driver_sql(
+                        f"INSERT INTO txmq_fence VALUES ('{xid}', 1, '{GROUP}', 1)"
+                    )
+                began = time.monotonic()
+                answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
+                assert answers == [ROLLBACK] + [UNKNOWN] * (CROWD - 1)
+                assert time.monotonic() - began < 0.5 * 8
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["postgres", "postgres-async"])
+def test_a_crowd_waits_for_a_connection_once(postgres_bank, kind):
+    """Not each of them as long again, when the application has them all."""
+    engine = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.5}
+
+    async def story():
+        async with postgres_bank.stage(kind, engine=engine) as stage:
+            borrowed = await stage.resource._door.open()
+            began = time.monotonic()
+            asked = [stage.check(f"x-{number}") for number in range(20)]
+            assert await asyncio.gather(*asked) == [UNKNOWN] * 20
+            assert time.monotonic() - began < 0.5 * 4
+            await borrowed.close()
+            assert await stage.check("x-1") is ROLLBACK
+
+    asyncio.run(story())
+
+
+def test_who_still_waits_when_the_resource_is_closed_is_told(postgres_bank):
+    entered, gate = threading.Semaphore(0), threading.Event()
+
+    def connects():
+        entered.release()
+        gate.wait(20)
+        return psycopg.connect(conninfo(postgres_bank.url))
+
+    async def story():
+        resource = SQLResource(connects)
+        gate.set()
+        await resource.verify()
+        while entered.acquire(blocking=False):
+            pass
+        gate.clear()
+        asked = []
+        for number in range(8):
+            check = resource.check(f"x-{number}", GROUP, now_ms())
+            asked.append(asyncio.ensure_future(check))
+            await asyncio.sleep(0)
+        await asyncio.to_thread(entered.acquire)
+        resource.close()
+        gate.set()
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(*asked, return_exceptions=True)
+        # Those that had begun are settled.
+        assert found[0] is ROLLBACK
+        assert {type(each) for each in found} <= {LocalTransactionState, UsageError}
+        with pytest.raises(UsageError, match="closed"):
+            await resource.check("x-1", GROUP, now_ms())
+
+    asyncio.run(story())

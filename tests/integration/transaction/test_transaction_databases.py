@@ -1,0 +1,251 @@
+"""What PostgreSQL does to a manager's local transactions: killed backends, deadlocks, no fence."""
+
+import asyncio
+import contextlib
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import StaticPool
+
+from tests.databases import conninfo
+from tests.integration.transaction.crash_bank import ROLLED_BACK, Order
+from tests.integration.transaction.crash_stage import on_scene
+from txmq import SQLResource, TransactionManager, TransactionState
+from txmq.errors import DatabaseFailed, FenceElsewhere, FenceMissing, OutcomeUnknown
+
+COMMITTED_STATE = TransactionState.COMMITTED
+
+
+@pytest.fixture
+def bank(bank_for):
+    return bank_for("postgres")
+
+
+@contextlib.asynccontextmanager
+async def engine_of(bank, **how):
+    engine = bank.awaited(**how)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def manager_of(scene, source):
+    return TransactionManager(scene.group, scene.broker.names, SQLResource(source))
+
+
+def transferring(scene, manager, function):
+    decorate = manager.transactional(topic=scene.topic, keys=lambda order: order.id)
+    return decorate(function)
+
+
+async def book(manager, session, order):
+    await session.execute(text(order.written(manager.current().xid)))
+    await session.execute(text(order.taken()))
+
+
+def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(broker, bank):
+    """D1: a trigger that is looked at last keeps the commit open for as long as a lock is held."""
+    bank.order(
+        "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$"
+    )
+    bank.order(
+        "CREATE CONSTRAINT TRIGGER last AFTER INSERT ON debit DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION dawdle()"
+    )
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query = 'COMMIT'"
+
+    async def story():
+        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+            manager = manager_of(scene, engine)
+
+            async def function(session, order):
+                await book(manager, session, order)
+
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                with bank.engine.connect() as holder:
+                    holder.execute(text("SELECT pg_advisory_lock(7)"))
+                    calling = asyncio.ensure_future(transfer(Order("t-1")))
+                    await scene.until(lambda: bank.order(waiting), "the commit to wait")
+                    bank.order(f"SELECT pg_terminate_backend(pid) FROM ({waiting}) AS those")
+                    outcome = await calling
+                assert outcome.state is TransactionState.UNKNOWN
+                assert isinstance(outcome.problem, OutcomeUnknown)
+                await scene.until_settled()
+                assert bank.fence == {outcome.xid: ROLLED_BACK}
+                scene.agree()
+
+    asyncio.run(story())
+
+
+def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
+    """D3."""
+    runs = []
+
+    async def story():
+        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+            manager, met = manager_of(scene, engine), asyncio.Barrier(2)
+
+            async def function(session, order):
+                runs.append(manager.current().xid)
+                await book(manager, session, order)
+                if len(runs) <= 2:
+                    await met.wait()
+                other = "A1" if order.payer == "A0" else "A0"
+                touch = f"UPDATE account SET balance = balance WHERE name = '{other}'"
+                await session.execute(text(touch))
+
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                outcomes = await asyncio.gather(
+                    transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
+                )
+                assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
+                assert len(runs) == 3
+                assert set(runs) == {each.xid for each in outcomes}
+                assert manager.tally.committed == 2
+            scene.agree()
+
+    asyncio.run(story())
+
+
+def test_serialization_failures_are_run_again_in_the_same_transaction(broker, bank):
+    """D3, at whatever statement they come, the COMMIT among them."""
+    runs = []
+
+    async def story():
+        async with (
+            on_scene(broker, bank) as scene,
+            engine_of(bank, isolation_level="SERIALIZABLE") as engine,
+        ):
+            manager, met = manager_of(scene, engine), asyncio.Barrier(2)
+
+            async def function(session, order):
+                runs.append(manager.current().xid)
+                await session.execute(text("SELECT count(*) FROM debit"))
+                if len(runs) <= 2:
+                    await met.wait()
+                await book(manager, session, order)
+
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                outcomes = await asyncio.gather(
+                    transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
+                )
+                assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
+                assert len(runs) > 2
+                assert set(runs) == {each.xid for each in outcomes}
+            scene.agree()
+
+    asyncio.run(story())
+
+
+def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
+    """D4."""
+    bank.order("DROP TABLE txmq_fence")
+
+    async def story():
+        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+            with pytest.raises(FenceMissing):
+                await manager_of(scene, engine).__aenter__()
+
+    asyncio.run(story())
+
+
+def test_another_database_than_at_start_takes_nothing(broker, bank, postgres):
+    """D4: a fence of the same name, in a database that somebody has switched to."""
+
+    async def story(other):
+        async with on_scene(broker, bank) as scene:
+            where = [bank.url]
+            manager = manager_of(scene, lambda: psycopg.connect(conninfo(where[0])))
+
+            def function(session, order):
+                session.execute(order.taken())
+
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                where[0] = other.url
+                with pytest.raises(FenceElsewhere):
+                    await transfer(Order("t-1"))
+            assert other.fence == bank.fence == {}
+            scene.agree()
+
+    with postgres.database() as url:
+        other = type(bank)(url).prepare()
+        asyncio.run(story(other))
+        other.close()
+
+
+class Careless:
+    """A pool of one connection, which it gives back as it was left."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def getconn(self):
+        return self._connection
+
+    def putconn(self, connection):
+        pass
+
+
+@pytest.mark.parametrize("state", ["failed", "open"])
+def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, state):
+    """D7."""
+
+    async def story():
+        with psycopg.connect(conninfo(bank.url)) as connection:
+            async with on_scene(broker, bank) as scene:
+                manager = manager_of(scene, Careless(connection))
+
+                def function(session, order):
+                    session.execute(order.taken())
+
+                async with manager:
+                    transfer = transferring(scene, manager, function)
+                    connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+                    if state == "failed":
+                        with pytest.raises(psycopg.errors.UniqueViolation):
+                            connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+                    with pytest.raises(DatabaseFailed):
+                        await transfer(Order("t-1"))
+                connection.rollback()
+                assert bank.fence == {}
+                scene.agree()
+
+    asyncio.run(story())
+
+
+def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_detected(broker, bank):
+    """D7: with a pool that resets nothing."""
+
+    async def story():
+        engine = create_engine(bank.url, poolclass=StaticPool, pool_reset_on_return=None)
+        async with on_scene(broker, bank) as scene:
+            manager = manager_of(scene, engine)
+
+            def function(session, order):
+                session.execute(text(order.written(manager.current().xid)))
+                session.execute(text(order.taken()))
+
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                raw = engine.raw_connection()
+                raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+                with pytest.raises(psycopg.errors.UniqueViolation):
+                    raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+                raw.close()
+                with pytest.raises(Exception, match="transaction is aborted"):
+                    await transfer(Order("t-1"))
+                assert bank.fence == {}
+                outcome = await transfer(Order("t-2"))
+                assert outcome.state is COMMITTED_STATE
+                assert set(bank.debits) == {"t-2"}
+                scene.agree()
+        engine.dispose()
+
+    asyncio.run(story())

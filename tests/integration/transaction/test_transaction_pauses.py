@@ -1,0 +1,157 @@
+"""P8: a producer that is asleep, SIGSTOP, while everybody asks what became of its transaction.
+
+Whatever others have decided meanwhile holds when it wakes up; and what nobody could decide, it
+decides then. TXMQ_SOAK puts to sleep 20 times at each point, or as often as it says.
+"""
+
+import asyncio
+import random
+import signal
+from collections import Counter
+
+import pytest
+
+from tests.integration.transaction.crash_bank import COMMITTED, ROLLED_BACK
+from tests.integration.transaction.crash_stage import another, on_scene, plan, soak, soaked, wires
+from tests.integration.transaction.crash_teller import INSIDE_1, INSIDE_2
+
+KINDS = ["postgres", "postgres-async", "sqlite"]
+MODEST = 1
+AT_ONCE = 16
+AWAKE_S, ASLEEP_S = 0.08, 0.15
+
+
+async def asleep(scene, tellers, kind, ways, point, target):
+    """A teller stops in the middle of a transaction; returns which one."""
+    wanted = plan(scene, kind, ways, target=target, bystanders=[f"b-{target}"], point=point)
+    wanted.signal = "SIGSTOP"
+    await tellers.start(wanted)
+    await tellers.stopped()
+    return tellers.xids[target]
+
+
+async def awake(tellers):
+    """It goes on to its end; returns what it says of its transactions."""
+    tellers.send(signal.SIGCONT)
+    assert await tellers.ended() == 0, tellers.tail()
+    return tellers.said
+
+
+async def naps(scene, tellers, kind, point, meanwhile, afterwards):
+    async with wires(scene) as ways, another(scene):
+        for number in range(soak(MODEST, 20)):
+            target = f"t-{number}"
+            xid = await asleep(scene, tellers, kind, ways, point, target)
+            await meanwhile(scene, xid)
+            said = await awake(tellers)
+            await scene.until_settled()
+            afterwards(scene, target, xid, said[target])
+    scene.agree()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_was_asleep_before_its_fence_cannot_commit(broker_that_parks, bank_for, tellers, kind):
+    async def decided(scene, xid):
+        await scene.until(lambda: not scene.open(), "a check to roll it back")
+        assert scene.bank.fence[xid] == ROLLED_BACK
+
+    def refused(scene, target, xid, said):
+        assert said == {"id": target, "raised": "RolledBackByCheck"}
+        assert scene.bank.fence[xid] == ROLLED_BACK
+        assert target not in scene.bank.debits
+
+    bank = bank_for(kind)
+
+    async def story():
+        async with on_scene(broker_that_parks, bank) as scene:
+            # The local transaction is called, and has not begun.
+            await naps(scene, tellers, kind, "5", decided, refused)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    soaked(
+        [("postgres", INSIDE_1), ("postgres-async", INSIDE_2), ("sqlite", INSIDE_2)],
+        [("postgres", INSIDE_2), ("postgres-async", INSIDE_1), ("sqlite", INSIDE_1)],
+    ),
+)
+def test_who_was_asleep_behind_its_fence_commits_also_what_is_parked(
+    broker_that_parks, bank_for, tellers, kind, point
+):
+    async def parked(scene, xid):
+        await scene.until(lambda: scene.open("parked"), "the broker to give up")
+        assert xid not in scene.bank.fence
+
+    def committed(scene, target, xid, said):
+        assert said == {"id": target, "state": "COMMITTED", "acknowledged": True}
+        assert scene.bank.fence[xid] == COMMITTED
+        assert scene.bank.debits[target] == xid
+
+    bank = bank_for(kind)
+
+    async def story():
+        async with on_scene(broker_that_parks, bank) as scene:
+            await naps(scene, tellers, kind, point, parked, committed)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", soaked(["postgres"], ["postgres-async", "sqlite"]))
+def test_who_was_asleep_after_its_commit_is_answered_for(
+    broker_that_parks, bank_for, tellers, kind
+):
+    async def decided(scene, xid):
+        await scene.until(lambda: not scene.open(), "a check to commit it")
+        assert [each for _, each in scene.visible()].count(xid) == 1
+
+    def committed(scene, target, xid, said):
+        assert said == {"id": target, "state": "COMMITTED", "acknowledged": True}
+
+    bank = bank_for(kind)
+
+    async def story():
+        async with on_scene(broker_that_parks, bank) as scene:
+            await naps(scene, tellers, kind, "6", decided, committed)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", soaked(["postgres-async"], ["postgres"]))
+def test_who_falls_asleep_anywhere_agrees_with_those_who_answered_meanwhile(
+    broker_in_haste, bank_for, tellers, kind
+):
+    bank, chance, tally = bank_for(kind), random.Random(), Counter()
+    days = soak(1, 20)
+
+    async def day(scene, ways, number):
+        names = [f"b-{number}-{each}" for each in range(AT_ONCE)]
+        await tellers.start(plan(scene, kind, ways, target=f"t-{number}", bystanders=names))
+        await tellers.opened()
+        while await tellers.nap(chance.uniform(0, ASLEEP_S)):
+            tally["naps"] += 1
+            await asyncio.sleep(chance.uniform(0, AWAKE_S))
+        said = tellers.said.values()
+        assert len(said) == AT_ONCE + 1
+        tally.update(each.get("raised") or each["state"] for each in said)
+
+    async def story():
+        async with on_scene(broker_in_haste, bank) as scene:
+            async with wires(scene) as ways, another(scene, wait_s=0.02) as stays:
+                for number in range(days):
+                    await day(scene, ways, number)
+                await scene.until_settled()
+                assert stays.tally.conflicts == 0
+            scene.agree()
+            assert set(tally) <= {"naps", "COMMITTED", "RolledBackByCheck"}, tally
+            assert len(bank.debits) == tally["COMMITTED"]
+            if days > MODEST:  # One day may be a bad one.
+                assert min(tally["COMMITTED"], tally["RolledBackByCheck"]) > days, tally
+            print(f"{kind}: {dict(tally)}")
+
+    asyncio.run(story())

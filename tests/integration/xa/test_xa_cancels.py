@@ -1,0 +1,175 @@
+"""Whoever is cancelled, wherever: both banks do the same, and every connection is given back."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+
+import psycopg_pool
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+from xa_stage import GROUP, OPENING, now_ms, order_of
+
+from tests.databases import conninfo
+from tests.integration.transaction.crash_stage import soak
+from txmq.transaction.resources import XAResource
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT = LocalTransactionState.COMMIT
+COMMITTED = 1
+
+
+class Cut:
+    """Awaits something, and cancels it where it waits for the ``at``-th time."""
+
+    def __init__(self, work, at):
+        self.work = work
+        self.at = at
+        self.count = 0
+
+    def __await__(self):
+        running = self.work.__await__()
+        step = running.__next__
+        while True:
+            try:
+                wanted = step()
+            except StopIteration:
+                return
+            self.count += 1
+            if self.count == self.at:
+                asyncio.current_task().cancel()
+            try:
+                yield wanted
+            except BaseException as problem:
+                step = functools.partial(running.throw, problem)
+            else:
+                step = running.__next__
+
+
+class Engines:
+    def __init__(self, urls):
+        self.sources = {
+            name: create_async_engine(url, pool_size=2, max_overflow=0)
+            for name, url in urls.items()
+        }
+
+    def out(self):
+        return [each.pool.checkedout() for each in self.sources.values()]
+
+    async def close(self):
+        for each in self.sources.values():
+            await each.dispose()
+
+
+class Pools:
+    def __init__(self, urls):
+        self.sources = {
+            name: psycopg_pool.AsyncConnectionPool(
+                conninfo(url), min_size=2, max_size=2, open=False
+            )
+            for name, url in urls.items()
+        }
+
+    async def open(self):
+        for each in self.sources.values():
+            await each.open(wait=True)
+
+    def out(self):
+        stats = [each.get_stats() for each in self.sources.values()]
+        return [2 - each.get("pool_available", 0) for each in stats]
+
+    async def close(self):
+        for each in self.sources.values():
+            await each.close()
+
+
+@contextlib.asynccontextmanager
+async def counted(banks, kind, is_attended):
+    urls = {name: bank.url for name, bank in banks.banks.items()}
+    here = Engines(urls) if kind == "alchemy" else Pools(urls)
+    if isinstance(here, Pools):
+        await here.open()
+    resource = XAResource(here.sources, recover_every_s=3600.0)
+    await resource.verify()
+    attending = asyncio.ensure_future(resource.attend()) if is_attended else None
+    try:
+        yield resource, here
+    finally:
+        if attending is not None:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+        resource.close()
+        await here.close()
+
+
+async def transfer(resource, xid, how):
+    local = resource.local(xid, GROUP, now_ms())
+    try:
+        async with local as sessions:
+            await order_of(1)(sessions)
+            if how == "refused":
+                raise ValueError
+    except ValueError:
+        return
+    await resource.confirm(xid, local.state)
+
+
+async def until_returned(here):
+    async with asyncio.timeout(5):
+        while any(here.out()):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["kept", "not kept", "refused"])
+@pytest.mark.parametrize("kind", ["alchemy", "psycopg-pool"])
+def test_who_is_cancelled_where_it_waits_leaves_both_alike_and_no_connection(banks, kind, how):
+    every = soak(3, 1)
+
+    async def story():
+        async with counted(banks, kind, how == "kept") as (resource, here):
+            for at in itertools.count(1, every):
+                xid = f"x-{at}"
+                cut = Cut(transfer(resource, xid, how), at)
+
+                async def cancelled(cut=cut):
+                    await cut
+
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.create_task(cancelled())
+                if how == "kept" and banks.fence.get(xid) == COMMITTED:
+                    await resource.confirm(xid, COMMIT)  # As its manager does.
+                await resource.recover(0.0)
+                try:
+                    await until_returned(here)
+                except TimeoutError:
+                    pytest.fail(f"cancelled at {at}: {here.out()} are not given back")
+                assert not banks.prepared, at
+                if cut.count < at:
+                    break  # It was over before.
+
+    asyncio.run(story())
+    moved = list(banks.fence.values()).count(COMMITTED)
+    assert banks.balances == {"icbc": OPENING - moved, "ccb": OPENING + moved}
+    banks.see_nothing_left()
+
+
+@pytest.mark.parametrize("kind", ["alchemy", "psycopg-pool"])
+def test_a_confirmation_that_is_cancelled_at_once_gives_its_connections_back(banks, kind):
+    async def story():
+        async with counted(banks, kind, True) as (resource, here):
+            await asyncio.sleep(0)
+            local = resource.local("x-1", GROUP, now_ms())
+            async with local as sessions:
+                await order_of(1)(sessions)
+            async with asyncio.timeout(5):
+                while here.out() != [1, 1]:  # A first recovery looks.
+                    await asyncio.sleep(0.01)
+            confirming = asyncio.create_task(resource.confirm("x-1", local.state))
+            await asyncio.sleep(0)
+            confirming.cancel()
+            await asyncio.gather(confirming, return_exceptions=True)
+            await until_returned(here)
+            await resource.recover()
+
+    asyncio.run(story())
+    banks.see_nothing_left()

@@ -1,0 +1,201 @@
+"""Two databases, one decision: what every kind of source must do."""
+
+import asyncio
+
+import pytest
+from xa_stage import GROUP, KINDS, OPENING, now_ms, order_of, run, said
+
+from txmq.errors import RolledBackByCheck, TransactionBroken, TwoPhaseUnavailable, UsageError
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+STILL = {"icbc": OPENING, "ccb": OPENING}
+MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
+
+
+class Wrong(Exception):
+    """What an application raises."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_follow_what_is_decided(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource:
+            local = resource.local("x-1", GROUP, now_ms())
+            await run(resource, local, order_of(100))
+            assert local.state is COMMIT
+            assert banks.balances == STILL, "decided, and not yet carried out"
+            identity = resource.identity
+            assert banks.prepared == [f"txmq:x-1:icbc:{identity}", f"txmq:x-1:ccb:{identity}"]
+            await resource.confirm("x-1", local.state)
+            assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
+
+    asyncio.run(story())
+
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_rolls_all_back(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource:
+            local = resource.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                await order_of(100)(sessions)
+                raise Wrong
+
+            with pytest.raises(Wrong):
+                await run(resource, local, work)
+            assert local.state is ROLLBACK
+            await resource.confirm("x-1", local.state)
+            assert await resource.check("x-1", GROUP, now_ms()) is ROLLBACK
+
+    asyncio.run(story())
+
+    assert banks.balances == STILL
+    banks.see_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_database_has_given_up_is_a_no(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource:
+            local = resource.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                await order_of(100)(sessions)
+                with pytest.raises(Exception, match="nothing_here"):
+                    await said(sessions["ccb"], "SELECT * FROM nothing_here")
+
+            with pytest.raises(TransactionBroken):
+                await run(resource, local, work)
+            assert local.state is ROLLBACK
+
+    asyncio.run(story())
+
+    assert banks.balances == STILL
+    banks.see_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_branch_that_cannot_prepare_undoes_those_that_have(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource:
+            local = resource.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                await order_of(100)(sessions)
+                # PostgreSQL prepares nothing that has touched temporary tables.
+                await said(sessions["ccb"], "CREATE TEMPORARY TABLE mine (x INT)")
+
+            with pytest.raises(Exception, match="(?i)prepare"):
+                await run(resource, local, work)
+            assert local.state is ROLLBACK
+
+    asyncio.run(story())
+
+    assert banks.balances == STILL
+    banks.see_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_that_is_faster_has_decided(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource, banks.service("psycopg-async") as other:
+            local = resource.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                await order_of(100)(sessions)
+                if not resource.is_blocking:
+                    assert await other.check("x-1", GROUP, now_ms()) is ROLLBACK
+                else:
+                    checked.append(asyncio.run_coroutine_threadsafe(
+                        other.check("x-1", GROUP, now_ms()), loop
+                    ).result())  # fmt: skip
+
+            checked, loop = [], asyncio.get_running_loop()
+            with pytest.raises(RolledBackByCheck):
+                await run(resource, local, work)
+            assert local.state is ROLLBACK
+            assert checked in ([], [ROLLBACK])
+
+    asyncio.run(story())
+
+    assert banks.balances == STILL
+    banks.see_nothing_left()
+
+
+def test_a_check_of_a_commit_ends_what_is_prepared(banks):
+    async def story():
+        async with banks.service() as resource, banks.service("alchemy") as other:
+            local = resource.local("x-1", GROUP, now_ms())
+            await run(resource, local, order_of(100))
+            assert await other.check("x-1", GROUP, now_ms()) is COMMIT
+            # Whoever comes second finds nothing to do.
+            await resource.confirm("x-1", COMMIT)
+
+    asyncio.run(story())
+
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_what_is_decided_begins_no_second_time(banks):
+    async def story():
+        async with banks.service() as resource:
+            await resource.check("x-1", GROUP, now_ms())
+            with pytest.raises(RolledBackByCheck):
+                await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
+
+    asyncio.run(story())
+
+    assert banks.balances == STILL
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "alchemy-async"])
+def test_a_function_that_commits_by_itself_is_told_so(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource:
+            local = resource.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                await order_of(100)(sessions)
+                await said(sessions["ccb"], "COMMIT")
+
+            with pytest.raises(UsageError, match="ccb"):
+                await run(resource, local, work)
+            assert local.state is ROLLBACK
+
+    asyncio.run(story())
+
+    assert banks["icbc"].balance == OPENING
+    banks.see_nothing_left()
+
+
+def test_a_server_without_room_is_told_before_anything_is_decided(banks):
+    async def story():
+        async with banks.service() as resource:
+            room = banks["ccb"].order("SHOW max_prepared_transactions")[0][0]
+            for number in range(int(room) - 1 - len(banks.prepared)):
+                with_room(banks["ccb"], f"somebody-{number}")
+            local = resource.local("x-1", GROUP, now_ms())
+            with pytest.raises(TwoPhaseUnavailable, match="max_prepared_transactions"):
+                await run(resource, local, order_of(100))
+            assert local.state is ROLLBACK
+            assert not [gid for gid in banks.prepared if gid.startswith("txmq:")]
+
+    asyncio.run(story())
+
+    assert banks.balances == STILL
+
+
+def with_room(bank, gid):
+    from psycopg import connect, sql
+
+    from tests.databases import conninfo
+
+    with connect(conninfo(bank.url)) as connection:
+        connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid)))

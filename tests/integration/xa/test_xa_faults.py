@@ -1,0 +1,317 @@
+"""Connections that break, databases that go away and come back, while the service lives on."""
+
+import asyncio
+import contextlib
+
+import pytest
+from xa_stage import GROUP, OPENING, now_ms, order_of, run, said
+
+from tests.integration.transaction.crash_stage import soaked
+from tests.integration.xa.xa_wire import REPLY, REQUEST, Line
+from txmq.errors import CommittedBefore, DatabaseFailed, RolledBackByCheck
+from txmq.transaction.resources.prepared import gid_of
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+STILL = {"icbc": OPENING, "ccb": OPENING}
+MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
+MARK = b"balance - 100", b"balance + 100"
+PREPARE = (b"PREPARE TRANSACTION", b"PREPARE TRANSACTION\0")
+CLAIM = (b"COMMIT\0", b"COMMIT\0")
+COMMIT_PREPARED = (b"COMMIT PREPARED", b"COMMIT PREPARED\0")
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND "
+KINDS_CUT = ["alchemy-async", "psycopg-async", "psycopg-pool"]
+
+
+@contextlib.asynccontextmanager
+async def lines(banks):
+    async with contextlib.AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(Line(bank.url))
+            for name, bank in banks.banks.items()
+        }
+
+
+def over(banks, through):
+    return {name: bank.url.set(port=through[name].port) for name, bank in banks.banks.items()}
+
+
+@contextlib.asynccontextmanager
+async def over_lines(banks, **options):
+    async with (
+        lines(banks) as through,
+        banks.service(urls=over(banks, through), **options) as resource,
+    ):
+        yield through, resource
+
+
+async def until_settled(resource, banks):
+    """Recover until nothing is left: a server may notice late that somebody is gone."""
+    async with asyncio.timeout(20):
+        while True:
+            found = await resource.recover(0.0)
+            if found.is_complete and not found.left and not banks.prepared:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("how", "side"),
+    soaked([("cut", REPLY), ("terminated", REQUEST)], [("cut", REQUEST), ("terminated", REPLY)]),
+)
+@pytest.mark.parametrize(
+    ("bank", "words", "told"),
+    [
+        ("icbc", PREPARE, {REQUEST: ROLLBACK, REPLY: ROLLBACK}),
+        ("ccb", PREPARE, {REQUEST: ROLLBACK, REPLY: ROLLBACK}),
+        ("icbc", CLAIM, {REQUEST: UNKNOWN, REPLY: UNKNOWN}),
+        ("icbc", COMMIT_PREPARED, {REQUEST: COMMIT, REPLY: COMMIT}),
+        ("ccb", COMMIT_PREPARED, {REQUEST: COMMIT, REPLY: COMMIT}),
+    ],
+    ids=["prepare-1", "prepare-2", "claim", "commit-1", "commit-2"],
+)
+def test_what_is_told_when_a_line_breaks_is_what_both_banks_do(banks, bank, words, told, side, how):
+    kind = KINDS_CUT[(len(bank) + len(words[0]) + len(side)) % len(KINDS_CUT)]
+
+    async def end_the_backend():
+        # The server ends the session itself; the line is cut as it does so.
+        await asyncio.to_thread(banks[bank].order, CUT + "datname = current_database()")
+
+    async def story():
+        async with lines(banks) as through, banks.service() as other:
+            async with banks.service(kind, urls=over(banks, through)) as resource:
+                act = end_the_backend if how == "terminated" else None
+                mark = MARK[0] if bank == "icbc" else MARK[1]
+                # The second phase of a resource without a manager has connections of its own.
+                through[bank].wait_for(words, side, b"" if words is COMMIT_PREPARED else mark, act)
+                local = resource.local("x-1", GROUP, now_ms())
+                with contextlib.suppress(Exception):
+                    await run(resource, local, order_of(100))
+                assert local.state is told[side]
+                with contextlib.suppress(DatabaseFailed):
+                    await resource.confirm("x-1", local.state)
+            if local.state is not UNKNOWN:
+                assert banks.balances == (MOVED if local.state is COMMIT else STILL)
+            await until_settled(other, banks)
+            is_in = local.state is COMMIT or (words is CLAIM and side is REPLY)
+            truth = COMMIT if is_in else ROLLBACK
+            assert await other.check("x-1", GROUP, now_ms()) is truth
+            return truth
+
+    assert banks.balances == STILL
+    truth = asyncio.run(story())
+    assert banks.balances == (MOVED if truth is COMMIT else STILL)
+    banks.see_nothing_left()
+
+
+def test_a_database_that_is_down_in_the_second_phase_follows_when_it_is_back(banks):
+    async def story():
+        async with lines(banks) as through:
+            options = {"confirm_s": 0.5, "recover_every_s": 0.1}
+            async with banks.service(urls=over(banks, through), **options) as resource:
+                attending = asyncio.create_task(resource.attend())
+                local = resource.local("x-1", GROUP, now_ms())
+                await run(resource, local, order_of(100))
+                await through["ccb"].down()
+                with pytest.raises(DatabaseFailed, match="(?s)decided, commit.*ccb"):
+                    await resource.confirm("x-1", local.state)
+                assert banks.balances == {"icbc": OPENING - 100, "ccb": OPENING}
+                await through["ccb"].up()
+                async with asyncio.timeout(20):
+                    while banks.prepared:
+                        await asyncio.sleep(0.02)
+                attending.cancel()
+                await asyncio.gather(attending, return_exceptions=True)
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_a_confirmation_tries_again_until_a_database_is_back(banks):
+    async def story():
+        async with over_lines(banks, confirm_s=20) as (through, resource):
+            local = resource.local("x-1", GROUP, now_ms())
+            await run(resource, local, order_of(100))
+            await through["ccb"].down()
+            confirming = asyncio.create_task(resource.confirm("x-1", local.state))
+            while banks["icbc"].prepared:
+                await asyncio.sleep(0.02)
+            assert not confirming.done()
+            await through["ccb"].up()
+            await confirming
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_a_recovery_does_what_it_can_where_one_database_is_down(banks):
+    async def story():
+        async with over_lines(banks, confirm_s=2) as (through, resource):
+            await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
+            await through["ccb"].down()
+            found = await resource.recover()
+            assert (found.committed, found.silent, found.is_complete) == (1, ("ccb",), False)
+            with pytest.raises(DatabaseFailed, match="ccb"):
+                await resource.clean(86_400 * 30)
+            await through["ccb"].up()
+            assert (await resource.recover()).committed == 1
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_a_database_that_never_answers_keeps_no_check_waiting(banks):
+    async def story():
+        async with lines(banks) as through, banks.service() as dead:
+            async with banks.service("psycopg-async", urls=over(banks, through)) as resource:
+                await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
+                asleep = asyncio.Event()
+                through["ccb"].wait_for((b"SELECT", b""), REQUEST, act=asleep.wait)
+                async with asyncio.timeout(8):
+                    assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
+                asleep.set()
+                assert banks["icbc"].balance == OPENING - 100
+            await until_settled(dead, banks)
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+
+
+def test_what_was_left_behind_makes_room_for_itself(banks):
+    """No manager could open, and so none could recover."""
+
+    async def story():
+        async with banks.service() as dead:
+            await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
+            room = int(banks["ccb"].order("SHOW max_prepared_transactions")[0][0])
+            everywhere = "SELECT count(*) FROM pg_prepared_xacts"
+            for number in range(room - banks["ccb"].order(everywhere)[0][0]):
+                banks["ccb"].alone(f"BEGIN; PREPARE TRANSACTION 'somebody {number}'")
+            async with banks.service():
+                assert banks.balances == MOVED
+
+    asyncio.run(story())
+
+
+def test_whoever_cannot_undo_is_not_run_again(banks):
+    async def story():
+        async with over_lines(banks) as (through, resource):
+            local = resource.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                for each in sessions.values():
+                    await said(each, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                    await said(each, "SELECT balance FROM account")
+                await order_of(100)(sessions)
+                # The second bank will refuse, and the first is gone by then.
+                through["ccb"].wait_for((b"PREPARE TRANSACTION", b""), REQUEST, act=gone)
+
+            async def gone():
+                await through["icbc"].down()
+
+            with pytest.raises(DatabaseFailed, match="left prepared for now in icbc") as caught:
+                await run(resource, local, work)
+            assert local.state is ROLLBACK
+            assert not resource.may_retry(caught.value)
+            assert len(banks["icbc"].prepared) == 1
+            await through["icbc"].up()
+            await resource.confirm("x-1", local.state)
+
+    asyncio.run(story())
+    assert banks.balances == STILL
+    banks.see_nothing_left()
+
+
+def test_who_meets_its_own_commit_at_the_claim_takes_back_what_it_has_prepared(banks):
+    """Two that run at the same time under one id: one of them books, and once."""
+
+    async def story():
+        async with banks.service() as one, banks.service() as other:
+            second = other.local("x-1", GROUP, now_ms())
+
+            async def work(sessions):
+                await run(one, one.local("x-1", GROUP, now_ms()), order_of(100))
+                await one.confirm("x-1", COMMIT)
+                await order_of(100)(sessions)
+
+            with pytest.raises(CommittedBefore):
+                await run(other, second, work)
+            assert second.state is COMMIT
+            await other.confirm("x-1", second.state)
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_an_id_that_can_name_nothing_prepared_is_decided_all_the_same(banks):
+    async def story():
+        async with banks.service() as resource:
+            assert await resource.check("it's odd", GROUP, now_ms()) is ROLLBACK
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async"])
+def test_who_is_cancelled_anywhere_leaves_both_banks_alike(banks, kind):
+    async def story():
+        async with banks.service(kind) as resource:
+            for number in range(12):
+                xid = f"x-{number}"
+                local = resource.local(xid, GROUP, now_ms())
+                running = asyncio.create_task(run(resource, local, order_of(1)))
+                await asyncio.sleep(number * 0.002)
+                running.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await running
+            await until_settled(resource, banks)
+            return list(banks.fence.values()).count(1)
+
+    moved = asyncio.run(story())
+    assert banks.balances == {"icbc": OPENING - moved, "ccb": OPENING + moved}
+    banks.see_nothing_left()
+
+
+def contents(bank):
+    return bank.order(
+        "SELECT gid, prepared, owner FROM pg_prepared_xacts "
+        "WHERE database = current_database() ORDER BY gid"
+    )
+
+
+def test_nothing_of_anybody_else_is_ever_touched(banks):
+    async def story():
+        async with banks.service() as resource:
+            identity = resource.identity
+            for name, bank in banks.banks.items():
+                # A name is there once in a server, whichever database it is in.
+                for number, gid in enumerate([
+                    f"somebody in {name}",
+                    f"txmq:{name}",
+                    gid_of("x-1", name, "another-fence"),
+                    gid_of("x-1", f"not-{name}", identity),
+                    f"only {bank.url.database}",
+                ]):  # fmt: skip
+                    work = f"CREATE TABLE t_{number} (x INT)"
+                    bank.alone(f"BEGIN; {work}; PREPARE TRANSACTION '{gid}'")
+            # Ours by its name, and in the other's database.
+            banks["icbc"].alone(f"BEGIN; PREPARE TRANSACTION '{gid_of('x-9', 'ccb', identity)}'")
+            before = {name: contents(bank) for name, bank in banks.banks.items()}
+            for xid in ("x-1", "x-2"):
+                with contextlib.suppress(RolledBackByCheck):
+                    await run(resource, resource.local(xid, GROUP, now_ms()), order_of(50))
+                await resource.confirm(xid, COMMIT)
+            assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
+            for xid in ("x-3", "x-9"):
+                assert await resource.check(xid, GROUP, now_ms()) is ROLLBACK
+            await resource.confirm("x-3", ROLLBACK)
+            await resource.recover(0.0)
+            await resource.verify()
+            assert {name: contents(bank) for name, bank in banks.banks.items()} == before
+
+    asyncio.run(story())
+    assert banks.balances == MOVED

@@ -1,0 +1,287 @@
+"""What nobody comes back for, and what two do at once."""
+
+import asyncio
+import contextlib
+
+import pytest
+from sqlalchemy import create_engine
+from xa_stage import GROUP, OPENING, now_ms, order_of, run, said
+
+from broker.testing import embedded
+from tests.integration.xa.xa_wire import REQUEST, Line
+from txmq import TransactionManager, XAResource
+from txmq.errors import DatabaseFailed, OutcomeUnknown
+from txmq.limits import XA_THREADS
+from txmq.transaction import ManagerSettings
+from txmq.transaction.resources import two_phase
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+STILL = {"icbc": OPENING, "ccb": OPENING}
+MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
+
+
+async def until(what):
+    async with asyncio.timeout(10):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async", "psycopg"])
+def test_who_finds_its_id_prepared_by_another_leaves_that_alone(banks, kind):
+    """Two that run at the same time under one id, and wait for no lock of each other."""
+    for bank in banks.banks.values():
+        bank.order("DROP TABLE IF EXISTS booked")
+        bank.order("CREATE TABLE booked (x INT)")
+
+    async def work(sessions):
+        for each in sessions.values():
+            await said(each, "INSERT INTO booked VALUES (1)")
+
+    async def story():
+        async with banks.service() as one, banks.service(kind) as other:
+            first = one.local("x-1", GROUP, now_ms())
+            second = other.local("x-1", GROUP, now_ms())
+            decide = first._decide
+
+            async def meanwhile():
+                with pytest.raises(OutcomeUnknown, match="prepared already"):
+                    await run(other, second, work)
+                assert second.state is UNKNOWN
+                await decide()
+
+            first._decide = meanwhile
+            await run(one, first, work)
+            await one.confirm("x-1", first.state)
+
+    asyncio.run(story())
+    rows = [bank.order("SELECT * FROM booked") for bank in banks.banks.values()]
+    assert rows == [[(1,)], [(1,)]]
+    banks.see_nothing_left()
+
+
+def test_what_is_kept_and_never_confirmed_is_recovered_all_the_same(banks):
+    """Its manager was closed while its function hung, and another one has the same resource."""
+
+    async def story():
+        async with banks.service(confirm_s=0.2, recover_every_s=0.05) as resource:
+            attending = asyncio.ensure_future(resource.attend())
+            await asyncio.sleep(0)
+            await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
+            try:
+                await until(lambda: not banks.prepared)
+            finally:
+                attending.cancel()
+                await asyncio.gather(attending, return_exceptions=True)
+            assert resource._second.kept == []
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_a_bank_that_hangs_takes_no_threads_from_another(banks):
+    count = XA_THREADS + 2
+    banks["icbc"].order("INSERT INTO account SELECT 'a-' || n, 0 FROM generate_series(1, 20) n")
+    banks["ccb"].order("INSERT INTO account SELECT 'a-' || n, 0 FROM generate_series(1, 20) n")
+
+    async def story():
+        async with Line(banks["ccb"].url) as line:
+            asleep = asyncio.Event()
+            url = banks["ccb"].url.set(port=line.port)
+            async with banks.service("psycopg", urls={"ccb": url}, confirm_s=1.0) as resource:
+
+                def work(number):
+                    async def booked(sessions):
+                        for each in sessions.values():
+                            update = "UPDATE account SET balance = 1 WHERE name = "
+                            await said(each, f"{update}'a-{number}'")
+
+                    return booked
+
+                for number in range(1, count + 1):
+                    xid = f"x-{number}"
+                    await run(resource, resource.local(xid, GROUP, now_ms()), work(number))
+                line.silence(asleep)
+                confirming = [
+                    asyncio.create_task(resource.confirm(f"x-{number}", COMMIT))
+                    for number in range(1, count + 1)
+                ]
+                try:
+                    done = await asyncio.gather(*confirming, return_exceptions=True)
+                    left = list(banks["icbc"].prepared)
+                finally:
+                    asleep.set()
+                assert all("icbc" not in str(each) for each in done), done
+                assert left == []
+        async with banks.service() as resource:
+            await resource.recover(0.0)
+
+    asyncio.run(story())
+    banks.see_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "kind", ["alchemy-async", "psycopg-async", "psycopg-pool-async", "psycopg"]
+)
+def test_a_bank_that_hangs_keeps_no_caller_longer_than_was_said(banks, kind):
+    async def story():
+        async with Line(banks["ccb"].url) as line:
+            asleep = asyncio.Event()
+            url = banks["ccb"].url.set(port=line.port)
+            async with banks.service(kind, urls={"ccb": url}, confirm_s=0.5) as resource:
+                attending = asyncio.ensure_future(resource.attend())
+                await asyncio.sleep(0)
+                local = resource.local("x-1", GROUP, now_ms())
+                await run(resource, local, order_of(100))
+                line.silence(asleep)
+                try:
+                    async with asyncio.timeout(4):
+                        with pytest.raises(DatabaseFailed, match="ccb"):
+                            await resource.confirm("x-1", local.state)
+                        if kind == "alchemy-async":
+                            assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
+                finally:
+                    asleep.set()
+                attending.cancel()
+                await asyncio.gather(attending, return_exceptions=True)
+        async with banks.service() as resource:
+            await resource.recover(0.0)
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+
+
+def test_a_manager_that_closes_still_keeps_what_it_sees_through(banks):
+    """One connection each: whoever waits for the row must not get the one that ends it."""
+
+    async def story():
+        engines = {
+            name: create_engine(bank.url, pool_size=1, max_overflow=0)
+            for name, bank in banks.banks.items()
+        }
+        resource = XAResource(engines, confirm_s=5.0)
+        begun, may_go = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with embedded() as broker:
+            tm = TransactionManager(GROUP, broker.names, resource, ManagerSettings(stop_s=20.0))
+
+            @tm.transactional(topic="transfer")
+            def transfer(sessions, amount):
+                with contextlib.suppress(StopIteration):
+                    order_of(amount)(sessions).send(None)
+                if amount == 40:
+                    loop.call_soon_threadsafe(begun.set)
+                    asyncio.run_coroutine_threadsafe(may_go.wait(), loop).result()
+
+            async with tm:
+                first = asyncio.create_task(transfer(40))
+                await begun.wait()
+                second = asyncio.create_task(transfer(60))
+                await asyncio.sleep(0.2)
+                closing = asyncio.create_task(tm.__aexit__(None, None, None))
+                await asyncio.sleep(0.2)
+                async with asyncio.timeout(4):
+                    may_go.set()
+                    outcomes = await asyncio.gather(first, second)
+                    await closing
+        resource.close()
+        for each in engines.values():
+            each.dispose()
+        assert [each.problem for each in outcomes] == [None, None]
+
+    asyncio.run(story())
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
+
+
+def test_a_start_beside_a_recovery_that_gives_no_time(banks, monkeypatch):
+    finish, seen = two_phase.finish, set()
+
+    async def story():
+        async with banks.service() as other, banks.service() as resource:
+
+            async def later(door, gid, *, commits):
+                if gid not in seen:
+                    seen.add(gid)
+                    await other.recover(0.0)
+                return await finish(door, gid, commits=commits)
+
+            monkeypatch.setattr(two_phase, "finish", later)
+            await resource.verify()
+            assert len(seen) == 2
+
+    asyncio.run(story())
+    banks.see_nothing_left()
+
+
+def test_an_id_that_is_too_long_for_a_branch_is_decided_all_the_same(banks):
+    async def story():
+        async with banks.service() as resource:
+            assert await resource.check("x" * 200, GROUP, now_ms()) is ROLLBACK
+
+    asyncio.run(story())
+
+
+BUSY = (
+    "SELECT state FROM pg_stat_activity WHERE datname IN (:icbc, :ccb) "
+    "AND pid <> pg_backend_pid() AND state <> 'idle'"
+)
+
+
+def test_what_has_prepared_is_in_no_transaction_any_more(banks):
+    """A server may end who is idle in one, and VACUUM waits for it."""
+
+    async def story():
+        async with banks.service() as resource:
+            attending = asyncio.ensure_future(resource.attend())
+            await asyncio.sleep(0)
+            local = resource.local("x-1", GROUP, now_ms())
+            await run(resource, local, order_of(100))
+            names = {name: bank.url.database for name, bank in banks.banks.items()}
+            async with asyncio.timeout(5):  # A first recovery looks, and ends.
+                while banks["ccb"].order(BUSY, **names):
+                    await asyncio.sleep(0.01)
+            await resource.confirm("x-1", local.state)
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+LATE = [
+    """CREATE OR REPLACE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN RAISE EXCEPTION ''late'' USING ERRCODE = ''serialization_failure''; END'""",
+    "CREATE TABLE late (x INT)",
+    """CREATE CONSTRAINT TRIGGER late AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION late()""",
+]
+
+
+def test_who_was_undone_over_another_connection_is_not_run_again(banks):
+    """What the lost one has been told may still arrive, and would hit the next attempt."""
+
+    async def story():
+        async with Line(banks["icbc"].url) as line:
+            url = banks["icbc"].url.set(port=line.port)
+            async with banks.service(urls={"icbc": url}) as resource:
+                local = resource.local("x-1", GROUP, now_ms())
+
+                async def work(sessions):
+                    await order_of(100)(sessions)
+                    # Fails when it is prepared, and could be tried again.
+                    await said(sessions["ccb"], "INSERT INTO late VALUES (1)")
+                    line.wait_for((b"ROLLBACK PREPARED", b""), REQUEST)
+
+                with pytest.raises(DatabaseFailed) as caught:
+                    await run(resource, local, work)
+                assert local.state is ROLLBACK
+                assert not resource.may_retry(caught.value)
+
+    banks["ccb"].order("DROP TABLE IF EXISTS late")
+    for each in LATE:
+        banks["ccb"].order(each)
+    asyncio.run(story())
+    assert banks.balances == STILL
+    banks.see_nothing_left()

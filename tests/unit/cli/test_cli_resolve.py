@@ -1,0 +1,256 @@
+"""``txmq resolve`` against a real broker and SQLite; killed services are in tests/integration."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sqlite3
+import threading
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from broker.testing import BrokerThread
+from txmq import Message, SQLResource, TransactionProducer
+from txmq.cli import resolve as module
+from txmq.cli.root import app
+from txmq.client import Admin, Session
+from txmq.errors import DatabaseFailed
+from txmq.protocol import properties
+from txmq.transaction import LocalTransactionState
+
+GROUP = "icbc"
+
+
+@pytest.fixture
+def database(txmq, tmp_path):
+    url = f"sqlite:///{tmp_path}/bank.db"
+    assert txmq("schema", "create", "--database", url).exit_code == 0
+    return url
+
+
+@pytest.fixture
+def broker():
+    soon = TransactionSettings(timeout=0.5, check_interval=0.2, check_max=2)
+    settings = BrokerSettings(store=StoreSettings(flush="async"), transaction=soon)
+    with BrokerThread(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def resolve(txmq, broker, database):
+    def run(*arguments, group=GROUP, **more):
+        # Several databases are several, and not the last one of them.
+        named = [] if "--database" in arguments else ["--database", database]
+        where = ["--names", broker.names, *named]
+        return txmq("resolve", group, *where, *arguments, **more)
+
+    return run
+
+
+class Silent:
+    """A listener that is never asked."""
+
+    def execute_local_transaction(self, message, arg):
+        raise AssertionError
+
+    def check_local_transaction(self, message):
+        return LocalTransactionState.UNKNOWN
+
+
+def prepare(names, count, fence, group=GROUP):
+    """Half messages of a service that is gone; returns their ids."""
+
+    async def send():
+        async with TransactionProducer(group, names, Silent()) as producer:
+            message = Message(topic="Orders", body=b"x", properties={properties.FENCE: fence})
+            return [(await producer.prepare(message)).id for _ in range(count)]
+
+    async def main():
+        async with Session(names) as session:
+            await Admin(session).create_topic("Orders", queues=1)
+        return await send()
+
+    return asyncio.run(main())
+
+
+def fence_of(tmp_path, *committed):
+    """The fence's identity, once it has rows of these transactions."""
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    for xid in committed:
+        connection.execute("INSERT INTO txmq_fence VALUES (?, 1, ?, 5)", (xid, GROUP))
+    connection.commit()
+    ((identity,),) = connection.execute("SELECT identity FROM txmq_fence_mark").fetchall()
+    connection.close()
+    return identity
+
+
+def test_it_ends_when_nothing_is_open_any_more(resolve, broker, tmp_path):
+    ids = prepare(broker.names, 7, fence_of(tmp_path))
+    fence_of(tmp_path, *ids[:3])
+
+    result = resolve("--until-empty")
+
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(
+        r"7 decided in [\d.]+ s: 3 committed, 4 rolled back; 0 answered with unknown\n",
+        result.stdout,
+    )
+    assert "answering for icbc" in result.stderr
+    again = json.loads(resolve("--until-empty", "--json", "--quiet").stdout)
+    assert (again["committed"], again["left"], again["is_good"]) == (0, 0, True)
+
+
+def test_what_belongs_to_another_database_is_left_and_said(resolve, broker, tmp_path):
+    prepare(broker.names, 1, "elsewhere")
+    prepare(broker.names, 1, fence_of(tmp_path))
+
+    result = resolve("--until-empty", "--quiet")
+
+    assert result.exit_code == 1
+    assert "1 are left, which txmq tx list shows" in result.stdout
+    assert "answering" not in result.stderr
+
+
+def test_other_groups_are_none_of_its_business(resolve, broker, tmp_path):
+    prepare(broker.names, 1, fence_of(tmp_path), group="ccb")
+
+    result = resolve("--until-empty")
+
+    assert result.exit_code == 0
+    assert result.stdout.endswith("; nothing of this group was open; txmq tx list shows what is\n")
+
+
+def test_progress_is_said_on_the_way(resolve, broker, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAY_S", 0.0)
+    prepare(broker.names, 3, fence_of(tmp_path))
+
+    said = resolve("--until-empty").stderr
+
+    assert re.search(r"0 committed, \d rolled back, 0 unknown, \d+ a second, \d open", said)
+
+
+@pytest.mark.parametrize("is_slave_left", [False, True])
+def test_a_broker_that_cannot_be_asked_is_not_taken_for_empty(
+    resolve, broker, tmp_path, monkeypatch, is_slave_left
+):
+    prepare(broker.names, 1, fence_of(tmp_path))
+    plain, calls = Admin.cluster, []
+
+    async def without_master(self):
+        calls.append(self)
+        found = await plain(self)
+        if len(calls) > 6:
+            return found
+        return [replace(each, addresses={1: "127.0.0.1:1"}) for each in found if is_slave_left]
+
+    monkeypatch.setattr(Admin, "cluster", without_master)
+
+    result = resolve("--until-empty")
+
+    assert result.exit_code == 0, result.output
+    assert "1 decided" in result.stdout
+    assert "no master of" in result.stderr
+
+
+def test_a_database_that_is_away_for_long_leaves_nothing_behind(
+    resolve, broker, tmp_path, monkeypatch
+):
+    prepare(broker.names, 1, fence_of(tmp_path))
+    verify, calls, tallies = SQLResource.verify, [], []
+    look_on = module.Resolving._look_on
+
+    async def away(self):
+        calls.append(self)
+        if 1 < len(calls) < 9:
+            raise DatabaseFailed("it is away")
+        await verify(self)
+
+    async def looked(self):
+        tallies.append(len(self._before))
+        return await look_on(self)
+
+    monkeypatch.setattr(SQLResource, "verify", away)
+    monkeypatch.setattr(module.Resolving, "_look_on", looked)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
+
+    result = resolve("--until-empty")
+
+    assert result.exit_code == 0, result.output
+    assert "brokers wait: it is away" in result.stderr
+    assert tallies == [1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, monkeypatch):
+    ids = prepare(broker.names, 2, fence_of(tmp_path))
+    plain = module.Resolving._ask_what_is_left
+
+    async def looked(self):
+        await plain(self)
+        if self._tally()["checks_rolled_back"] == len(ids):
+            os.kill(os.getpid(), how)
+
+    monkeypatch.setattr(module.Resolving, "_ask_what_is_left", looked)
+    monkeypatch.setattr(module, "SAY_S", 0.0)
+
+    result = resolve()
+
+    assert result.exit_code == 0, result.output
+    assert "2 decided" in result.stdout
+    assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        ({"--fence": "nowhere"}, 1, "no table nowhere here: run `txmq schema create"),
+        ({"--fence": "a b"}, 2, "no plain name"),
+        ({"--database": "bank"}, 2, "such as postgresql://user@host/database"),
+        ({"--database": "postgresql://nobody@127.0.0.1:1/none"}, 1, "database did not answer"),
+        ({"--names": "127.0.0.1:1"}, 1, "127.0.0.1:1"),
+        ({"--names": "nonsense"}, 2, "nonsense"),
+        ({"--workers": "0"}, 2, "--workers"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(resolve, words, code, complaint):
+    result = resolve(*(part for pair in words.items() for part in pair))
+
+    assert result.exit_code == code, result.output
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
+    assert words.keys() == {"--workers"} or len(result.stderr.splitlines()) == 1
+
+
+def test_a_bad_group_is_the_callers_fault(resolve):
+    result = resolve(group="no group")
+
+    assert result.exit_code == 2
+    assert "producer group" in result.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(resolve, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "txmq.transaction.resources", None)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    monkeypatch.delitem(sys.modules, "txmq.transaction.resources.schema", raising=False)
+    monkeypatch.delitem(sys.modules, "txmq.transaction.resources", raising=False)
+
+    result = resolve()
+
+    assert result.exit_code == 1
+    assert "pip install 'txmq[sql]'" in result.stderr
+
+
+def test_a_stock_broker_cannot_say_what_is_left(cluster, database):
+    words = ["resolve", GROUP, "--names", cluster.names, "--database", database]
+
+    result = CliRunner().invoke(app, [*words, "--until-empty"])
+
+    assert result.exit_code == 1
+    assert "leave out --until-empty" in result.stderr

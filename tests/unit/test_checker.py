@@ -1,0 +1,63 @@
+"""Whom the checker asks, where a group has very many members."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from broker.checker import Checker
+from broker.core.clients import Clients
+from broker.store.pending import Half, Pending
+from txmq.protocol.bodies import Heartbeat, ProducerRegistration
+
+GROUP = "tpg"
+COUNT = 2000
+
+
+class Member:
+    """A connection that counts how often anybody looks at it."""
+
+    def __init__(self, looks):
+        self.looks, self.is_backed_up = looks, False
+
+    @property
+    def is_open(self):
+        self.looks.append(self)
+        return True
+
+
+@pytest.fixture
+def crowd():
+    """A checker, its members, and the looks at them."""
+    clients, looks = Clients(), []
+    members = [Member(looks) for _ in range(COUNT)]
+    for number, each in enumerate(members):
+        beat = Heartbeat(f"client-{number}", [ProducerRegistration(GROUP)], [])
+        clients.beat(each, beat, "PYTHON", 1, 0.0)
+    coordinator = SimpleNamespace(halves=SimpleNamespace(pending=Pending()))
+    return Checker(coordinator, clients, None, None), members, looks
+
+
+def half(offset, origin, checks=0):
+    return Half(offset, 0, 0, 0, 0, None, GROUP, origin, (), checks=checks)
+
+
+@pytest.mark.parametrize("origin", ["client-1999", "gone"])
+def test_no_more_members_are_looked_at_than_needed(crowd, origin):
+    checker, members, looks = crowd
+    first = checker._choose(half(3, origin), None)
+    second = checker._choose(half(3, origin), first.connection)
+
+    assert first.connection is members[1999 if origin == "client-1999" else 3]
+    assert second.connection is not first.connection
+    assert looks == [first.connection, first.connection, second.connection]
+
+
+def test_all_have_their_turn_and_the_only_one_is_asked_again(crowd):
+    checker, members, _ = crowd
+    turns = [checker._choose(half(7, "client-5", checks), None) for checks in range(COUNT)]
+    assert {each.connection for each in turns} == set(members)
+    for each in members[1:]:
+        each.is_backed_up = True
+    assert checker._choose(half(7, "client-5"), members[0]).connection is members[0]
+    members[0].is_backed_up = True
+    assert checker._choose(half(7, "client-5"), None) is None

@@ -1,0 +1,175 @@
+"""Checks that wait at the same time share a database transaction; one alone has its own."""
+
+import asyncio
+
+import pytest
+
+from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
+from txmq.transaction.resources.fence import ROLLED_BACK
+from txmq.transaction.resources.steps import Claim, Row
+from txmq.transaction.resources.together import Together
+
+
+def claim(number):
+    return Claim(f"x-{number}", "icbc", ROLLED_BACK, 0, "fence")
+
+
+class Fence:
+    """Settles what comes, once it may, and remembers what came together."""
+
+    def __init__(self):
+        self.batches = []
+        self.gate = asyncio.Event()
+        self.problems = {}
+
+    async def settle(self, theirs):
+        self.batches.append([each.xid for each in theirs])
+        await self.gate.wait()
+        return [self.problems.get(each.xid, Row(ROLLED_BACK, each.xid)) for each in theirs]
+
+    @property
+    def sizes(self):
+        return [len(each) for each in self.batches]
+
+
+def in_a_loop(scenario):
+    def test():
+        async def main():
+            fence = Fence()
+            await asyncio.wait_for(scenario(fence, Together(fence.settle)), 10)
+
+        asyncio.run(main())
+
+    return test
+
+
+async def turns(count=5):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@in_a_loop
+async def test_one_alone_waits_for_nobody(fence, together):
+    fence.gate.set()
+
+    assert await together.ask(claim(1)) == Row(ROLLED_BACK, "x-1")
+    assert await together.ask(claim(2)) == Row(ROLLED_BACK, "x-2")
+
+    assert fence.batches == [["x-1"], ["x-2"]]
+
+
+@in_a_loop
+async def test_each_is_told_its_own(fence, together):
+    fence.gate.set()
+    fence.problems["x-3"] = OSError("only this one")
+
+    found = await asyncio.gather(
+        *(together.ask(claim(each)) for each in range(10)), return_exceptions=True
+    )
+
+    expected = [Row(ROLLED_BACK, f"x-{each}") for each in range(10)]
+    expected[3] = fence.problems["x-3"]
+    assert found == expected
+    assert fence.sizes == [10]
+
+
+@in_a_loop
+async def test_those_that_come_while_all_sessions_are_busy_share_the_next_one(fence, together):
+    asked = []
+    for number in range(RESOURCE_THREADS):
+        asked.append(asyncio.ensure_future(together.ask(claim(number))))
+        await turns()
+    asked += [asyncio.ensure_future(together.ask(claim(each))) for each in range(100, 140)]
+    await turns()
+    assert fence.sizes == [1] * RESOURCE_THREADS
+    fence.gate.set()
+    await asyncio.gather(*asked)
+
+    assert fence.sizes == [1] * RESOURCE_THREADS + [40]
+
+
+@in_a_loop
+async def test_so_many_share_one_and_no_more(fence, together):
+    count = FENCE_CHECKS_TOGETHER * 2 + 1
+    asked = [asyncio.ensure_future(together.ask(claim(each))) for each in range(count)]
+    await turns()
+    fence.gate.set()
+    await asyncio.gather(*asked)
+
+    assert fence.sizes == [FENCE_CHECKS_TOGETHER, FENCE_CHECKS_TOGETHER, 1]
+
+
+@in_a_loop
+async def test_who_no_longer_waits_takes_nothing_from_the_others(fence, together):
+    asked = [asyncio.ensure_future(together.ask(claim(each))) for each in range(3)]
+    await turns()
+    asked[1].cancel()
+    await turns()
+    fence.gate.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert (found[0], found[2]) == (Row(ROLLED_BACK, "x-0"), Row(ROLLED_BACK, "x-2"))
+    assert isinstance(found[1], asyncio.CancelledError)
+    # It was settled all the same: whoever asks next is told.
+    assert fence.batches == [["x-0", "x-1", "x-2"]]
+
+
+def test_a_loop_that_ended_in_the_middle_takes_nothing_with_it():
+    fences = []
+
+    async def settle(theirs):
+        return await fences[-1].settle(theirs)
+
+    together = Together(settle)
+
+    async def left_behind():
+        fences.append(Fence())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(together.ask(claim(1)), 0.01)
+
+    async def told():
+        fences.append(Fence())
+        fences[-1].gate.set()
+        return await together.ask(claim(2))
+
+    asyncio.run(left_behind())
+    assert asyncio.run(told()) == Row(ROLLED_BACK, "x-2")
+
+
+@in_a_loop
+async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, together):
+    """A function that connects may raise anything; a cancellation would end whoever asks."""
+    count = FENCE_CHECKS_TOGETHER * RESOURCE_THREADS + 3
+    fence.gate.set()
+    plain = fence.settle
+
+    async def settle(theirs):
+        found = await plain(theirs)
+        if theirs[0].xid == "x-0":
+            raise KeyError("no such password")
+        return found
+
+    together = Together(settle)
+    found = await asyncio.gather(
+        *(together.ask(claim(each)) for each in range(count)), return_exceptions=True
+    )
+
+    assert {type(each) for each in found[:FENCE_CHECKS_TOGETHER]} == {KeyError}
+    assert {type(each) for each in found[FENCE_CHECKS_TOGETHER:]} == {Row}
+
+
+@in_a_loop
+async def test_all_who_wait_hear_of_what_nobody_thought_of(fence, together):
+    """Also those whose turn has not come."""
+
+    async def settle(theirs):
+        await turns()
+        raise KeyError("no such password")
+
+    together = Together(settle)
+    count = FENCE_CHECKS_TOGETHER * RESOURCE_THREADS + 3
+    found = await asyncio.gather(
+        *(together.ask(claim(each)) for each in range(count)), return_exceptions=True
+    )
+
+    assert {type(each) for each in found} == {KeyError}

@@ -1,0 +1,55 @@
+"""What OpenTelemetry is told of transactions."""
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from txmq.client.settings import ClientSettings
+from txmq.client.telemetry import Telemetry
+
+__all__ = ["NINE", "Spans", "below_now"]
+
+NINE = [
+    "1 open", "2 send", "3 store", "4 report", "5 run", "6 say", "7 hear", "8 tell", "9 confirm",
+]  # fmt: skip
+
+
+class Spans:
+    """What has been told to OpenTelemetry."""
+
+    def __init__(self, topic):
+        self.topic = topic
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("test")
+        self.telemetry = Telemetry(self.provider)
+        self.settings = ClientSettings(telemetry=self.telemetry)
+
+    def __call__(self, name):
+        return [each for each in self.exporter.get_finished_spans() if each.name == name]
+
+    def one(self, name):
+        (found,) = self(name)
+        return found
+
+    @property
+    def whole(self):
+        return self.one(f"transaction {self.topic}")
+
+    def below(self, parent):
+        found = [
+            each
+            for each in self.exporter.get_finished_spans()
+            if each.parent is not None and each.parent.span_id == parent.context.span_id
+        ]
+        return sorted(found, key=lambda each: each.start_time)
+
+    def names(self, parent):
+        return [each.name for each in self.below(parent)]
+
+
+def below_now(spans, word="work"):
+    """A span of the user's, wherever it is called."""
+    with spans.tracer.start_as_current_span(word):
+        pass

@@ -1,0 +1,432 @@
+"""What a manager refuses, and that nothing is lost or hidden at its edges."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+from sqlalchemy import create_engine
+
+from broker.testing import BrokerThread
+from tests.unit.transaction.manager_stage import (
+    COMMITTED,
+    GROUP,
+    NOT_KNOWN,
+    SOON,
+    TOPIC,
+    Order,
+    on_stage,
+    take,
+    take_plainly,
+)
+from txmq import Message, SQLResource, TransactionManager, TransactionProducer, blocking
+from txmq.errors import (
+    ConfigError,
+    Effect,
+    LocalProtocolError,
+    OutcomeUnknown,
+    RequestTimeout,
+    TransactionConflict,
+    TransactionExpired,
+    UsageError,
+)
+from txmq.transaction.ends import Heard
+from txmq.transaction.state import LocalTransactionState, Reply
+
+MESSAGE = Message(topic=TOPIC, body=b"block")
+ORDER = Order("o-1", 30)
+
+
+class Refusal(Exception):
+    """What a business function raises."""
+
+
+def told_later(tm):
+    """Have ENDs of a manager wait until they may go; returns what they say, and that event."""
+    running, said, may_go = tm._producer._running, [], asyncio.Event()
+    tell = running.tell
+
+    async def waiting(half, state):
+        said.append(state)
+        await may_go.wait()
+        return await tell(half, state)
+
+    running.tell = waiting
+    return said, may_go
+
+
+async def until(is_so):
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+@on_stage
+async def test_who_is_cancelled_after_a_second_attempt_decides_nothing_else(stage):
+    """What was known between the attempts must not be told beside what the last one came to."""
+    resource, attempts = stage.resource(), []
+    resource.may_retry = lambda problem: isinstance(problem, Refusal)
+
+    async def at_the_second(session, order):
+        attempts.append(order)
+        await take(session, order)
+        if len(attempts) == 1:
+            raise Refusal
+
+    async with stage.manager(resource) as tm:
+        said, may_go = told_later(tm)
+        running = asyncio.ensure_future(tm.transactional(topic=TOPIC)(at_the_second)(ORDER))
+        await until(lambda: said)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(0)  # What would be decided beside it has begun by now.
+        may_go.set()
+    assert said == [LocalTransactionState.COMMIT]
+    assert stage.bank.balance == 70
+    assert len(await stage.visible()) == 1
+
+
+@on_stage
+async def test_who_is_cancelled_between_two_attempts_rolls_back_at_once(stage):
+    resource, tried = stage.resource(), asyncio.Event()
+    resource.may_retry = lambda problem: True
+
+    async def never(session, order):
+        await take(session, order)
+        tried.set()
+        raise Refusal
+
+    async with stage.manager(resource, local_attempts=1000) as tm:
+        running = asyncio.ensure_future(tm.transactional(topic=TOPIC)(never)(ORDER))
+        await tried.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert (tm.tally.rolled_back, tm.tally.unknown) == (1, 0)
+    assert await stage.open() == []
+
+
+class Forgotten:
+    """A local transaction that is too old to be begun: what became of it nobody knows."""
+
+    state = LocalTransactionState.UNKNOWN
+
+    def __init__(self, *given):
+        pass
+
+    def __enter__(self):
+        raise TransactionExpired("too old")
+
+    def __exit__(self, *problem):
+        pass
+
+    async def __aenter__(self):
+        self.__enter__()
+
+    async def __aexit__(self, *problem):
+        pass
+
+
+@on_stage
+async def test_a_block_that_cannot_begin_says_why(stage):
+    resource = stage.resource()
+    async with stage.manager(resource) as tm:
+        resource.local = Forgotten
+        with pytest.raises(TransactionExpired, match="too old"):
+            async with tm.transaction(MESSAGE):
+                raise AssertionError("never gets here")
+        assert tm.tally.unknown == 1
+
+
+@pytest.fixture
+def blocked(bank):
+    """A manager without asyncio, its resource and broker."""
+    engine = create_engine(bank.url)
+    resource = SQLResource(engine)
+    with (
+        BrokerThread(SOON) as broker,
+        blocking.TransactionManager(GROUP, broker.names, resource) as tm,
+    ):
+        yield tm, resource
+    resource.close()
+    engine.dispose()
+
+
+def test_a_plain_block_that_cannot_begin_says_why(blocked):
+    tm, resource = blocked
+    resource.local = Forgotten
+    with pytest.raises(TransactionExpired, match="too old"), tm.transaction(MESSAGE):
+        raise AssertionError("never gets here")
+
+
+def test_ctrl_c_just_after_a_block_has_begun_leaves_the_word_to_a_check(blocked, bank):
+    tm, _ = blocked
+    wait, interrupted = tm._background.wait, []
+
+    def interrupting(work, *more):
+        result = wait(work, *more)
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return result
+
+    tm._background.wait = interrupting
+    with pytest.raises(KeyboardInterrupt), tm.transaction(MESSAGE):
+        raise AssertionError("never gets here")
+    pause = threading.Event()
+    while not tm.tally.checks_rolled_back:
+        pause.wait(0.02)
+    assert bank.balance == 100
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_block_that_outlives_its_manager_says_what_became_of_it(bank, is_committed):
+    @on_stage
+    async def scenario(stage):
+        tm = stage.manager(stop_s=0.0)
+        await tm.__aenter__()
+        block = tm.transaction(MESSAGE)
+        async with contextlib.AsyncExitStack() as at_last:
+            if not is_committed:
+                at_last.enter_context(pytest.raises(Refusal))
+            async with block as transaction:
+                await take(transaction.session, ORDER)
+                await tm.__aexit__(None, None, None)
+                if not is_committed:
+                    raise Refusal
+            outcome = transaction.outcome
+            assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+        assert stage.bank.balance == (70 if is_committed else 100)
+        async with stage.manager():
+            await stage.until_settled()
+        assert len(await stage.visible()) == is_committed
+
+    scenario(bank)
+
+
+@on_stage
+async def test_a_function_that_may_have_begun_when_its_manager_closed_may_have_committed(stage):
+    gate, begun, taken = threading.Event(), threading.Event(), []
+
+    def slow(session, order):
+        taken.append(order.id)
+        begun.set()
+        gate.wait(15)
+
+    async with stage.manager(stage.resource(is_blocking=True), local_threads=1, stop_s=0.0) as tm:
+        function = tm.transactional(topic=TOPIC)(slow)
+        both = [asyncio.ensure_future(function(Order(name, 30))) for name in "ab"]
+        await until(begun.is_set)
+        await until(lambda: len(tm._producer._running._undecided) == 2)
+        await tm.__aexit__(None, None, None)
+        assert (await both[0]).state is NOT_KNOWN
+        with pytest.raises(OutcomeUnknown, match="closed meanwhile") as caught:
+            await both[1]
+        assert caught.value.effect is Effect.MAYBE
+        gate.set()
+        await until(
+            lambda: f"txmq-{GROUP}-local-1" not in [each.name for each in threading.enumerate()]
+        )
+
+
+@on_stage
+async def test_a_conflict_hides_nothing(stage):
+    async def refused(session, order):
+        raise Refusal("no")
+
+    async with stage.manager() as tm:
+
+        async def contrary(half, state):
+            return Heard(Reply.COMMITTED)
+
+        tm._producer._running.tell = contrary
+        with pytest.raises(TransactionConflict) as raised:
+            await tm.transactional(topic=TOPIC)(refused)(ORDER)
+        assert "Refusal('no')" in raised.value.__notes__[0]
+        with pytest.raises(TransactionConflict) as raised:
+            async with tm.transaction(MESSAGE):
+                raise Refusal("block")
+        assert "Refusal('block')" in raised.value.__notes__[0]
+
+
+@on_stage
+async def test_transactions_are_not_nested_in_tasks_and_threads_begun_inside(stage):
+    async with stage.manager() as tm:
+        inner = tm.transactional(topic=TOPIC)(take)
+
+        async def in_a_task(session, order):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(inner(order))
+
+        async def in_a_thread(session, order):
+            await asyncio.to_thread(asyncio.run, inner(order))
+
+        for outer, error in ((in_a_task, ExceptionGroup), (in_a_thread, UsageError)):
+            with pytest.raises(error) as raised:
+                await tm.transactional(topic=TOPIC)(outer)(ORDER)
+            problem = getattr(raised.value, "exceptions", [raised.value])[0]
+            assert "not nested" in str(problem)
+        assert tm.tally.rolled_back == 2
+    assert stage.bank.balance == 100
+    assert await stage.visible() == await stage.open() == []
+
+
+def test_transactions_are_not_nested_in_threads_begun_inside(blocked, bank):
+    tm, _ = blocked
+    inner = tm.transactional(topic=TOPIC)(take_plainly)
+
+    @tm.transactional(topic=TOPIC)
+    def outer(session, order):
+        asyncio.run(asyncio.to_thread(inner, order))
+
+    with pytest.raises(UsageError, match="not nested"):
+        outer(ORDER)
+    assert bank.balance == 100
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_several_messages_are_refused_in_every_form(bank, is_late):
+    @on_stage
+    async def scenario(stage):
+        several = [MESSAGE, MESSAGE]
+        made_from = "result" if is_late else "arguments"
+
+        async def returned(session, order):
+            await take(session, order)
+            return several
+
+        async with stage.manager() as tm:
+            for parts in (
+                {"body": lambda _: several},
+                {"body": lambda _: MESSAGE},
+                {"body": lambda _: {"first": MESSAGE}},
+                {"topic": lambda _: several},
+                {"topic": lambda _: [TOPIC, TOPIC]},
+            ):
+                given = {"topic": TOPIC, "made_from": made_from, **parts}
+                with pytest.raises(LocalProtocolError, match=r"outbox, a table|is no text"):
+                    await tm.transactional(**given)(returned)(ORDER)
+            function = tm.transactional(topic=TOPIC, made_from=made_from)(returned)
+            with pytest.raises(LocalProtocolError, match="one message.*outbox, a table"):
+                await function(ORDER if is_late else several)
+            with pytest.raises(UsageError, match="one message.*outbox, a table"):
+                tm.transactional(topic=TOPIC, made_from=made_from)(function)
+            with pytest.raises(UsageError, match="one message.*outbox, a table"):
+                tm.transactional(topic=[TOPIC, TOPIC], made_from=made_from)(returned)
+        assert stage.bank.balance == 100
+        assert await stage.visible() == await stage.open() == []
+
+    scenario(bank)
+
+
+@on_stage
+async def test_several_messages_are_refused_where_one_is_given(stage):
+    several = [MESSAGE, MESSAGE]
+    async with stage.manager() as tm:
+        with pytest.raises(LocalProtocolError, match="outbox, a table"):
+            await tm.run(several, take)
+        with pytest.raises(LocalProtocolError, match="outbox, a table"):
+            async with tm.transaction(several):
+                raise AssertionError("never gets here")
+
+        class Listener:
+            def execute_local_transaction(self, message, arg):
+                raise AssertionError("never gets here")
+
+            check_local_transaction = execute_local_transaction
+
+        Listener.check_local_transaction = lambda self, message: None
+        async with TransactionProducer("other", stage.names, Listener()) as producer:
+            with pytest.raises(LocalProtocolError, match="outbox, a table"):
+                await producer.send_in_transaction(several)
+    assert await stage.open() == []
+
+
+def test_several_messages_are_refused_without_asyncio_too(blocked):
+    tm, _ = blocked
+    with (
+        pytest.raises(LocalProtocolError, match="outbox, a table"),
+        tm.transaction([MESSAGE, MESSAGE]),
+    ):
+        raise AssertionError("never gets here")
+    with pytest.raises(LocalProtocolError, match="outbox, a table"):
+        tm.transactional(topic=TOPIC)(take_plainly)([MESSAGE])
+
+
+def test_functions_that_only_promise_to_run_are_refused(blocked, bank):
+    tm, _ = blocked
+
+    def generated(session, order):
+        yield take_plainly(session, order)
+
+    with pytest.raises(UsageError, match="generated yields"):
+        tm.transactional(topic=TOPIC)(generated)
+
+    async def later():
+        raise AssertionError("never gets here")
+
+    @tm.transactional(topic=TOPIC)
+    def promised(session, order):
+        take_plainly(session, order)
+        return later()
+
+    with pytest.raises(UsageError, match="nobody awaits"):
+        promised(ORDER)
+    assert bank.balance == 100
+
+
+@on_stage
+async def test_a_function_takes_a_session(stage):
+    async def bare():
+        raise AssertionError("never gets here")
+
+    async def named(*, order):
+        raise AssertionError("never gets here")
+
+    async def open_to_all(*given):
+        return await take(*given)
+
+    async with stage.manager() as tm:
+        for function in (bare, named):
+            with pytest.raises(UsageError, match="is the session, and it takes none"):
+                tm.transactional(topic=TOPIC)(function)
+        outcome = await tm.transactional(topic=TOPIC)(open_to_all)(ORDER)
+    assert outcome.state is COMMITTED
+    assert stage.bank.balance == 70
+
+
+@on_stage
+async def test_a_manager_that_is_not_open_says_so_of_itself(stage):
+    tm = stage.manager()
+    transfer_out = tm.transactional(topic=TOPIC)(take)
+    with pytest.raises(UsageError, match="this manager is not open; use it with 'async with'"):
+        await transfer_out(ORDER)
+    async with tm:
+        await transfer_out(ORDER)
+    with pytest.raises(UsageError, match="this manager is not open"):
+        await transfer_out(ORDER)
+
+
+def test_what_is_no_resource_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"a resource, such as SQLResource\(engine\), not Engine"):
+        TransactionManager(GROUP, "127.0.0.1:9", create_engine("sqlite://"))
+
+
+@on_stage
+async def test_a_half_message_that_fails_says_what_it_left(stage):
+    async with stage.manager() as tm:
+        with pytest.raises(LocalProtocolError) as refused:
+            await tm.transactional(topic="no topic")(take)(ORDER)
+
+        async def lost(*_):
+            raise RequestTimeout("127.0.0.1:9", 3.0)
+
+        tm._producer._sending.send_half = lost
+        with pytest.raises(RequestTimeout) as doubtful:
+            await tm.transactional(topic=TOPIC)(take)(ORDER)
+    (note,) = refused.value.__notes__
+    assert note.endswith(": it is not stored, and nothing is committed")
+    (note,) = doubtful.value.__notes__
+    assert note.endswith(": if it is stored, the broker will ask; nothing is committed")
+    assert stage.bank.balance == 100

@@ -1,0 +1,166 @@
+"""The nine steps of what a manager does, as spans; whoever writes, writes below the local one."""
+
+import asyncio
+import contextlib
+
+import pytest
+from opentelemetry.trace import StatusCode
+
+import txmq.blocking
+from tests.unit.transaction.manager_stage import GROUP, TOPIC, Order, on_stage, take, take_plainly
+from tests.unit.transaction.spans_stage import NINE, Spans, below_now
+from txmq import Client, Message, TransactionManager
+
+ORDER = Order("o-1", 30)
+TOO_MUCH = Order("o-2", 3000)
+
+
+@pytest.fixture
+def spans():
+    return Spans(TOPIC)
+
+
+@contextlib.asynccontextmanager
+async def managed(stage, spans, *, is_blocking=False):
+    async with (
+        Client(stage.names, spans.settings) as client,
+        TransactionManager(GROUP, client, stage.resource(is_blocking=is_blocking)) as tm,
+    ):
+        yield tm
+
+
+def decorated(tm, spans, *, is_blocking=False, **how):
+    """A transfer that leaves a span of its own."""
+    if is_blocking:
+
+        @tm.transactional(topic=TOPIC, **how)
+        def transfer(session, order):
+            below_now(spans)
+            return take_plainly(session, order)
+
+        return transfer
+
+    @tm.transactional(topic=TOPIC, **how)
+    async def transfer_soon(session, order):
+        below_now(spans)
+        return await take(session, order)
+
+    return transfer_soon
+
+
+def see_that_it_is_whole(spans, xid):
+    assert spans.whole.attributes["messaging.message.id"] == xid
+    assert spans.names(spans.whole) == NINE
+    assert spans.names(spans.one("5 run")) == ["work"]
+    assert spans.whole.attributes["txmq.transaction.state"] == "COMMITTED"
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_decorated_function_runs_in_the_fifth(bank, spans, is_blocking):
+    @on_stage
+    async def scenario(stage):
+        async with managed(stage, spans, is_blocking=is_blocking) as tm:
+            outcome = await decorated(tm, spans, is_blocking=is_blocking)(ORDER)
+        see_that_it_is_whole(spans, outcome.xid)
+
+    scenario(bank)
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_what_a_function_raises_is_told_and_is_no_error_of_the_transaction(
+    bank, spans, is_blocking
+):
+    @on_stage
+    async def scenario(stage):
+        async with managed(stage, spans, is_blocking=is_blocking) as tm:
+            with pytest.raises(Exception, match="(?i)check"):
+                await decorated(tm, spans, is_blocking=is_blocking)(TOO_MUCH)
+        assert spans.names(spans.whole) == NINE
+        (told,) = spans.one("5 run").events
+        assert told.name.startswith("it ends with IntegrityError(")
+        assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
+        assert spans.whole.status.status_code is StatusCode.UNSET
+
+    scenario(bank)
+
+
+@on_stage
+async def test_a_block_of_code_runs_in_the_fifth(stage):
+    spans = Spans(TOPIC)
+    async with managed(stage, spans) as tm:
+        with spans.tracer.start_as_current_span("transfer"):
+            async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+                await take(transaction.session, ORDER)
+                below_now(spans)
+            below_now(spans, "afterwards")
+    see_that_it_is_whole(spans, transaction.xid)
+    assert spans.names(spans.one("transfer")) == [f"transaction {TOPIC}", "afterwards"]
+
+
+@on_stage
+async def test_so_does_one_that_blocks(stage):
+    spans = Spans(TOPIC)
+    resource = stage.resource(is_blocking=True)
+
+    def here():
+        with (
+            txmq.blocking.Client(stage.names, spans.settings) as client,
+            txmq.blocking.TransactionManager(GROUP, client, resource) as tm,
+            spans.tracer.start_as_current_span("transfer"),
+        ):
+            with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+                take_plainly(transaction.session, ORDER)
+                below_now(spans)
+            below_now(spans, "afterwards")
+            return transaction.xid
+
+    see_that_it_is_whole(spans, await asyncio.to_thread(here))
+    assert spans.names(spans.one("transfer")) == [f"transaction {TOPIC}", "afterwards"]
+
+
+@on_stage
+async def test_who_is_cancelled_is_told_of(stage):
+    spans = Spans(TOPIC)
+    async with managed(stage, spans) as tm:
+        begun = asyncio.Event()
+
+        @tm.transactional(topic=TOPIC)
+        async def transfer(session, order):
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.ensure_future(transfer(ORDER))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert spans.names(spans.whole) == [*NINE[:5], *NINE[7:]]
+    assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
+
+
+@on_stage
+async def test_a_block_that_is_given_up_is_over(stage):
+    spans = Spans(TOPIC)
+    async with managed(stage, spans) as tm:
+        block = tm.transaction(Message(topic=TOPIC, body=b"block"))
+        await block.__aenter__()
+        await block.gen.aclose()
+        assert "txmq.transaction.state" not in spans.whole.attributes
+        await stage.until_settled()
+    assert await stage.visible() == []
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_message_made_of_the_result_is_sent_within_the_fifth(bank, spans, is_blocking):
+    @on_stage
+    async def scenario(stage):
+        how = {"is_blocking": is_blocking, "made_from": "result"}
+        async with managed(stage, spans, is_blocking=is_blocking) as tm:
+            await decorated(tm, spans, **how)(ORDER)
+        first, local, *others = spans.below(spans.whole)
+        assert [first.name, local.name] == ["1 open", "5 run"]
+        assert [each.name for each in others] == ["6 say", "7 hear", "8 tell", "9 confirm"]
+        assert spans.names(local) == ["work", "2 send", "3 store", "4 report"]
+        assert spans.names(spans.one("2 send")) == [f"send {TOPIC}"]
+
+    scenario(bank)

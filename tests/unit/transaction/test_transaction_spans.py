@@ -1,0 +1,403 @@
+"""The nine steps of a transaction, as spans below one that is the transaction's."""
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.trace import StatusCode
+
+import txmq.blocking
+from broker.config import BrokerSettings, StoreSettings
+from broker.testing import embedded
+from tests.unit.transaction.producing_stage import (
+    COMMIT,
+    GROUP,
+    ROLLBACK,
+    TOPIC,
+    UNKNOWN,
+    message,
+    refuse,
+    staged,
+)
+from tests.unit.transaction.spans_stage import NINE, Spans, below_now
+from txmq.client.client import Client
+from txmq.client.consumer import PushConsumer
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.client.watch import SendWatches
+from txmq.errors import BrokerRefused, RollBack, TransactionConflict, UsageError
+from txmq.protocol import command, headers
+from txmq.transaction import TransactionProducer
+from txmq.transaction.story import note
+
+LOGGER = "txmq.transaction.story"
+CALM = BrokerSettings(store=StoreSettings(flush="async"))
+
+
+@pytest.fixture
+def spans():
+    return Spans(TOPIC)
+
+
+class Plain:
+    """A listener that blocks."""
+
+    def __init__(self, spans, says=COMMIT):
+        self.spans, self.says = spans, says
+
+    def execute_local_transaction(self, message, arg):
+        below_now(self.spans)
+        note(message.id, "branch %s is prepared", "icbc")
+        if isinstance(self.says, BaseException):
+            raise self.says
+        return self.says
+
+    def check_local_transaction(self, message):
+        return COMMIT
+
+
+class Awaited(Plain):
+    """One that does not."""
+
+    async def execute_local_transaction(self, message, arg):
+        await asyncio.sleep(0)
+        return super().execute_local_transaction(message, arg)
+
+
+@contextlib.asynccontextmanager
+async def opened(spans, listener):
+    async with (
+        embedded(CALM) as broker,
+        Client(broker.names, spans.settings) as client,
+        TransactionProducer(GROUP, client, listener) as producer,
+    ):
+        await client.admin.create_topic(TOPIC, queues=1)
+        yield client, producer
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def see_that_it_is_whole(spans, xid, *, parent=None):
+    whole = spans.whole
+    assert (whole.parent and whole.parent.span_id) == (parent and parent.context.span_id)
+    steps = spans.below(whole)
+    assert [each.name for each in steps] == NINE
+    assert [each.attributes["txmq.transaction.step"] for each in steps] == list(range(1, 10))
+    for one, following in zip(steps, steps[1:], strict=False):
+        assert one.start_time <= one.end_time <= following.start_time
+    assert steps[-1].end_time <= whole.end_time
+    assert whole.attributes["messaging.message.id"] == xid
+    assert whole.attributes["messaging.rocketmq.client_group"] == GROUP
+    by_name = {each.name: each for each in steps}
+    assert spans.names(by_name["2 send"]) == [f"send {TOPIC}"]
+    assert spans.names(by_name["5 run"]) == ["work"]
+    return whole, by_name
+
+
+@pytest.mark.parametrize("kind", [Plain, Awaited])
+@pytest.mark.parametrize(
+    ("says", "outcome", "is_acknowledged"),
+    [(COMMIT, "COMMITTED", True), (ROLLBACK, "ROLLED_BACK", True), (UNKNOWN, "UNKNOWN", False)],
+)
+def test_the_nine_steps_are_spans_of_one_transaction(spans, kind, says, outcome, is_acknowledged):
+    async def scenario():
+        async with opened(spans, kind(spans, says)) as (_, producer):
+            xid = (await producer.send_in_transaction(message())).xid
+        whole, steps = see_that_it_is_whole(spans, xid)
+        assert whole.attributes["txmq.transaction.state"] == outcome
+        assert whole.attributes["txmq.transaction.is_acknowledged"] is is_acknowledged
+        assert whole.status.status_code is StatusCode.UNSET
+        said = steps["6 say"].attributes["txmq.transaction.text"]
+        assert said == f"the local transaction says {says.name}"
+        ends = [] if says is UNKNOWN else [f"end {TOPIC}"]
+        assert spans.names(steps["8 tell"]) == ends
+        assert [each.name for each in steps["5 run"].events] == ["branch icbc is prepared"]
+
+    run(scenario)
+
+
+def test_log_lines_and_spans_say_the_same(spans, caplog):
+    async def scenario():
+        async with opened(spans, Awaited(spans)) as (_, producer):
+            await producer.send_in_transaction(message())
+
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        run(scenario)
+    lines = [each.args for each in caplog.records if each.name == LOGGER and len(each.args) == 3]
+    told = [
+        (each.attributes["txmq.transaction.step"], each.attributes["txmq.transaction.text"])
+        for each in spans.below(spans.whole)
+    ]
+    assert told == [(number, text) for _, number, text in lines]
+    assert {xid for xid, _, _ in lines} == {spans.whole.attributes["messaging.message.id"]}
+
+
+def test_a_transaction_is_part_of_its_callers_trace_and_so_is_whoever_consumes(spans):
+    async def scenario():
+        async with opened(spans, Plain(spans)) as (client, producer):
+            consumer = PushConsumer("ccb", client, ConsumerSettings(start=StartFrom.FIRST))
+            consumer.on(TOPIC)(lambda message: below_now(spans, "pay"))
+            with spans.tracer.start_as_current_span("transfer"):
+                xid = (await producer.send_in_transaction(message())).xid
+                assert trace.get_current_span().name == "transfer"
+            async with consumer, asyncio.timeout(10):
+                while not spans(f"process {TOPIC}"):
+                    await asyncio.sleep(0.01)
+
+        transfer = spans.one("transfer")
+        see_that_it_is_whole(spans, xid, parent=transfer)
+        handled = spans.one(f"process {TOPIC}")
+        assert handled.parent.span_id == spans.one(f"send {TOPIC}").context.span_id
+        assert spans.names(handled) == ["pay"]
+        traces = {each.context.trace_id for each in spans.exporter.get_finished_spans()}
+        assert traces == {transfer.context.trace_id}
+
+    run(scenario)
+
+
+def test_one_that_blocks_is_told_the_same_way(spans):
+    async def scenario():
+        async with embedded(CALM) as broker:
+
+            def here():
+                with (
+                    txmq.blocking.Client(broker.names, spans.settings) as client,
+                    txmq.blocking.TransactionProducer(GROUP, client, Plain(spans)) as producer,
+                    spans.tracer.start_as_current_span("transfer"),
+                ):
+                    return producer.send_in_transaction(message()).xid
+
+            xid = await asyncio.to_thread(here)
+        see_that_it_is_whole(spans, xid, parent=spans.one("transfer"))
+
+    run(scenario)
+
+
+def test_transactions_side_by_side_are_told_apart(spans):
+    async def scenario():
+        async with opened(spans, Awaited(spans)) as (_, producer):
+            sent = [producer.send_in_transaction(message()) for _ in range(5)]
+            xids = {each.xid for each in await asyncio.gather(*sent)}
+        wholes = spans(f"transaction {TOPIC}")
+        assert {each.attributes["messaging.message.id"] for each in wholes} == xids
+        assert [spans.names(each) for each in wholes] == [NINE] * 5
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", [Plain, Awaited])
+def test_what_a_local_transaction_raises_is_told(spans, kind):
+    async def scenario():
+        listener = kind(spans, ValueError("no such account"))
+        async with opened(spans, listener) as (_, producer):
+            xid = (await producer.send_in_transaction(message())).xid
+            whole, steps = see_that_it_is_whole(spans, xid)
+            assert whole.attributes["txmq.transaction.state"] == "UNKNOWN"
+            assert whole.attributes["error.type"] == "ValueError"
+            assert whole.status.status_code is StatusCode.ERROR
+            ends = [each.name for each in steps["5 run"].events]
+            assert ends[-1] == "it ends with ValueError('no such account')"
+            assert steps["5 run"].status.status_code is StatusCode.UNSET
+
+    run(scenario)
+
+
+def test_who_rolls_back_on_purpose_has_not_failed(spans):
+    async def scenario():
+        async with opened(spans, Awaited(spans, RollBack("too little"))) as (_, producer):
+            await producer.send_in_transaction(message())
+        assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
+        assert spans.whole.status.status_code is StatusCode.UNSET
+
+    run(scenario)
+
+
+def watched(stage, spans):
+    """Have somebody look on in the simulated world, too."""
+    stage.producer._watches = SendWatches([spans.telemetry.of_producer(GROUP, "here")])
+
+
+def test_a_half_message_that_is_refused_ends_it(spans):
+    @staged()
+    async def scenario(stage):
+        watched(stage, spans)
+        stage.told("half", refuse(1))
+        with pytest.raises(BrokerRefused):
+            await stage.producer.send_in_transaction(message())
+
+    scenario()
+    first, second = spans.below(spans.whole)
+    assert [first.name, second.name] == ["1 open", "2 send"]
+    assert first.status.status_code is StatusCode.UNSET
+    for each in (second, spans.whole, spans.one(f"send {TOPIC}")):
+        assert each.status.status_code is StatusCode.ERROR
+        assert each.attributes["error.type"] == "InternalError"
+    assert "txmq.transaction.state" not in spans.whole.attributes
+
+
+def test_a_half_message_that_is_not_safe_is_given_up_without_a_local_transaction(spans):
+    @staged(retry_not_safe=False)
+    async def scenario(stage):
+        watched(stage, spans)
+        told = headers.SendAnswer("7F00000100002A9F0000000000000010", 0, 5)
+        stage.told("half", lambda asked: command.answer(asked, 11, told))
+        assert (await stage.producer.send_in_transaction(message())).problem is not None
+
+    scenario()
+    left_out = {"5 run", "6 say"}
+    assert spans.names(spans.whole) == [each for each in NINE if each not in left_out]
+    assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
+
+
+def test_a_conflict_is_an_error_where_the_broker_is_told(spans):
+    @staged()
+    async def scenario(stage):
+        watched(stage, spans)
+        stage.told("end", refuse(201))
+        with pytest.raises(TransactionConflict):
+            await stage.producer.send_in_transaction(message())
+
+    scenario()
+    assert spans.names(spans.whole) == NINE[:8]
+    assert spans.below(spans.whole)[-1].status.status_code is StatusCode.ERROR
+    assert spans.whole.attributes["error.type"] == "TransactionConflict"
+
+
+def test_who_is_cancelled_in_a_local_transaction_leaves_no_span_open(spans):
+    @staged(bank={"says": lambda: asyncio.sleep(3600, COMMIT)})
+    async def scenario(stage):
+        watched(stage, spans)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await stage.producer.send_in_transaction(message())
+        await asyncio.sleep(0)
+        assert stage.ends == []
+        assert len(spans(f"transaction {TOPIC}")) == 1
+
+    scenario()
+    assert spans.whole.attributes["txmq.transaction.state"] == "UNKNOWN"
+    assert spans.names(spans.whole) == [*NINE[:5], *NINE[7:]]
+
+
+def test_who_is_cancelled_while_the_broker_is_told_is_told_of_all_the_same(spans):
+    @staged()
+    async def scenario(stage):
+        watched(stage, spans)
+        stage.told("end", lambda request: None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await stage.producer.send_in_transaction(message())
+        await stage.until(lambda: spans(f"transaction {TOPIC}"))
+
+    scenario()
+    assert spans.names(spans.whole) == NINE
+    assert spans.whole.attributes["txmq.transaction.is_acknowledged"] is False
+
+
+def test_what_nobody_decides_is_ended_with_its_producer(spans):
+    @staged()
+    async def scenario(stage):
+        watched(stage, spans)
+        await stage.half()
+        await stage.producer.__aexit__(None, None, None)
+
+    scenario()
+    assert spans.names(spans.whole) == NINE[:4]
+    assert "txmq.transaction.state" not in spans.whole.attributes
+
+
+def test_so_many_are_kept_open_and_no_more(spans, monkeypatch):
+    monkeypatch.setattr("txmq.transaction.story.STORIES_MAX", 2)
+
+    @staged()
+    async def scenario(stage):
+        watched(stage, spans)
+        halves = [await stage.producer.prepare(message()) for _ in range(3)]
+        assert spans.whole.attributes["messaging.message.id"] == halves[0].id
+        await stage.producer.decide(halves[0], COMMIT)
+        await stage.producer.decide(halves[2], COMMIT)
+
+    scenario()
+    assert [spans.names(each) for each in spans(f"transaction {TOPIC}")] == [
+        NINE[:4], [*NINE[:4], *NINE[7:]], NINE[:4],
+    ]  # fmt: skip
+
+
+def test_one_that_is_sent_again_under_its_id_leaves_no_span_open(spans):
+    @staged()
+    async def scenario(stage):
+        watched(stage, spans)
+        again = message(properties={"UNIQ_KEY": "0A"})
+        await stage.producer.prepare(again)
+        await stage.producer.decide(await stage.producer.prepare(again), COMMIT)
+
+    scenario()
+    assert [spans.names(each) for each in spans(f"transaction {TOPIC}")] == [
+        NINE[:4], [*NINE[:4], *NINE[7:]],
+    ]  # fmt: skip
+
+
+def test_nothing_is_kept_where_nobody_looks_on():
+    @staged()
+    async def scenario(stage):
+        await stage.half()
+        stories = stage.producer.stories
+        assert stories.inside("one") is stories.inside("another")
+        assert not stories._open
+
+    scenario()
+
+
+def test_what_is_carried_out_in_the_end_belongs_to_the_ninth(spans, caplog):
+    class Confirming(TransactionProducer):
+        async def _confirm(self, xid, state):
+            await asyncio.sleep(0)
+            note(xid, "branch %s is committed", "icbc")
+            below_now(spans, "commit")
+            return ValueError("ccb is away")
+
+    async def scenario():
+        async with (
+            embedded(CALM) as broker,
+            Client(broker.names, spans.settings) as client,
+            Confirming(GROUP, client, Awaited(spans)) as producer,
+        ):
+            await producer.send_in_transaction(message())
+
+    run(scenario)
+    last = spans.below(spans.whole)[-1]
+    assert [each.name for each in last.events] == ["branch icbc is committed"]
+    assert spans.names(last) == ["commit"]
+    assert spans.whole.attributes["txmq.transaction.state"] == "COMMITTED"
+    assert last.status.status_code is spans.whole.status.status_code is StatusCode.ERROR
+
+
+def test_a_note_of_another_transaction_is_a_log_line_only(spans, caplog):
+    class Confused(Awaited):
+        async def execute_local_transaction(self, message, arg):
+            note("another", "branch %s is prepared", "ccb")
+            return COMMIT
+
+    async def scenario():
+        async with opened(spans, Confused(spans)) as (_, producer):
+            await producer.send_in_transaction(message())
+
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        run(scenario)
+    assert "transaction another: branch ccb is prepared" in caplog.text
+    assert not spans.one("5 run").events
+
+
+@staged()
+async def test_a_closed_producer_says_so(stage):
+    half = await stage.producer.prepare(message())
+    await stage.producer.__aexit__(None, None, None)
+    with pytest.raises(UsageError):
+        await stage.producer.decide(half, COMMIT)

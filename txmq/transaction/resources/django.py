@@ -1,0 +1,210 @@
+"""The door for Django: its own connections, so that its ORM writes behind the fence.
+
+Django keeps one connection for each thread and alias, and everything that a thread does with an
+alias goes through it. A local transaction is an ``atomic`` block on the connection of the thread
+that calls it; a check has that of a thread of the resource.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, Final
+
+from django.db import Error, connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError, atomic
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
+
+from txmq.errors import ConfigError, UsageError
+from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing
+from txmq.transaction.resources.forms import Forms
+
+__all__ = ["django_door"]
+
+log = logging.getLogger(__name__)
+
+_IDLE: Final = 0
+_IN_TRANSACTION: Final = 2
+
+# Django's cursors take %(name)s, whatever the driver below takes.
+_DIALECTS: Final = MappingProxyType({"postgresql": psycopg_dialect, "sqlite": sqlite_dialect})
+
+
+def django_door(source: Any) -> Door[Any] | None:
+    """The door of one of Django's connections; none for anything else.
+
+    Raises:
+        ConfigError: It is one to a database that has no fence.
+    """
+    if source is not connection and not isinstance(source, BaseDatabaseWrapper):
+        return None
+    if source.vendor not in _DIALECTS:
+        raise ConfigError(
+            f"no fence for {source.vendor} through Django: it is postgresql or sqlite; give an "
+            "engine of SQLAlchemy's"
+        )
+    return DjangoDoor(source.alias, source.vendor)
+
+
+class DjangoDoor:
+    """The connections of one alias."""
+
+    is_blocking = True
+    can_prepare = False
+    problems = (Error, OSError)
+
+    def __init__(self, alias: str, vendor: str) -> None:
+        self.kind = vendor
+        self._alias = alias
+        self._forms = Forms(_DIALECTS[vendor](paramstyle="pyformat"))
+
+    async def open(self) -> Borrowed[Any]:
+        """See :meth:`Door.open`; the session is the calling thread's connection.
+
+        Raises:
+            UsageError: This thread is in a transaction of Django's already.
+        """
+        # Nobody ends the requests of threads that serve none, as those of a resource: they are left
+        # without a connection, as they were.
+        had = [each.alias for each in connections.all(initialized_only=True)]
+        session = connections[self._alias]
+        borrowed = _Borrowed(session, self._forms, is_ours=self._alias not in had)
+        try:
+            borrowed.begin()
+        except BaseException:
+            borrowed.give_back()
+            raise
+        return borrowed
+
+    async def say(self, statement: str) -> None:
+        """See :meth:`Door.say`; nobody asks a door for it that cannot prepare."""
+        raise UsageError(f"through Django nothing is said outside of transactions: {statement}")
+
+
+def _refuse_used(session: Any) -> None:
+    # A savepoint is no commit: what is told after it would be told too early.
+    if session.in_atomic_block:
+        raise UsageError(
+            f"this thread is in a transaction of Django's on {session.alias!r} already; with "
+            "ATOMIC_REQUESTS the view is for transaction.non_atomic_requests, and in tests the "
+            "class is a TransactionTestCase"
+        )
+    if not session.get_autocommit():
+        raise UsageError(
+            f"Django's autocommit is off for {session.alias!r}, so its blocks commit nothing"
+        )
+
+
+class _Borrowed:
+    def __init__(self, session: Any, forms: Forms, *, is_ours: bool) -> None:
+        self.session = session
+        self._forms = forms
+        self._is_ours = is_ours
+        self._is_open = False
+        self._has_begun = False
+        self._block: Any = atomic(using=session.alias)
+        self._guard: Any = session.execute_wrapper(self._guarded)
+        self._hooks: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        session = self.session
+        if session.errors_occurred:
+            session.close_if_unusable_or_obsolete()  # As Django does between two requests.
+        _refuse_used(session)
+        self._block.__enter__()
+        self._guard.__enter__()
+        self._is_open = True
+
+    def _guarded(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        """What follows an end that Django has not heard of would be committed by itself."""
+        if self._has_begun and self._has_ended():
+            raise TransactionManagementError(
+                "the transaction was ended inside; leave commit and rollback to txmq"
+            )
+        self._has_begun = True
+        return execute(*statement)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        self._is_open = False
+        self._guard.__exit__(None, None, None)
+        self._block.__exit__(kind, None, None)
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        with self.session.cursor() as cursor:
+            cursor.execute(*self._forms.of(statement, values))
+            rows = cursor.fetchall() if cursor.description else []
+            return Answer(cursor.rowcount, [tuple(row) for row in rows])
+
+    async def flush(self) -> None:
+        """Django's ORM keeps nothing back."""
+
+    def standing(self) -> Standing:
+        session = self.session
+        if session.closed_in_transaction or session.needs_rollback or session.savepoint_ids:
+            return Standing.ABORTED
+        if self._has_ended():
+            return Standing.ENDED
+        if session.vendor == "sqlite":
+            return Standing.OPEN
+        status = session.connection.info.transaction_status
+        return Standing.OPEN if status == _IN_TRANSACTION else Standing.ABORTED
+
+    def _has_ended(self) -> bool:
+        session = self.session
+        if session.closed_in_transaction:
+            return False  # That has rolled it back, and Django lets nobody go on.
+        if session.vendor == "sqlite":
+            return not session.connection.in_transaction
+        return bool(session.connection.info.transaction_status == _IDLE)
+
+    async def commit(self) -> None:
+        session = self.session
+        # Django calls them before the block is left, and what they raise would look like an error
+        # of the commit.
+        hooks = [each[1] for each in session.run_on_commit]
+        session.run_on_commit = []
+        try:
+            self._leave(None)
+        except BaseException:
+            with suppress(Error):
+                session.close()
+            raise
+        self._hooks = hooks
+
+    async def prepare(self, gid: str) -> str:
+        raise UsageError(f"through Django nothing is prepared: {gid}")
+
+    async def anew(self) -> Borrowed[Any]:
+        raise UsageError("through Django nothing is prepared")
+
+    async def alone(self, statement: str) -> None:
+        raise UsageError(f"through Django nothing is prepared: {statement}")
+
+    async def close(self) -> None:
+        session = self.session
+        try:
+            if self._is_open:
+                if session.savepoint_ids:
+                    # Somebody has left a block open: only the connection's end ends them all.
+                    session.close()
+                    session.savepoint_ids.clear()
+                self._leave(UsageError)
+            self._call_hooks()
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        if self._is_ours:
+            self.session.close()
+            del connections[self.session.alias]
+
+    def _call_hooks(self) -> None:
+        for function in self._hooks:
+            try:
+                function()
+            except Exception:
+                log.exception("after a commit %r failed; the transaction is committed", function)

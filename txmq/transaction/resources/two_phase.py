@@ -1,0 +1,208 @@
+"""What is said to a database about prepared transactions: PostgreSQL's two-phase commit.
+
+What is prepared belongs to no session. It outlives every crash, holds its locks, and is ended by
+its name, by whoever has the right to; so nothing here takes an answer for granted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from sqlalchemy import bindparam, column, func, select, table, text
+
+from txmq.errors import (
+    DatabaseFailed,
+    FenceUnsafe,
+    OutcomeUnknown,
+    ResourceError,
+    TransactionBroken,
+    TwoPhaseUnavailable,
+)
+from txmq.transaction.resources import dialects
+from txmq.transaction.resources.door import Borrowed, Door, Standing
+from txmq.transaction.resources.prepared import Gid, committed, parse, rolled_back
+
+__all__ = ["Prepared", "finish", "found", "is_prepared", "problems_of", "verify", "vote"]
+
+NO_ROOM: Final = ("53200", "55000")
+"""Out of memory, and not in a state for it; both are said of other things as well."""
+IN_USE: Final = "42710"
+"""There is one of this name, whichever database it is in."""
+
+_XACTS = table(
+    "pg_prepared_xacts", column("gid"), column("prepared"), column("owner"), column("database")
+)
+_HERE: Final = _XACTS.c.database == func.current_database()
+_IS_PREPARED: Final = select(_XACTS.c.gid).where(_XACTS.c.gid == bindparam("of_gid"), _HERE)
+_FOUND: Final = (
+    select(
+        _XACTS.c.gid,
+        text("EXTRACT(EPOCH FROM clock_timestamp() - prepared)"),
+        text("CAST(EXTRACT(EPOCH FROM prepared) * 1000 AS BIGINT)"),
+        _XACTS.c.owner,
+    )
+    .where(_HERE)
+    .order_by(_XACTS.c.prepared)
+)
+_ROOM: Final = "SELECT CAST(current_setting('max_prepared_transactions') AS INTEGER)"
+
+
+class Prepared(NamedTuple):
+    """A transaction that a database has prepared, and nobody has ended."""
+
+    gid: str
+    parts: Gid | None
+    """None of a name that is not ours."""
+    age_s: float
+    prepared_ms: int
+    owner: str
+    """The database's user who has prepared it; another needs to be a superuser to end it."""
+
+
+def problems_of(door: Door[Any]) -> tuple[type[Exception], ...]:
+    """What may be raised here: ours, its library's errors, and those of the driver itself."""
+    return (ResourceError, *door.problems, psycopg.Error)
+
+
+async def vote(borrowed: Borrowed[Any], gid: str) -> None:
+    """Prepare a transaction, and see that it is; anything else is a "no".
+
+    Raises:
+        TransactionBroken: The server has answered that it has rolled back.
+        TwoPhaseUnavailable: It has no room for one more.
+        OutcomeUnknown: It has one of this name already, which is somebody else's.
+        DatabaseFailed: It says that it has prepared it, and does not show it.
+        Exception: Whatever the driver raises.
+    """
+    try:
+        answer = await borrowed.prepare(gid)
+    except psycopg.Error as problem:
+        if problem.sqlstate in NO_ROOM and "prepared" in str(problem):
+            raise TwoPhaseUnavailable(
+                f"this server has no room for one more prepared transaction: raise "
+                f"max_prepared_transactions, or look for forgotten ones with `txmq xa list` "
+                f"({problem})"
+            ) from problem
+        if problem.sqlstate == IN_USE:
+            raise OutcomeUnknown(
+                f"{gid} is prepared already: somebody else runs this transaction ({problem})"
+            ) from problem
+        raise
+    # A transaction that has failed is rolled back by PREPARE, without an error.
+    if answer != "PREPARE TRANSACTION":
+        raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
+    # Anew, and closed: nobody shall be idle in a transaction until the second phase.
+    again = await borrowed.anew()
+    try:
+        is_there = bool((await again.ask(_IS_PREPARED, of_gid=gid)).rows)
+    finally:
+        await again.close()
+    if not is_there:
+        raise DatabaseFailed(f"{gid} is said to be prepared, and is not there")
+
+
+async def is_prepared(door: Door[Any], gid: str) -> bool:
+    """Whether it waits for its end in this database.
+
+    Raises:
+        Exception: Whatever the door's library raises.
+    """
+    borrowed = await door.open()
+    try:
+        return bool((await borrowed.ask(_IS_PREPARED, of_gid=gid)).rows)
+    finally:
+        await borrowed.close()
+
+
+async def finish(door: Door[Any], gid: str, *, commits: bool) -> bool:
+    """End what is prepared; false where there was nothing to end any more.
+
+    Raises:
+        Exception: Whatever the door's library raises; it still waits.
+    """
+    try:
+        await door.say(committed(gid) if commits else rolled_back(gid))
+    except problems_of(door):
+        # Somebody else may have been faster, or the answer alone was lost.
+        if await is_prepared(door, gid):
+            raise
+        return False
+    return True
+
+
+async def found(door: Door[Any]) -> list[Prepared]:
+    """What waits for its end in this database, whoever has prepared it, the oldest first.
+
+    Raises:
+        TwoPhaseUnavailable: It prepares no transactions.
+        Exception: Whatever the door's library raises.
+    """
+    borrowed = await door.open()
+    try:
+        await _see_room(borrowed)
+        rows = (await borrowed.ask(_FOUND)).rows
+    finally:
+        await borrowed.close()
+    return [
+        Prepared(str(gid), parse(str(gid)), float(age_s), int(since_ms), str(owner))
+        for gid, age_s, since_ms, owner in rows
+    ]
+
+
+async def verify(door: Door[Any], trial: str) -> None:
+    """See that a database can take part; a transaction is prepared, and rolled back.
+
+    Args:
+        door: The database.
+        trial: The name of that transaction; nobody else uses it.
+
+    Raises:
+        TwoPhaseUnavailable: It prepares no transactions.
+        FenceUnsafe: What is written is kept without a commit, or may be forgotten after one.
+        DatabaseFailed: The database does not answer.
+    """
+    try:
+        await _look(door)
+        await _try(door, trial)
+    except ResourceError:
+        raise
+    except problems_of(door) as problem:
+        raise DatabaseFailed(f"the database did not answer: {problem}") from problem
+
+
+async def _look(door: Door[Any]) -> None:
+    borrowed = await door.open()
+    try:
+        await _see_room(borrowed)
+        said: tuple[object, ...] = ()
+        for question in dialects.DURABILITY[door.kind]:
+            said += tuple((await borrowed.ask(question)).rows[0])
+        if (doubt := dialects.doubts(door.kind, said)) is not None:
+            raise FenceUnsafe(doubt)
+        if borrowed.standing() is not Standing.OPEN:
+            raise FenceUnsafe("what is written is kept without a commit: switch autocommit off")
+    finally:
+        await borrowed.close()
+
+
+async def _see_room(borrowed: Borrowed[Any]) -> None:
+    if not int((await borrowed.ask(_ROOM)).rows[0][0]):
+        raise TwoPhaseUnavailable(
+            "max_prepared_transactions is 0: set it in postgresql.conf, at least to the number "
+            "of connections, and restart the server"
+        )
+
+
+async def _try(door: Door[Any], trial: str) -> None:
+    borrowed = await door.open()
+    try:
+        await borrowed.ask("SELECT 1")
+        await vote(borrowed, trial)
+    finally:
+        await borrowed.close()
+    if not await finish(door, trial, commits=False):
+        raise ResourceError(
+            f"{trial} was prepared, and could not be rolled back: is this a pooler over several "
+            "servers?"
+        )

@@ -1,0 +1,309 @@
+"""Several databases in one transaction: each prepares, a fence decides, all follow.
+
+There is no second coordinator. The decision is a row of the fence in the first database, which a
+check contends for as for any other transaction; the broker hears it by an END, and what is prepared
+is ended as the row says: by whoever prepared it, by whoever answers a check, or by a recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, overload
+
+from txmq.errors import ConfigError, DatabaseFailed, ResourceError, TwoPhaseUnavailable
+from txmq.limits import FENCE_ROWS_REMOVED
+from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.transaction.resources import two_phase
+from txmq.transaction.resources.door import Door
+from txmq.transaction.resources.prepared import check_branch, gid_of
+from txmq.transaction.resources.sql import AsyncPool, Options, Pool, SQLResource, door_of
+from txmq.transaction.resources.xa_local import Branch, XALocal
+from txmq.transaction.resources.xa_recovery import Look, Recovered, Recovery, Waiting
+from txmq.transaction.resources.xa_second_phase import SecondPhase
+from txmq.transaction.state import LocalTransactionState
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+__all__ = ["Look", "Recovered", "Waiting", "XAResource"]
+
+S = TypeVar("S")
+A = TypeVar("A", bound="AsyncSession")
+B = TypeVar("B", bound="Session")
+
+_UNKNOWN: Final = LocalTransactionState.UNKNOWN
+
+
+class XAOptions(Options, total=False):
+    """What may be said beside the sources."""
+
+    confirm_s: float
+    horizon_s: float
+    recover_every_s: float
+
+
+class XAResource(Generic[S]):
+    """Several PostgreSQL databases that take part in one transaction.
+
+    ::
+
+        resource = XAResource({"icbc": icbc_engine, "ccb": ccb_engine})
+        tm = TransactionManager("transfer", names, resource)
+
+        @tm.transactional(topic="transfer")
+        def transfer(banks: Mapping[str, Session], order: Transfer) -> None:
+            banks["icbc"].execute(...)
+            banks["ccb"].execute(...)
+
+    The function is given a session of each by its name. Nothing of it is seen anywhere until all
+    have prepared and the decision is taken; what a crash leaves prepared is ended by
+    :meth:`recover`, which a manager that is open calls by itself.
+
+    The first database has the fence. Keep names and order as they are while anything is prepared.
+
+    Args:
+        sources: The databases by their names, as for :class:`SQLResource`; all blocking, or all of
+            asyncio. SQLAlchemy's must use psycopg.
+        fence: The fence table.
+        schema: Where it is, unless where sessions look first.
+        wait_s: How long a check waits for a decision that is being taken.
+        confirm_s: How long a caller waits for the second phase, which is tried again meanwhile.
+        horizon_s: How long what is prepared may be undecided before a recovery decides to roll it
+            back, where no check has. Longer than local transactions take.
+        recover_every_s: How often a manager that is open recovers.
+        entropy: Where chance comes from.
+
+    Raises:
+        ConfigError: A source is none, cannot prepare, or is of another colour than the first; a
+            name is none.
+    """
+
+    @overload
+    def __init__(
+        self: XAResource[Session], sources: Mapping[str, Engine], **options: Unpack[XAOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: XAResource[AsyncSession],
+        sources: Mapping[str, AsyncEngine],
+        **options: Unpack[XAOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: XAResource[B], sources: Mapping[str, sessionmaker[B]], **options: Unpack[XAOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: XAResource[A],
+        sources: Mapping[str, async_sessionmaker[A]],
+        **options: Unpack[XAOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, sources: Mapping[str, AsyncPool[S] | Pool[S]], **options: Unpack[XAOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        sources: Mapping[str, Callable[[], Coroutine[Any, Any, S]]],
+        **options: Unpack[XAOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, sources: Mapping[str, Callable[[], S]], **options: Unpack[XAOptions]
+    ) -> None: ...
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        *,
+        fence: str = "txmq_fence",
+        schema: str | None = None,
+        wait_s: float = 0.2,
+        confirm_s: float = 10.0,
+        horizon_s: float = 300.0,
+        recover_every_s: float = 30.0,
+        entropy: Entropy | None = None,
+    ) -> None:
+        if not sources:
+            raise ConfigError("an XAResource has databases, by their names")
+        self._doors: dict[str, Door[S]] = {}
+        for name, source in sources.items():
+            check_branch(name)
+            self._doors[name] = door_of(source)
+        self._see_that_they_fit()
+        self._entropy = entropy or SystemEntropy()
+        self._fence: SQLResource[Any] = SQLResource(
+            next(iter(sources.values())), fence=fence, schema=schema, wait_s=wait_s,
+            entropy=self._entropy,
+        )  # fmt: skip
+        self._second = SecondPhase(self._doors, self._fence, confirm_s, self._entropy)
+        self._recovery = Recovery(
+            self._doors, self._fence, self._second, confirm_s, horizon_s, recover_every_s
+        )
+
+    def _see_that_they_fit(self) -> None:
+        for name, door in self._doors.items():
+            if not door.can_prepare:
+                raise ConfigError(f"{name} is no PostgreSQL that is used through psycopg")
+            if door.is_blocking is not self.is_blocking:
+                raise ConfigError(f"{name} is of another colour: let all block, or all be async")
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether its transactions are for ``with``; otherwise they are for ``async with``."""
+        return next(iter(self._doors.values())).is_blocking
+
+    @property
+    def identity(self) -> str:
+        """Which fence decides; see :attr:`SQLResource.identity`.
+
+        Raises:
+            UsageError: The databases were not verified yet.
+        """
+        return self._fence.identity
+
+    async def verify(self, *, only_fence: bool = False) -> None:
+        """See that the fence holds, and that every database can prepare; call it at start.
+
+        Args:
+            only_fence: Nothing is prepared to see that it can be: for those who only recover.
+
+        Raises:
+            ResourceError: As for :meth:`SQLResource.verify`.
+            TwoPhaseUnavailable: A database prepares no transactions.
+        """
+        await self._fence.verify()
+        if only_fence:
+            return
+        try:
+            await self._try_all()
+        except TwoPhaseUnavailable:
+            # What takes the room may have been left behind, and nobody else would end it.
+            found = await self.recover()
+            if not found.committed + found.rolled_back:
+                raise
+            await self._try_all()
+
+    async def _try_all(self) -> None:
+        for name, door in self._doors.items():
+            trial = f"trial-{self._entropy.token(16).hex()}"
+            gid = gid_of(trial, name, self.identity)
+            try:
+                await self._second.turn(name, two_phase.verify(door, gid))
+            except ResourceError as problem:
+                if await self._fence.decided(trial) is not None:
+                    continue  # It was prepared, and a recovery that gives no time was faster.
+                problem.args = (f"{name}: {problem}",)
+                raise
+
+    def close(self) -> None:
+        """Let the threads of blocking sources end; sources are left to whoever made them."""
+        self._fence.close()
+        self._second.close()
+
+    # The first phase
+
+    def local(self, xid: str, group: str, born_ms: int) -> XALocal[S]:
+        """A transaction's first phase, to be entered once; see :meth:`SQLResource.local`. What it
+        comes to is carried out by :meth:`confirm`; until then it keeps its connections, if a
+        manager is open.
+
+        Raises:
+            UsageError: The databases were not verified yet, or the id is none.
+            LimitExceeded: The id is longer than a prepared transaction's name may be.
+        """
+        branches = {
+            name: Branch(name, door, gid_of(xid, name, self.identity))
+            for name, door in self._doors.items()
+        }
+        return XALocal(xid, branches, self._fence.local(xid, group, born_ms), self._second.keep)
+
+    def may_retry(self, problem: BaseException) -> bool:
+        """Whether the same may work now; see :meth:`SQLResource.may_retry`."""
+        # That something may remain of it is told by an error of ours, whatever has led to it.
+        return not isinstance(problem, DatabaseFailed) and self._fence.may_retry(problem)
+
+    # The second phase
+
+    async def confirm(self, xid: str, state: LocalTransactionState) -> None:
+        """End what is prepared of a transaction that is decided, everywhere at once; what fails is
+        tried again, and left to a recovery after ``confirm_s``.
+
+        Raises:
+            DatabaseFailed: Not everywhere so far.
+        """
+        if state is not _UNKNOWN:
+            await self._second.confirm(xid, state)
+
+    # Checks and recovery
+
+    async def check(
+        self, xid: str, group: str, born_ms: int, *, identity: str = ""
+    ) -> LocalTransactionState:
+        """What became of a transaction; see :meth:`SQLResource.check`. What is prepared of it is
+        ended accordingly, where its database answers at once.
+        """
+        state = await self._fence.check(xid, group, born_ms, identity=identity)
+        if state is not _UNKNOWN:
+            await self._second.follow(xid, state)
+        return state
+
+    async def look(self, horizon_s: float | None = None, *, also_others: bool = False) -> Look:
+        """What is prepared and waits for its end, and what a recovery would do with it.
+
+        Ours is what carries the identity of this fence, and the name of the database it is in.
+
+        Args:
+            horizon_s: What to use instead of the one that was given at first.
+            also_others: Whether also what is not ours is wanted.
+
+        Raises:
+            DatabaseFailed: The fence cannot be read.
+            UsageError: It was not verified yet.
+        """
+        return await self._recovery.look(horizon_s, also_others=also_others)
+
+    async def recover(self, horizon_s: float | None = None) -> Recovered:
+        """End what is prepared and decided, and decide what has waited for longer than the horizon.
+
+        It may run anywhere, at any time, and several at once: what ends a transaction is the row of
+        the fence, and nobody changes that.
+
+        Args:
+            horizon_s: What to use instead of the one that was given at first.
+
+        Raises:
+            DatabaseFailed: The fence cannot be read.
+            UsageError: It was not verified yet.
+        """
+        return await self._recovery.recover(horizon_s)
+
+    async def attend(self) -> None:
+        """Recover now, and again and again, until cancelled; a manager that is open does."""
+        await self._recovery.attend()
+
+    async def clean(
+        self,
+        older_than_s: float,
+        *,
+        horizon_s: float | None = None,
+        batch: int = FENCE_ROWS_REMOVED,
+    ) -> int:
+        """Remove old rows of the fence; see :meth:`SQLResource.clean`.
+
+        Raises:
+            ResourceError: Something that old is still prepared, and its row decides.
+            TxmqError: As for :meth:`SQLResource.clean`.
+        """
+        waiting, silent = await self.look()
+        if silent:
+            raise DatabaseFailed(f"what is prepared in {', '.join(silent)} cannot be looked for")
+        oldest = max((each.prepared.age_s for each in waiting), default=0.0)
+        if oldest >= older_than_s:
+            raise ResourceError(
+                f"something has been prepared for {oldest:.0f} s, and its row is needed: run "
+                "`txmq xa list` and `txmq xa recover`"
+            )
+        return await self._fence.clean(older_than_s, horizon_s=horizon_s, batch=batch)

@@ -1,0 +1,203 @@
+"""What others have left prepared: looked for by its name, and ended as the fence says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from txmq.errors import DatabaseFailed, TxmqError
+from txmq.transaction.resources import two_phase
+from txmq.transaction.resources.door import Door
+from txmq.transaction.resources.prepared import Duty, duty
+from txmq.transaction.resources.sql import SQLResource
+from txmq.transaction.resources.two_phase import Prepared
+from txmq.transaction.resources.xa_second_phase import AT_ONCE_S, SecondPhase, within
+from txmq.transaction.state import LocalTransactionState
+
+__all__ = ["Look", "Recovered", "Recovery", "Waiting"]
+
+S = TypeVar("S")
+
+log = logging.getLogger(__name__)
+
+_COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+_UNKNOWN: Final = LocalTransactionState.UNKNOWN
+
+
+class Waiting(NamedTuple):
+    """A prepared transaction that waits for its end."""
+
+    branch: str
+    """The database it is in."""
+    prepared: Prepared
+    decided: LocalTransactionState | None
+    """What the fence says, if anything."""
+    duty: Duty
+    """What a recovery does with it now."""
+
+    @property
+    def xid(self) -> str:
+        """The transaction's id; empty where it is not ours."""
+        return "" if self.prepared.parts is None else self.prepared.parts.xid
+
+
+class Look(NamedTuple):
+    """What was seen in all databases."""
+
+    waiting: list[Waiting]
+    """The oldest of each database first."""
+    silent: dict[str, str]
+    """The databases that did not answer, and why."""
+
+
+class Recovered(NamedTuple):
+    """What one recovery has done, in prepared transactions."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    left: int = 0
+    """Nobody has decided yet, and somebody still may; or nobody can tell any more."""
+    failed: int = 0
+    """Their database did not do it now."""
+    silent: tuple[str, ...] = ()
+    """Databases that did not answer; theirs is done at the next time."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is done that was to be done."""
+        return not self.failed and not self.silent
+
+
+class Recovery(Generic[S]):
+    """Ends what is left, over and over.
+
+    Args:
+        doors: The databases by their names.
+        fence: Decides, and has decided.
+        second: Ends what is decided.
+        confirm_s: How long one database may take.
+        horizon_s: How long something may be undecided.
+        every_s: How often it is looked.
+    """
+
+    def __init__(
+        self,
+        doors: Mapping[str, Door[S]],
+        fence: SQLResource[Any],
+        second: SecondPhase[S],
+        confirm_s: float,
+        horizon_s: float,
+        every_s: float,
+    ) -> None:
+        self._doors = doors
+        self._fence = fence
+        self._second = second
+        self._confirm_s = confirm_s
+        self._horizon_s = horizon_s
+        self._every_s = every_s
+
+    async def look(self, horizon_s: float | None = None, *, also_others: bool = False) -> Look:
+        """See :meth:`XAResource.look`."""
+        limit_s = self._horizon_s if horizon_s is None else horizon_s
+        seen = Look([], {})
+        known: dict[str, LocalTransactionState | None] = {}
+        for name in self._doors:
+            try:
+                looking = self._second.turn(name, two_phase.found(self._doors[name]))
+                found = await within(self._confirm_s, looking)
+            except two_phase.problems_of(self._doors[name]) as problem:
+                seen.silent[name] = str(problem) or "it did not answer in time"
+                continue
+            for each in found:
+                if each.parts is None or each.parts[1:] != (name, self._fence.identity):
+                    if also_others:
+                        seen.waiting.append(Waiting(name, each, None, Duty.NONE))
+                    continue
+                xid = each.parts.xid
+                # After it was seen to be prepared: no attempt is decided before it is prepared.
+                if xid not in known:
+                    known[xid] = await self._decided(xid)
+                what = duty(known[xid], each.age_s, limit_s)
+                seen.waiting.append(Waiting(name, each, known[xid], what))
+        return seen
+
+    async def recover(self, horizon_s: float | None = None) -> Recovered:
+        """See :meth:`XAResource.recover`."""
+        done = dict.fromkeys(Duty, 0)
+        failed = 0
+        kept = set(self._second.kept)
+        waiting, silent = await self.look(horizon_s)
+        for name, why in silent.items():
+            log.warning("what is left prepared in %s cannot be looked for now: %s", name, why)
+        for each in waiting:
+            if each.xid in self._second.kept and each.prepared.age_s < self._confirm_s:
+                done[Duty.WAIT] += 1  # It is being carried out here, over connections of its own.
+                kept.discard(each.xid)
+                continue
+            try:
+                done[await within(self._confirm_s, self._do(each))] += 1
+            except two_phase.problems_of(self._doors[each.branch]) as problem:
+                failed += 1
+                log.warning("%s stays prepared for now: %s", each.prepared.gid, problem)
+        await self._second.give_back(kept)
+        return Recovered(
+            committed=done[Duty.COMMIT],
+            rolled_back=done[Duty.ROLL_BACK],
+            left=done[Duty.WAIT],
+            failed=failed,
+            silent=tuple(silent),
+        )
+
+    async def _decided(self, xid: str) -> LocalTransactionState | None:
+        try:
+            return await within(self._confirm_s, self._fence.decided(xid))
+        except TimeoutError as problem:
+            raise DatabaseFailed("the fence did not answer in time") from problem
+
+    async def _do(self, waiting: Waiting) -> Duty:
+        xid, what = waiting.xid, waiting.duty
+        if what is Duty.ASK:
+            state = await self._fence.check(xid, "", waiting.prepared.prepared_ms)
+            what = duty(None if state is _UNKNOWN else state, 0.0, 1.0)
+        if what is Duty.WAIT:
+            return what
+        state = _COMMIT if what is Duty.COMMIT else _ROLLBACK
+        await self._second.finish(waiting.branch, xid, state, is_there=True)
+        # What is younger has only just been decided, and its own manager is about to end it.
+        level = logging.WARNING if waiting.prepared.age_s >= AT_ONCE_S else logging.DEBUG
+        log.log(
+            level,
+            "%s was left prepared for %.0f s: %s",
+            waiting.prepared.gid,
+            waiting.prepared.age_s,
+            "committed" if state is _COMMIT else "rolled back",
+        )
+        return what
+
+    async def attend(self) -> None:
+        """See :meth:`XAResource.attend`."""
+        self._second.begin()
+        try:
+            while True:
+                try:
+                    await self._round()
+                except (TxmqError, OSError) as problem:
+                    log.warning("what is left prepared cannot be looked for now: %s", problem)
+                await asyncio.sleep(self._every_s)
+        finally:
+            await self._second.end()
+
+    async def _round(self) -> None:
+        """Recover once; who is cancelled meanwhile lets it come to its end, if that is near."""
+        # Drivers lose connections that are cut off in the middle of a word.
+        working = asyncio.ensure_future(self.recover())
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait((working,), timeout=AT_ONCE_S)
+            if not working.done():
+                working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            raise

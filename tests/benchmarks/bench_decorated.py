@@ -103,7 +103,7 @@ def _prepare(database):
 
 def _compared(bank, broker, server, plan, at_once):
     turns = []
-    for number in range(1 + (plan.turns if at_once == COMPARED_AT else max(3, plan.turns // 4))):
+    for number in range(1 + (plan.turns if at_once == COMPARED_AT else max(2, plan.turns // 4))):
         turn = {}
         # Each way comes first and last as often as the others.
         for way in random.sample(WAYS, len(WAYS)):

@@ -22,7 +22,7 @@ if str(CHECKOUT) not in sys.path:
 
 BODY_BYTES = 100
 AT_ONCE = 1000
-FEW = 10_000
+TIMES = 10
 FENCE_MARK = b"TRAN_MSG"
 PATIENCE_S = 600
 DECIDED = "INSERT INTO txmq_fence SELECT lpad(upper(to_hex(n)), 32, '0'), 1, :owner, :now_ms "
@@ -40,27 +40,20 @@ def resolve(bench, plan):
     """Seconds and transactions per second of both sizes, and the ratio of these per second."""
     from tests import databases
 
+    few, many = sizes = [plan.resolved // TIMES, plan.resolved]
     server = databases.postgres()
     try:
         turns = [
-            {count: _turn(bench, plan, server, count) for count in (FEW, plan.resolved)}
+            {count: _turn(bench, plan, server, count) for count in sizes}
             for _ in range(plan.resolutions)
         ]
     finally:
         server.stop()
-    rates = {
-        str(count): spread([count / turn[count] for turn in turns])
-        for count in (FEW, plan.resolved)
-    }
     return {
-        "sizes": [FEW, plan.resolved],
-        "seconds": {
-            str(count): spread([turn[count] for turn in turns]) for count in (FEW, plan.resolved)
-        },
-        "per_s": rates,
-        "many_over_few": spread(
-            [plan.resolved / turn[plan.resolved] / (FEW / turn[FEW]) for turn in turns]
-        ),
+        "sizes": sizes,
+        "seconds": {str(count): spread([turn[count] for turn in turns]) for count in sizes},
+        "per_s": {str(count): spread([count / turn[count] for turn in turns]) for count in sizes},
+        "many_over_few": spread([TIMES * turn[few] / turn[many] for turn in turns]),
     }
 
 

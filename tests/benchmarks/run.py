@@ -84,7 +84,7 @@ def plan_for(options):
         return Plan(
             seconds=options.seconds or 0.4,
             turn_s=0.2,
-            turns=5,
+            turns=3,
             syncs=50,
             connections=500,
             starts=2,
@@ -93,7 +93,7 @@ def plan_for(options):
             waiting=100_000,
             burst=10_000,
             late_messages=20,
-            resolved=30_000,
+            resolved=10_000,
             resolutions=2,
             consumed=30_000,
             soak_s=5,

@@ -3,6 +3,7 @@
 ``TXMQ_SOAK=1`` tries 5,000 examples a test, a larger number that many; no test is timed then.
 """
 
+import logging
 import os
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items):
     if _SOAK:
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.fixture(autouse=True)
+def logs_go_where_they_went():
+    """Commands say where the logs of their process go, and here that is everybody's."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Owns a small cluster on loopback, which the commands under test ask over real connections."""
 
 import asyncio
-import logging
 import sys
 import threading
 from pathlib import Path
@@ -25,16 +24,6 @@ def no_settings_of_the_developer(monkeypatch):
     for name in list(os.environ):
         if name.startswith("TXMQ_"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def logs_go_where_they_went():
-    """Servers say where the logs of their process go, and here that is everybody's."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture

@@ -48,13 +48,7 @@ def logs_go_where_they_went():
 @pytest.fixture(scope="session")
 def postgres():
     """A PostgreSQL server; a missing one is a failure, never a skip."""
-    from tests import databases
+    from tests import database_server, databases
 
-    try:
-        server = databases.postgres()
-    except databases.Unprepared as problem:
-        server, reason = None, str(problem)
-    if server is None:
-        pytest.fail(reason, pytrace=False)
-    yield server
-    server.stop()
+    with database_server.wanted(databases.postgres) as server:
+        yield server

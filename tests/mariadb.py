@@ -6,51 +6,27 @@ Unlike PostgreSQL nobody has to have it: without it, or without its driver, the 
 are left out, and the run says so.
 """
 
-import contextlib
 import importlib.util
 import os
-import secrets
 import shutil
-import subprocess
-import tempfile
-import threading
-import warnings
-from pathlib import Path
+import signal
 
-from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 
-from tests.databases import ATTEMPTS, INIT_SECONDS, Nowhere, Unprepared, die_with_us, somebody_else
-from tests.serving import free_port
+from tests.database_server import Server, contained, started
 
 IMAGE = "mariadb:10.11"
 DRIVER, ASYNC_DRIVER = "pymysql", "aiomysql"
 MEMORY = ("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M")
-READY = b"ready for connections"
 
 
-class MariaDB:
-    """A server by the URL of its superuser, and how it is stopped."""
+class MariaDB(Server):
+    """One that is reached through the driver its URL names, else through ours."""
 
-    def __init__(self, url, stop=lambda: None):
+    def __init__(self, url, *how):
         url = make_url(url)
-        self.url = url if "+" in url.drivername else url.set(drivername=f"mysql+{DRIVER}")
-        self.stop = stop
-
-    def order(self, statement):
-        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-        with engine.connect() as connection:
-            connection.execute(text(statement))
-
-    @contextlib.contextmanager
-    def database(self):
-        """The URL of a new, empty database."""
-        name = f"txmq_{secrets.token_hex(6)}"
-        self.order(f"CREATE DATABASE {name}")
-        try:
-            yield self.url.set(database=name)
-        finally:
-            self.order(f"DROP DATABASE {name}")
+        chosen = url if "+" in url.drivername else url.set(drivername=f"mysql+{DRIVER}")
+        super().__init__(chosen, *how)
 
 
 def kinds():
@@ -75,8 +51,9 @@ def mariadb():
     """A running server, from the first place that has one."""
     if given := os.environ.get("TXMQ_TEST_MYSQL_URL"):
         return MariaDB(given)
-    found = programs()
-    return contained() if found is None else started(found)
+    if (found := programs()) is None:
+        return MariaDB(*contained(container, "no MariaDB in a container"))
+    return MariaDB(*started(Programs(*found)))
 
 
 def programs():
@@ -86,79 +63,30 @@ def programs():
     return found if all(found) else None
 
 
-def started(found):
-    who = somebody_else()
-    home = Path(tempfile.mkdtemp(prefix="txmq-mariadb-"))
-    if who:
-        os.chown(home, who["user"], who["group"])
-    try:
-        initialised(found[1], home, who)
-        for _ in range(ATTEMPTS):
-            # Somebody else may take the port in between.
-            if (server := attempt(found[0], home, who)) is not None:
-                return server
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise
-    last = (home / "log").read_text().splitlines()[-1:]
-    shutil.rmtree(home, ignore_errors=True)
-    raise Unprepared(f"{found[0]} does not start: {last}")
+class Programs:
+    """What MariaDB's programs are called with and say."""
+
+    name, ready, ending = "mariadb", b"ready for connections", signal.SIGKILL
+    url = "mysql://root@127.0.0.1:{}".format
+
+    def __init__(self, server, initialiser):
+        self.server = server
+        self.initialiser = initialiser
+
+    def initialise(self, home):
+        command = [self.initialiser, "--no-defaults", f"--datadir={home}/data", *MEMORY]
+        command += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
+        return [*command, "--skip-test-db"]
+
+    def serve(self, home, port):
+        chosen = [f"--datadir={home}/data", f"--port={port}", f"--socket={home}/socket", *MEMORY]
+        chosen += ["--bind-address=127.0.0.1", f"--pid-file={home}/pid", "--skip-name-resolve"]
+        # Tests kill processes, not machines; a name that is gone one day is no error.
+        chosen += ["--loose-innodb-flush-method=nosync"]
+        return [self.server, "--no-defaults", *chosen]
 
 
-def initialised(program, home, who):
-    command = [program, "--no-defaults", f"--datadir={home}/data", *MEMORY, "--skip-test-db"]
-    command += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=INIT_SECONDS, cwd=home, check=False, **who
-    )
-    if done.returncode:
-        raise Unprepared(f"{program} failed: {done.stderr.strip().splitlines()[-1:]}")
+def container():
+    from testcontainers.mysql import MySqlContainer
 
-
-def attempt(program, home, who):
-    port = free_port()
-    chosen = [f"--datadir={home}/data", f"--port={port}", f"--socket={home}/socket", *MEMORY]
-    chosen += ["--bind-address=127.0.0.1", f"--pid-file={home}/pid", "--skip-name-resolve"]
-    # Tests kill processes, not machines; a name that is gone one day is no error.
-    chosen += ["--loose-innodb-flush-method=nosync"]
-    process = subprocess.Popen(
-        [program, "--no-defaults", *chosen],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd=home,
-        preexec_fn=die_with_us,
-        **who,
-    )
-    said = b""
-    for line in process.stderr:
-        said += line
-        if READY in line:
-            break
-    (home / "log").write_bytes(said)
-    if READY not in said:
-        process.wait()
-        process.stderr.close()
-        return None
-    log = threading.Thread(target=shutil.copyfileobj, args=(process.stderr, Nowhere()))
-    log.start()
-
-    def stop():
-        process.kill()
-        process.wait(INIT_SECONDS)
-        log.join(INIT_SECONDS)
-        process.stderr.close()
-        shutil.rmtree(home, ignore_errors=True)
-
-    return MariaDB(f"mysql://root@127.0.0.1:{port}", stop)
-
-
-def contained():
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            from testcontainers.mysql import MySqlContainer
-
-        container = MySqlContainer(IMAGE, username="root", password="txmq", dbname="txmq")
-        container.start()
-    except Exception as problem:
-        raise Unprepared(f"no MariaDB in a container ({type(problem).__name__})") from problem
-    return MariaDB(container.get_connection_url(), container.stop)
+    return MySqlContainer(IMAGE, username="root", password="txmq", dbname="txmq")

@@ -13,17 +13,20 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 START_SECONDS = 30
 STOP_SECONDS = 20
+GIVEN_PORTS = set()
 
 # Request codes, and one answer.
 PULL_MESSAGE = 11
 QUERY_MESSAGE = 12
 QUERY_CONSUMER_OFFSET = 14
+CREATE_TOPIC = 17
 GET_MAX_OFFSET = 30
 GET_CONSUMERS = 38
 GET_ROUTE = 105
@@ -33,9 +36,14 @@ QUERY_NOT_FOUND = 22
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One at which nobody listens, and which nobody here was given before."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            if port not in GIVEN_PORTS:
+                GIVEN_PORTS.add(port)
+                return port
 
 
 def environment():
@@ -177,7 +185,15 @@ class BrokerProcess:
         return json.loads(done.stdout)
 
     def create_topic(self, name, queues):
-        self.txmq("topic", "create", name, "--queues", str(queues))
+        """Returns when the name server shows it."""
+        fields = {"topic": name, "defaultTopic": "TBW102", "perm": 6, "order": "false"}
+        fields |= {"readQueueNums": queues, "writeQueueNums": queues, "topicSysFlag": 0}
+        code = ask(self.address, CREATE_TOPIC, **fields, topicFilterType="SINGLE_TAG")[0]
+        assert code == 0, f"making the topic {name} was answered with {code}"
+        deadline = time.monotonic() + START_SECONDS
+        while not self.knows(name):
+            assert time.monotonic() < deadline, f"no name server shows {name}:\n{self.tail()}"
+            threading.Event().wait(0.005)
 
     def knows(self, topic):
         return ask(self.names, GET_ROUTE, topic=topic)[0] == 0

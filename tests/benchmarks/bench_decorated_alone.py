@@ -135,7 +135,7 @@ class Count:
     """
 
     def __init__(self, at_once, seconds):
-        self.begin = time.perf_counter() + WARM_UP_S
+        self.begin = time.perf_counter() + min(WARM_UP_S, seconds)
         self.end = self.begin + seconds
         self.least = at_once
         self.counted = 0

@@ -14,7 +14,6 @@ from bench_sends import spread
 
 BODY_BYTES = 100
 DAY_MS = 86_400_000
-BURST_AHEAD_MS = 4_000
 BURST_BYTES = 1_000
 
 
@@ -75,8 +74,9 @@ def _burst(bench, plan):
     with bench.broker("sync") as broker:
         link = bench_driver.Link(broker.port)
         # Long enough to send them all, twice over.
-        due_ms = int(time.time() * 1000) + BURST_AHEAD_MS + count // 4
-        plan.say(f"delays: a burst of {count:,}, due in {BURST_AHEAD_MS + count // 4} ms")
+        ahead_ms = int(plan.burst_ahead_s * 1000) + count // 4
+        due_ms = int(time.time() * 1000) + ahead_ms
+        plan.say(f"delays: a burst of {count:,}, due in {ahead_ms} ms")
         _send(link, template, count, lambda n: due_ms + n % 1000)
         assert time.time() * 1000 < due_ms, "the burst was not sent in time"
         puller = bench_driver.Link(broker.port)

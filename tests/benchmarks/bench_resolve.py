@@ -99,7 +99,8 @@ def _leave_open(broker, engine, identity, count):
     template.text = template.text.replace(FENCE_MARK, named + FENCE_MARK)
     link = bench_driver.Link(broker.port)
     for first in range(0, count, AT_ONCE):
-        frames = [template.fill(b"%032X" % (first + n)) for n in range(AT_ONCE)]
+        numbers = range(first, min(first + AT_ONCE, count))
+        frames = [template.fill(b"%032X" % n) for n in numbers]
         link.send(b"".join(frames))
         left = len(frames)
         while left:

@@ -65,6 +65,7 @@ class Plan:
     open_transactions: int = 1_000_000
     waiting: int = 1_000_000
     burst: int = 100_000
+    burst_ahead_s: float = 4.0
     late_messages: int = 100
     resolved: int = 100_000
     resolutions: int = 3
@@ -81,19 +82,21 @@ class Plan:
 def plan_for(options):
     """The plan that the options ask for."""
     if options.quick:
+        seconds = options.seconds or 0.4
         return Plan(
-            seconds=options.seconds or 0.4,
-            turn_s=0.2,
-            turns=3,
+            seconds=seconds,
+            turn_s=min(seconds, 0.2),
+            turns=2,
             syncs=50,
             connections=500,
             starts=2,
             log_bytes=(60_000_000, 180_000_000),
-            open_transactions=100_000,
-            waiting=100_000,
-            burst=10_000,
-            late_messages=20,
-            resolved=10_000,
+            open_transactions=50_000,
+            waiting=20_000,
+            burst=2_000,
+            burst_ahead_s=1.0,
+            late_messages=5,
+            resolved=2_000,
             resolutions=2,
             consumed=30_000,
             soak_s=5,
@@ -107,7 +110,7 @@ def read_options(arguments):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, help="of one row of a table (default 4)")
+    parser.add_argument("--seconds", type=float, help="of one row (default 4), and of a quick turn")
     parser.add_argument("--quick", action="store_true", help="under a minute; figures are rough")
     parser.add_argument("--full", action="store_true", help="also rebuild all indexes of a log")
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="these sections alone")

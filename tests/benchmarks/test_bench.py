@@ -74,7 +74,7 @@ def test_sections_left_out_are_not_judged():
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_quick_run_prints_one_document_with_every_figure_of_floor_and_sends():
-    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.2"]
+    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.1"]
 
     done = subprocess.run(
         [*command, "--only", "floor", "sends", "ratios"],
@@ -115,7 +115,7 @@ def test_a_quick_run_tells_what_filters_cost():
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_quick_run_tells_what_transactions_cost():
-    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.2"]
+    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.1"]
 
     done = subprocess.run(
         [*command, "--only", "transactions", "pending"],
@@ -143,8 +143,8 @@ def test_a_quick_run_tells_how_fast_dead_services_are_answered_for():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     measured = json.loads(done.stdout)["resolve"]
-    assert measured["sizes"] == [1_000, 10_000]
-    assert measured["per_s"].keys() == measured["seconds"].keys() == {"1000", "10000"}
+    assert measured["sizes"] == [200, 2_000]
+    assert measured["per_s"].keys() == measured["seconds"].keys() == {"200", "2000"}
     assert measured["many_over_few"]["median"] > 0
 
 
@@ -154,15 +154,15 @@ def test_a_quick_run_tells_what_waiting_messages_cost():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     measured = json.loads(done.stdout)["delays"]
-    assert measured["waiting"] == 100_000
+    assert measured["waiting"] == 20_000
     assert measured["late_ms"]["earliest"] >= 0
-    assert measured["burst"] == 10_000
+    assert measured["burst"] == 2_000
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_quick_run_tells_what_decorating_costs():
-    command = [sys.executable, str(RUN), "--quick", "--only", "decorated"]
+    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.05", "--only", "decorated"]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 

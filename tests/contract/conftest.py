@@ -20,7 +20,8 @@ part of every message's id. Where there are several clusters behind the name ser
 ``txmq-contract-...``, and removed at its end; nothing else of the cluster is touched.
 
 Only what the protocol promises is asserted. Where clusters may differ, a test says at the end of
-the run what it has seen; where one cannot do a thing at all, its test is skipped and says why.
+the run what it has seen; where one cannot do a thing at all, its test is skipped and says why. A
+broker of ours can do all of it: there the same is a failure.
 Times are those of a cluster in which nothing is hurried: routes and heartbeats may need 30 s.
 """
 
@@ -65,7 +66,9 @@ def names(tmp_path_factory):
 def cluster(names, request):
     """The cluster; it is open while the test runs."""
     remarks = request.config.stash[REMARKS]
-    return Cluster(names, os.environ.get("TXMQ_TEST_CLUSTER"), request.node.name, remarks)
+    chosen = os.environ.get("TXMQ_TEST_CLUSTER")
+    is_ours = not os.environ.get("TXMQ_TEST_NAMES")
+    return Cluster(names, chosen, request.node.name, remarks, is_ours=is_ours)
 
 
 def pytest_collection_modifyitems(items):

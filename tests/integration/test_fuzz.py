@@ -16,7 +16,7 @@ from tests.serving import BrokerProcess, ask
 from txmq.protocol import batch
 from txmq.protocol.codes import RequestCode
 
-FRAMES = int(os.environ.get("TXMQ_FRAMES", "1000000" if "TXMQ_SOAK" in os.environ else "60000"))
+FRAMES = int(os.environ.get("TXMQ_FRAMES", "1000000" if "TXMQ_SOAK" in os.environ else "30000"))
 WINDOW = 64
 GROWTH_MAX = 256 * 1024 * 1024
 

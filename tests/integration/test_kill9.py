@@ -15,7 +15,7 @@ from txmq.client import Admin, Session
 from txmq.errors import TxmqError
 from txmq.message import Queue
 
-KILLS = int(os.environ.get("TXMQ_KILLS", "300" if "TXMQ_SOAK" in os.environ else "30"))
+KILLS = int(os.environ.get("TXMQ_KILLS", "300" if "TXMQ_SOAK" in os.environ else "12"))
 QUEUES = 4
 SENDERS = 32
 TOPIC = "Kill9"

@@ -23,7 +23,7 @@ from txmq import Message, SQLResource, TransactionProducer
 from txmq.protocol import properties
 from txmq.transaction.resources.schema import create_fence
 
-SOON = ("transaction.timeout=0.3s", "transaction.check_interval=0.5s")
+SOON = ("transaction.timeout=0.3s", "transaction.check_interval=0.2s")
 WITHIN_S = 40
 QUEUES = 4
 LEFT = 30

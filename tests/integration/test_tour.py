@@ -15,6 +15,8 @@ from txmq import Message
 from txmq.client import Admin, Session
 
 PATIENCE_S = 30
+# What fails comes again after the third level.
+SETTINGS = ("filter.sql=true", "delay.levels=1s 1s 1s")
 RESULT = re.compile(
     r"SendResult\(status=<SendStatus\.(?P<status>\w+): \d+>, "
     r"queue=Queue\(topic='(?P<topic>\w+)', broker='(?P<broker>[\w-]+)', number=(?P<number>\d+)\), "
@@ -32,8 +34,18 @@ class Stored(NamedTuple):
 
 @pytest.fixture
 def broker(tmp_path):
-    running = BrokerProcess(tmp_path / "broker", settings=("filter.sql=true",))
+    running = BrokerProcess(tmp_path / "broker", settings=SETTINGS)
     running.start()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def busy_broker(tmp_path_factory):
+    """One for all who do not count what it has."""
+    running = BrokerProcess(tmp_path_factory.mktemp("busy-broker"), settings=SETTINGS)
+    running.start()
+    asyncio.run(send(running, b"text", topics=TOPICS))
     yield running
     running.close()
 
@@ -180,7 +192,7 @@ def test_the_oneway_producer_says_nothing_and_loses_nothing_here(broker):
 
 
 def test_the_ordered_producer_keeps_to_the_queue_of_each_order(broker):
-    broker.create_topic("testTopic", 3)
+    broker.txmq("topic", "create", "testTopic", "--queues", "3")
 
     results = results_in(lines_of("ordered_producer", broker))
 
@@ -377,9 +389,8 @@ CONSUMERS = (
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_ctrl_c_ends_a_consumer_well(broker, name):
-    asyncio.run(send(broker, b"text", topics=TOPICS))
-    with Program(name, broker) as program:
+def test_ctrl_c_ends_a_consumer_well(busy_broker, name):
+    with Program(name, busy_broker) as program:
         program.until(bool)
         program.interrupt()
 

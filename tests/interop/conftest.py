@@ -1,5 +1,6 @@
 """Owns the fixtures: our client and two third-party ones, brokers, and one stage per test."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -7,11 +8,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
-for module in ("interop_clients", "interop_stage", "interop_scenarios", "interop_later"):
-    pytest.register_assert_rewrite(module)  # their assertions explain themselves too
+for module in ("clients", "stage", "scenarios", "later", "together"):
+    pytest.register_assert_rewrite(f"interop_{module}")  # their assertions explain themselves too
 
 from interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq  # noqa: E402
 from interop_stage import ASKS_SOON, Stage  # noqa: E402
+from interop_together import Play, Together  # noqa: E402
 
 from tests.serving import BrokerProcess  # noqa: E402
 
@@ -65,6 +67,30 @@ def own_stage(tmp_path, request):
     yield stage
     stage.close()
     broker.close()
+
+
+@pytest.fixture(scope="session")
+def together(request, shared_broker, tmp_path_factory):
+    """All plays of the tests that will run, begun when the first of them is asked for."""
+    running = Together(shared_broker, lambda: tmp_path_factory.mktemp("play"))
+    chosen = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
+    plays = [each.params.get("play") for each in chosen]
+    plays = [each for each in plays if isinstance(each, Play)]
+    # Those with a broker of their own are the longest.
+    for play in sorted(plays, key=lambda each: not each.has_own_broker):
+        # Whose client is missing is told so by its own test.
+        with contextlib.suppress(pytest.fail.Exception):
+            running.begin(play, [request.getfixturevalue(name) for name in play.clients])
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def play(request, together):
+    """How a play went."""
+    for name in request.param.clients:
+        request.getfixturevalue(name)
+    return lambda: together.end(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,7 @@
 
 import interop_scenarios as scenarios
 import pytest
-
-from tests.serving import BrokerProcess
+from interop_together import KILL, members, restart
 
 
 @pytest.fixture(params=["cpp-to-ons", "ons-to-cpp"])
@@ -25,11 +24,13 @@ def test_bodies_of_64_kb_pass_from_one_to_the_other(stage, direction):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_both_share_the_queues_of_one_group(stage, cpp, ons):
-    scenarios.members_come_and_go(stage, cpp, staying=cpp, passing=ons)
+@pytest.mark.parametrize("play", [members("cpp", "cpp", "ons")], indirect=True, ids=str)
+def test_both_share_the_queues_of_one_group(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_kill_between_them_loses_nothing_acknowledged(own_stage, cpp, ons):
-    scenarios.restart_loses_nothing(own_stage, cpp, ons, BrokerProcess.kill)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("play", [restart("cpp", "ons", KILL)], indirect=True, ids=str)
+def test_a_kill_between_them_loses_nothing_acknowledged(play):
+    play()

@@ -2,8 +2,7 @@
 
 import interop_scenarios as scenarios
 import pytest
-
-from tests.serving import BrokerProcess
+from interop_together import members, restarts
 
 SHARDS = ["lisbon", "oslo", "quito", "tunis", "xian"]
 
@@ -61,12 +60,13 @@ def test_broadcasting_reaches_every_member(stage, cpp):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(stage, cpp):
-    scenarios.members_come_and_go(stage, cpp, cpp, cpp)
+@pytest.mark.parametrize("play", [members("cpp", "cpp", "cpp")], indirect=True, ids=str)
+def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("end", [BrokerProcess.stop, BrokerProcess.kill])
-def test_a_restart_loses_nothing_acknowledged(own_stage, cpp, end):
-    scenarios.restart_loses_nothing(own_stage, cpp, cpp, end)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("play", restarts("cpp"), indirect=True)
+def test_a_restart_loses_nothing_acknowledged(play):
+    play()

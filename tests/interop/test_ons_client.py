@@ -5,8 +5,7 @@ It offers no one-way send, and no orderly consumer beyond one message at a time 
 
 import interop_scenarios as scenarios
 import pytest
-
-from tests.serving import BrokerProcess
+from interop_together import members, restarts
 
 
 @pytest.mark.timeout(60)
@@ -40,13 +39,14 @@ def test_broadcasting_reaches_every_member(stage, ons):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(stage, ons):
-    scenarios.members_come_and_go(stage, ons, ons, ons)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("play", [members("ons", "ons", "ons")], indirect=True, ids=str)
+def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("end", [BrokerProcess.stop, BrokerProcess.kill])
-def test_a_restart_loses_nothing_acknowledged(own_stage, ons, end):
-    scenarios.restart_loses_nothing(own_stage, ons, ons, end)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("play", restarts("ons"), indirect=True)
+def test_a_restart_loses_nothing_acknowledged(play):
+    play()

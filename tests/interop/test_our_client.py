@@ -4,15 +4,21 @@ other handles, both ways, and members of one group are of both kinds.
 
 import interop_scenarios as scenarios
 import pytest
-
-from tests.serving import BrokerProcess
+from interop_together import KILL, members, restart, restarts
 
 SHARDS = scenarios.SHARDS_KEPT_BY_ONS
 ANY_BYTES = bytes(range(256)) * 8
 NO_NUL = ANY_BYTES.replace(b"\0", b"")  # the C++ client's wrapper speaks in C strings
+THEIRS = ["cpp", "ons"]
 
 
-@pytest.fixture(params=["cpp", "ons"])
+def both_ways(play):
+    """A play from us to each of theirs, and from them to us."""
+    from_us = [pytest.param(play("ours", each), id=f"from us-{each}") for each in THEIRS]
+    return from_us + [pytest.param(play(each, "ours"), id=f"to us-{each}") for each in THEIRS]
+
+
+@pytest.fixture(params=THEIRS)
 def theirs(request):
     return request.getfixturevalue(request.param)
 
@@ -112,39 +118,55 @@ def test_broadcasting_reaches_members_of_both_kinds(stage, ours, theirs):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_both_share_the_queues_of_one_group(stage, direction):
-    staying, passing = direction
-
-    scenarios.members_come_and_go(stage, staying, staying, passing)
+@pytest.mark.parametrize(
+    "play", both_ways(lambda one, other: members(one, one, other)), indirect=True
+)
+def test_both_share_the_queues_of_one_group(play):
+    play()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_member_that_polls_shares_the_queues_with_one_of_theirs(stage, ours, theirs):
-    scenarios.members_come_and_go(stage, ours, theirs, ours, "--polling")
+@pytest.mark.parametrize(
+    "play",
+    [members("ours", each, "ours", "--polling") for each in THEIRS],
+    indirect=True,
+    ids=THEIRS,
+)
+def test_a_member_that_polls_shares_the_queues_with_one_of_theirs(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_our_members_share_the_queues_of_one_group(stage, ours):
-    scenarios.members_come_and_go(stage, ours, ours, ours)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("play", [members("ours", "ours", "ours")], indirect=True, ids=str)
+def test_our_members_share_the_queues_of_one_group(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_kill_between_them_loses_nothing_acknowledged(own_stage, direction):
-    scenarios.restart_loses_nothing(own_stage, *direction, BrokerProcess.kill)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "play", both_ways(lambda one, other: restart(one, other, KILL)), indirect=True
+)
+def test_a_kill_between_them_loses_nothing_acknowledged(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_kill_loses_nothing_of_what_travels_together(own_stage, ours, ons):
-    verb = ["send-nowait", "--linger-ms", "50"]
-    scenarios.restart_loses_nothing(own_stage, ours, ons, BrokerProcess.kill, *verb)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "play",
+    [restart("ours", "ons", KILL, "send-nowait", "--linger-ms", "50")],
+    indirect=True,
+    ids=str,
+)
+def test_a_kill_loses_nothing_of_what_travels_together(play):
+    play()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("end", [BrokerProcess.stop, BrokerProcess.kill])
-def test_a_restart_between_ours_loses_nothing_acknowledged(own_stage, ours, end):
-    scenarios.restart_loses_nothing(own_stage, ours, ours, end)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("play", restarts("ours"), indirect=True)
+def test_a_restart_between_ours_loses_nothing_acknowledged(play):
+    play()

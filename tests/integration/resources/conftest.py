@@ -15,7 +15,7 @@ pytest.register_assert_rewrite("resource_stage")
 from resource_stage import KINDS, ON_MARIADB, Bank  # noqa: E402
 
 from tests import mariadb  # noqa: E402
-from tests.databases import Unprepared  # noqa: E402
+from tests.database_server import wanted  # noqa: E402
 
 FIRST_START_SECONDS = 300
 collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]
@@ -60,17 +60,8 @@ def postgres_url(postgres):
 @pytest.fixture(scope="session")
 def mariadb_url():
     """One database for all tests, as for PostgreSQL; where there is no server, nobody asks."""
-    try:
-        server = mariadb.mariadb()
-    except Unprepared as problem:
-        server, reason = None, str(problem)
-    if server is None:
-        pytest.fail(reason, pytrace=False)
-    try:
-        with server.database() as url:
-            yield url
-    finally:
-        server.stop()
+    with wanted(mariadb.mariadb) as server, server.database() as url:
+        yield url
 
 
 def pytest_report_collectionfinish():

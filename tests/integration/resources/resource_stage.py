@@ -147,6 +147,17 @@ class Bank:
                 yield Stage(resource)
 
 
+@contextlib.contextmanager
+def by_default(bank, setting, value):
+    """What new connections find set."""
+    database = f"ALTER DATABASE {bank.url.database}"
+    bank.order(f"{database} SET {setting} = '{value}'")
+    try:
+        yield
+    finally:
+        bank.order(f"{database} RESET {setting}")
+
+
 class Stage:
     """A service: a resource, and local transactions of either colour."""
 
@@ -158,6 +169,7 @@ class Stage:
 
     async def run(self, local, work):
         """Enter a local transaction, do something with its session, leave it."""
+        self._loop = asyncio.get_running_loop()
         if not self.resource.is_blocking:
             async with local as session:
                 await work(session)
@@ -169,6 +181,12 @@ class Stage:
                 work(session).send(None)
 
         await asyncio.to_thread(blocking)
+
+    async def outside(self, waiting):
+        """What comes of something that must be awaited, for work of either colour."""
+        if not self.resource.is_blocking:
+            return await waiting
+        return asyncio.run_coroutine_threadsafe(waiting, self._loop).result(30)
 
     async def order(self, xid, amount=1, **how):
         """The local transaction of most tests: one row. Returns what may be told of it."""

@@ -1,14 +1,13 @@
-"""What only MySQL and MariaDB do: give up in silence, commit in between, lock what they read."""
+"""What only MySQL and MariaDB do: give up in silence, lock what they read."""
 
 import asyncio
 import contextlib
 
 import pytest
 from resource_stage import ON_MARIADB, Bank, insert, now_ms, said
-from test_resource_faults import Proxy, settled
+from test_resource_faults import Rivals, settled, take
 
-from txmq.errors import DatabaseFailed, FenceUnsafe, OutcomeUnknown, TransactionBroken
-from txmq.transaction.resources import steps
+from txmq.errors import DatabaseFailed, FenceUnsafe, TransactionBroken
 from txmq.transaction.resources.failures import Failure, failure
 from txmq.transaction.state import LocalTransactionState
 
@@ -36,67 +35,6 @@ def holding(bank, statement):
         connection.exec_driver_sql(statement)
         yield connection
         connection.rollback()
-
-
-async def take(session, row):
-    await said(session, f"UPDATE orders SET amount = amount + 1 WHERE xid = '{row}'")
-
-
-class Rivals:
-    """Two local transactions that take two rows crosswise, until the database stops one."""
-
-    def __init__(self, bank, stage):
-        bank.order("INSERT INTO orders VALUES ('a', 1), ('b', 1)")
-        bank.order("ALTER TABLE orders ADD PRIMARY KEY (xid)")
-        self.stage = stage
-        self.bank = bank
-        self.locals = {xid: stage.begin(xid) for xid in ("x-1", "x-2")}
-
-    async def meet(self, stops):
-        """What came out of either; ``stops`` is called with the session that was stopped."""
-        with_a, with_b = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        async def move(xid, mine, theirs, have, wait_for):
-            async def work(session):
-                await take(session, mine)
-                if self.stage.resource.is_blocking:
-                    loop.call_soon_threadsafe(have.set)
-                    asyncio.run_coroutine_threadsafe(wait_for.wait(), loop).result(30)
-                else:
-                    have.set()
-                    await wait_for.wait()
-                try:
-                    await take(session, theirs)
-                except Exception as problem:
-                    await stops(xid, session, problem)
-
-            await self.stage.run(self.locals[xid], work)
-
-        return await asyncio.gather(
-            move("x-1", "a", "b", with_a, with_b),
-            move("x-2", "b", "a", with_b, with_a),
-            return_exceptions=True,
-        )
-
-
-def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
-    """D3."""
-
-    async def story():
-        async with bank.stage() as stage:
-            rivals = Rivals(bank, stage)
-
-            async def stops(xid, session, problem):
-                raise problem
-
-            found = await rivals.meet(stops)
-            (problem,) = [each for each in found if each is not None]
-            assert failure(problem) is Failure.RETRY
-            (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
-            assert await stage.order(lost) is COMMIT
-
-    asyncio.run(story())
 
 
 def test_a_deadlock_that_nobody_heard_of_commits_nothing(bank):
@@ -144,31 +82,6 @@ def test_a_statement_that_waited_too_long_is_undone_alone(bank):
     assert bank.order("SELECT xid, amount FROM orders ORDER BY xid") == [("a", 1), ("x-1", 1)]
 
 
-@pytest.mark.parametrize("is_sorry", [False, True])
-def test_a_statement_that_commits_is_found_out(bank, is_sorry):
-    """There a CREATE TABLE ends the transaction it stands in."""
-
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-
-            async def work(session):
-                await said(session, insert("x-1"))
-                await said(session, "CREATE OR REPLACE TABLE made_meanwhile (id INTEGER)")
-                await said(session, insert("later"))
-                if is_sorry:
-                    raise ZeroDivisionError
-
-            with pytest.raises(ZeroDivisionError if is_sorry else OutcomeUnknown):
-                await stage.run(local, work)
-            assert local.state is UNKNOWN
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
-
-    assert bank.orders == {"x-1"}
-
-
 def test_a_nested_transaction_that_was_left_open_is_committed_with_the_whole(bank):
     async def story():
         async with bank.stage() as stage:
@@ -211,82 +124,6 @@ def test_who_is_cancelled_leaves_nothing(bank_of_kind):
     asyncio.run(story())
 
     assert bank.orders == set()
-
-
-def test_a_connection_killed_inside_leaves_nothing(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-
-            async def work(session):
-                await said(session, insert("x-1"))
-                bank.order(f"KILL {(await said(session, 'SELECT CONNECTION_ID()')).scalar()}")
-                await said(session, insert("x-1"))
-
-            with pytest.raises(Exception) as caught:
-                await stage.run(local, work)
-            assert failure(caught.value) is Failure.LOST
-            assert local.state is ROLLBACK
-            assert await settled(stage, "x-1") is ROLLBACK
-            assert await stage.order("x-2") is COMMIT
-
-    asyncio.run(story())
-
-    assert bank.orders == {"x-2"}
-
-
-@pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
-def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, cuts, truth):
-    async def story():
-        async with Proxy(bank.url, b"\x03COMMIT") as proxy:
-            far = Bank(bank.kind, bank.url.set(port=proxy.port))
-            async with far.stage() as stage, bank.stage() as checker:
-                local = stage.begin("x-1")
-
-                async def work(session):
-                    await said(session, insert("x-1"))
-                    proxy.cuts = cuts
-
-                with pytest.raises(OutcomeUnknown):
-                    await stage.run(local, work)
-                assert local.state is UNKNOWN
-                assert await settled(checker, "x-1") is truth
-            far.close()
-
-    asyncio.run(story())
-
-    assert bank.orders == ({"x-1"} if truth is COMMIT else set())
-
-
-def test_checks_that_share_a_transaction_answer_as_each_alone(bank, monkeypatch):
-    """In the second round one of them is locked, and the others do not suffer."""
-    shared = []
-    together = steps._check_together
-
-    async def seen(fence, door, theirs, wait_ms):
-        found = await together(fence, door, theirs, wait_ms)
-        shared.append(len(found))
-        return found
-
-    monkeypatch.setattr(steps, "_check_together", seen)
-
-    async def story():
-        async with bank.stage() as stage:
-            await stage.order("x-0")
-            await stage.check("x-1")
-
-            async def ask():
-                return await asyncio.gather(*(stage.check(f"x-{each}") for each in range(6)))
-
-            assert await ask() == [COMMIT] + [ROLLBACK] * 5
-            with holding(bank, "INSERT INTO txmq_fence VALUES ('x-7', 1, 'icbc', 1)"):
-                answers = await asyncio.gather(*(stage.check(f"x-{each}") for each in range(2, 12)))
-            assert answers == [ROLLBACK] * 5 + [UNKNOWN] + [ROLLBACK] * 4
-
-    asyncio.run(story())
-
-    assert max(shared) > 1
-    assert set(bank.fence) == {f"x-{each}" for each in range(12) if each != 7}
 
 
 def test_cleaning_waits_for_nobody_whose_sessions_read_what_is_committed(one_bank):

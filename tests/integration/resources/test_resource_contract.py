@@ -6,7 +6,7 @@ import contextlib
 import psycopg
 import pytest
 from django.db.transaction import TransactionManagementError
-from resource_stage import GROUP, KINDS, ON_POSTGRES, insert, now_ms, said
+from resource_stage import GROUP, KINDS, ON_MARIADB, ON_POSTGRES, insert, now_ms, said
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -97,19 +97,10 @@ def test_a_local_transaction_under_way_is_unknown_and_may_still_commit(bank):
     async def story():
         async with bank.stage() as stage:
             local, found = stage.begin("x-1"), []
-            loop = asyncio.get_running_loop()
-            asked = asyncio.Event()
-
-            async def ask():
-                found.append(await stage.check("x-1"))
-                asked.set()
 
             async def work(session):
                 await said(session, insert("x-1"))
-                if stage.resource.is_blocking:
-                    asyncio.run_coroutine_threadsafe(ask(), loop).result(30)
-                else:
-                    await ask()
+                found.append(await stage.outside(stage.check("x-1")))
 
             await stage.run(local, work)
             assert found == [UNKNOWN]
@@ -196,40 +187,49 @@ def test_an_error_that_was_caught_inside_cannot_look_like_a_commit(bank):
     assert bank.orders == set()
 
 
-def test_a_function_that_commits_by_itself_is_told_and_the_check_knows(bank):
+async def plainly(bank, session):
+    if bank.kind.startswith("psycopg") or bank.kind.endswith("django"):
+        await said(session, "COMMIT")
+    elif (done := session.commit()) is not None:
+        await done
+
+
+async def by_statement(bank, session):
+    await said(session, "COMMIT")
+
+
+async def by_the_way(bank, session):
+    """In MariaDB a CREATE TABLE ends the transaction it stands in."""
+    await said(session, "CREATE OR REPLACE TABLE made_meanwhile (id INTEGER)")
+
+
+COMMITS = [
+    *((kind, plainly, False, False) for kind in KINDS),
+    *((kind, by_statement, says_more, True) for kind in KINDS for says_more in (False, True)),
+    *((kind, by_the_way, True, is_sorry) for kind in ON_MARIADB for is_sorry in (False, True)),
+]
+
+
+@pytest.mark.parametrize(("bank", "commits", "says_more", "is_sorry"), COMMITS, indirect=["bank"])
+def test_a_function_that_commits_by_itself_is_not_called_rolled_back(
+    bank, commits, says_more, is_sorry
+):
+    """It is told so, unless it has something to say itself; and the check knows."""
+
     async def story():
         async with bank.stage() as stage:
             local = stage.begin("x-1")
 
             async def work(session):
                 await said(session, insert("x-1"))
-                if bank.kind.startswith("psycopg") or bank.kind.endswith("django"):
-                    await said(session, "COMMIT")
-                elif (done := session.commit()) is not None:
-                    await done
-
-            with pytest.raises(OutcomeUnknown, match="ended inside"):
-                await stage.run(local, work)
-            assert local.state is UNKNOWN
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize("says_more", [False, True])
-def test_a_function_that_commits_by_itself_and_raises_is_not_called_rolled_back(bank, says_more):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-
-            async def work(session):
-                await said(session, insert("x-1"))
-                await said(session, "COMMIT")
+                await commits(bank, session)
                 if says_more:
                     await goes_on(bank, session, insert("late"))
-                raise Refused
+                if is_sorry:
+                    raise Refused
 
-            with pytest.raises(Refused):
+            told = pytest.raises(OutcomeUnknown, match="ended inside")
+            with pytest.raises(Refused) if is_sorry else told:
                 await stage.run(local, work)
             assert local.state is UNKNOWN
             assert await stage.check("x-1") is COMMIT

@@ -8,7 +8,7 @@ import contextlib
 import random
 
 import pytest
-from resource_stage import GROUP, now_ms
+from resource_stage import GROUP, ON_MARIADB, now_ms
 from test_resource_races import AT_ONCE, Race, agree, count
 
 from txmq.transaction.resources import steps
@@ -135,17 +135,29 @@ def test_a_crowd_is_told_what_each_is_told_alone(bank, shared):
     assert shared == [len(drawn) - drawn.count("another fence's")]
 
 
-def test_one_that_is_under_way_keeps_no_other_from_being_told(postgres_bank):
+@pytest.mark.parametrize("bank", ["postgres-async", *ON_MARIADB], indirect=True)
+def test_one_that_is_under_way_keeps_no_other_from_being_told(bank):
+    ids = [f"x-{number}" for number in range(20)]
+
     async def story():
-        async with postgres_bank.stage("postgres-async", resource={"wait_s": 0.1}) as stage:
-            ids = [f"x-{number}" for number in range(20)]
-            async with stage.begin("x-7"):
-                answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
-                assert [xid for xid in ids if answers[ids.index(xid)] is UNKNOWN] == ["x-7"]
-                assert answers.count(ROLLBACK) == 19
+        async with bank.stage(resource={"wait_s": 0.1}) as stage:
+            assert await stage.check("x-1") is ROLLBACK
+            assert await stage.order("x-2") is COMMIT
+            answers = {}
+
+            async def ask():
+                told = await asyncio.gather(*(stage.check(xid) for xid in ids))
+                answers.update(zip(ids, told, strict=True))
+
+            await stage.run(stage.begin("x-7"), lambda session: stage.outside(ask()))
+            assert answers.pop("x-7") is UNKNOWN
+            assert answers.pop("x-2") is COMMIT
+            assert {*answers.values()} == {ROLLBACK}
             assert await stage.check("x-7") is COMMIT
 
     asyncio.run(story())
+
+    assert set(bank.fence) == set(ids)
 
 
 def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothing(postgres_bank):

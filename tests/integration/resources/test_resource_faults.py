@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+from typing import NamedTuple
 
+import psycopg
 import pytest
-from resource_stage import Bank, insert, said
+from resource_stage import ON_MARIADB, Bank, insert, said
 
 from txmq.errors import OutcomeUnknown
 from txmq.transaction.resources.failures import Failure, failure
@@ -13,12 +15,35 @@ from txmq.transaction.state import LocalTransactionState
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN
 KINDS = ["postgres", "postgres-async", "postgres-django", "psycopg-pool", "psycopg-async"]
-KILL = "SELECT pg_terminate_backend(:pid)"
+ITS_PATIENCE_S = 5.0
 
 
-async def backend(session):
-    row = (await said(session, "SELECT pg_backend_pid()")).fetchone()
-    return (await row if asyncio.iscoroutine(row) else row)[0]
+class Server(NamedTuple):
+    """What a kind of server calls things."""
+
+    number: str
+    kill: str
+    commit: bytes
+
+
+SERVERS = {
+    "postgresql": Server("pg_backend_pid()", "SELECT pg_terminate_backend({})", b"COMMIT\0"),
+    "mysql": Server("CONNECTION_ID()", "KILL {}", b"\x03COMMIT"),
+}
+
+
+def kill(bank, number):
+    bank.order(SERVERS[bank.url.get_backend_name()].kill.format(number))
+
+
+async def kill_session(bank, session):
+    question = f"SELECT {SERVERS[bank.url.get_backend_name()].number}"
+    row = (await said(session, question)).fetchone()
+    kill(bank, (await row if asyncio.iscoroutine(row) else row)[0])
+
+
+async def take(session, row):
+    await said(session, f"UPDATE orders SET amount = amount + 1 WHERE xid = '{row}'")
 
 
 async def settled(stage, xid):
@@ -32,9 +57,9 @@ async def settled(stage, xid):
 class Proxy:
     """Stands between a service and its server, and cuts the line at a COMMIT."""
 
-    def __init__(self, url, word=b"COMMIT\0"):
+    def __init__(self, url):
         self._target = url.host, url.port
-        self._word = word
+        self._word = SERVERS[url.get_backend_name()].commit
         self.cuts = None
         self.seen = asyncio.Event()
         self._lines = set()
@@ -86,15 +111,45 @@ class Proxy:
         return self.cuts == "after" and self.seen.is_set()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+class Rivals:
+    """Two local transactions that take two rows crosswise, until the database stops one."""
+
+    def __init__(self, bank, stage):
+        bank.order("INSERT INTO orders VALUES ('a', 1), ('b', 1)")
+        bank.order("ALTER TABLE orders ADD PRIMARY KEY (xid)")  # Else MariaDB locks all.
+        self.stage = stage
+        self.locals = {xid: stage.begin(xid) for xid in ("x-1", "x-2")}
+
+    async def meet(self, stops):
+        """What came out of either; ``stops`` is called with the session that was stopped."""
+        met = asyncio.Barrier(2)
+
+        async def move(xid, mine, theirs):
+            async def work(session):
+                await take(session, mine)
+                await self.stage.outside(met.wait())
+                try:
+                    await take(session, theirs)
+                except Exception as problem:
+                    await stops(xid, session, problem)
+
+            await self.stage.run(self.locals[xid], work)
+
+        return await asyncio.gather(
+            move("x-1", "a", "b"), move("x-2", "b", "a"), return_exceptions=True
+        )
+
+
+@pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
 @pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
-def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(
-    postgres_bank, kind, cuts, truth
-):
+def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, cuts, truth):
+    # Django has one connection for all who are in a thread.
+    checks_of = bank.kind if bank.kind in ON_MARIADB else "psycopg-async"
+
     async def story():
-        async with Proxy(postgres_bank.url) as proxy:
-            bank = Bank(kind, postgres_bank.url.set(port=proxy.port))
-            async with bank.stage() as stage, postgres_bank.stage("psycopg-async") as checker:
+        async with Proxy(bank.url) as proxy:
+            far = Bank(bank.kind, bank.url.set(port=proxy.port))
+            async with far.stage() as stage, bank.stage(checks_of) as checker:
                 local = stage.begin("x-1")
 
                 async def work(session):
@@ -105,14 +160,28 @@ def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(
                     await stage.run(local, work)
                 assert local.state is UNKNOWN
                 assert await settled(checker, "x-1") is truth
-            bank.close()
+            far.close()
 
     asyncio.run(story())
 
-    assert postgres_bank.orders == ({"x-1"} if truth is COMMIT else set())
+    assert bank.orders == ({"x-1"} if truth is COMMIT else set())
 
 
-def test_who_is_cancelled_while_committing_does_not_know(postgres_bank):
+@pytest.fixture
+def impatient_driver(monkeypatch):
+    """One that soon takes silence for an answer when it has asked the server to give up."""
+
+    def sooner(wait):
+        def waits(*parts, timeout=None, **more):
+            return wait(*parts, timeout=0.3 if timeout == ITS_PATIENCE_S else timeout, **more)
+
+        return waits
+
+    for name in ("wait_async", "wait_conn_async"):
+        monkeypatch.setattr(psycopg.waiting, name, sooner(getattr(psycopg.waiting, name)))
+
+
+def test_who_is_cancelled_while_committing_does_not_know(postgres_bank, impatient_driver):
     async def story():
         async with Proxy(postgres_bank.url) as proxy:
             bank = Bank("psycopg-async", postgres_bank.url.set(port=proxy.port))
@@ -136,15 +205,15 @@ def test_who_is_cancelled_while_committing_does_not_know(postgres_bank):
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_connection_killed_inside_leaves_nothing(postgres_bank, kind):
+@pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
+def test_a_connection_killed_inside_leaves_nothing(bank):
     async def story():
-        async with postgres_bank.stage(kind) as stage:
+        async with bank.stage() as stage:
             local = stage.begin("x-1")
 
             async def work(session):
                 await said(session, insert("x-1"))
-                postgres_bank.order(KILL, pid=await backend(session))
+                await kill_session(bank, session)
                 await said(session, insert("x-1"))
 
             with pytest.raises(Exception) as caught:
@@ -156,18 +225,18 @@ def test_a_connection_killed_inside_leaves_nothing(postgres_bank, kind):
 
     asyncio.run(story())
 
-    assert postgres_bank.orders == {"x-2"}
+    assert bank.orders == {"x-2"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_connection_killed_before_the_commit_is_unknown_at_first(postgres_bank, kind):
+@pytest.mark.parametrize("bank", KINDS, indirect=True)
+def test_a_connection_killed_before_the_commit_is_unknown_at_first(bank):
     async def story():
-        async with postgres_bank.stage(kind) as stage:
+        async with bank.stage() as stage:
             local = stage.begin("x-1")
 
             async def work(session):
                 await said(session, insert("x-1"))
-                postgres_bank.order(KILL, pid=await backend(session))
+                await kill_session(bank, session)
 
             with pytest.raises(OutcomeUnknown):
                 await stage.run(local, work)
@@ -187,7 +256,7 @@ def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, kind):
                 asked = asyncio.ensure_future(stage.check("x-1"))
                 while not (found := await asyncio.to_thread(postgres_bank.order, waiting)):
                     assert not asked.done()
-                postgres_bank.order(KILL, pid=found[0][0])
+                kill(postgres_bank, found[0][0])
                 assert await asked is UNKNOWN
             assert await stage.check("x-1") is COMMIT
 
@@ -207,32 +276,23 @@ def test_a_server_that_is_gone_is_unknown():
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
-def test_a_deadlock_may_be_tried_again_under_the_same_id(postgres_bank, kind):
+@pytest.mark.parametrize(
+    "bank", ["postgres-async", "psycopg-async-pool", *ON_MARIADB], indirect=True
+)
+def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
     """D3."""
-    postgres_bank.order("INSERT INTO orders VALUES ('a', 1), ('b', 1)")
 
     async def story():
-        async with postgres_bank.stage(kind) as stage:
-            locals_ = {xid: stage.begin(xid) for xid in ("x-1", "x-2")}
-            met = asyncio.Barrier(2)
+        async with bank.stage() as stage:
+            rivals = Rivals(bank, stage)
 
-            async def move(xid, first, second):
-                async def work(session):
-                    for each in (first, second):
-                        take = f"UPDATE orders SET amount = amount + 1 WHERE xid = '{each}'"
-                        await said(session, take)
-                        if each is first:
-                            await met.wait()
+            async def stops(xid, session, problem):
+                raise problem
 
-                await stage.run(locals_[xid], work)
-
-            found = await asyncio.gather(
-                move("x-1", "a", "b"), move("x-2", "b", "a"), return_exceptions=True
-            )
+            found = await rivals.meet(stops)
             (problem,) = [each for each in found if each is not None]
             assert failure(problem) is Failure.RETRY
-            (lost,) = [xid for xid, each in locals_.items() if each.state is ROLLBACK]
+            (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
             assert await stage.order(lost) is COMMIT
 
     asyncio.run(story())

@@ -6,7 +6,7 @@ import functools
 import threading
 
 import pytest
-from resource_stage import ON_POSTGRES, Bank, said
+from resource_stage import ON_POSTGRES, Bank, by_default, said
 from sqlalchemy import Engine
 
 from broker.config import BrokerSettings, StoreSettings
@@ -111,17 +111,6 @@ class Service:
             with contextlib.suppress(NotFound, TopicNotFound):
                 return (await client.admin.find(TOPIC, xid)).body
         return None
-
-
-@contextlib.contextmanager
-def by_default(bank, setting, value):
-    """What new connections find set."""
-    database = f"ALTER DATABASE {bank.url.database}"
-    bank.order(f"{database} SET {setting} = '{value}'")
-    try:
-        yield
-    finally:
-        bank.order(f"{database} RESET {setting}")
 
 
 def plain(work):

@@ -84,6 +84,7 @@ def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(b
 def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
     """D3."""
     runs = []
+    bank.order(f"ALTER DATABASE {bank.url.database} SET deadlock_timeout = '50ms'")
 
     async def story():
         async with on_scene(broker, bank) as scene, engine_of(bank) as engine:

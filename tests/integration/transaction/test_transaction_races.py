@@ -107,7 +107,7 @@ async def slow_pool(bank, chance):
 
 def test_a_check_and_a_commit_never_both_win(broker_in_haste, bank_for):
     bank = bank_for("postgres")
-    number, seed = soak(400, 10_000), random.randrange(2**32)
+    number, seed = soak(200, 10_000), random.randrange(2**32)
     chance = random.Random(seed)
     print(f"seed {seed}")
 

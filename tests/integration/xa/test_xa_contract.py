@@ -37,63 +37,45 @@ def test_all_follow_what_is_decided(banks, kind):
     banks.see_nothing_left()
 
 
+async def raises(sessions):
+    raise Wrong
+
+
+async def breaks(sessions):
+    """The database has given up, and nobody else knows."""
+    with pytest.raises(Exception, match="nothing_here"):
+        await said(sessions["ccb"], "SELECT * FROM nothing_here")
+
+
+async def cannot_prepare(sessions):
+    """PostgreSQL prepares nothing that has touched temporary tables."""
+    await said(sessions["ccb"], "CREATE TEMPORARY TABLE mine (x INT)")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exception_rolls_all_back(banks, kind):
+@pytest.mark.parametrize(
+    ("goes_wrong", "told"),
+    [
+        (raises, pytest.raises(Wrong)),
+        (breaks, pytest.raises(TransactionBroken)),
+        (cannot_prepare, pytest.raises(Exception, match="(?i)prepare")),
+    ],
+)
+def test_whatever_goes_wrong_rolls_all_back(banks, kind, goes_wrong, told):
     async def story():
         async with banks.service(kind) as resource:
             local = resource.local("x-1", GROUP, now_ms())
 
             async def work(sessions):
                 await order_of(100)(sessions)
-                raise Wrong
+                await goes_wrong(sessions)
 
-            with pytest.raises(Wrong):
+            with told:
                 await run(resource, local, work)
             assert local.state is ROLLBACK
+            banks.see_nothing_left()  # Before anything is confirmed.
             await resource.confirm("x-1", local.state)
             assert await resource.check("x-1", GROUP, now_ms()) is ROLLBACK
-
-    asyncio.run(story())
-
-    assert banks.balances == STILL
-    banks.see_nothing_left()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_database_has_given_up_is_a_no(banks, kind):
-    async def story():
-        async with banks.service(kind) as resource:
-            local = resource.local("x-1", GROUP, now_ms())
-
-            async def work(sessions):
-                await order_of(100)(sessions)
-                with pytest.raises(Exception, match="nothing_here"):
-                    await said(sessions["ccb"], "SELECT * FROM nothing_here")
-
-            with pytest.raises(TransactionBroken):
-                await run(resource, local, work)
-            assert local.state is ROLLBACK
-
-    asyncio.run(story())
-
-    assert banks.balances == STILL
-    banks.see_nothing_left()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_branch_that_cannot_prepare_undoes_those_that_have(banks, kind):
-    async def story():
-        async with banks.service(kind) as resource:
-            local = resource.local("x-1", GROUP, now_ms())
-
-            async def work(sessions):
-                await order_of(100)(sessions)
-                # PostgreSQL prepares nothing that has touched temporary tables.
-                await said(sessions["ccb"], "CREATE TEMPORARY TABLE mine (x INT)")
-
-            with pytest.raises(Exception, match="(?i)prepare"):
-                await run(resource, local, work)
-            assert local.state is ROLLBACK
 
     asyncio.run(story())
 

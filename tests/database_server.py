@@ -1,0 +1,178 @@
+"""Owns a database server as a real process for tests, or one in a container, of whatever kind.
+
+The loop is here: a folder, a port, the server's word that it is ready, its log, its end. What its
+programs are called with and say is told by whoever starts it.
+"""
+
+import contextlib
+import ctypes
+import io
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.engine import make_url
+
+from tests.serving import free_port
+
+INIT_SECONDS = 60
+ATTEMPTS = 3
+UNPRIVILEGED = ("postgres", "nobody")
+PR_SET_PDEATHSIG = 1
+
+
+class Unprepared(Exception):
+    """No server can be had here; the text says how to get one."""
+
+
+class Server:
+    """A server by the URL of its superuser, how it is stopped, and its process, if it is ours."""
+
+    dropping = "DROP DATABASE {}"
+
+    def __init__(self, url, stop=lambda: None, pid=None):
+        self.url = make_url(url)
+        self.stop = stop
+        self.pid = pid
+
+    def order(self, statement):
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+
+    @contextlib.contextmanager
+    def database(self):
+        """The URL of a new, empty database."""
+        name = f"txmq_{secrets.token_hex(6)}"
+        self.order(f"CREATE DATABASE {name}")
+        try:
+            yield self.url.set(database=name)
+        finally:
+            self.order(self.dropping.format(name))
+
+
+@contextlib.contextmanager
+def wanted(start):
+    """A server while tests want it; a missing one is a failure, never a skip."""
+    import pytest
+
+    try:
+        server = start()
+    except Unprepared as problem:
+        server, reason = None, str(problem)
+    if server is None:
+        pytest.fail(reason, pytrace=False)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def started(programs):
+    """Where a server of our own listens, how it is stopped, and its process.
+
+    Args:
+        programs: The facts of its kind: its ``name``; the commands of ``initialise(home)`` and
+            ``serve(home, port)``; the ``url(port)`` of its superuser; what it says when it is
+            ``ready``; the signal for ``ending`` it at once.
+    """
+    who = somebody_else()
+    home = Path(tempfile.mkdtemp(prefix=f"txmq-{programs.name}-"))
+    try:
+        if who:
+            os.chown(home, who["user"], who["group"])
+        initialised(programs.initialise(home), home, who)
+        for _ in range(ATTEMPTS):
+            # Somebody else may take the port in between.
+            if (found := attempt(programs, home, who)) is not None:
+                return found
+        last = (home / "log").read_text().splitlines()[-1:]
+        raise Unprepared(f"{programs.serve(home, 0)[0]} does not start: {last}")
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def somebody_else():
+    """Options of subprocess with which root runs a program as somebody without rights."""
+    if os.geteuid() != 0:
+        return {}
+    for name in UNPRIVILEGED:
+        with contextlib.suppress(KeyError):
+            found = pwd.getpwnam(name)
+            return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+    raise Unprepared(f"databases refuse root, and there is no user {' or '.join(UNPRIVILEGED)}")
+
+
+def die_with_us():
+    """A server must not outlive tests that are killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def initialised(command, home, who):
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=INIT_SECONDS, cwd=home, check=False, **who
+    )
+    if done.returncode:
+        raise Unprepared(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def attempt(programs, home, who):
+    port = free_port()
+    process = subprocess.Popen(
+        programs.serve(home, port),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=home,
+        preexec_fn=die_with_us,
+        **who,
+    )
+    said = b""
+    for line in process.stderr:
+        said += line
+        if programs.ready in line:
+            break
+    (home / "log").write_bytes(said)
+    if programs.ready not in said:
+        process.wait()
+        process.stderr.close()
+        return None
+    log = threading.Thread(target=shutil.copyfileobj, args=(process.stderr, Nowhere()))
+    log.start()  # A server that is not listened to would stop in the middle of a word.
+
+    def stop():
+        process.send_signal(programs.ending)
+        process.wait(INIT_SECONDS)
+        log.join(INIT_SECONDS)
+        process.stderr.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+    return programs.url(port), stop, process.pid
+
+
+class Nowhere(io.RawIOBase):
+    """Where a server's log goes that nobody reads."""
+
+    def write(self, text):
+        return len(text)
+
+
+def contained(make, lacking):
+    """The same of a container, which is made here: its library may be missing, or Docker."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            container = make()
+        container.start()
+    except Exception as problem:
+        raise Unprepared(f"{lacking} ({type(problem).__name__})") from problem
+    return container.get_connection_url(), container.stop

@@ -186,8 +186,10 @@ def _properties(message: Message) -> dict[str, str]:
     for name, value in named.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise LocalProtocolError(f"properties are str, not {name!r}: {value!r}")
-    if not all(name and value for name, value in named.items()):
-        raise LocalProtocolError("a property without a name or a value would be dropped on its way")
+        if not (name and value):
+            raise LocalProtocolError(
+                "a property without a name or a value would be dropped on its way"
+            )
     if message.tags:
         named[properties.TAGS] = message.tags
     if keys:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import msgspec
 
@@ -34,10 +35,11 @@ from txmq.errors import (
 from txmq.message import Message, Queue
 from txmq.protocol.codes import SysFlag
 
-__all__ = ["Sending"]
+__all__ = ["Sending", "check_kind"]
 
 log = logging.getLogger(__name__)
 
+_PREPARED: Final = int(SysFlag.PREPARED)
 _CLOSED = "this producer was closed before the message was sent"
 
 
@@ -110,8 +112,8 @@ class Sending:
         """
         _check_queue(message, queue)
         post, size = self.post, len(message.body)
-        envelope = self._sealed(message)
-        flags = envelope.sys_flag | SysFlag.PREPARED
+        envelope = sealed(message, "", self._packing)  # It brings its id.
+        flags = envelope.sys_flag | _PREPARED
         parcel = Parcel(msgspec.structs.replace(envelope, sys_flag=flags))
         if not post.take(size):
             await self._wait_for_room(size)
@@ -246,12 +248,18 @@ async def _limited(timeout_s: float) -> AsyncIterator[None]:
 
 def _check_queue(message: Message, queue: Queue | None) -> None:
     if type(message) is not Message:
-        _check_kind(message)
+        check_kind(message)
     if queue is not None and queue.topic != message.topic:
         raise UsageError(f"a message for {message.topic} cannot go to a queue of {queue.topic}")
 
 
-def _check_kind(message: object) -> None:
+def check_kind(message: object) -> None:
+    """See that something is sent as messages are.
+
+    Raises:
+        UsageError: It is a reply, which goes to one client.
+        LocalProtocolError: It is no message at all.
+    """
     if isinstance(message, Reply):
         raise UsageError("a reply goes to the one who asked; send it by Producer.send")
     if not isinstance(message, Message):

@@ -74,12 +74,11 @@ def render(values: Mapping[str, str]) -> str:
     Raises:
         LocalProtocolError: A name or value holds one of the two separators.
     """
-    text = "".join([f"{name}\x01{value}\x02" for name, value in values.items() if name and value])
-    if text.count(_NAME_END) != text.count(_PAIR_END) or any(
-        _PAIR_END in name or _PAIR_END in value or _NAME_END in name or _NAME_END in value
-        for name, value in values.items()
-    ):
+    text = "".join([f"{name}\x01{value}\x02" for name, value in values.items()])
+    if not text.count(_NAME_END) == text.count(_PAIR_END) == len(values):
         raise LocalProtocolError("a property holds a control character 1 or 2")
+    if "" in values or "" in values.values():
+        return render({name: value for name, value in values.items() if name and value})
     return text
 
 

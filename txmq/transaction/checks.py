@@ -144,7 +144,7 @@ class Checks:
         assert working is not None
         late = loop.call_later(self._settings.check_timeout_s, self._write_off, xid, asked, working)
         with ExitStack() as asked.counted:
-            asked.counted.enter_context(self.underway.one())
+            asked.counted.enter_context(self.underway)
             try:
                 said = await self._ask(xid, asked.message)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):

@@ -148,7 +148,10 @@ class Called:
     async def ask(self, xid: str, *given: object, runner: Runner | None = None) -> Said:
         """Call it, elsewhere where somebody says so, and make sense of what it says or raises."""
         try:
-            said = await self._call(given, runner or self._runner)
+            if self.is_async:
+                said = await cast("Awaitable[object]", self._method(*given))
+            else:
+                said = await self._elsewhere(given, runner or self._runner)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -163,9 +166,7 @@ class Called:
             log.warning("the listener took no notice of being cancelled with transaction %s", xid)
         return _sense(xid, said)
 
-    async def _call(self, given: tuple[object, ...], runner: Runner) -> object:
-        if self.is_async:
-            return await cast("Awaitable[object]", self._method(*given))
+    async def _elsewhere(self, given: tuple[object, ...], runner: Runner) -> object:
         # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
         work = partial(copy_context().run, self._method, *given)
         said = await runner.run(work)

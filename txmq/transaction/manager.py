@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from txmq.client.client import Client
 from txmq.client.settings import settings_or
-from txmq.errors import ConfigError, UsageError
+from txmq.errors import ConfigError, TransactionConflict, UsageError
 from txmq.message import Message
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
@@ -25,6 +25,7 @@ from txmq.runtime.network import Network
 from txmq.transaction.listener import HalfMessage
 from txmq.transaction.manager_branch import (
     Attempts,
+    Call,
     LocalTransaction,
     Resource,
     Work,
@@ -33,7 +34,7 @@ from txmq.transaction.manager_branch import (
 from txmq.transaction.manager_current import Transaction, current, entered, refuse_another
 from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Shape, Text
 from txmq.transaction.manager_producer import ResourceProducer
-from txmq.transaction.manager_result import Late, settled, told
+from txmq.transaction.manager_result import Late, explain, settled
 from txmq.transaction.producer import DecideHalf
 from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState, TransactionOutcome
@@ -281,23 +282,20 @@ class TransactionManager(Generic[S]):
             LocalProtocolError: No message can be made of them.
             Exception: Whatever the functions raise that make its parts.
         """
-
-        def call(session: S) -> Any:
-            return function(session, *args, **kwargs)
-
+        call = function, args, kwargs
         if shape.is_late:
             shape.bound(args, kwargs)
             return self._late.run(shape, call, runner)
         return self.run(shape.message(args, kwargs), call, runner)
 
     async def run(
-        self, message: Message, call: Callable[[S], Any], runner: Runner | None = None
+        self, message: Message, call: Call, runner: Runner | None = None
     ) -> TransactionOutcome:
         """Run a function in a transaction; see :meth:`transactional`.
 
         Args:
             message: The message.
-            call: The function; it is given the session.
+            call: The function, and its arguments after the session.
             runner: Where it runs if it is a plain one, unless in a thread of its own.
 
         Raises:
@@ -307,9 +305,12 @@ class TransactionManager(Generic[S]):
             Exception: What the function raised, or why the database refused the commit.
         """
         refuse_another()
-        work = Work(call, self._now_ms())
-        transacting = self._producer.transact(message, work, runner)
-        outcome = await told(transacting, lambda: work.problem)
+        work: Work[S] = Work(call, self._now_ms())
+        try:
+            outcome = await self._producer.transact(message, work, runner)
+        except TransactionConflict as conflict:
+            explain(conflict, work.problem)
+            raise
         if work.half is None:
             raise outcome.problem or UsageError("its local transaction was not run")
         return settled(outcome, work.problem, work.result)
@@ -339,18 +340,14 @@ class TransactionManager(Generic[S]):
                 "this resource blocks, and would stall the loop: decorate a plain function"
             )
         begun = await self.begin(message)
-        limit = asyncio.timeout(begun.attempts.left_s)
         transaction: Transaction[S] | None = None
         problem: BaseException | None = None
         try:
             with begun.inside:
                 async with begun.local as session:
                     transaction = Transaction(begun.half, session)
-                    with entered(transaction):
-                        async with limit:
-                            yield transaction
-        except TimeoutError as late:
-            problem = begun.attempts.overdue() if limit.expired() else late
+                    with entered(transaction), self._branch.deadline(begun.attempts):
+                        yield transaction
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - comes out below
             problem = raised
         except BaseException:
@@ -393,13 +390,16 @@ class TransactionManager(Generic[S]):
         if problem is not None:
             with stories.inside(half.id):
                 note(half.id, "it ends with %r", problem)
-        stories.tell(half.id, Step.SAID, state.name)
-        stories.tell(half.id, Step.HEARD, state.name)
+        stories.tell(half.id, Step.SAID, state)
+        stories.tell(half.id, Step.HEARD, state)
         try:
             if isinstance(problem, asyncio.CancelledError):
                 self._producer.decide_soon(half, state)
                 raise problem
-            outcome = await told(begun.decide(state), lambda: problem)
+            outcome = await begun.decide(state)
+        except TransactionConflict as conflict:
+            explain(conflict, problem)
+            raise
         finally:
             begun.guard.__exit__(None, None, None)
         return settled(outcome, problem, None)

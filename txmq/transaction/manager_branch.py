@@ -10,15 +10,16 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from txmq.errors import TransactionOverdue, UsageError
 from txmq.message import ReceivedMessage
 from txmq.protocol import properties
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
+from txmq.runtime.deadlines import Deadline, Deadlines
 from txmq.runtime.entropy import Entropy
 from txmq.transaction.listener import Half, HalfMessage, TransactionListener
 from txmq.transaction.manager_current import Transaction, entered
@@ -26,12 +27,13 @@ from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
 
-__all__ = ["Branch", "LocalTransaction", "Resource", "Work", "branch_of"]
+__all__ = ["Branch", "Call", "LocalTransaction", "Resource", "Work", "branch_of"]
 
 log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
@@ -120,8 +122,9 @@ class Attempts:
         self._limit_s = settings.local_timeout_s
         self._left = settings.local_attempts
         self._clock = clock
+        self._entropy = entropy
         self._deadline = clock.monotonic() + self._limit_s
-        self._backoff = Backoff(entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._backoff: Backoff | None = None
 
     @property
     def left_s(self) -> float:
@@ -146,6 +149,8 @@ class Attempts:
     def pause_s(self, problem: BaseException) -> float | None:
         """How long to wait before it is run again; none if it is not."""
         self._left -= 1
+        if self._backoff is None:
+            self._backoff = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         pause_s = self._backoff.failed()
         if not self._left or pause_s >= self.left_s:
             return None
@@ -157,15 +162,15 @@ class Work(Generic[S]):
     """One call of a function, as a local transaction.
 
     Args:
-        call: The function, with its arguments.
+        call: The function, and its arguments after the session.
         born_ms: When the transaction began.
     """
 
     is_repeatable = True
     """Whether it may be run again under its id."""
 
-    def __init__(self, call: Callable[[S], Any], born_ms: int) -> None:
-        self.call = call
+    def __init__(self, call: Call, born_ms: int) -> None:
+        self._call = call
         self.born_ms = born_ms
         self._half: HalfMessage | None = None
         self.result: Any = None
@@ -177,6 +182,11 @@ class Work(Generic[S]):
     def half(self) -> HalfMessage | None:
         """Its half message, once there is one and it has begun."""
         return self._half
+
+    def call(self, session: S) -> Any:
+        """Call it."""
+        function, args, kwargs = self._call
+        return function(session, *args, **kwargs)
 
     def start(self, half: Half, attempts: Callable[[str], Attempts]) -> Attempts:
         """It begins; how often, and until when."""
@@ -212,6 +222,11 @@ class Branch(TransactionListener, Generic[S]):
         self._resource = resource
         self._settings = settings
         self._ports = ports
+        self._deadlines = Deadlines()
+
+    def deadline(self, attempts: Attempts) -> Deadline:
+        """While inside, a task is cancelled once it is too late to commit; that is the error."""
+        return self._deadlines.within(attempts.left_s, attempts.overdue)
 
     def attempts(self, xid: str) -> Attempts:
         """For one local transaction."""
@@ -286,8 +301,9 @@ class _Awaited(Branch[S]):
             local = self.local(message.id, arg.born_ms)
             try:
                 async with local as session:
-                    transaction = Transaction(message, session)
-                    result = await self._within(attempts, arg, local, transaction)
+                    with entered(Transaction(message, session)), self.deadline(attempts):
+                        result = await arg.call(session)
+                        await arg.afinish(local, attempts, result)
             except asyncio.CancelledError as problem:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -306,25 +322,6 @@ class _Awaited(Branch[S]):
                 return local.state
             arg.left = local.state
             await asyncio.sleep(pause_s)
-
-    async def _within(
-        self,
-        attempts: Attempts,
-        work: Work[S],
-        local: LocalTransaction[S],
-        transaction: Transaction[S],
-    ) -> Any:
-        limit = asyncio.timeout(attempts.left_s)
-        try:
-            with entered(transaction):
-                async with limit:
-                    result = await work.call(transaction.session)
-                    await work.afinish(local, attempts, result)
-                    return result
-        except TimeoutError as problem:
-            if limit.expired():
-                raise attempts.overdue() from problem
-            raise
 
 
 def branch_of(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -65,14 +63,19 @@ def current() -> Transaction[Any] | None:
     return None if found is None or found.is_over else found
 
 
-@contextmanager
-def entered(transaction: Transaction[S]) -> Iterator[Transaction[S]]:
-    """While inside, it is the current one."""
-    _CURRENT.set(transaction)
-    try:
-        yield transaction
-    finally:
-        transaction.is_over = True
+class entered:  # noqa: N801 - used as a function
+    """While inside, a transaction is the current one."""
+
+    __slots__ = ("_transaction",)
+
+    def __init__(self, transaction: Transaction[Any]) -> None:
+        self._transaction = transaction
+
+    def __enter__(self) -> None:
+        _CURRENT.set(self._transaction)
+
+    def __exit__(self, *_: object) -> None:
+        self._transaction.is_over = True
         _CURRENT.set(None)
 
 

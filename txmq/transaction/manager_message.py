@@ -24,6 +24,7 @@ _BY_POSITION: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
+_PLAIN: Final = (str, int, float, type(None))
 _ONE: Final = (
     "a transaction has one message; others belong into an outbox, a table that the local "
     "transaction writes"
@@ -166,6 +167,8 @@ class Shape:
 
 
 def _holds_messages(body: object) -> bool:
+    if isinstance(body, _PLAIN):
+        return False  # As most are; it is dear to see that something is no Mapping.
     if isinstance(body, Mapping):
         return any(_holds_messages(each) for each in body.values())
     if isinstance(body, list | tuple | set | frozenset):

@@ -19,7 +19,7 @@ from txmq.errors import ConfigError, OutcomeUnknown, RollBack, TransactionConfli
 from txmq.limits import LATE_SECONDS_MAX
 from txmq.message import Message
 from txmq.transaction.listener import Draft, Half, HalfMessage
-from txmq.transaction.manager_branch import Attempts, Branch, LocalTransaction, Work
+from txmq.transaction.manager_branch import Attempts, Branch, Call, LocalTransaction, Work
 from txmq.transaction.manager_current import refuse_another
 from txmq.transaction.manager_message import Shape
 from txmq.transaction.producer import TransactionProducer
@@ -27,10 +27,9 @@ from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionState
 from txmq.transaction.threads import Runner
 
-__all__ = ["Late", "LateWork", "settled", "told"]
+__all__ = ["Late", "LateWork", "explain", "settled"]
 
 S = TypeVar("S")
-T = TypeVar("T")
 
 LOOK_S: Final = 1.0
 """How soon Ctrl-C is noticed that came at a bad moment."""
@@ -42,7 +41,7 @@ class LateWork(Work[S]):
     """One call of a function, as a local transaction that sends its half message itself.
 
     Args:
-        call: The function, with its arguments.
+        call: The function, and its arguments after the session.
         born_ms: When the transaction began.
         draft: Its half message.
         attempts: How often it is run, and until when, under this id and others.
@@ -55,7 +54,7 @@ class LateWork(Work[S]):
 
     def __init__(
         self,
-        call: Callable[[S], Any],
+        call: Call,
         born_ms: int,
         draft: Draft,
         attempts: Attempts,
@@ -151,14 +150,12 @@ class Late(Generic[S]):
                 f"at the latest: local_timeout_s is {self._limit_s}"
             )
 
-    async def run(
-        self, shape: Shape, call: Callable[[S], Any], runner: Runner | None
-    ) -> TransactionOutcome:
+    async def run(self, shape: Shape, call: Call, runner: Runner | None) -> TransactionOutcome:
         """Run a function, again if need be, each time in a transaction of its own.
 
         Args:
             shape: How a message is made of a result.
-            call: The function; it is given the session.
+            call: The function, and its arguments after the session.
             runner: Where it runs if it is a plain one.
 
         Raises:
@@ -172,7 +169,7 @@ class Late(Generic[S]):
             draft = Draft(id=session.ids.next(), group=self._producer.group, topic=topic)
             attempts = attempts or self._branch.attempts(draft.id)
             attempts.xid = draft.id
-            work = LateWork(
+            work: LateWork[S] = LateWork(
                 call, session.clock.wall_ms(), draft, attempts,
                 shape.message_of, self._producer.prepare_late,
             )  # fmt: skip
@@ -185,8 +182,11 @@ class Late(Generic[S]):
             await asyncio.sleep(pause_s)
 
     async def _once(self, work: LateWork[S], runner: Runner | None) -> TransactionOutcome | None:
-        transacting = self._producer.transact_late(work.draft, work, runner)
-        return await told(transacting, lambda: work.problem)
+        try:
+            return await self._producer.transact_late(work.draft, work, runner)
+        except TransactionConflict as conflict:
+            explain(conflict, work.problem)
+            raise
 
     def _settled(
         self, draft: Draft, work: LateWork[S], outcome: TransactionOutcome | None
@@ -208,20 +208,10 @@ class Late(Generic[S]):
         return settled(outcome, problem, None)
 
 
-async def told(
-    transacting: Coroutine[Any, Any, T], raised: Callable[[], BaseException | None]
-) -> T:
-    """Wait for a decision; a conflict does not hide what the local transaction raised.
-
-    Raises:
-        Exception: As for :meth:`txmq.TransactionProducer.transact`.
-    """
-    try:
-        return await transacting
-    except TransactionConflict as conflict:
-        if (problem := raised()) is not None:
-            conflict.add_note(f"its local transaction raised {problem!r}")
-        raise
+def explain(conflict: TransactionConflict, problem: BaseException | None) -> None:
+    """See that a conflict does not hide what the local transaction raised."""
+    if problem is not None:
+        conflict.add_note(f"its local transaction raised {problem!r}")
 
 
 def settled(
@@ -229,7 +219,7 @@ def settled(
 ) -> TransactionOutcome:
     """What the caller is given, or what it is raised."""
     if problem is None:
-        return replace(outcome, result=result)
+        return outcome if result is None else replace(outcome, result=result)
     if outcome.state is TransactionState.ROLLED_BACK and not isinstance(problem, RollBack):
         problem.add_note(f"transaction {outcome.xid} is rolled back")
         raise problem

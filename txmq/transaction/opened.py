@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 from txmq.client.client import Client
@@ -38,7 +36,9 @@ __all__ = ["Opened"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Decide: TypeAlias = Callable[[LocalTransactionState, Exception | None], Coroutine[Any, Any, T]]
+Decide: TypeAlias = Callable[
+    ["Opened", Any, LocalTransactionState, Exception | None], Coroutine[Any, Any, T]
+]
 
 _CLOSED: Final = "this producer was closed meanwhile"
 
@@ -66,7 +66,7 @@ class Opened:
     ) -> None:
         self.is_closing = self._is_stopped = False
         self.local = Underway()
-        self._undecided: Counter[str] = Counter()
+        self._undecided: dict[str, int] = {}
         self._group = group
         self._stories = stories
         self._tasks = Tasks()
@@ -90,21 +90,11 @@ class Opened:
 
     # Local transactions
 
-    @contextmanager
-    def undecided(self, xid: str) -> Iterator[None]:
+    def undecided(self, xid: str) -> Undecided:
         """While inside, a local transaction runs here or is about to, and nobody is asked what
         became of it.
         """
-        self._undecided[xid] += 1
-        try:
-            yield
-        finally:
-            self._forget(xid)
-
-    def _forget(self, xid: str) -> None:
-        self._undecided[xid] -= 1
-        if not self._undecided[xid]:
-            del self._undecided[xid]
+        return Undecided(self._undecided, xid)
 
     async def execute(
         self,
@@ -112,7 +102,7 @@ class Opened:
         arg: object,
         runner: Runner | None,
         decide: Decide[T],
-        left: Callable[[], LocalTransactionState],
+        left: Callable[[Any], LocalTransactionState],
     ) -> T:
         """Run a local transaction, and decide what it comes to.
 
@@ -121,23 +111,22 @@ class Opened:
             arg: For the application.
             runner: Where a plain one runs, unless in a thread of its own.
             decide: What is to be done in the end, also where the caller is cancelled.
-            left: What is known then of one that is cancelled as well.
+            left: What is known then of one that is cancelled as well, by its ``arg``.
         """
         if isinstance(half, HalfMessage) and (doubt := half.doubt()) is not None:
-            said = Said(LocalTransactionState.ROLLBACK, doubt)
+            said = self._heard(half, Said(LocalTransactionState.ROLLBACK, doubt))
         elif self._execute.is_async:
             try:
                 said = await self._ask(half, arg, None)
             except asyncio.CancelledError:
                 if not self._is_stopped:
-                    self.behind(decide(left(), None), half)
+                    self.behind(decide(self, half, left(arg), None), half)
                 raise
         else:
             # No thread can be ended: it is waited for by somebody whom nobody cancels.
             return await self.through(self._follow(half, arg, runner, decide), half)
-        self._stories.tell(half.id, Step.HEARD, said.state.name)
         # Also of a producer that has closed meanwhile: what is committed is committed.
-        return await self.through(decide(*said), half)
+        return await self.through(decide(self, half, *said), half)
 
     async def _follow(self, half: Half, arg: object, runner: Runner | None, decide: Decide[T]) -> T:
         with self.undecided(half.id):
@@ -145,8 +134,8 @@ class Opened:
                 said = await self._ask(half, arg, runner)
             except asyncio.CancelledError:
                 said = Said(LocalTransactionState.UNKNOWN, OutcomeUnknown(_CLOSED))
-            self._stories.tell(half.id, Step.HEARD, said.state.name)
-            return await decide(*said)
+                self._heard(half, said)
+            return await decide(self, half, *said)
 
     async def _ask(self, half: Half, arg: object, runner: Runner | None) -> Said:
         self._stories.tell(half.id, Step.CALLED)
@@ -154,7 +143,11 @@ class Opened:
             said = await self._execute.ask(half.id, half, arg, runner=runner)
             if said.problem is not None:
                 note(half.id, "it ends with %r", said.problem)
-        self._stories.tell(half.id, Step.SAID, said.state.name)
+        self._stories.tell(half.id, Step.SAID, said.state)
+        return self._heard(half, said)
+
+    def _heard(self, half: Half, said: Said) -> Said:
+        self._stories.tell(half.id, Step.HEARD, said.state)
         return said
 
     # Decisions
@@ -188,9 +181,9 @@ class Opened:
     async def tell(self, half: HalfMessage, state: LocalTransactionState) -> Heard:
         """Tell the broker a decision."""
         sent, watches, told = half.sent, self._stories.look(), None
-        said, broker = SPELLINGS[state], sent.queue.broker
-        ending = Ending(half, half.id, sent.offset_id, broker, said, is_after_check=False)
         if watches is not None:
+            said, broker = SPELLINGS[state], sent.queue.broker
+            ending = Ending(half, half.id, sent.offset_id, broker, said, is_after_check=False)
             with self._stories.inside(half.id):
                 told = watches.begin_end(ending)
         heard = Heard(Reply.NONE, UsageError(_CLOSED))
@@ -220,6 +213,24 @@ class Opened:
         finally:
             for each in self._threads:
                 each.close()
+
+
+class Undecided:
+    """What :meth:`Opened.undecided` gives; transactions that are, each as often as it is inside."""
+
+    __slots__ = ("_inside", "_xid")
+
+    def __init__(self, inside: dict[str, int], xid: str) -> None:
+        self._inside = inside
+        self._xid = xid
+
+    def __enter__(self) -> None:
+        self._inside[self._xid] = self._inside.get(self._xid, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        left = self._inside.pop(self._xid) - 1
+        if left:
+            self._inside[self._xid] = left
 
 
 async def _heard_by(heard: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> T:

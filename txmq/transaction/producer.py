@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import fields, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 from txmq.client.client import Client
 from txmq.client.producer import Producer
+from txmq.client.sending import check_kind
 from txmq.client.settings import settings_or
 from txmq.client.values import SendResult
 from txmq.errors import (
@@ -39,12 +39,11 @@ from txmq.runtime.network import Network
 from txmq.transaction.ends import Heard
 from txmq.transaction.listener import (
     Draft,
-    Half,
     HalfMessage,
     TransactionListener,
     check_listener,
 )
-from txmq.transaction.opened import Decide, Opened
+from txmq.transaction.opened import Opened
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -63,7 +62,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 DecideHalf: TypeAlias = Callable[[LocalTransactionState], Coroutine[Any, Any, TransactionOutcome]]
 
-_PARTS: Final = tuple(each.name for each in fields(Message))
+_DELAYS: Final = frozenset(properties.DELAYS)
 _PERHAPS_STORED: Final = "if it is stored, the broker will ask;"
 _NOT_ACKNOWLEDGED: Final = (
     "transaction %s is %s, but its broker has not said that it heard, and asks if it did not: %s"
@@ -203,10 +202,11 @@ class TransactionProducer(Producer):
             TxmqError: As for :meth:`send_in_transaction`.
         """
         running = self._open_for_more()
-        with running.local.one():
-            half = await self.prepare(message)
-            decide = partial(self._decide, running, half)
-            return await self._carry_out(running, half, arg, runner, decide)
+        prepared = self._in_transaction(message)
+        xid = prepared.properties[properties.UNIQUE_KEY]
+        with running.local, running.undecided(xid):
+            half = await self._first_part(prepared, xid)
+            return await running.execute(half, arg, runner, self._decide, self._left)
 
     async def transact_late(
         self, draft: Draft, arg: object, runner: Runner | None = None
@@ -221,17 +221,9 @@ class TransactionProducer(Producer):
             UsageError: The producer is not open.
         """
         running = self._open_for_more()
-        with running.local.one():
+        with running.local, running.undecided(draft.id):
             self.stories.open(draft.id, draft.topic, self.group)
-            decide = partial(self._decide_late, running, draft)
-            return await self._carry_out(running, draft, arg, runner, decide)
-
-    async def _carry_out(
-        self, running: Opened, half: Half, arg: object, runner: Runner | None, decide: Decide[T]
-    ) -> T:
-        with running.undecided(half.id):
-            left = partial(self._left, arg)
-            return await running.execute(half, arg, runner, decide, left)
+            return await running.execute(draft, arg, runner, self._decide_late, self._left)
 
     async def prepare(self, message: Message) -> HalfMessage:
         """Send a half message, the first part of :meth:`send_in_transaction`.
@@ -244,11 +236,14 @@ class TransactionProducer(Producer):
         running = self._open_for_more()
         prepared = self._in_transaction(message)
         xid = prepared.properties[properties.UNIQUE_KEY]
+        # It may be asked about before its answer is seen, by a process that was asleep.
+        with running.undecided(xid):
+            return await self._first_part(prepared, xid)
+
+    async def _first_part(self, prepared: Message, xid: str) -> HalfMessage:
         self.stories.open(xid, prepared.topic, self.group)
         try:
-            # It may be asked about before its answer is seen, by a process that was asleep.
-            with running.undecided(xid):
-                return await self._send_half(prepared)
+            return await self._send_half(prepared, xid)
         except BaseException as problem:
             self.stories.end(xid, problem=problem)
             raise
@@ -260,16 +255,15 @@ class TransactionProducer(Producer):
         Raises:
             TxmqError: As for :meth:`prepare`; that transaction must not commit.
         """
-        half = await self._send_half(self._in_transaction(message, draft.id))
+        half = await self._send_half(self._in_transaction(message, draft.id), draft.id)
         if draft.said is not None:
             raise UsageError(f"transaction {draft.id} was left meanwhile")
         draft.half = half
         if (doubt := half.doubt()) is not None:
             raise doubt
 
-    async def _send_half(self, prepared: Message) -> HalfMessage:
-        xid, sending = prepared.properties[properties.UNIQUE_KEY], self._open()
-        stories = self.stories
+    async def _send_half(self, prepared: Message, xid: str) -> HalfMessage:
+        sending, stories = self._open(), self.stories
         stories.tell(xid, Step.SENT, prepared.topic)
         try:
             if self._watches is None:
@@ -285,9 +279,11 @@ class TransactionProducer(Producer):
             )
             raise
         stories.tell(xid, Step.STORED, sent.offset_id)
-        stories.tell(xid, Step.REPORTED, sent.status.name)
-        given = {name: getattr(prepared, name) for name in _PARTS}
-        return HalfMessage(**given, id=xid, sent=sent)
+        stories.tell(xid, Step.REPORTED, sent.status)
+        return HalfMessage(
+            topic=prepared.topic, body=prepared.body, tags=prepared.tags, keys=prepared.keys,
+            properties=prepared.properties, flag=prepared.flag, id=xid, sent=sent,
+        )  # fmt: skip
 
     def _in_transaction(self, message: Message, xid: str = "") -> Message:
         if not isinstance(message, Message):
@@ -295,8 +291,9 @@ class TransactionProducer(Producer):
                 f"a Message is sent, not a {type(message).__name__}; a transaction has one, and "
                 "others belong into an outbox, a table that the local transaction writes"
             )
-        is_delayed = message.delay_level or message.deliver_at_ms is not None
-        if is_delayed or message.deliver_after_s is not None or _names_delay(message):
+        if type(message) is not Message:
+            check_kind(message)
+        if _is_delayed(message):
             raise LocalProtocolError("a message that is sent in a transaction cannot be delayed")
         named = {
             properties.UNIQUE_KEY: xid or self.client.session.ids.next(),
@@ -305,7 +302,11 @@ class TransactionProducer(Producer):
             properties.TRANSACTION: "true",
             properties.PRODUCER_GROUP: self.group,
         }
-        return replace(message, properties=named)
+        # Not replace(), which costs as much as all the rest here.
+        return Message(
+            topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
+            properties=named, flag=message.flag,
+        )  # fmt: skip
 
     def _marks(self, message: Message) -> Mapping[str, str]:
         """More properties, by which whoever checks it knows what to look at."""
@@ -340,7 +341,7 @@ class TransactionProducer(Producer):
         state: LocalTransactionState,
         problem: Exception | None = None,
     ) -> TransactionOutcome:
-        with running.local.one():
+        with running.local:
             return await running.through(self._decide(running, half, state, problem), half)
 
     def decide_soon(self, half: HalfMessage, state: LocalTransactionState) -> None:
@@ -362,7 +363,7 @@ class TransactionProducer(Producer):
         running = self._running
         if running is None:
             raise UsageError(f"this {self._called} is not open; use it with 'async with'")
-        with running.local.one(), running.undecided(half.id):
+        with running.local, running.undecided(half.id):
             yield partial(self._see_through, running, half)
 
     async def _decide_late(
@@ -391,7 +392,7 @@ class TransactionProducer(Producer):
         if state is LocalTransactionState.UNKNOWN:
             stories.tell(half.id, Step.TOLD, "nothing, and will ask")
         else:
-            stories.tell(half.id, Step.TOLD, state.name)
+            stories.tell(half.id, Step.TOLD, state)
             heard = await running.tell(half, state)
         known = OUTCOMES.get((state, heard.reply))
         if known is not None:
@@ -461,5 +462,7 @@ def _place_of(sent: SendResult) -> None:
         raise
 
 
-def _names_delay(message: Message) -> bool:
-    return any(name in message.properties for name in properties.DELAYS)
+def _is_delayed(message: Message) -> bool:
+    if message.delay_level or message.deliver_at_ms is not None:
+        return True
+    return message.deliver_after_s is not None or not _DELAYS.isdisjoint(message.properties)

@@ -96,11 +96,13 @@ class Stories:
         self.tell(xid, Step.OPENED, group)
 
     def tell(self, xid: str, step: Step, about: object = "") -> None:
-        """Write a step down; the one before is over."""
+        """Write a step down; the one before is over. States are told by their names."""
+        if not (self._open or log.isEnabledFor(logging.DEBUG)):
+            return  # As nearly always, and nine times for each transaction.
         story = self._open.get(xid)
         if story is not None or log.isEnabledFor(logging.DEBUG):
             number, word, text = step.value
-            said = text % about
+            said = text % (about.name if isinstance(about, Enum) else about)
             log.debug("transaction %s, step %d: %s", xid, number, said)
             if story is not None:
                 story.begin_step(number, word, said)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["Underway"]
 
 
 class Underway:
-    """How much is under way."""
+    """How much is under way: ``with`` counts one more, while inside."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -21,23 +19,20 @@ class Underway:
     def __len__(self) -> int:
         return self._count
 
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """One more, while inside."""
+    def __enter__(self) -> None:
         self._count += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._idle.set()
+        if self._count == 1:
+            self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
 
     def until_done(self, task: asyncio.Task[Any]) -> None:
         """One more, until a task has ended."""
-        counted = self.one()
-        counted.__enter__()
-        task.add_done_callback(lambda _: counted.__exit__(None, None, None))
+        self.__enter__()
+        task.add_done_callback(self.__exit__)
 
     async def wait(self) -> None:
         """Return once nothing is."""

@@ -1,6 +1,7 @@
 """A producer of transactions and a broker that does what it is told: halves, decisions, errors."""
 
 import asyncio
+import dataclasses
 import logging
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.transaction.producing_stage import (
     silent,
     staged,
 )
+from txmq.client.asking import Reply
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
 from txmq.errors import (
@@ -36,7 +38,7 @@ from txmq.errors import (
     TransactionGroupWrong,
     UsageError,
 )
-from txmq.message import Queue
+from txmq.message import Message, Queue
 from txmq.protocol import command, headers
 from txmq.protocol.codes import SysFlag
 from txmq.transaction import (
@@ -128,6 +130,27 @@ def test_what_is_delayed_is_refused_before_anything_is_sent(delay):
         assert stage.halves == []
 
     scenario()
+
+
+@staged()
+async def test_a_half_message_has_all_that_its_message_has(stage):
+    sent = message(tags="A", keys=("k1", "k2"), properties={"p": "q"}, flag=7)
+    await stage.producer.send_in_transaction(sent)
+
+    [(half, _)] = stage.bank.executed
+    delays = {"delay_level", "deliver_at_ms", "deliver_after_s"}  # It is refused with one.
+    for part in {each.name for each in dataclasses.fields(Message)} - delays - {"properties"}:
+        assert getattr(half, part) == getattr(sent, part)
+    assert half.properties.items() > sent.properties.items()
+
+
+@staged()
+async def test_a_reply_goes_in_no_transaction(stage):
+    queue = Queue(TOPIC, "broker-a", 0)
+    reply = Reply(topic=TOPIC, body=b"yes", asked_in=queue)
+    with pytest.raises(UsageError, match="a reply goes to the one who asked"):
+        await stage.producer.send_in_transaction(reply)
+    assert stage.halves == []
 
 
 @staged()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Executable, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
     AsyncEngine,
     AsyncSession,
     async_sessionmaker,
@@ -18,13 +18,15 @@ from sqlalchemy.pool.base import ResetStyle
 
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 from txmq.transaction.resources.dialects import kind_of
-from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing
+from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing, drive
 from txmq.transaction.resources.failures import Failure, failure
 from txmq.transaction.resources.forms import Forms
 from txmq.transaction.resources.postgres import asked, awaited, psycopg_forms
 from txmq.transaction.resources.prepared import prepared
 
 __all__ = ["alchemy_door"]
+
+T = TypeVar("T")
 
 _PROBLEMS: Final = (SQLAlchemyError, OSError)
 _IDLE: Final = 0
@@ -108,14 +110,19 @@ class AsyncAlchemyDoor:
 
     async def open(self) -> Borrowed[AsyncSession]:
         """See :meth:`Door.open`."""
-        connection = await self._engine.connect()
+        session = self._sessions()
+        # In one go: a greenlet costs as much as a statement.
+        return _AsyncBorrowed(session, await session.run_sync(self._begun))
+
+    def _begun(self, session: Session) -> _Borrowed:
+        connection = self._engine.sync_engine.connect()
         try:
-            session = self._sessions(bind=connection)
-            await session.run_sync(_enter, _plain(connection))
+            session.bind = connection
+            _enter(session, connection)
         except BaseException:
-            await connection.close()
+            connection.close()
             raise
-        return _AsyncBorrowed(session, connection, self._forms)
+        return _Borrowed(session, connection, self._forms)
 
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
@@ -127,128 +134,135 @@ class AsyncAlchemyDoor:
 class _Borrowed:
     def __init__(self, session: Session, connection: Connection, forms: Forms | None) -> None:
         self.session = session
-        self._connection = connection
-        self._forms = None if _is_renamed(connection) else forms
+        self.connection = connection
+        self.forms = None if _is_renamed(connection) else forms
         self._root = session.get_transaction()
 
     async def ask(self, statement: Any, **values: object) -> Answer:
-        if (forms := self._forms) is not None:
+        if (forms := self.forms) is not None:
             try:
-                return asked(_driver(self._connection), forms, statement, values)
+                return asked(_driver(self.connection), forms, statement, values)
             except Exception as problem:  # noqa: BLE001 - whatever it is
-                _tell(problem, self._connection, forms, statement, values)
-        result = self._connection.execute(_executable(statement), values)
+                _tell(problem, self.connection, forms, statement, values)
+        return self.ask_alchemy(statement, values)
+
+    def ask_alchemy(self, statement: Any, values: dict[str, object]) -> Answer:
+        result = self.connection.execute(_executable(statement), values)
         rows = [tuple(row) for row in result] if result.returns_rows else []
         return Answer(result.rowcount, rows)
+
+    def keeps_back(self) -> bool:
+        session = self.session
+        is_nested = session.get_nested_transaction() is not None
+        return is_nested or bool(session.new or session.dirty or session.deleted)
 
     async def flush(self) -> None:
         while (nested := self.session.get_nested_transaction()) is not None:
             nested.commit()  # As the commit would, to which it was left.
-        if _keeps_back(self.session):
+        if self.keeps_back():
             self.session.flush()
 
     def standing(self) -> Standing:
-        return _standing(self.session, self._root, self._connection)
+        return _standing(self.session, self._root, self.connection)
 
-    async def commit(self) -> None:
+    async def commit(self, *, is_last: bool = False) -> None:
         try:
             self.session.commit()
-        except BaseException:
-            _abandon(self._connection)
+        except Exception:
+            _abandon(self.connection)
             raise
+        except BaseException:
+            self.connection.invalidate()
+            raise
+        if is_last and self.forms is not None:
+            # psycopg has nothing to roll back any more, and does not wait for anything here.
+            with suppress(*_PROBLEMS):
+                await self.close()
 
     async def prepare(self, gid: str) -> str:
-        driver: Any = self._connection.connection.driver_connection
-        return str(driver.execute(prepared(gid)).statusmessage)
+        return str(_driver(self.connection).execute(prepared(gid)).statusmessage)
 
     async def anew(self) -> Borrowed[Session]:
+        return self.lent()
+
+    def lent(self) -> _Lent:
         self.session.close()
-        session = Session(self._connection)
+        session = Session(self.connection)
         _begin(session)
-        return _Lent(session, self._connection, self._forms)
+        return _Lent(session, self.connection, self.forms)
 
     async def alone(self, statement: str) -> None:
         self.session.close()
-        alone = self._connection.execution_options(isolation_level="AUTOCOMMIT")
+        alone = self.connection.execution_options(isolation_level="AUTOCOMMIT")
         alone.exec_driver_sql(statement)
 
     async def close(self) -> None:
-        _close(self._connection, self.session)
+        try:
+            self.session.close()
+        finally:
+            self.connection.close()
+
+    def give_up(self) -> None:
+        if not self.connection.closed:  # Cut off in the middle, it would stay taken.
+            self.connection.invalidate()
+            self.connection.close()
 
 
 class _Lent(_Borrowed):
     async def close(self) -> None:
         self.session.close()
 
+    def give_up(self) -> None:
+        """Whoever has lent it still has it."""
+
 
 class _AsyncBorrowed:
-    def __init__(
-        self, session: AsyncSession, connection: AsyncConnection, forms: Forms | None
-    ) -> None:
+    """All is done as it is without asyncio, in a greenlet; but the driver is asked without one."""
+
+    def __init__(self, session: AsyncSession, plain: _Borrowed) -> None:
         self.session = session
-        self._connection = connection
-        self._forms = None if _is_renamed(_plain(connection)) else forms
-        self._root = session.sync_session.get_transaction()
+        self._plain = plain
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.session.run_sync(lambda _: drive(work))
 
     async def ask(self, statement: Any, **values: object) -> Answer:
-        plain = self._connection.sync_connection
-        if plain is not None and (forms := self._forms) is not None:
+        plain = self._plain
+        if (forms := plain.forms) is not None:
             try:
-                return await awaited(_driver(plain), forms, statement, values)
+                return await awaited(_driver(plain.connection), forms, statement, values)
             except Exception as problem:  # noqa: BLE001 - whatever it is
-                _tell(problem, plain, forms, statement, values)
-        result = await self._connection.execute(_executable(statement), values)
-        rows = [tuple(row) for row in result] if result.returns_rows else []
-        return Answer(result.rowcount, rows)
+                _tell(problem, plain.connection, forms, statement, values)
+        return await self.session.run_sync(lambda _: plain.ask_alchemy(statement, values))
 
     async def flush(self) -> None:
-        while (nested := self.session.get_nested_transaction()) is not None:
-            await nested.commit()
-        if _keeps_back(self.session.sync_session):
-            await self.session.flush()
+        if self._plain.keeps_back():
+            await self._there(self._plain.flush())
 
     def standing(self) -> Standing:
-        connection = self._connection.sync_connection
-        return _standing(self.session.sync_session, self._root, connection)
+        return self._plain.standing()
 
-    async def commit(self) -> None:
-        try:
-            await self.session.commit()
-        except Exception:
-            await self._connection.run_sync(_abandon)
-            raise
-        except BaseException:
-            await self._connection.invalidate()
-            raise
+    async def commit(self, *, is_last: bool = False) -> None:
+        await self._there(self._plain.commit(is_last=is_last))
 
     async def prepare(self, gid: str) -> str:
-        driver: Any = (await self._connection.get_raw_connection()).driver_connection
-        return str((await driver.execute(prepared(gid))).statusmessage)
+        return str((await _driver(self._plain.connection).execute(prepared(gid))).statusmessage)
 
     async def anew(self) -> Borrowed[AsyncSession]:
-        await self.session.close()
-        session = AsyncSession(self._connection)
-        await session.run_sync(_begin)
-        return _AsyncLent(session, self._connection, self._forms)
+        plain = await self.session.run_sync(lambda _: self._plain.lent())
+        return _AsyncBorrowed(self.session, plain)
 
     async def alone(self, statement: str) -> None:
-        await self.session.close()
-        alone = await self._connection.execution_options(isolation_level="AUTOCOMMIT")
-        await alone.exec_driver_sql(statement)
+        await self._there(self._plain.alone(statement))
 
     async def close(self) -> None:
+        if self._plain.connection.closed:
+            return
         try:
-            await self._connection.run_sync(_close, self.session.sync_session)
+            await self._there(self._plain.close())
         except BaseException:
-            if not self._connection.closed:  # Cut off in the middle, it would stay taken.
-                await self._connection.invalidate()
-                await self._connection.close()
+            await self.session.run_sync(lambda _: self._plain.give_up())
             raise
-
-
-class _AsyncLent(_AsyncBorrowed):
-    async def close(self) -> None:
-        await self.session.close()
 
 
 def _forms(engine: Engine | AsyncEngine) -> Forms | None:
@@ -259,11 +273,6 @@ def _forms(engine: Engine | AsyncEngine) -> Forms | None:
 def _is_renamed(connection: Connection) -> bool:
     """Whether tables have names that only SQLAlchemy knows, so that it must be asked."""
     return "schema_translate_map" in connection.get_execution_options()
-
-
-def _plain(connection: AsyncConnection) -> Connection:
-    assert connection.sync_connection is not None, "connected"
-    return connection.sync_connection
 
 
 def _driver(connection: Connection) -> Any:
@@ -320,17 +329,6 @@ def _begin(session: Session) -> None:
     session.connection()
 
 
-def _keeps_back(session: Session) -> bool:
-    return bool(session.new or session.dirty or session.deleted)
-
-
-def _close(connection: Connection, session: Session) -> None:
-    try:
-        session.close()
-    finally:
-        connection.close()
-
-
 def _abandon(connection: Connection) -> None:
     """SQLAlchemy gives a connection back as it is after a commit that failed: whoever has it next
     would find rows that nobody has committed.
@@ -348,9 +346,9 @@ def _executable(statement: Any) -> Executable:
 
 
 def _standing(
-    session: Session, root: SessionTransaction | None, connection: Connection | None
+    session: Session, root: SessionTransaction | None, connection: Connection
 ) -> Standing:
-    if connection is None or session.get_transaction() is not root:
+    if session.get_transaction() is not root:
         return Standing.ENDED
     if not session.is_active:
         return Standing.ABORTED

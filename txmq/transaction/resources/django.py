@@ -161,7 +161,8 @@ class _Borrowed:
             return not session.connection.in_transaction
         return bool(session.connection.info.transaction_status == _IDLE)
 
-    async def commit(self) -> None:
+    async def commit(self, *, is_last: bool = False) -> None:
+        del is_last
         session = self.session
         # Django calls them before the block is left, and what they raise would look like an error
         # of the commit.

@@ -56,8 +56,12 @@ class Borrowed(Protocol[S_co]):
         """How the transaction stands, as far as this side knows."""
         ...
 
-    async def commit(self) -> None:
-        """Commit; what is raised may leave open whether it is done."""
+    async def commit(self, *, is_last: bool = False) -> None:
+        """Commit; what is raised may leave open whether it is done.
+
+        Args:
+            is_last: Nothing follows but :meth:`close`, which may be done already.
+        """
         ...
 
     async def prepare(self, gid: str) -> str:

@@ -241,7 +241,7 @@ class Local(Generic[S]):
         # Also true if we are cancelled or killed in the middle.
         self.state, self.may_be_in = LocalTransactionState.UNKNOWN, True
         try:
-            await borrowed.commit()
+            await borrowed.commit(is_last=True)
         except self._door.problems as problem:
             if is_settled(problem):
                 self.state, self.may_be_in = LocalTransactionState.ROLLBACK, False

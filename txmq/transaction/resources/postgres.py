@@ -209,7 +209,8 @@ class _Borrowed:
     def standing(self) -> Standing:
         return _standing(self.session)
 
-    async def commit(self) -> None:
+    async def commit(self, *, is_last: bool = False) -> None:
+        del is_last
         self._is_open = False
         self._block.__exit__(None, None, None)
 
@@ -265,7 +266,8 @@ class _AsyncBorrowed:
     def standing(self) -> Standing:
         return _standing(self.session)
 
-    async def commit(self) -> None:
+    async def commit(self, *, is_last: bool = False) -> None:
+        del is_last
         self._is_open = False
         await self._block.__aexit__(None, None, None)
 

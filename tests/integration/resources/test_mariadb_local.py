@@ -7,8 +7,8 @@ import pytest
 from resource_stage import ON_MARIADB, Bank, insert, now_ms, said
 from test_resource_faults import Rivals, settled, take
 
+from txmq.databases.failures import Failure, failure
 from txmq.errors import DatabaseFailed, FenceUnsafe, TransactionBroken
-from txmq.transaction.resources.failures import Failure, failure
 from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from resource_stage import ON_MARIADB, Bank, insert, said
 
+from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
-from txmq.transaction.resources.failures import Failure, failure
 from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK

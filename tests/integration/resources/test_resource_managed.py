@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 from broker.config import BrokerSettings, StoreSettings
 from broker.testing import BrokerThread
 from txmq import Client, Message, TransactionManager, TransactionState, blocking
+from txmq.databases.door import drive
 from txmq.errors import NotFound, RollBack, TopicNotFound, TransactionOverdue, UsageError
 from txmq.transaction import ManagerSettings
-from txmq.transaction.resources.door import drive
 
 TOPIC = "orders"
 PATIENCE_S = 10

@@ -1,8 +1,7 @@
 """Databases as parts of a transaction; needs the extra ``txmq[sql]``.
 
-The only place that knows SQLAlchemy, psycopg and Django. What a resource does stands in
-:mod:`.fence` and :mod:`.steps`, how each kind of connection is used in a door: :mod:`.alchemy`,
-:mod:`.postgres`, :mod:`.django`.
+What a resource does stands in :mod:`.fence` and :mod:`.steps`, how each kind of connection is used
+in a door of :mod:`txmq.databases`.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ from sqlalchemy.dialects import sqlite as _sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
+from txmq.databases.dialects import NOW_MS, kind_of
 from txmq.errors import ConfigError
 from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
-from txmq.transaction.resources.dialects import CLAIMS, NOW_MS, kind_of
 
 __all__ = [
     "COMMITTED",
@@ -72,6 +72,26 @@ DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType(
         "sqlite": _sqlite.dialect,
     }
 )
+
+_NAMED: Final = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin"
+
+_CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "postgresql": (
+            "json_to_recordset(CAST(:claims AS JSON)) "
+            "AS claim(xid TEXT, owner TEXT, born_ms BIGINT)"
+        ),
+        "mysql": (
+            f"JSON_TABLE(:claims, '$[*]' COLUMNS (xid {_NAMED} PATH '$.xid', "
+            f"owner {_NAMED} PATH '$.owner', born_ms BIGINT PATH '$.born_ms')) AS claim"
+        ),
+        "sqlite": (
+            "(SELECT json_extract(value, '$.xid') AS xid, json_extract(value, '$.owner') AS owner, "
+            "json_extract(value, '$.born_ms') AS born_ms FROM json_each(:claims)) AS claim"
+        ),
+    }
+)
+"""Many claims as a table, of which a statement knows one JSON text, however many they are."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 
@@ -111,7 +131,7 @@ class Fence:
             kind: select(fence.xid, fence.outcome, fence.owner).where(
                 fence.xid.in_(select(literal_column("claim.xid")).select_from(text(claims)))
             )
-            for kind, claims in CLAIMS.items()
+            for kind, claims in _CLAIMS.items()
         }
         self.outcome = select(fence.outcome, fence.owner).where(fence.xid == bindparam("of_xid"))
         self.outcome_now = self.outcome.with_for_update(read=True)
@@ -155,7 +175,7 @@ class Fence:
         born_ms: ColumnElement[int] = literal_column("claim.born_ms")
         rows: Select[*tuple[Any, ...]] = (
             select(xid, literal_column(str(ROLLED_BACK)), owner, text(NOW_MS[kind]))
-            .select_from(self.mark, text(CLAIMS[kind]))
+            .select_from(self.mark, text(_CLAIMS[kind]))
             .where(mark.identity == bindparam("known"), mark.cleaned_ms <= born_ms)
         )
         if kind == "mysql":

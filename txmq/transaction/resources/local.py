@@ -7,6 +7,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Generic, NoReturn, TypeVar
 
+from txmq.databases import dialects
+from txmq.databases.door import Borrowed, Door, Standing, drive
+from txmq.databases.failures import is_settled, words
 from txmq.errors import (
     CommittedBefore,
     OutcomeUnknown,
@@ -16,9 +19,6 @@ from txmq.errors import (
     TransactionExpired,
     UsageError,
 )
-from txmq.transaction.resources import dialects
-from txmq.transaction.resources.door import Borrowed, Door, Standing, drive
-from txmq.transaction.resources.failures import is_settled, words
 from txmq.transaction.resources.fence import COMMITTED, Fence
 from txmq.transaction.resources.steps import Claim, Row, claim, outcome
 from txmq.transaction.state import LocalTransactionState

@@ -8,9 +8,9 @@ from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from txmq.databases.dialects import kind_of
+from txmq.databases.failures import words
 from txmq.errors import ConfigError, DatabaseFailed
-from txmq.transaction.resources.dialects import kind_of
-from txmq.transaction.resources.failures import words
 from txmq.transaction.resources.fence import Fence
 from txmq.transaction.resources.sql import SQLResource
 

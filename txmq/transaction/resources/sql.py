@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -18,16 +17,15 @@ from typing import (
     overload,
 )
 
+from txmq.databases.door import Door, drive
+from txmq.databases.failures import Failure, failure, words
+from txmq.databases.sources import door_of
 from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.transaction.resources import steps
-from txmq.transaction.resources.alchemy import alchemy_door
-from txmq.transaction.resources.door import Door, drive
-from txmq.transaction.resources.failures import Failure, failure, words
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
 from txmq.transaction.resources.local import Local
-from txmq.transaction.resources.postgres import psycopg_door
 from txmq.transaction.resources.together import Together
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.threads import Threads
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["AsyncPool", "Options", "Pool", "SQLResource", "door_of"]
+__all__ = ["AsyncPool", "Options", "Pool", "SQLResource"]
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -326,30 +324,6 @@ class SQLResource(Generic[S]):
                 raise UsageError("this resource is closed: no thread of it is left")
             return cast(T, await self._threads.run(lambda: drive(work)))
         return await work
-
-
-def door_of(source: Any) -> Door[Any]:
-    """How the sessions of a source are opened.
-
-    Raises:
-        ConfigError: It gives none, or some that cannot be guarded.
-    """
-    door = alchemy_door(source) or psycopg_door(source) or _django_door(source)
-    if door is None:
-        raise ConfigError(
-            f"{type(source).__name__} gives no sessions: give an engine, a sessionmaker, a pool of "
-            "psycopg's, or a function that connects"
-        )
-    return door
-
-
-def _django_door(source: Any) -> Door[Any] | None:
-    # Whoever has one of Django's connections has imported it, and nobody else needs to have it.
-    if "django.db" not in sys.modules:
-        return None
-    from txmq.transaction.resources.django import django_door
-
-    return django_door(source)
 
 
 def _is_id(xid: str) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
+from txmq.databases import dialects
+from txmq.databases.door import Borrowed, Door
+from txmq.databases.failures import Failure, failure, words
 from txmq.errors import (
     DatabaseFailed,
     FenceElsewhere,
@@ -20,9 +23,6 @@ from txmq.errors import (
     ResourceError,
     TransactionExpired,
 )
-from txmq.transaction.resources import dialects
-from txmq.transaction.resources.door import Borrowed, Door
-from txmq.transaction.resources.failures import Failure, failure, words
 from txmq.transaction.resources.fence import (
     COMMITTED,
     FENCE_VERSION,

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from sqlalchemy import bindparam, column, func, select, table, text
 
+from txmq.databases import dialects
+from txmq.databases.door import Borrowed, Door, Standing
 from txmq.errors import (
     DatabaseFailed,
     FenceUnsafe,
@@ -19,9 +21,7 @@ from txmq.errors import (
     TransactionBroken,
     TwoPhaseUnavailable,
 )
-from txmq.transaction.resources import dialects
-from txmq.transaction.resources.door import Borrowed, Door, Standing
-from txmq.transaction.resources.prepared import Gid, committed, parse, rolled_back
+from txmq.transaction.resources.prepared import Gid, committed, parse, prepared, rolled_back
 
 __all__ = ["Prepared", "finish", "found", "is_prepared", "problems_of", "verify", "vote"]
 
@@ -76,7 +76,7 @@ async def vote(borrowed: Borrowed[Any], gid: str) -> None:
         Exception: Whatever the driver raises.
     """
     try:
-        answer = await borrowed.prepare(gid)
+        answer = await borrowed.prepare(prepared(gid))
     except psycopg.Error as problem:
         if problem.sqlstate in NO_ROOM and "prepared" in str(problem):
             raise TwoPhaseUnavailable(

@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, TypeVar
 
+from txmq.databases.door import Borrowed, Door, Kept, Standing, drive
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
-from txmq.transaction.resources.door import Borrowed, Door, Kept, Standing, drive
 from txmq.transaction.resources.local import Local
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from txmq.databases.door import Door
 from txmq.errors import DatabaseFailed, TxmqError
 from txmq.transaction.resources import two_phase
-from txmq.transaction.resources.door import Door
 from txmq.transaction.resources.prepared import Duty, duty
 from txmq.transaction.resources.sql import SQLResource
 from txmq.transaction.resources.two_phase import Prepared

@@ -10,12 +10,12 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final, Generic, TypeVar, cast
 
+from txmq.databases.door import Door, drive
 from txmq.errors import DatabaseFailed
 from txmq.limits import XA_THREADS
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.entropy import Entropy
 from txmq.transaction.resources import two_phase
-from txmq.transaction.resources.door import Door, drive
 from txmq.transaction.resources.prepared import can_name, gid_of
 from txmq.transaction.resources.sql import SQLResource
 from txmq.transaction.resources.xa_local import Branch

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import MetaData
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
+from txmq.databases.dialects import doubts, kind_of, patience
+from txmq.databases.door import drive
 from txmq.errors import ConfigError
 from txmq.transaction.resources import Fence, check_horizon_s
-from txmq.transaction.resources.dialects import doubts, kind_of, patience
-from txmq.transaction.resources.door import drive
 
 PAGE = Path(__file__).parents[4] / "docs/howto/fence.md"
 SPOKEN = {"postgresql": postgresql, "mysql": mysql, "sqlite": sqlite}

@@ -19,9 +19,9 @@ from django.db.transaction import TransactionManagementError, atomic
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
+from txmq.databases.door import Answer, Borrowed, Door, Standing
+from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, UsageError
-from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing
-from txmq.transaction.resources.forms import Forms
 
 __all__ = ["django_door"]
 
@@ -176,8 +176,8 @@ class _Borrowed:
             raise
         self._hooks = hooks
 
-    async def prepare(self, gid: str) -> str:
-        raise UsageError(f"through Django nothing is prepared: {gid}")
+    async def prepare(self, statement: str) -> str:
+        raise UsageError(f"through Django nothing is prepared: {statement}")
 
     async def anew(self) -> Borrowed[Any]:
         raise UsageError("through Django nothing is prepared")

@@ -15,10 +15,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
+from txmq.databases.door import Answer, Borrowed, Door, Standing
+from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, DatabaseFailed
-from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing
-from txmq.transaction.resources.forms import Forms
-from txmq.transaction.resources.prepared import prepared
 
 __all__ = ["asked", "awaited", "psycopg_door", "psycopg_forms"]
 
@@ -214,9 +213,9 @@ class _Borrowed:
         self._is_open = False
         self._block.__exit__(None, None, None)
 
-    async def prepare(self, gid: str) -> str:
+    async def prepare(self, statement: str) -> str:
         with psycopg.Cursor(self.session) as cursor:
-            answer = cursor.execute(prepared(gid).encode()).statusmessage
+            answer = cursor.execute(statement.encode()).statusmessage
             if self.session.autocommit:
                 cursor.execute(b"BEGIN")  # The block wants something that it can end.
         return str(answer)
@@ -271,9 +270,9 @@ class _AsyncBorrowed:
         self._is_open = False
         await self._block.__aexit__(None, None, None)
 
-    async def prepare(self, gid: str) -> str:
+    async def prepare(self, statement: str) -> str:
         async with psycopg.AsyncCursor(self.session) as cursor:
-            answer = (await cursor.execute(prepared(gid).encode())).statusmessage
+            answer = (await cursor.execute(statement.encode())).statusmessage
             if self.session.autocommit:
                 await cursor.execute(b"BEGIN")  # The block wants something that it can end.
         return str(answer)

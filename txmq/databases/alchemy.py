@@ -16,13 +16,12 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool.base import ResetStyle
 
+from txmq.databases.dialects import kind_of
+from txmq.databases.door import Answer, Borrowed, Door, Standing, drive
+from txmq.databases.failures import Failure, failure
+from txmq.databases.forms import Forms
+from txmq.databases.postgres import asked, awaited, psycopg_forms
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
-from txmq.transaction.resources.dialects import kind_of
-from txmq.transaction.resources.door import Answer, Borrowed, Door, Standing, drive
-from txmq.transaction.resources.failures import Failure, failure
-from txmq.transaction.resources.forms import Forms
-from txmq.transaction.resources.postgres import asked, awaited, psycopg_forms
-from txmq.transaction.resources.prepared import prepared
 
 __all__ = ["alchemy_door"]
 
@@ -179,8 +178,8 @@ class _Borrowed:
             with suppress(*_PROBLEMS):
                 await self.close()
 
-    async def prepare(self, gid: str) -> str:
-        return str(_driver(self.connection).execute(prepared(gid)).statusmessage)
+    async def prepare(self, statement: str) -> str:
+        return str(_driver(self.connection).execute(statement).statusmessage)
 
     async def anew(self) -> Borrowed[Session]:
         return self.lent()
@@ -245,8 +244,8 @@ class _AsyncBorrowed:
     async def commit(self, *, is_last: bool = False) -> None:
         await self._there(self._plain.commit(is_last=is_last))
 
-    async def prepare(self, gid: str) -> str:
-        return str((await _driver(self._plain.connection).execute(prepared(gid))).statusmessage)
+    async def prepare(self, statement: str) -> str:
+        return str((await _driver(self._plain.connection).execute(statement)).statusmessage)
 
     async def anew(self) -> Borrowed[AsyncSession]:
         plain = await self.session.run_sync(lambda _: self._plain.lent())

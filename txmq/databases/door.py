@@ -64,7 +64,7 @@ class Borrowed(Protocol[S_co]):
         """
         ...
 
-    async def prepare(self, gid: str) -> str:
+    async def prepare(self, statement: str) -> str:
         """Say PREPARE TRANSACTION, and what the server answers to it; only PostgreSQL's doors can.
 
         Afterwards the transaction belongs to no session any more.

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from txmq.transaction.resources.failures import Failure, failure, is_settled, words
+from txmq.databases.failures import Failure, failure, is_settled, words
 
 
 def of_postgres(sqlstate):

@@ -9,7 +9,6 @@ from typing import Final
 from txmq.errors import ConfigError
 
 __all__ = [
-    "CLAIMS",
     "DURABILITY",
     "HOLDS",
     "ISOLATION",
@@ -30,26 +29,6 @@ NOW_MS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Milliseconds since 1970 by the database's clock: one clock for all who insert and remove."""
-
-_NAMED: Final = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin"
-
-CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "postgresql": (
-            "json_to_recordset(CAST(:claims AS JSON)) "
-            "AS claim(xid TEXT, owner TEXT, born_ms BIGINT)"
-        ),
-        "mysql": (
-            f"JSON_TABLE(:claims, '$[*]' COLUMNS (xid {_NAMED} PATH '$.xid', "
-            f"owner {_NAMED} PATH '$.owner', born_ms BIGINT PATH '$.born_ms')) AS claim"
-        ),
-        "sqlite": (
-            "(SELECT json_extract(value, '$.xid') AS xid, json_extract(value, '$.owner') AS owner, "
-            "json_extract(value, '$.born_ms') AS born_ms FROM json_each(:claims)) AS claim"
-        ),
-    }
-)
-"""Many claims as a table, of which a statement knows one JSON text, however many they are."""
 
 ISOLATION: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -94,7 +73,9 @@ def kind_of(dialect: str) -> str:
     """
     kind = _SAME.get(dialect, dialect)
     if kind not in NOW_MS:
-        raise ConfigError(f"no fence for {dialect}: it is postgresql, mysql or sqlite")
+        raise ConfigError(
+            f"{dialect} is not known here: a database is postgresql, mysql or sqlite"
+        )
     return kind
 
 

@@ -21,6 +21,7 @@ from txmq.databases.door import Answer, Borrowed, Door, Standing, drive
 from txmq.databases.failures import Failure, failure
 from txmq.databases.forms import Forms
 from txmq.databases.postgres import asked, awaited, psycopg_forms
+from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
 __all__ = ["alchemy_door"]
@@ -136,6 +137,7 @@ class _Borrowed:
         self.connection = connection
         self.forms = None if _is_renamed(connection) else forms
         self._root = session.get_transaction()
+        self._shown = Shown(_driver(connection)) if _is_psycopg(connection) else None
 
     async def ask(self, statement: Any, **values: object) -> Answer:
         if (forms := self.forms) is not None:
@@ -161,8 +163,12 @@ class _Borrowed:
         if self.keeps_back():
             self.session.flush()
 
+    def know(self) -> None:
+        if self._shown is not None:
+            self._shown.know()
+
     def standing(self) -> Standing:
-        return _standing(self.session, self._root, self.connection)
+        return _standing(self.session, self._root, self.connection, self._shown)
 
     async def commit(self, *, is_last: bool = False) -> None:
         try:
@@ -238,6 +244,9 @@ class _AsyncBorrowed:
         if self._plain.keeps_back():
             await self._there(self._plain.flush())
 
+    def know(self) -> None:
+        self._plain.know()
+
     def standing(self) -> Standing:
         return self._plain.standing()
 
@@ -274,6 +283,10 @@ def _is_renamed(connection: Connection) -> bool:
     return "schema_translate_map" in connection.get_execution_options()
 
 
+def _is_psycopg(connection: Connection) -> bool:
+    return connection.dialect.driver == "psycopg"
+
+
 def _driver(connection: Connection) -> Any:
     return connection.connection.driver_connection
 
@@ -304,7 +317,7 @@ def _is_used(connection: Connection) -> bool:
     if connection.in_transaction():
         return True
     driver = _driver(connection)
-    if connection.dialect.driver != "psycopg":
+    if not _is_psycopg(connection):
         return bool(getattr(driver, "in_transaction", False))  # Those to SQLite say so.
     # What a pool has reset is nobody's: there a listener has spoken, with which psycopg begins.
     is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
@@ -319,7 +332,7 @@ def _enter(session: Session, connection: Connection) -> None:
     if session.connection() is not connection:
         session.close()
         raise ConfigError("sessions that choose their connection themselves write past the fence")
-    if connection.dialect.driver == "psycopg" and _driver(connection).autocommit:
+    if _is_psycopg(connection) and _driver(connection).autocommit:
         raise FenceUnsafe("the source gave a connection that commits each statement: autocommit")
 
 
@@ -345,7 +358,10 @@ def _executable(statement: Any) -> Executable:
 
 
 def _standing(
-    session: Session, root: SessionTransaction | None, connection: Connection
+    session: Session,
+    root: SessionTransaction | None,
+    connection: Connection,
+    shown: Shown | None,
 ) -> Standing:
     if session.get_transaction() is not root:
         return Standing.ENDED
@@ -353,11 +369,11 @@ def _standing(
         return Standing.ABORTED
     if connection.closed or connection.invalidated:
         return Standing.ABORTED
-    if connection.dialect.driver != "psycopg":
+    if shown is None:
         return Standing.UNSURE
     # libpq keeps the transaction's status with every answer, so nobody has to be asked.
     driver: Any = connection.connection.driver_connection
     status = driver.info.transaction_status
     if status == _IN_TRANSACTION:
-        return Standing.OPEN
+        return Standing.ENDED if shown.has_ended() else Standing.OPEN
     return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED

@@ -73,9 +73,7 @@ def kind_of(dialect: str) -> str:
     """
     kind = _SAME.get(dialect, dialect)
     if kind not in NOW_MS:
-        raise ConfigError(
-            f"{dialect} is not known here: a database is postgresql, mysql or sqlite"
-        )
+        raise ConfigError(f"{dialect} is not known here: a database is postgresql, mysql or sqlite")
     return kind
 
 

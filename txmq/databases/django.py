@@ -21,6 +21,7 @@ from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from txmq.databases.door import Answer, Borrowed, Door, Standing
 from txmq.databases.forms import Forms
+from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, UsageError
 
 __all__ = ["django_door"]
@@ -109,6 +110,7 @@ class _Borrowed:
         self._block: Any = atomic(using=session.alias)
         self._guard: Any = session.execute_wrapper(self._guarded)
         self._hooks: list[Callable[[], object]] = []
+        self._shown: Shown | None = None
 
     def begin(self) -> None:
         session = self.session
@@ -118,6 +120,8 @@ class _Borrowed:
         self._block.__enter__()
         self._guard.__enter__()
         self._is_open = True
+        if session.vendor == "postgresql":
+            self._shown = Shown(session.connection)
 
     def _guarded(self, execute: Callable[..., Any], *statement: Any) -> Any:
         """What follows an end that Django has not heard of would be committed by itself."""
@@ -142,6 +146,10 @@ class _Borrowed:
     async def flush(self) -> None:
         """Django's ORM keeps nothing back."""
 
+    def know(self) -> None:
+        if self._shown is not None:
+            self._shown.know()
+
     def standing(self) -> Standing:
         session = self.session
         if session.closed_in_transaction or session.needs_rollback or session.savepoint_ids:
@@ -159,7 +167,10 @@ class _Borrowed:
             return False  # That has rolled it back, and Django lets nobody go on.
         if session.vendor == "sqlite":
             return not session.connection.in_transaction
-        return bool(session.connection.info.transaction_status == _IDLE)
+        status = session.connection.info.transaction_status
+        if status == _IN_TRANSACTION and self._shown is not None:
+            return self._shown.has_ended()
+        return bool(status == _IDLE)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last

@@ -52,6 +52,12 @@ class Borrowed(Protocol[S_co]):
         """Write what the session has kept back so far."""
         ...
 
+    def know(self) -> None:
+        """Remember by what the transaction is known from now on, where something was turned over in
+        it that shows how long it lasts; see :mod:`txmq.databases.shown`.
+        """
+        ...
+
     def standing(self) -> Standing:
         """How the transaction stands, as far as this side knows."""
         ...

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txmq.databases.door import Answer, Borrowed, Door, Standing
 from txmq.databases.forms import Forms
+from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, DatabaseFailed
 
 __all__ = ["asked", "awaited", "psycopg_door", "psycopg_forms"]
@@ -198,6 +199,7 @@ class _Borrowed:
         self._forms = forms
         self._give = give
         self._is_open = True
+        self._shown = Shown(session)
 
     async def ask(self, statement: Any, **values: object) -> Answer:
         return asked(self.session, self._forms, statement, values)
@@ -205,8 +207,11 @@ class _Borrowed:
     async def flush(self) -> None:
         """A connection keeps nothing back."""
 
+    def know(self) -> None:
+        self._shown.know()
+
     def standing(self) -> Standing:
-        return _standing(self.session)
+        return _standing(self.session, self._shown)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -255,6 +260,7 @@ class _AsyncBorrowed:
         self._forms = forms
         self._give = give
         self._is_open = True
+        self._shown = Shown(session)
 
     async def ask(self, statement: Any, **values: object) -> Answer:
         return await awaited(self.session, self._forms, statement, values)
@@ -262,8 +268,11 @@ class _AsyncBorrowed:
     async def flush(self) -> None:
         """A connection keeps nothing back."""
 
+    def know(self) -> None:
+        self._shown.know()
+
     def standing(self) -> Standing:
-        return _standing(self.session)
+        return _standing(self.session, self._shown)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -299,10 +308,12 @@ class _AsyncBorrowed:
             await self._block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
 
 
-def _standing(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Standing:
+def _standing(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], shown: Shown
+) -> Standing:
     status = connection.info.transaction_status
     if status == TransactionStatus.INTRANS:
-        return Standing.OPEN
+        return Standing.ENDED if shown.has_ended() else Standing.OPEN
     if status == TransactionStatus.IDLE:
         return Standing.ENDED
     return Standing.ABORTED

@@ -43,6 +43,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 from txmq.databases.dialects import NOW_MS, kind_of
+from txmq.databases.shown import TURN
 from txmq.errors import ConfigError
 from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
 
@@ -165,6 +166,8 @@ class Fence:
             cast(bindparam("by_owner"), Text),
             text(NOW_MS[kind]),
         ).where(mark.identity == bindparam("known"), mark.cleaned_ms <= bindparam("born_ms"))
+        if kind == "postgresql":
+            rows = rows.where(text(TURN))
         return self._insert(kind, rows)
 
     def _claim_of_checks(self, kind: str) -> Executable:

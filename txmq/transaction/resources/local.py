@@ -162,6 +162,7 @@ class Local(Generic[S]):
         if self._hold is not None and borrowed.standing() is Standing.UNSURE:
             await borrowed.ask(self._hold[0])
             self._is_held = True
+        borrowed.know()
 
     def _refuse(self, found: Row) -> NoReturn:
         if found.owner not in ("", self._ours.owner):

@@ -40,7 +40,7 @@ from txmq.message import Message, Queue, ReceivedMessage
 from txmq.transaction.listener import TransactionListener
 from txmq.transaction.manager import Begun, signed
 from txmq.transaction.manager_branch import Resource
-from txmq.transaction.manager_current import Transaction, entered
+from txmq.transaction.manager_current import Entered, Transaction
 from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Text
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import TransactionOutcome
@@ -404,7 +404,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
             begun = self._background.wait(begin())
             with begun.inside, begun.local as session:
                 transaction = Transaction(begun.half, session)
-                with entered(transaction):
+                with Entered(transaction):
                     yield transaction
                 begun.attempts.see_time()
         except Exception as raised:

@@ -131,3 +131,14 @@ def test_another_loop_has_timers_of_its_own():
     for _ in range(2):
         with pytest.raises(Late):
             asyncio.run(inside(deadlines, 0.01, 1000))
+
+
+def test_a_loop_that_was_left_in_the_middle_disturbs_no_other():
+    deadlines, left = Deadlines(), asyncio.new_event_loop()
+    task = left.create_task(inside(deadlines, 0.01, 1000))
+    left.run_until_complete(asyncio.sleep(0))
+    with pytest.raises(Late):
+        asyncio.run(inside(deadlines, 0.05, 1000))
+    with pytest.raises(Late):
+        left.run_until_complete(task)
+    left.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Executable, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
     AsyncEngine,
     AsyncSession,
     async_sessionmaker,
@@ -107,22 +107,24 @@ class AsyncAlchemyDoor:
         self._sessions = sessions
         self._engine = engine
         self._forms = _forms(engine)
+        self._launcher = AsyncSession()
+        """Of no database: whoever wants a greenlet asks a session for it."""
 
     async def open(self) -> Borrowed[AsyncSession]:
         """See :meth:`Door.open`."""
-        session = self._sessions()
         # In one go: a greenlet costs as much as a statement.
-        return _AsyncBorrowed(session, await session.run_sync(self._begun))
+        return await self._launcher.run_sync(lambda _: self._opened())
 
-    def _begun(self, session: Session) -> _Borrowed:
+    def _opened(self) -> _AsyncBorrowed:
         connection = self._engine.sync_engine.connect()
         try:
-            session.bind = connection
-            _enter(session, connection)
+            session = self._sessions(bind=AsyncConnection(self._engine, connection))
+            _enter(session.sync_session, connection)
         except BaseException:
             connection.close()
             raise
-        return _Borrowed(session, connection, self._forms)
+        plain = _Borrowed(session.sync_session, connection, self._forms)
+        return _AsyncBorrowed(session, plain, self._launcher)
 
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
@@ -157,9 +159,12 @@ class _Borrowed:
         is_nested = session.get_nested_transaction() is not None
         return is_nested or bool(session.new or session.dirty or session.deleted)
 
-    async def flush(self) -> None:
+    def leave_savepoints(self) -> None:
         while (nested := self.session.get_nested_transaction()) is not None:
             nested.commit()  # As the commit would, to which it was left.
+
+    async def flush(self) -> None:
+        self.leave_savepoints()
         if self.keeps_back():
             self.session.flush()
 
@@ -171,6 +176,7 @@ class _Borrowed:
         return _standing(self.session, self._root, self.connection, self._shown)
 
     async def commit(self, *, is_last: bool = False) -> None:
+        del is_last
         try:
             self.session.commit()
         except Exception:
@@ -179,18 +185,11 @@ class _Borrowed:
         except BaseException:
             self.connection.invalidate()
             raise
-        if is_last and self.forms is not None:
-            # psycopg has nothing to roll back any more, and does not wait for anything here.
-            with suppress(*_PROBLEMS):
-                await self.close()
 
     async def prepare(self, statement: str) -> str:
         return str(_driver(self.connection).execute(statement).statusmessage)
 
-    async def anew(self) -> Borrowed[Session]:
-        return self.lent()
-
-    def lent(self) -> _Lent:
+    async def anew(self) -> _Borrowed:
         self.session.close()
         session = Session(self.connection)
         _begin(session)
@@ -222,14 +221,23 @@ class _Lent(_Borrowed):
 
 
 class _AsyncBorrowed:
-    """All is done as it is without asyncio, in a greenlet; but the driver is asked without one."""
+    """What its blocking twin does, in a greenlet; the driver is asked without one."""
 
-    def __init__(self, session: AsyncSession, plain: _Borrowed) -> None:
+    def __init__(self, session: AsyncSession, plain: _Borrowed, launcher: AsyncSession) -> None:
         self.session = session
         self._plain = plain
+        self._launcher = launcher
+        self._is_given_back = False
+        self._unreturned: BaseException | None = None
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self.session.run_sync(lambda _: drive(work))
+    async def _there(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._launcher.run_sync(lambda _: drive(work()))
+
+    def _has_its_own(self, method: str) -> bool:
+        """Whether the application's class of sessions does something about it that we must not
+        pass by.
+        """
+        return getattr(type(self.session), method) is not getattr(AsyncSession, method)
 
     async def ask(self, statement: Any, **values: object) -> Answer:
         plain = self._plain
@@ -238,11 +246,16 @@ class _AsyncBorrowed:
                 return await awaited(_driver(plain.connection), forms, statement, values)
             except Exception as problem:  # noqa: BLE001 - whatever it is
                 _tell(problem, plain.connection, forms, statement, values)
-        return await self.session.run_sync(lambda _: plain.ask_alchemy(statement, values))
+        return await self._launcher.run_sync(lambda _: plain.ask_alchemy(statement, values))
 
     async def flush(self) -> None:
-        if self._plain.keeps_back():
-            await self._there(self._plain.flush())
+        if not self._plain.keeps_back():
+            return
+        if self._has_its_own("flush"):
+            await self._launcher.run_sync(lambda _: self._plain.leave_savepoints())
+            await self.session.flush()
+        else:
+            await self._there(self._plain.flush)
 
     def know(self) -> None:
         self._plain.know()
@@ -251,25 +264,54 @@ class _AsyncBorrowed:
         return self._plain.standing()
 
     async def commit(self, *, is_last: bool = False) -> None:
-        await self._there(self._plain.commit(is_last=is_last))
+        if self._has_its_own("commit"):
+            await self._commit_by_its_own()
+        elif is_last:
+            await self._there(self._commit_and_close)
+        else:
+            await self._there(self._plain.commit)
+
+    async def _commit_by_its_own(self) -> None:
+        connection = self._plain.connection
+        try:
+            await self.session.commit()
+        except Exception:
+            await self._launcher.run_sync(lambda _: _abandon(connection))
+            raise
+        except BaseException:
+            await self._launcher.run_sync(lambda _: connection.invalidate())
+            raise
+
+    async def _commit_and_close(self) -> None:
+        await self._plain.commit()
+        self._is_given_back = True
+        try:
+            await self._plain.close()
+        except BaseException as problem:  # noqa: BLE001 - raised by close()
+            # It is committed, and whatever is wrong with the connection says nothing else.
+            self._plain.give_up()
+            self._unreturned = problem
 
     async def prepare(self, statement: str) -> str:
         return str((await _driver(self._plain.connection).execute(statement)).statusmessage)
 
     async def anew(self) -> Borrowed[AsyncSession]:
-        plain = await self.session.run_sync(lambda _: self._plain.lent())
-        return _AsyncBorrowed(self.session, plain)
+        plain = await self._there(self._plain.anew)
+        return _AsyncBorrowed(AsyncSession(), plain, self._launcher)  # Its session is for nobody.
 
     async def alone(self, statement: str) -> None:
-        await self._there(self._plain.alone(statement))
+        await self._there(lambda: self._plain.alone(statement))
 
     async def close(self) -> None:
-        if self._plain.connection.closed:
+        if self._is_given_back:
+            problem, self._unreturned = self._unreturned, None
+            if problem is not None:
+                raise problem
             return
         try:
-            await self._there(self._plain.close())
+            await self._there(self._plain.close)
         except BaseException:
-            await self.session.run_sync(lambda _: self._plain.give_up())
+            await self._launcher.run_sync(lambda _: self._plain.give_up())
             raise
 
 
@@ -365,14 +407,14 @@ def _standing(
 ) -> Standing:
     if session.get_transaction() is not root:
         return Standing.ENDED
-    if not session.is_active:
+    if not session.is_active or connection.closed or connection.invalidated:
         return Standing.ABORTED
-    if connection.closed or connection.invalidated:
-        return Standing.ABORTED
+    driver = _driver(connection)
+    if driver is None:
+        return Standing.ABORTED  # Somebody has detached it.
     if shown is None:
         return Standing.UNSURE
     # libpq keeps the transaction's status with every answer, so nobody has to be asked.
-    driver: Any = connection.connection.driver_connection
     status = driver.info.transaction_status
     if status == _IN_TRANSACTION:
         return Standing.ENDED if shown.has_ended() else Standing.OPEN

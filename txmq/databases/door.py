@@ -66,7 +66,8 @@ class Borrowed(Protocol[S_co]):
         """Commit; what is raised may leave open whether it is done.
 
         Args:
-            is_last: Nothing follows but :meth:`close`, which may be done already.
+            is_last: Nothing follows but :meth:`close`, which may be done already; what is wrong
+                with that is raised by it all the same, and not here.
         """
         ...
 

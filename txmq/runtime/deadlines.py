@@ -16,59 +16,63 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._inside: dict[Deadline, None] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._watch: _Watch | None = None
 
     def within(self, left_s: float, late: Callable[[], Exception]) -> Deadline:
-        """For one block: ``with`` cancels it after some time, and raises what is given instead.
+        """For one block of a task: ``with`` cancels it after some time, and raises what is given
+        instead.
 
         Args:
             left_s: How long it may take.
             late: Makes the error.
         """
-        return Deadline(self, left_s, late)
-
-    def enter(self, deadline: Deadline, left_s: float) -> float:
-        """A block begins; returns its time by the clock of the loop."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            # Timers of another loop never come.
-            self._loop, self._timer = loop, None
-        at = loop.time() + left_s
+        if self._watch is None or self._watch.loop is not loop:
+            self._watch = _Watch(loop)
+        return Deadline(self._watch, left_s, late)
+
+
+class _Watch:
+    """Those of one loop, and their timer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._inside: dict[Deadline, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def enter(self, deadline: Deadline) -> None:
         self._inside[deadline] = None
-        if self._timer is None or at < self._timer_at:
-            self._wake_at(loop, at)
-        return at
+        if self._timer is None or deadline.at < self._timer_at:
+            self._wake_at(deadline.at)
 
     def leave(self, deadline: Deadline) -> None:
-        """It has ended. The timer stays, for those that are still inside or come next."""
+        # The timer stays, for those that are still inside or come next.
         self._inside.pop(deadline, None)
 
-    def _wake_at(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+    def _wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = loop.call_at(at, self._look), at
+        self._timer, self._timer_at = self.loop.call_at(at, self._look), at
 
     def _look(self) -> None:
-        assert self._loop is not None, "timers are set in a loop"
-        now, self._timer = self._loop.time(), None
-        for each in [each for each in self._inside if each.at <= max(now, self._timer_at)]:
+        self._timer = None
+        now = max(self.loop.time(), self._timer_at)  # Loops may call a little early.
+        for each in [each for each in self._inside if each.at <= now]:
             del self._inside[each]
             each.expire()
         if self._inside:
-            self._wake_at(self._loop, min(each.at for each in self._inside))
+            self._wake_at(min(each.at for each in self._inside))
 
 
 class Deadline:
     """What :meth:`Deadlines.within` gives; used once, in a task."""
 
-    __slots__ = ("_all", "_before", "_is_late", "_late", "_left_s", "_task", "at")
+    __slots__ = ("_before", "_is_late", "_late", "_left_s", "_task", "_watch", "at")
 
-    def __init__(self, deadlines: Deadlines, left_s: float, late: Callable[[], Exception]) -> None:
+    def __init__(self, watch: _Watch, left_s: float, late: Callable[[], Exception]) -> None:
         self.at = 0.0
-        self._all = deadlines
+        self._watch = watch
         self._left_s = left_s
         self._late = late
         self._is_late = False
@@ -79,7 +83,8 @@ class Deadline:
         task = self._task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._before = task.cancelling()
-        self.at = self._all.enter(self, self._left_s)
+        self.at = self._watch.loop.time() + self._left_s
+        self._watch.enter(self)
 
     def expire(self) -> None:
         """Its time has come."""
@@ -90,7 +95,7 @@ class Deadline:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: object
     ) -> None:
-        self._all.leave(self)
+        self._watch.leave(self)
         task, self._task = self._task, None
         if not self._is_late or task is None:
             return

@@ -31,7 +31,7 @@ from txmq.transaction.manager_branch import (
     Work,
     branch_of,
 )
-from txmq.transaction.manager_current import Transaction, current, entered, refuse_another
+from txmq.transaction.manager_current import Entered, Transaction, current, refuse_another
 from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Shape, Text
 from txmq.transaction.manager_producer import ResourceProducer
 from txmq.transaction.manager_result import Late, explain, settled
@@ -346,7 +346,7 @@ class TransactionManager(Generic[S]):
             with begun.inside:
                 async with begun.local as session:
                     transaction = Transaction(begun.half, session)
-                    with entered(transaction), self._branch.deadline(begun.attempts):
+                    with Entered(transaction), self._branch.deadline(begun.attempts):
                         yield transaction
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - comes out below
             problem = raised

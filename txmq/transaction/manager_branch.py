@@ -22,7 +22,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.deadlines import Deadline, Deadlines
 from txmq.runtime.entropy import Entropy
 from txmq.transaction.listener import Half, HalfMessage, TransactionListener
-from txmq.transaction.manager_current import Transaction, entered
+from txmq.transaction.manager_current import Entered, Transaction
 from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
@@ -270,7 +270,7 @@ class _Blocking(Branch[S]):
             local = self.local(message.id, arg.born_ms)
             try:
                 with local as session:
-                    with entered(Transaction(message, session)):
+                    with Entered(Transaction(message, session)):
                         result = arg.call(session)
                         _refuse_promise(result)
                         arg.finish(local, attempts, result)
@@ -301,7 +301,7 @@ class _Awaited(Branch[S]):
             local = self.local(message.id, arg.born_ms)
             try:
                 async with local as session:
-                    with entered(Transaction(message, session)), self.deadline(attempts):
+                    with Entered(Transaction(message, session)), self.deadline(attempts):
                         result = await arg.call(session)
                         await arg.afinish(local, attempts, result)
             except asyncio.CancelledError as problem:

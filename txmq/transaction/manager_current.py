@@ -11,7 +11,7 @@ from txmq.protocol import properties
 from txmq.transaction.listener import Draft, Half, HalfMessage
 from txmq.transaction.state import TransactionOutcome
 
-__all__ = ["Transaction", "current", "entered", "refuse_another"]
+__all__ = ["Entered", "Transaction", "current", "refuse_another"]
 
 S = TypeVar("S")
 
@@ -63,7 +63,7 @@ def current() -> Transaction[Any] | None:
     return None if found is None or found.is_over else found
 
 
-class entered:  # noqa: N801 - used as a function
+class Entered:
     """While inside, a transaction is the current one."""
 
     __slots__ = ("_transaction",)

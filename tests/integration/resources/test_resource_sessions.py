@@ -1,0 +1,128 @@
+"""Sessions of asyncio as applications have them: shared, of their own classes, given back late."""
+
+import asyncio
+import contextlib
+
+import pytest
+from resource_stage import Stage, insert, said
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from txmq.transaction.resources import SQLResource
+from txmq.transaction.state import LocalTransactionState
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+ONE = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
+
+
+class Refused(Exception):
+    """What an application raises."""
+
+
+@contextlib.asynccontextmanager
+async def staged(bank, kind=AsyncSession, **settings):
+    """A stage, and the engine below it."""
+    engine = create_async_engine(bank.url, **settings)
+    try:
+        with contextlib.closing(SQLResource(async_sessionmaker(engine, class_=kind))) as resource:
+            await resource.verify()
+            yield Stage(resource), engine
+    finally:
+        await engine.dispose()
+
+
+def on_postgres(story):
+    """A test with the bank that is on PostgreSQL."""
+
+    @pytest.mark.parametrize("bank", ["postgres-async"], indirect=True)
+    def test(bank):
+        asyncio.run(story(bank))
+
+    test.__doc__ = story.__doc__
+    return test
+
+
+@on_postgres
+async def test_a_second_session_on_what_the_first_is_bound_to_shares_its_transaction(bank):
+    async def work(session):
+        async with AsyncSession(session.bind) as other:
+            await said(other, insert("x-1"))
+            await other.flush()
+        assert session.bind.dialect.name == "postgresql"
+        raise Refused
+
+    async with staged(bank, **ONE) as (stage, _):
+        local = stage.begin("x-1")
+        with pytest.raises(Refused):
+            await stage.run(local, work)
+        assert local.state is ROLLBACK
+    assert bank.orders == set()
+
+
+@on_postgres
+async def test_what_a_class_of_sessions_does_at_its_end_is_done(bank):
+    class Audited(AsyncSession):
+        async def flush(self, *args):
+            await said(self, insert("flushed"))
+            await super().flush(*args)
+
+        async def commit(self):
+            await said(self, insert("audited"))
+            await super().commit()
+
+    async def work(session):
+        await session.begin_nested()  # It is left open: the end takes it along.
+        await said(session, insert("x-1"))
+
+    async with staged(bank, Audited) as (stage, engine):
+        local = stage.begin("x-1")
+        await stage.run(local, work)
+        assert local.state is COMMIT
+        assert engine.pool.checkedout() == 0
+    assert bank.orders == {"x-1", "audited", "flushed"}
+
+
+@on_postgres
+async def test_a_class_of_sessions_that_fails_to_commit_leaves_nothing(bank):
+    class Unwilling(AsyncSession):
+        async def commit(self):
+            raise Refused
+
+    async with staged(bank, Unwilling, **ONE) as (stage, engine):
+        local = stage.begin("x-1")
+        with pytest.raises(Refused):
+            await stage.run(local, lambda session: said(session, insert("x-1")))
+        assert local.state is not COMMIT
+        assert engine.pool.checkedout() == 0
+    assert bank.fence == {}
+    assert bank.orders == set()
+
+
+@on_postgres
+async def test_what_is_committed_is_told_whatever_becomes_of_its_connection(bank):
+    """Cancelled while the pool resets it, by words that have to be waited for."""
+    async with staged(bank, **ONE) as (stage, engine):
+        resets = asyncio.Event()
+
+        @event.listens_for(engine.sync_engine.pool, "reset")
+        def reset(connection, record, state):
+            if state.asyncio_safe and not resets.is_set():
+                resets.set()
+                cursor = connection.cursor()
+                cursor.execute("SELECT pg_sleep(60)")
+
+        local = stage.begin("x-1")
+        running = asyncio.ensure_future(
+            stage.run(local, lambda session: said(session, insert("x-1")))
+        )
+        await resets.wait()
+        while not bank.order("SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)'"):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert local.state is COMMIT
+        assert engine.pool.checkedout() == 0
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT 1"))).scalar() == 1
+    assert bank.orders == {"x-1"}

@@ -84,10 +84,10 @@ class AlchemyDoor:
         try:
             session = self._sessions(bind=connection)
             _enter(session, connection)
+            return _Borrowed(session, connection, self._forms)
         except BaseException:
             connection.close()
             raise
-        return _Borrowed(session, connection, self._forms)
 
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
@@ -120,11 +120,11 @@ class AsyncAlchemyDoor:
         try:
             session = self._sessions(bind=AsyncConnection(self._engine, connection))
             _enter(session.sync_session, connection)
+            plain = _Borrowed(session.sync_session, connection, self._forms)
+            return _AsyncBorrowed(session, plain, self._launcher)
         except BaseException:
             connection.close()
             raise
-        plain = _Borrowed(session.sync_session, connection, self._forms)
-        return _AsyncBorrowed(session, plain, self._launcher)
 
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
@@ -417,5 +417,5 @@ def _standing(
     # libpq keeps the transaction's status with every answer, so nobody has to be asked.
     status = driver.info.transaction_status
     if status == _IN_TRANSACTION:
-        return Standing.ENDED if shown.has_ended() else Standing.OPEN
+        return Standing.OPEN if shown.is_sure() else Standing.UNSURE
     return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED

@@ -158,8 +158,10 @@ class _Borrowed:
             return Standing.ENDED
         if session.vendor == "sqlite":
             return Standing.OPEN
-        status = session.connection.info.transaction_status
-        return Standing.OPEN if status == _IN_TRANSACTION else Standing.ABORTED
+        if session.connection.info.transaction_status != _IN_TRANSACTION:
+            return Standing.ABORTED
+        is_sure = self._shown is None or self._shown.is_sure()
+        return Standing.OPEN if is_sure else Standing.UNSURE
 
     def _has_ended(self) -> bool:
         session = self.session
@@ -167,10 +169,7 @@ class _Borrowed:
             return False  # That has rolled it back, and Django lets nobody go on.
         if session.vendor == "sqlite":
             return not session.connection.in_transaction
-        status = session.connection.info.transaction_status
-        if status == _IN_TRANSACTION and self._shown is not None:
-            return self._shown.has_ended()
-        return bool(status == _IDLE)
+        return bool(session.connection.info.transaction_status == _IDLE)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last

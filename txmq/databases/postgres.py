@@ -313,7 +313,7 @@ def _standing(
 ) -> Standing:
     status = connection.info.transaction_status
     if status == TransactionStatus.INTRANS:
-        return Standing.ENDED if shown.has_ended() else Standing.OPEN
+        return Standing.OPEN if shown.is_sure() else Standing.UNSURE
     if status == TransactionStatus.IDLE:
         return Standing.ENDED
     return Standing.ABORTED

@@ -1,9 +1,9 @@
-"""Whether a transaction of PostgreSQL's is still the same, which is seen without asking.
+"""Whether a transaction of PostgreSQL's is still the same, which is mostly seen without asking.
 
 libpq knows how its connection stands, and not that the application has ended the transaction by
 words of its own, and begun another. So a setting is turned over for as long as ours lasts, one that
 the server tells its clients of whenever it changes, and that means nothing to a transaction that
-has begun.
+has begun. As long as it shows, nothing has ended; where it does not, the database is asked.
 """
 
 from __future__ import annotations
@@ -32,16 +32,25 @@ class Shown:
         self._connection = connection
         self._before = self._now()
         self._known: str | None = None
+        self._is_turned = False
 
     def know(self) -> None:
-        """It was turned over. A pooler in between may not pass that on; then nothing is known."""
-        now = self._now()
-        self._known = None if now == self._before else now
+        """It was turned over."""
+        self._is_turned, self._known = True, self._now()
 
-    def has_ended(self) -> bool:
-        """Whether the transaction in which it was turned over is over."""
-        return self._known is not None and self._now() != self._known
+    def is_sure(self) -> bool:
+        """Whether the transaction is the same as ever.
+
+        Otherwise it may be so all the same: a function can have set it back, and a pooler that
+        gives its servers to many may show what another client has set.
+        """
+        if not self._is_turned:
+            return True  # Nobody has a row in it that could get lost.
+        return self._known not in (None, self._before) and self._now() == self._known
 
     def _now(self) -> str | None:
-        shown: str | None = self._connection.info.parameter_status(_SETTING)
+        try:
+            shown: str | None = self._connection.info.parameter_status(_SETTING)
+        except Exception:  # noqa: BLE001 - it is closed, and its next statement says so better
+            return None
         return shown

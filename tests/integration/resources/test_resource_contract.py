@@ -10,6 +10,7 @@ from resource_stage import GROUP, KINDS, ON_MARIADB, ON_POSTGRES, insert, now_ms
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from txmq.databases.shown import Shown
 from txmq.errors import (
     CommittedBefore,
     FenceElsewhere,
@@ -262,6 +263,60 @@ def test_what_follows_a_rollback_inside_is_not_committed_without_its_row(bank, e
     asyncio.run(story())
 
     assert bank.orders == set()
+
+
+SETTINGS = [
+    "RESET ALL",
+    "SET default_transaction_read_only = off",
+    "SET LOCAL default_transaction_read_only = off",
+    "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
+def test_what_a_function_sets_is_no_end(bank, setting):
+    """Also what an end of the transaction would turn back."""
+
+    async def story():
+        async with bank.stage() as stage:
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, setting)
+                await said(session, insert("x-1"))
+
+            await stage.run(local, work)
+            assert local.state is COMMIT
+
+    asyncio.run(story())
+
+    assert bank.orders == {"x-1"}
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
+def test_an_end_is_found_behind_a_pooler_that_shows_something_else(bank, end, monkeypatch):
+    monkeypatch.setattr(Shown, "_now", lambda _: "off")
+
+    async def story():
+        async with bank.stage() as stage:
+            assert await stage.order("x-0") is COMMIT
+            local = stage.begin("x-1")
+
+            async def work(session):
+                await said(session, insert("x-1"))
+                await said(session, f"{end} AND CHAIN")
+                await said(session, insert("late"))
+
+            with pytest.raises(OutcomeUnknown, match="ended inside"):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await stage.check("x-1") is (COMMIT if end == "COMMIT" else ROLLBACK)
+
+    asyncio.run(story())
+
+    assert bank.orders == ({"x-0", "x-1"} if end == "COMMIT" else {"x-0"})
 
 
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)

@@ -42,6 +42,20 @@ def engine_on(bank, **settings):
         engine.dispose()
 
 
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+def test_a_connection_that_was_closed_in_its_pool_is_given_up(bank):
+    one = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
+    with engine_on(bank, **one) as engine, staged(engine) as stage:
+        pooled = engine.connect()
+        driver = pooled.connection.driver_connection
+        pooled.close()
+        driver.close()
+        with pytest.raises(OperationalError):
+            asyncio.run(stage.order("x-1"))
+        assert asyncio.run(stage.order("x-2")) is COMMIT
+    assert bank.orders == {"x-2"}
+
+
 def leave_open(connection):
     """Somebody's rows, neither committed nor rolled back."""
     cursor = connection.cursor()

@@ -94,6 +94,8 @@ _CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Many claims as a table, of which a statement knows one JSON text, however many they are."""
 
+_OUR_XMIN: Final = "CAST(CAST(txid_current() % 4294967296 AS TEXT) AS xid)"
+
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 
 
@@ -135,6 +137,8 @@ class Fence:
             for kind, claims in _CLAIMS.items()
         }
         self.outcome = select(fence.outcome, fence.owner).where(fence.xid == bindparam("of_xid"))
+        self.ours = self.outcome.where(text(f"xmin = {_OUR_XMIN}"))
+        """Of PostgreSQL alone: only if this very transaction has inserted it."""
         self.outcome_now = self.outcome.with_for_update(read=True)
         self.about = select(mark.version, mark.identity, mark.cleaned_ms)
         self.shape = select(self.table).limit(0)

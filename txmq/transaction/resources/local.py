@@ -229,6 +229,8 @@ class Local(Generic[S]):
                 why = problem
             else:
                 return Standing.OPEN, None
+        if self._door.kind == "postgresql":
+            return await self._is_ours(borrowed)
         # It is another transaction by now, or a broken one: what has become of ours?
         try:
             found = await borrowed.ask(self._fence.outcome, of_xid=self._ours.xid)
@@ -237,6 +239,13 @@ class Local(Generic[S]):
         if [row[0] for row in found.rows] != [COMMITTED]:
             return Standing.ABORTED, why
         return (Standing.OPEN if self._hold is None else Standing.ENDED), why
+
+    async def _is_ours(self, borrowed: Borrowed[S]) -> tuple[Standing, Exception | None]:
+        try:
+            found = await borrowed.ask(self._fence.ours, of_xid=self._ours.xid)
+        except self._door.problems as problem:
+            return Standing.ABORTED, problem
+        return (Standing.OPEN if found.rows else Standing.ENDED), None
 
     async def _commit(self, borrowed: Borrowed[S]) -> None:
         # Also true if we are cancelled or killed in the middle.

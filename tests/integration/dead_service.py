@@ -16,10 +16,10 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from txmq import Message, SQLResource, TransactionManager, TransactionProducer
+from txmq.databases import postgres  # noqa: F401 - is to be there when we are killed
 from txmq.protocol import properties
 from txmq.runtime.clock import SystemClock
 from txmq.transaction import LocalTransactionState
-from txmq.transaction.resources import postgres  # noqa: F401 - is to be there when we are killed
 
 GROUP = "icbc"
 TOPIC = "Orders"

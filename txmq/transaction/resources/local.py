@@ -238,7 +238,7 @@ class Local(Generic[S]):
             return Standing.ABORTED, why or problem
         if [row[0] for row in found.rows] != [COMMITTED]:
             return Standing.ABORTED, why
-        return (Standing.OPEN if self._hold is None else Standing.ENDED), why
+        return Standing.ENDED, why
 
     async def _is_ours(self, borrowed: Borrowed[S]) -> tuple[Standing, Exception | None]:
         try:

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Final
 
 from txmq import errors
 from txmq.errors import Effect, TxmqError
-from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
+from txmq.message import (
+    DEAD_LETTER,
+    Later,
+    LogPosition,
+    Message,
+    Queue,
+    QueueOffset,
+    ReceivedMessage,
+)
 
 if TYPE_CHECKING:
     from txmq.client import allocation
     from txmq.client.admin import Admin
     from txmq.client.asking import Reply, reply_to
     from txmq.client.client import Client
-    from txmq.client.consumer.handling import DEAD_LETTER, Later
     from txmq.client.consumer.pull import PullConsumer
     from txmq.client.consumer.push import PushConsumer
     from txmq.client.consumer.scheduled import PullContext, ScheduledPull
@@ -98,8 +105,6 @@ _LATER: Final = {
     "Reply": "txmq.client.asking",
     "reply_to": "txmq.client.asking",
     "Telemetry": "txmq.client.telemetry",
-    "DEAD_LETTER": "txmq.client.consumer.handling",
-    "Later": "txmq.client.consumer.handling",
     "PullConsumer": "txmq.client.consumer.pull",
     "PushConsumer": "txmq.client.consumer.push",
     "PullContext": "txmq.client.consumer.scheduled",

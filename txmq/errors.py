@@ -12,7 +12,12 @@
     ├─ ResourceError              the database's part of a transaction
     │   ├─ FenceMissing · FenceOutdated · FenceElsewhere · FenceUnsafe
     │   ├─ RolledBackByCheck · CommittedBefore · TransactionExpired · TransactionBroken
-    │   └─ OutcomeUnknown · DatabaseFailed · TwoPhaseUnavailable
+    │   └─ OutcomeUnknown · DatabaseFailed · TwoPhaseUnavailable · TableMissing
+    ├─ KeyInProgress              the same is being done by somebody else now
+    ├─ KeyConflict                the same key came with something else
+    ├─ VersionGap                 versions in between have not come yet
+    ├─ TokenRefused               a token that was not issued here, or is too old
+    ├─ LeaseLost                  what was done took longer than its lease
     ├─ ProtocolError              bytes break the protocol
     │   ├─ LocalProtocolError     our fault
     │   └─ RemoteProtocolError    the peer's fault
@@ -63,6 +68,9 @@ __all__ = [
     "IllegalOperation",
     "InternalError",
     "InvalidParameter",
+    "KeyConflict",
+    "KeyInProgress",
+    "LeaseLost",
     "LimitExceeded",
     "LocalProtocolError",
     "MessageIllegal",
@@ -89,6 +97,8 @@ __all__ = [
     "SubscriptionMissing",
     "SubscriptionStale",
     "SyncFailed",
+    "TableMissing",
+    "TokenRefused",
     "TopicExists",
     "TopicNotFound",
     "TransactionBroken",
@@ -102,6 +112,7 @@ __all__ = [
     "TxmqError",
     "UnknownRefusal",
     "UsageError",
+    "VersionGap",
     "VersionNotSupported",
     "WriteFailed",
     "refusal",
@@ -242,6 +253,38 @@ class DatabaseFailed(ResourceError):
 
 class TwoPhaseUnavailable(ResourceError):
     """A database prepares no transactions, or has no room for one more; nothing was done."""
+
+
+class TableMissing(ResourceError):
+    """The database has no such table, or an older one; ``txmq schema create`` makes it."""
+
+
+class KeyInProgress(TxmqError):
+    """Somebody else is at work on this key; come again later. Nothing was done."""
+
+    retryable = True
+
+
+class KeyConflict(TxmqError):
+    """What came with this key is not what came with it before, which was done; nothing was done
+    now. One of both is wrong, and coming again does not help.
+    """
+
+
+class VersionGap(TxmqError):
+    """A version came before one that belongs in front of it; nothing was done."""
+
+    retryable = True
+
+
+class TokenRefused(TxmqError):
+    """This token was not issued here, or is too old; nothing was done."""
+
+
+class LeaseLost(TxmqError):
+    """Something was done, and took longer than it had leave to: it may be done a second time."""
+
+    effect = Effect.APPLIED
 
 
 class ProtocolError(TxmqError):

@@ -188,6 +188,17 @@ held for some milliseconds."""
 FENCE_ROWS_REMOVED: Final = 500
 """Rows of the fence that one database transaction removes: some milliseconds of locks."""
 
+KEY_CHARS_MAX: Final = 255
+"""A key of something that is done once, and its scope; an index of MySQL's has room for two such
+columns of any characters."""
+
+STORED_RESULT_BYTES_MAX: Final = 64 * 1024
+"""A result that is kept for whoever asks again; it is read each time, and lies in the way of those
+who clean. Larger ones belong into a table of the application's, and their key here."""
+
+DONE_ROWS_REMOVED: Final = 1_000
+"""Rows of what is done that one database transaction removes: some milliseconds of locks."""
+
 REPLIES_AWAITED_MAX: Final = 16_384
 """Requests of one producer that wait for their replies; each keeps a timer and a task."""
 

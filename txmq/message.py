@@ -1,11 +1,23 @@
-"""Messages as an application sees them, and the kinds of numbers that must never be mixed up."""
+"""Messages as an application sees them, what it may say of them, and the kinds of numbers that must
+never be mixed up.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
-__all__ = ["LogPosition", "Message", "Queue", "QueueOffset", "ReceivedMessage"]
+from txmq.errors import LocalProtocolError
+
+__all__ = [
+    "DEAD_LETTER",
+    "Later",
+    "LogPosition",
+    "Message",
+    "Queue",
+    "QueueOffset",
+    "ReceivedMessage",
+]
 
 QueueOffset = NewType("QueueOffset", int)
 """Which message of its queue: 0 for the first ever stored there."""
@@ -65,3 +77,36 @@ class ReceivedMessage(Message):
     def key(self) -> str:
         """The first of its keys, or its id where it has none."""
         return self.keys[0] if self.keys else self.id
+
+
+DEAD_LETTER: Final = -1
+"""The delay level that stands for "never again"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A handler's word for "not now": the messages shall come again.
+
+    A handler that returns anything else has consumed its messages; one that raises has said
+    ``Later()``.
+
+    Raises:
+        LocalProtocolError: There is no such level, or no such message.
+    """
+
+    level: int = 0
+    """The delay level to wait for: 0 leaves it to the broker, which waits longer each time;
+    :data:`DEAD_LETTER` sends the message to the dead letters at once, and only that counts if
+    orderly."""
+    first: int = 0
+    """In a batch, the first message this is about; those before it are consumed."""
+    suspend_s: float | None = None
+    """If orderly, how long the queue rests; the consumer's setting where it is ``None``."""
+    reason: str = ""
+    """Why, in a few words; kept with the message once it is a dead letter. Where a handler raised,
+    it is the exception."""
+
+    def __post_init__(self) -> None:
+        """See that it can be meant."""
+        if self.level < DEAD_LETTER or self.first < 0:
+            raise LocalProtocolError(f"{self} names no delay level, or no message of a batch")

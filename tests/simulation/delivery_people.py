@@ -28,12 +28,11 @@ from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.workload import TAGS
 from txmq.client.client import Client
 from txmq.client.consumer import Later, PushConsumer
-from txmq.client.consumer.handling import DEAD_LETTER
 from txmq.client.producer import Producer
 from txmq.client.settings import ConsumerSettings, ProducerSettings
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import Effect, IllegalOperation, TxmqError
-from txmq.message import Message, ReceivedMessage
+from txmq.message import DEAD_LETTER, Message, ReceivedMessage
 from txmq.protocol import recall
 from txmq.testing.clock import EPOCH_MS
 

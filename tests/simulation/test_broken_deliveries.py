@@ -23,9 +23,9 @@ from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.delivery_runs import DELIVERY_CHECKERS, run_delivery_seed
 from tests.simulation.mix import kib
 from txmq.client.consumer.concurrent import Concurrent
-from txmq.client.consumer.handling import DEAD_LETTER
 from txmq.client.consumer.orderly import Orderly
 from txmq.client.consumer.returns import Returns
+from txmq.message import DEAD_LETTER
 from txmq.protocol import properties
 
 RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_s=2.0)

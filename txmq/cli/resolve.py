@@ -117,8 +117,8 @@ def resource_of(
     Raises:
         ConfigError: That is no URL of a database that can have a fence, or a name is none.
     """
+    from txmq.databases.engines import engine_of
     from txmq.transaction.resources import SQLResource
-    from txmq.transaction.resources.schema import engine_of
 
     if len(databases) > 1 or is_named(databases[0]):
         with xa_resource_of(databases, fence, schema) as several:

@@ -37,7 +37,8 @@ def create(
 ) -> None:
     """Make the fence where it is missing, and see that it can be used."""
     with told():
-        from txmq.transaction.resources.schema import create_fence, engine_of
+        from txmq.databases.engines import engine_of
+        from txmq.transaction.resources.schema import create_fence
 
         engine = engine_of(database)
         try:

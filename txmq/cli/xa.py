@@ -243,8 +243,8 @@ def xa_resource_of(named: list[str], fence: str, schema: str | None) -> Iterator
     Raises:
         ConfigError: One is none that prepares transactions, or a name is none.
     """
+    from txmq.databases.engines import engine_of
     from txmq.transaction.resources import XAResource
-    from txmq.transaction.resources.schema import engine_of
 
     engines = {}
     with ExitStack() as stack:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from txmq.client.consumer.handling import Handling, Later
+from txmq.client.consumer.handling import Handling
 from txmq.errors import UsageError
+from txmq.message import Later
 
 MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
 

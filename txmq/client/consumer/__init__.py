@@ -8,10 +8,10 @@ Reading order: :mod:`subscription` and :mod:`window` (pure), :mod:`intake` (one 
 
 from __future__ import annotations
 
-from txmq.client.consumer.handling import DEAD_LETTER, Later
 from txmq.client.consumer.pull import PullConsumer
 from txmq.client.consumer.push import PushConsumer
 from txmq.client.consumer.scheduled import PullContext, ScheduledPull
+from txmq.message import DEAD_LETTER, Later
 
 __all__ = [
     "DEAD_LETTER",

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from txmq.client.consumer.handling import Handling, Later, named, nobody_handles
+from txmq.client.consumer.handling import Handling, named, nobody_handles
 from txmq.client.consumer.intake import Intake
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
-from txmq.message import Queue, ReceivedMessage
+from txmq.message import Later, Queue, ReceivedMessage
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
 

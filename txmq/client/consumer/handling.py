@@ -8,56 +8,19 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from txmq.errors import LocalProtocolError, UsageError
-from txmq.message import ReceivedMessage
+from txmq.errors import KeyConflict, KeyInProgress, UsageError, VersionGap
+from txmq.message import DEAD_LETTER, Later, ReceivedMessage
 
 if TYPE_CHECKING:
     from txmq.client.consumer.watched import HandleWatches
 
-__all__ = [
-    "DEAD_LETTER", "BatchHandler", "Handling", "Later", "MessageHandler", "Verdict", "named",
-    "nobody_handles",
-]  # fmt: skip
+__all__ = ["BatchHandler", "Handling", "MessageHandler", "Verdict", "named", "nobody_handles"]
 
 log = logging.getLogger(__name__)
-
-DEAD_LETTER: Final = -1
-"""The delay level that stands for "never again"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """A handler's word for "not now": the messages shall come again.
-
-    A handler that returns anything else has consumed its messages; one that raises has said
-    ``Later()``.
-
-    Raises:
-        LocalProtocolError: There is no such level, or no such message.
-    """
-
-    level: int = 0
-    """The delay level to wait for: 0 leaves it to the broker, which waits longer each time;
-    :data:`DEAD_LETTER` sends the message to the dead letters at once, and only that counts if
-    orderly."""
-    first: int = 0
-    """In a batch, the first message this is about; those before it are consumed."""
-    suspend_s: float | None = None
-    """If orderly, how long the queue rests; the consumer's setting where it is ``None``."""
-    reason: str = ""
-    """Why, in a few words; kept with the message once it is a dead letter. Where a handler raised,
-    it is the exception."""
-
-    def __post_init__(self) -> None:
-        """See that it can be meant."""
-        if self.level < DEAD_LETTER or self.first < 0:
-            raise LocalProtocolError(f"{self} names no delay level, or no message of a batch")
-
 
 Verdict: TypeAlias = Later | None
 MessageHandler: TypeAlias = Callable[[ReceivedMessage], Awaitable[Verdict] | Verdict]
@@ -116,6 +79,13 @@ class Handling:
             said = Later(reason="the handler was cancelled")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
+        except (KeyInProgress, VersionGap) as problem:
+            # Nothing failed: it is only not its turn.
+            log.info("%s comes again later: %s", named(messages), problem)
+            said = Later(reason=str(problem))
+        except KeyConflict as problem:
+            log.warning("%s is put with the dead letters: %s", named(messages), problem)
+            said = Later(DEAD_LETTER, reason=str(problem))
         except BaseException as problem:
             # Also what is no Exception: the worker that it ended would be missed for ever.
             log.exception("a handler failed with %s", named(messages))

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from txmq.client.consumer.handling import DEAD_LETTER
 from txmq.client.consumer.subscription import Subscription
 from txmq.client.consumer.window import Window
 from txmq.client.envelope import opened
@@ -30,7 +29,7 @@ from txmq.errors import (
     TxmqError,
     refusal,
 )
-from txmq.message import Queue, ReceivedMessage
+from txmq.message import DEAD_LETTER, Queue, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.bodies import HeldQueue
 from txmq.protocol.codes import PullFlag, RequestCode

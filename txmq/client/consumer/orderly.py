@@ -16,19 +16,12 @@ from dataclasses import replace
 from typing import Final
 
 from txmq.client.consumer.concurrent import SendBack
-from txmq.client.consumer.handling import (
-    DEAD_LETTER,
-    Handling,
-    Later,
-    Verdict,
-    named,
-    nobody_handles,
-)
+from txmq.client.consumer.handling import Handling, Verdict, named, nobody_handles
 from txmq.client.consumer.intake import Intake
 from txmq.client.consumer.locks import HeldLocks
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
-from txmq.message import Queue, ReceivedMessage
+from txmq.message import DEAD_LETTER, Later, Queue, ReceivedMessage
 from txmq.runtime.tasks import Tasks
 
 __all__ = ["Orderly"]

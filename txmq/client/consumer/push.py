@@ -12,7 +12,7 @@ from typing import Final, Self, TypeVar
 from txmq.client.client import Client, client_of
 from txmq.client.consumer.agreement import Agreement
 from txmq.client.consumer.concurrent import Concurrent
-from txmq.client.consumer.handling import BatchHandler, Handling, Later, MessageHandler
+from txmq.client.consumer.handling import BatchHandler, Handling, MessageHandler
 from txmq.client.consumer.holdings import Holdings
 from txmq.client.consumer.intake import as_sent
 from txmq.client.consumer.locks import HeldLocks
@@ -28,7 +28,7 @@ from txmq.client.tracing import HandleTrace
 from txmq.client.watch import HandleWatch
 from txmq.errors import TxmqError, UsageError
 from txmq.limits import GROUP_CHARS_MAX
-from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.message import Later, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
 from txmq.protocol.topics import RETRY

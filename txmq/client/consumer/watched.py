@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from txmq.client.consumer.handling import Later, Verdict
+from txmq.client.consumer.handling import Verdict
 from txmq.client.watch import HandleWatch
-from txmq.message import ReceivedMessage
+from txmq.message import Later, ReceivedMessage
 
 __all__ = ["HandleWatches"]
 

@@ -9,7 +9,6 @@ of another database inserts nothing, nor does a transaction whose row may be gon
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,20 +35,16 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects import mysql as _mysql
 from sqlalchemy.dialects import postgresql as _postgresql
 from sqlalchemy.dialects import sqlite as _sqlite
-from sqlalchemy.engine import Dialect
-from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 from txmq.databases.dialects import NOW_MS, kind_of
 from txmq.databases.shown import TURN
-from txmq.errors import ConfigError
+from txmq.databases.tables import plain_names, plain_text, statements
 from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
 
 __all__ = [
     "COMMITTED",
-    "DIALECTS",
     "FENCE_VERSION",
     "ROLLED_BACK",
     "TRIAL",
@@ -65,14 +60,6 @@ ROLLED_BACK: Final = 2
 
 TRIAL: Final = "txmq:trial:"
 """How the rows begin that a start inserts to see what a rollback does."""
-
-DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType(
-    {
-        "postgresql": _postgresql.dialect,
-        "mysql": _mysql.dialect,
-        "sqlite": _sqlite.dialect,
-    }
-)
 
 _NAMED: Final = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin"
 
@@ -96,8 +83,6 @@ _CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
 
 _OUR_XMIN: Final = "CAST(CAST(txid_current() % 4294967296 AS TEXT) AS xid)"
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
-
 
 class Fence:
     """The two tables under the names that were chosen, and what is said to them.
@@ -117,9 +102,7 @@ class Fence:
         schema: str | None = None,
         metadata: MetaData | None = None,
     ) -> None:
-        for each in (name, schema or "s"):
-            if not _NAME.fullmatch(each):
-                raise ConfigError(f"{each!r} is no plain name of a table or schema")
+        plain_names(name, schema)
         self.metadata = MetaData() if metadata is None else metadata
         self.table = _fence(name, schema, self.metadata)
         self.mark = _mark(name, schema, self.metadata)
@@ -207,13 +190,8 @@ class Fence:
         Raises:
             ConfigError: It is another dialect.
         """
-        kind = kind_of(dialect)
-        spoken = DIALECTS[kind]()
-        made: list[DDLElement] = [CreateTable(self.table), CreateTable(self.mark)]
-        made += [CreateIndex(each) for each in self.table.indexes]
-        lines = [str(each.compile(dialect=spoken)).strip().replace("\t", "    ") for each in made]
-        lines = [re.sub(r" +$", "", each, flags=re.MULTILINE) for each in lines]
-        return [*lines, self.first_mark(kind)]
+        made = statements([self.table, self.mark], dialect)
+        return [*made, self.first_mark(kind_of(dialect))]
 
     def first_mark(self, kind: str) -> str:
         """The statement that says which fence this is: the database makes up an identity."""
@@ -253,26 +231,14 @@ _IDENTITY: Final = MappingProxyType(
 )
 
 
-def _plain_text(chars: int) -> Any:
-    # Compared byte for byte: ids that differ in case only are different transactions, and no
-    # update of a collation can put a primary key into disorder.
-    return (
-        Text()
-        .with_variant(Text(collation="C"), "postgresql")
-        .with_variant(
-            _mysql.VARCHAR(chars, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
-        )
-    )
-
-
 def _fence(name: str, schema: str | None, metadata: MetaData) -> Table:
     outcomes = f"outcome IN ({COMMITTED}, {ROLLED_BACK})"
     table = Table(
         name,
         metadata,
-        Column("xid", _plain_text(XID_CHARS_MAX), primary_key=True),
+        Column("xid", plain_text(XID_CHARS_MAX), primary_key=True),
         Column("outcome", SmallInteger, nullable=False),
-        Column("owner", _plain_text(GROUP_CHARS_MAX), nullable=False),
+        Column("owner", plain_text(GROUP_CHARS_MAX), nullable=False),
         Column("created_ms", BigInteger, nullable=False),
         CheckConstraint(outcomes, name=f"{name}_outcome"),
         schema=schema,
@@ -287,7 +253,7 @@ def _mark(name: str, schema: str | None, metadata: MetaData) -> Table:
         f"{name}_mark",
         metadata,
         Column("version", SmallInteger, primary_key=True, autoincrement=False),
-        Column("identity", _plain_text(36), nullable=False),
+        Column("identity", plain_text(36), nullable=False),
         Column("cleaned_ms", BigInteger, nullable=False),
         schema=schema,
         mysql_engine="InnoDB",

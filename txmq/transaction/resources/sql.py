@@ -9,7 +9,6 @@ from typing import (
     Any,
     Final,
     Generic,
-    Protocol,
     TypedDict,
     TypeVar,
     Unpack,
@@ -17,6 +16,7 @@ from typing import (
     overload,
 )
 
+from txmq.databases.connecting import AsyncPool, DjangoConnection, Pool
 from txmq.databases.door import Door, drive
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.sources import door_of
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["AsyncPool", "Options", "Pool", "SQLResource"]
+__all__ = ["Options", "SQLResource"]
 
 S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
 A = TypeVar("A", bound="AsyncSession")
 B = TypeVar("B", bound="Session")
 C = TypeVar("C", bound="DjangoConnection")
@@ -51,44 +50,6 @@ _TOLD: Final = {
     COMMITTED: LocalTransactionState.COMMIT,
     ROLLED_BACK: LocalTransactionState.ROLLBACK,
 }
-
-
-class Pool(Protocol[S]):
-    """A pool of psycopg connections."""
-
-    def getconn(self) -> S:
-        """Take one."""
-        ...
-
-    def putconn(self, conn: S) -> None:
-        """Give it back."""
-        ...
-
-
-class AsyncPool(Protocol[S]):
-    """A pool of psycopg connections for asyncio."""
-
-    async def getconn(self) -> S:
-        """Take one."""
-        ...
-
-    async def putconn(self, conn: S) -> None:
-        """Give it back."""
-        ...
-
-
-class DjangoConnection(Protocol):
-    """``django.db.connection``, or one of ``django.db.connections``."""
-
-    @property
-    def alias(self) -> str:
-        """Which of the databases in the settings."""
-        ...
-
-    @property
-    def vendor(self) -> str:
-        """The family of databases."""
-        ...
 
 
 class Options(TypedDict, total=False):

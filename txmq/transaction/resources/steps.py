@@ -7,13 +7,13 @@ returns.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from txmq.databases import dialects
 from txmq.databases.door import Borrowed, Door
 from txmq.databases.failures import Failure, failure, words
+from txmq.databases.impatient import impatient
 from txmq.errors import (
     DatabaseFailed,
     FenceElsewhere,
@@ -147,7 +147,7 @@ def _are_alike(theirs: Sequence[Claim]) -> bool:
 
 
 async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> Row:
-    async with _impatient(door, wait_ms) as borrowed:
+    async with impatient(door, wait_ms) as borrowed:
         found = await claim(fence, door, borrowed, theirs)
         if found is not None:
             return found
@@ -162,7 +162,7 @@ async def _check_together(
     wanted = sorted(set(theirs))
     rows = [{"xid": each.xid, "owner": each.owner, "born_ms": each.born_ms} for each in wanted]
     claims = json.dumps(rows)
-    async with _impatient(door, wait_ms) as borrowed:
+    async with impatient(door, wait_ms) as borrowed:
         await borrowed.ask(
             fence.claims_of_checks[door.kind], claims=claims, known=wanted[0].identity
         )
@@ -188,40 +188,6 @@ async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
         return int(found[0][0]) if found else None
     finally:
         await borrowed.close()
-
-
-@asynccontextmanager
-async def _impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed[object]]:
-    """A session that waits for locks only shortly; for the next user it is patient again."""
-    borrowed = await door.open()
-    try:
-        if (level := dialects.ISOLATION.get(door.kind)) is not None:
-            await borrowed.ask(level)
-        waited = await _waited(door, borrowed)
-        await borrowed.ask(dialects.patience(door.kind, wait_ms))
-        try:
-            yield borrowed
-        finally:
-            if waited is not None:
-                await _be_patient(door, borrowed, waited)
-    finally:
-        await borrowed.close()
-
-
-async def _waited(door: Door[object], borrowed: Borrowed[object]) -> tuple[object, ...] | None:
-    question = dialects.PATIENCE.get(door.kind)
-    return None if question is None else (await borrowed.ask(question)).rows[0]
-
-
-async def _be_patient(
-    door: Door[object], borrowed: Borrowed[object], waited: tuple[object, ...]
-) -> None:
-    try:
-        await borrowed.ask(dialects.patience_again(door.kind, waited))
-    except door.problems as problem:
-        # What led here says more, and a connection that takes no order is not used again.
-        if failure(problem) is not Failure.LOST:
-            raise
 
 
 async def verify(fence: Fence, door: Door[object], trial: str) -> str:
@@ -276,7 +242,7 @@ async def _look(fence: Fence, door: Door[object]) -> str:
 async def _try_rollback(fence: Fence, door: Door[object], trial: Claim) -> None:
     """What is rolled back must be gone: it is not with autocommit, nor in tables of MyISAM."""
     # As a check does it: a server that logs statements has no READ COMMITTED for those who write.
-    async with _impatient(door, TRIAL_WAIT_MS) as borrowed:
+    async with impatient(door, TRIAL_WAIT_MS) as borrowed:
         if await claim(fence, door, borrowed, trial) is not None:
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
     borrowed = await door.open()
@@ -341,7 +307,7 @@ async def clean(
 
 async def _announce(fence: Fence, door: Door[object], identity: str, older_than_ms: int) -> int:
     """Returns what had been announced before."""
-    async with _impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
+    async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
         marks = (await borrowed.ask(fence.about)).rows
         if [mark[1] for mark in marks] != [identity]:
             raise FenceElsewhere(f"{fence.name} is not the one that was verified at start")
@@ -354,7 +320,7 @@ async def _announce(fence: Fence, door: Door[object], identity: str, older_than_
 
 async def _remove(fence: Fence, door: Door[object], before_ms: int, batch: int) -> int:
     old = {"before_ms": before_ms, "batch": batch}
-    async with _impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
+    async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
         if door.kind != "mysql":
             gone = (await borrowed.ask(fence.remove_old, **old)).changed
         else:

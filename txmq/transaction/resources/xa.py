@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, overload
 
+from txmq.databases.connecting import AsyncPool, Pool
 from txmq.databases.door import Door
 from txmq.databases.sources import door_of
 from txmq.errors import ConfigError, DatabaseFailed, ResourceError, TwoPhaseUnavailable
@@ -17,7 +18,7 @@ from txmq.limits import FENCE_ROWS_REMOVED
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.prepared import check_branch, gid_of
-from txmq.transaction.resources.sql import AsyncPool, Options, Pool, SQLResource
+from txmq.transaction.resources.sql import Options, SQLResource
 from txmq.transaction.resources.xa_local import Branch, XALocal
 from txmq.transaction.resources.xa_recovery import Look, Recovered, Recovery, Waiting
 from txmq.transaction.resources.xa_second_phase import SecondPhase

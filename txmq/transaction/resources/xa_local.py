@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from txmq.databases.block import Block
 from txmq.databases.door import Borrowed, Door, Kept, Standing, drive
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
@@ -116,7 +117,7 @@ class Branch(Generic[S]):
             log.warning("could not give a session of %s back: %s", self.name, problem)
 
 
-class XALocal(Generic[S]):
+class XALocal(Block[Mapping[str, S]], Generic[S]):
     """``with`` or ``async with``: a session of each database, by its name.
 
     What :attr:`state` says is as for one database: ``ROLLBACK`` until the decision is claimed,
@@ -146,52 +147,9 @@ class XALocal(Generic[S]):
         self.state = LocalTransactionState.ROLLBACK
 
     @property
-    def _is_blocking(self) -> bool:
+    def is_blocking(self) -> bool:
+        """See :attr:`Block.is_blocking`."""
         return all(each.door.is_blocking for each in self._branches.values())
-
-    def __enter__(self) -> Mapping[str, S]:
-        """Begin in every database.
-
-        Raises:
-            UsageError: The sources are not blocking ones.
-            Exception: Whatever their libraries raise; nothing was done.
-        """
-        if not self._is_blocking:
-            raise UsageError("these sources' sessions are for `async with`")
-        return drive(self._begin())
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Prepare everywhere and claim the decision, or roll back if an exception came.
-
-        Raises:
-            RolledBackByCheck: A check was faster; everything is rolled back.
-            OutcomeUnknown: The first database did not say whether it has taken the decision; or
-                somebody else runs this transaction at the same time.
-            TransactionBroken: A database had given its part up; nothing remains of any.
-            TwoPhaseUnavailable: A database could not prepare one more; likewise.
-            Exception: Why a database refused; likewise.
-        """
-        drive(self._end(problem))
-
-    async def __aenter__(self) -> Mapping[str, S]:
-        """See :meth:`__enter__`."""
-        if self._is_blocking:
-            raise UsageError("these sources block: their sessions are for `with`, in a thread")
-        return await self._begin()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """See :meth:`__exit__`."""
-        await self._end(problem)
 
     def flush(self) -> None:
         """Write what the sessions have kept back so far; for ``with``.
@@ -207,7 +165,12 @@ class XALocal(Generic[S]):
             assert each.borrowed is not None, "begun"
             await each.borrowed.flush()
 
-    async def _begin(self) -> Mapping[str, S]:
+    async def begin(self) -> Mapping[str, S]:
+        """Begin in every database.
+
+        Raises:
+            Exception: Whatever their libraries raise; nothing was done.
+        """
         if self._is_begun:
             raise UsageError("one object is one local transaction; ask the resource for another")
         self._is_begun = True
@@ -221,7 +184,17 @@ class XALocal(Generic[S]):
             raise
         return MappingProxyType(sessions)
 
-    async def _end(self, problem: BaseException | None) -> None:
+    async def end(self, problem: BaseException | None) -> None:
+        """Prepare everywhere and claim the decision, or roll back if an exception came.
+
+        Raises:
+            RolledBackByCheck: A check was faster; everything is rolled back.
+            OutcomeUnknown: The first database did not say whether it has taken the decision; or
+                somebody else runs this transaction at the same time.
+            TransactionBroken: A database had given its part up; nothing remains of any.
+            TwoPhaseUnavailable: A database could not prepare one more; likewise.
+            Exception: Why a database refused; likewise.
+        """
         try:
             self._see_that_none_is_ended(problem)
             if problem is None:

@@ -1,0 +1,39 @@
+"""An engine for a database that a command was told of."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from txmq.databases.dialects import kind_of
+from txmq.errors import ConfigError
+
+__all__ = ["engine_of"]
+
+
+def engine_of(url: str) -> Engine:
+    """A blocking engine for a database, whatever driver an application uses for it.
+
+    Raises:
+        ConfigError: That is no URL, of no database that can have a fence, or its driver is missing.
+    """
+    try:
+        parsed = make_url(url)
+        kind_of(parsed.get_backend_name())
+        return create_engine(_blocking(parsed))
+    except ArgumentError as problem:
+        raise ConfigError(f"{problem}; a URL such as postgresql://user@host/database") from problem
+    except ModuleNotFoundError as problem:
+        raise ConfigError(f"the database's driver {problem.name} is not installed") from problem
+
+
+def _blocking(url: URL) -> URL:
+    backend = url.get_backend_name()
+    if backend == "postgresql" and url.drivername in {"postgresql", "postgresql+asyncpg"}:
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_dialect().is_async and backend == "sqlite":
+        return url.set(drivername="sqlite")
+    if url.get_dialect().is_async and not url.drivername.endswith("+psycopg"):
+        raise ConfigError(f"{url.drivername} does not block; name a driver that does")
+    return url

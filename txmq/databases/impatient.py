@@ -1,0 +1,55 @@
+"""Sessions that wait for somebody else's locks only shortly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from txmq.databases import dialects
+from txmq.databases.door import Borrowed, Door
+from txmq.databases.failures import Failure, failure
+
+__all__ = ["impatient", "waiting"]
+
+
+@asynccontextmanager
+async def impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed[object]]:
+    """A session of its own that sees what others have just committed."""
+    borrowed = await door.open()
+    try:
+        if (level := dialects.ISOLATION.get(door.kind)) is not None:
+            await borrowed.ask(level)
+        async with waiting(door, borrowed, wait_ms):
+            yield borrowed
+    finally:
+        await borrowed.close()
+
+
+@asynccontextmanager
+async def waiting(
+    door: Door[object], borrowed: Borrowed[object], wait_ms: int
+) -> AsyncIterator[None]:
+    """Wait so long at most inside; whoever has the session next is patient again."""
+    waited = await _waited(door, borrowed)
+    await borrowed.ask(dialects.patience(door.kind, wait_ms))
+    try:
+        yield
+    finally:
+        if waited is not None:
+            await _be_patient(door, borrowed, waited)
+
+
+async def _waited(door: Door[object], borrowed: Borrowed[object]) -> tuple[object, ...] | None:
+    question = dialects.PATIENCE.get(door.kind)
+    return None if question is None else (await borrowed.ask(question)).rows[0]
+
+
+async def _be_patient(
+    door: Door[object], borrowed: Borrowed[object], waited: tuple[object, ...]
+) -> None:
+    try:
+        await borrowed.ask(dialects.patience_again(door.kind, waited))
+    except door.problems as problem:
+        # What led here says more, and a connection that takes no order is not used again.
+        if failure(problem) is not Failure.LOST:
+            raise

@@ -1,0 +1,78 @@
+"""Tables of ours in databases of others: their names, their texts, and the statements that make
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from sqlalchemy import Table, Text
+from sqlalchemy.dialects import mysql as _mysql
+from sqlalchemy.dialects import postgresql as _postgresql
+from sqlalchemy.dialects import sqlite as _sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+
+from txmq.databases.dialects import kind_of
+from txmq.errors import ConfigError
+
+__all__ = ["DIALECTS", "any_text", "plain_names", "plain_text", "statements"]
+
+DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType(
+    {
+        "postgresql": _postgresql.dialect,
+        "mysql": _mysql.dialect,
+        "sqlite": _sqlite.dialect,
+    }
+)
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
+
+
+def plain_names(*names: str | None) -> None:
+    """See that these are names of tables or schemas that every database takes unquoted.
+
+    Raises:
+        ConfigError: One is none.
+    """
+    for each in names:
+        if each is not None and not _NAME.fullmatch(each):
+            raise ConfigError(f"{each!r} is no plain name of a table or schema")
+
+
+def plain_text(chars: int) -> Any:
+    """Characters of ASCII, up to so many, compared byte for byte: ids that differ in case only are
+    different ids, and no update of a collation can put a primary key into disorder.
+    """
+    return _text(_mysql.VARCHAR(chars, charset="ascii", collation="ascii_bin"))
+
+
+def any_text(chars: int) -> Any:
+    """Any characters, likewise; for MySQL it is the same with spaces behind it."""
+    return _text(_mysql.VARCHAR(chars, charset="utf8mb4", collation="utf8mb4_bin"))
+
+
+def _text(of_mysql: Any) -> Any:
+    found = Text().with_variant(Text(collation="C"), "postgresql")
+    return found.with_variant(of_mysql, "mysql", "mariadb")
+
+
+def statements(tables: Iterable[Table], dialect: str) -> list[str]:
+    """The statements that make tables, for ``postgresql``, ``mysql`` or ``sqlite``.
+
+    Raises:
+        ConfigError: It is another dialect.
+    """
+    spoken, every = DIALECTS[kind_of(dialect)](), list(tables)
+    made: list[DDLElement] = [CreateTable(each) for each in every]
+    # In an order of their own: those of a table are a set.
+    made += [
+        CreateIndex(index)
+        for each in every
+        for index in sorted(each.indexes, key=lambda index: str(index.name))
+    ]
+    lines = [str(each.compile(dialect=spoken)).strip().replace("\t", "    ") for each in made]
+    return [re.sub(r" +$", "", each, flags=re.MULTILINE) for each in lines]

@@ -63,6 +63,14 @@ CHECKS = {
         0.55,
         is_most=False,
     ),
+    "guarded_session": Check(
+        "handled messages per second behind a table of unique keys over bare ones, AsyncSession, 16"
+        " at once",
+        "guards",
+        "session_over_bare",
+        0.6,
+        is_most=False,
+    ),
     "pending_memory": Check(
         "bytes of memory for each open transaction, whatever it waits for",
         "pending",

@@ -36,11 +36,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Bank:
     """A process that does transactions when it is told to."""
 
-    def __init__(self, colour, broker, database):
-        url = database.render_as_string(hide_password=False)
-        script = bench_process.HERE / "bench_decorated_alone.py"
+    def __init__(self, script, *arguments):
         self.process = subprocess.Popen(
-            [sys.executable, script, colour, broker.names, url],
+            [sys.executable, bench_process.HERE / script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,11 +73,12 @@ def decorated(bench, plan):
     server = databases.postgres(is_durable=True)
     try:
         with server.database() as database, bench.broker("sync") as broker:
-            _prepare(database)
+            prepare(database)
             found = {}
             for colour in COLOURS:
                 plan.say(f"decorated: {colour}")
-                with Bank(colour, broker, database) as bank:
+                url = database.render_as_string(hide_password=False)
+                with Bank("bench_decorated_alone.py", colour, broker.names, url) as bank:
                     found[colour] = {
                         str(each): _compared(bank, broker, server, plan, each) for each in AT_ONCE
                     }
@@ -90,7 +89,9 @@ def decorated(bench, plan):
     return {"compared_at": COMPARED_AT, **ratios, **found}
 
 
-def _prepare(database):
+def prepare(database):
+    """Accounts, and whatever tables of ours functions stand behind."""
+    from txmq.idempotent.done import Done
     from txmq.transaction.resources.schema import create_fence
 
     engine = create_engine(database)
@@ -98,6 +99,7 @@ def _prepare(database):
         for each in TABLES:
             connection.execute(text(each))
     create_fence(engine, "txmq_fence", None)
+    Done().metadata.create_all(engine)
     engine.dispose()
 
 
@@ -119,7 +121,7 @@ def _compared(bank, broker, server, plan, at_once):
         "cpu_over_bare": spread(
             [_cpu_us(turn["decorated"]) / _cpu_us(turn["bare"]) for turn in turns]
         ),
-        **{way: _figures([turn[way] for turn in turns]) for way in WAYS},
+        **{way: figures([turn[way] for turn in turns]) for way in WAYS},
     }
 
 
@@ -131,7 +133,8 @@ def _cpu_us(figures):
     return sum(figures[f"{who}_us"] for who in ("client", "broker", "postgres"))
 
 
-def _figures(measured):
+def figures(measured):
+    """The medians of some turns."""
     return {name: spread([each[name] for each in measured])["median"] for name in measured[0]}
 
 

@@ -23,6 +23,7 @@ from bench_delays import delays
 from bench_disk import disk
 from bench_drain import drain
 from bench_filters import filters
+from bench_guards import guards
 from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
@@ -40,6 +41,7 @@ SECTIONS = {
     "filters": filters,
     "transactions": transactions,
     "decorated": decorated,
+    "guards": guards,
     "pending": pending,
     "delays": delays,
     "idle": idle,

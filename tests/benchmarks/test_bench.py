@@ -36,6 +36,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
             "session_over_bare": {"median": 0.55},
             "psycopg_over_bare": {"median": 0.549},
         },
+        "guards": {"session_over_bare": {"median": 0.59}},
         "pending": {
             "bytes_each": {"median": 200},
             "round_among_many_over_few": {"median": 1.26},
@@ -177,3 +178,21 @@ def test_a_quick_run_tells_what_decorating_costs():
             assert figures["bare"]["broker_us"] < figures["decorated"]["broker_us"]
             assert figures["decorated_over_bare"]["median"] > 0
     assert document["checks"].keys() == {"decorated_session"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_tells_what_a_guard_costs():
+    command = [sys.executable, str(RUN), "--quick", "--seconds", "0.05", "--only", "guards"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    for colour in ("session", "psycopg", "blocking"):
+        rows = document["guards"][colour]
+        assert list(rows) == ["1", "16"]
+        for figures in rows.values():
+            assert all(figures[way]["calls_per_s"] > 0 for way in ("bare", "guarded", "again"))
+            assert figures["guarded_over_bare"]["median"] > 0
+    assert document["checks"].keys() == {"guarded_session"}

@@ -279,11 +279,15 @@ def body_of(*args: object, **kwargs: object) -> Payload:
 def _decorated(guarded: Guarded) -> Callable[..., Any]:
     wrap = _waiting if inspect.iscoroutinefunction(guarded.function) else _blocking
     call = functools.wraps(guarded.function)(wrap(guarded))
-    signature = inspect.signature(guarded.function)
+    vars(call)["__idempotent__"] = guarded
     if guarded.guard.has_session:
-        others = list(signature.parameters.values())[1:]
-        signature = signature.replace(parameters=others)
-    vars(call).update(__signature__=signature, __idempotent__=guarded)
+        # Frameworks look at what a function takes; the session comes from us.
+        signature = inspect.signature(guarded.function)
+        first, *others = signature.parameters.values()
+        vars(call)["__signature__"] = signature.replace(parameters=others)
+        hints = dict(call.__annotations__)
+        hints.pop(first.name, None)
+        call.__annotations__ = hints
     return call
 
 

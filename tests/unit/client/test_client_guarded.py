@@ -1,0 +1,130 @@
+"""Handlers behind a guard, called by our consumers: a real broker in a simulated world."""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+
+import pytest
+from pull_stage import SOON, TOPIC, staged, until
+
+from tests.unit.idempotent.memory_guard import MemoryGuard
+from txmq.client.consumer import PushConsumer
+from txmq.errors import VersionGap
+from txmq.idempotent import idempotent
+from txmq.message import Message, Queue
+
+QUEUE = Queue(TOPIC, "broker-a", 0)
+GROUP = "readers"
+KINDS = [SOON, replace(SOON, is_orderly=True)]
+NAMES = ["concurrent", "orderly"]
+
+
+def key_of(message):
+    return message.key
+
+
+async def sent(stage, *bodies, key="order-1"):
+    for body in bodies:
+        await stage.admin.send(Message(topic=TOPIC, body=body, keys=(key,)), QUEUE)
+
+
+async def dead(stage):
+    return [each async for each in stage.admin.dead_letters(GROUP)]
+
+
+def reading(stage, handler, settings):
+    consumer = PushConsumer(GROUP, stage.broker.names, settings, *stage.ports("reader"))
+    consumer.on(TOPIC)(handler)
+    return consumer
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
+def test_a_message_that_is_sent_twice_has_one_effect(settings):
+    @staged
+    async def scenario(stage):
+        calls = []
+
+        @idempotent(MemoryGuard(is_blocking=False), key=key_of)
+        async def handle(message):
+            calls.append(message.body)
+
+        await stage.topic()
+        await sent(stage, b"tea", b"tea")
+        async with reading(stage, handle, settings):
+            while await stage.saved(QUEUE) != 2:
+                await asyncio.sleep(0.1)
+        assert calls == [b"tea"]
+        assert await dead(stage) == []
+
+    scenario()
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
+def test_another_message_under_the_same_key_is_a_dead_letter_at_once(settings):
+    @staged
+    async def scenario(stage):
+        calls = []
+
+        @idempotent(MemoryGuard(is_blocking=False), key=key_of, scope="shop")
+        async def handle(message):
+            calls.append(message.body)
+
+        await stage.topic()
+        await sent(stage, b"tea", b"milk")
+        async with reading(stage, handle, settings):
+            while not (letters := await dead(stage)):
+                await asyncio.sleep(0.1)
+        (letter,) = letters
+        assert (calls, letter.body, letter.attempts) == ([b"tea"], b"milk", 1)
+        assert "shop has done something else under this key" in letter.properties["DLQ_REASON"]
+
+    scenario()
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
+def test_one_that_somebody_else_is_at_comes_again(settings, caplog):
+    @staged
+    async def scenario(stage):
+        calls = []
+        guard = MemoryGuard(is_blocking=False)
+
+        @idempotent(guard, key=key_of, scope="")
+        async def handle(message):
+            calls.append(message.body)
+
+        await stage.topic()
+        await sent(stage, b"tea")
+        with contextlib.suppress(ZeroDivisionError):
+            async with reading(stage, handle, settings), guard.attempt("order-1"):
+                await until(lambda: len(guard.seen) > 2)
+                assert calls == []
+                raise ZeroDivisionError  # Whoever was at it has failed.
+        async with reading(stage, handle, settings):
+            await until(lambda: calls)
+        assert calls == [b"tea"]
+
+    with caplog.at_level(logging.INFO):
+        scenario()
+    said = [each for each in caplog.records if "comes again later" in each.message]
+    assert said
+    assert all(each.exc_info is None for each in said)
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
+def test_one_whose_turn_it_is_not_comes_again(settings):
+    @staged
+    async def scenario(stage):
+        calls = []
+
+        async def handle(message):
+            calls.append(message.attempts)
+            if len(calls) == 1:
+                raise VersionGap("version 3 comes before version 2")
+
+        await stage.topic()
+        await sent(stage, b"3")
+        async with reading(stage, handle, settings):
+            await until(lambda: len(calls) == 2)
+
+    scenario()

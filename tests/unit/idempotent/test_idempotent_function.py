@@ -1,0 +1,351 @@
+"""A function behind a guard: when it is called, with what, and what its caller is told."""
+
+import asyncio
+import inspect
+import sqlite3
+import typing
+from types import SimpleNamespace
+
+import pytest
+from memory_guard import MemoryGuard
+
+from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
+from txmq.idempotent import Verdict, idempotent
+from txmq.limits import STORED_RESULT_BYTES_MAX
+from txmq.message import Later
+
+
+def order(key="order-1", body=b"tea"):
+    return SimpleNamespace(key=key, body=body)
+
+
+def key_of(message, *_, **__):
+    return message.key
+
+
+class Locked(Exception):
+    """What a database says that has undone something for another's sake."""
+
+    sqlstate = "40001"
+
+
+@pytest.fixture
+def guard():
+    return MemoryGuard()
+
+
+@pytest.fixture
+def awaited():
+    return MemoryGuard(is_blocking=False)
+
+
+def test_a_function_is_called_once_for_a_key(guard):
+    calls = []
+
+    @idempotent(guard, key=key_of)
+    def handle(message):
+        calls.append(message.key)
+
+    for name in ("a", "b", "a", "a", "b"):
+        handle(order(name))
+
+    assert calls == ["a", "b"]
+
+
+def test_so_is_one_that_is_awaited(awaited):
+    calls = []
+
+    @idempotent(awaited, key=key_of)
+    async def handle(message):
+        calls.append(message.key)
+
+    async def story():
+        for name in ("a", "b", "a", "a", "b"):
+            await handle(order(name))
+
+    asyncio.run(story())
+    assert calls == ["a", "b"]
+    assert inspect.iscoroutinefunction(handle)
+
+
+def test_who_comes_again_is_told_what_was_kept(guard):
+    kept = idempotent(guard, key=key_of, keeps_result=True)(lambda message: {"paid": message.key})
+
+    assert [kept(order()), kept(order())] == [{"paid": "order-1"}] * 2
+
+
+def test_and_nothing_where_nothing_was_kept(guard):
+    plain = idempotent(guard, key=key_of)(lambda message: {"paid": message.key})
+
+    assert [plain(order()), plain(order())] == [{"paid": "order-1"}, None]
+
+
+@pytest.mark.parametrize("result", [object(), {1, 2}, float("nan"), {"at": b"bytes"}])
+def test_a_result_that_json_cannot_carry_undoes_everything(guard, result):
+    handle = idempotent(guard, key=key_of, keeps_result=True)(lambda message: result)
+
+    with pytest.raises(UsageError, match="JSON"):
+        handle(order())
+
+    assert not guard.rows
+
+
+def test_a_result_that_is_too_large_does_too(guard):
+    handle = idempotent(guard, key=key_of, keeps_result=True)(
+        lambda message: "x" * STORED_RESULT_BYTES_MAX
+    )
+
+    with pytest.raises(LimitExceeded, match="stored result"):
+        handle(order())
+
+    assert not guard.rows
+
+
+def test_another_body_under_the_same_key_is_refused(guard):
+    calls = []
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda message: calls.append(message))
+    handle(order(body=b"tea"))
+
+    with pytest.raises(KeyConflict, match="shop has done something else"):
+        handle(order(body=b"milk"))
+
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("body", [None, 17, ["tea"]])
+def test_what_is_no_body_is_not_compared(guard, body):
+    handle = idempotent(guard, key=key_of)(lambda message: None)
+    handle(order(body=body))
+
+    handle(order(body=["another"]))
+
+    assert [payload for _, _, payload in guard.seen] == [None, None]
+
+
+def test_a_payload_of_ones_own_is_compared(guard):
+    handle = idempotent(
+        guard, key=lambda key, amount: key, payload=lambda key, amount: str(amount)
+    )(lambda key, amount: None)
+    handle("a", 100)
+
+    with pytest.raises(KeyConflict):
+        handle("a", amount=200)
+    handle(key="a", amount=100)
+
+
+def test_somebody_at_work_is_not_waited_for(guard):
+    @idempotent(guard, key=key_of, scope="shop")
+    def handle(message):
+        with pytest.raises(KeyInProgress, match="shop is at work"):
+            handle(message)
+
+    handle(order())
+
+
+def test_a_function_that_raises_leaves_the_key_free(guard):
+    calls = []
+
+    @idempotent(guard, key=key_of)
+    def handle(message):
+        calls.append(message)
+        if len(calls) == 1:
+            raise ValueError("not yet")
+
+    with pytest.raises(ValueError, match="not yet"):
+        handle(order())
+    handle(order())
+    handle(order())
+
+    assert len(calls) == 2
+
+
+def test_one_that_is_cancelled_does_too(awaited):
+    begun = []
+
+    @idempotent(awaited, key=key_of)
+    async def handle(message):
+        begun.append(message)
+        await asyncio.sleep(0 if len(begun) > 1 else 3600)
+
+    async def story():
+        task = asyncio.create_task(handle(order()))
+        while not begun:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await handle(order())
+        await handle(order())
+
+    asyncio.run(story())
+    assert len(begun) == 2
+
+
+def test_not_now_is_not_done(guard):
+    said = [Later(level=3), None, None]
+    handle = idempotent(guard, key=key_of)(lambda message: said.pop(0))
+
+    assert handle(order()) == Later(level=3)
+    assert handle(order()) is None
+    assert handle(order()) is None
+    assert len(said) == 1
+
+
+def test_nor_is_it_where_it_is_awaited(awaited):
+    said = [Later(level=3), None, None]
+
+    @idempotent(awaited, key=key_of)
+    async def handle(message):
+        return said.pop(0)
+
+    async def story():
+        return [await handle(order()) for _ in range(3)]
+
+    assert asyncio.run(story()) == [Later(level=3), None, None]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_what_the_database_undid_for_anothers_sake_is_done_again_at_once(guard, failures):
+    calls = []
+
+    @idempotent(guard, key=key_of)
+    def handle(message):
+        calls.append(message)
+        if len(calls) <= failures:
+            raise Locked
+
+    handle(order())
+
+    assert len(calls) == failures + 1
+
+
+def test_but_not_for_ever(guard):
+    calls = []
+
+    @idempotent(guard, key=key_of)
+    def handle(message):
+        calls.append(message)
+        raise Locked
+
+    with pytest.raises(Locked):
+        handle(order())
+
+    assert len(calls) == 3
+    assert not guard.rows
+
+
+def test_it_is_called_with_the_guards_session_first():
+    guard = MemoryGuard(has_session=True)
+
+    @idempotent(guard, key=lambda message, *, at: message.key)
+    def handle(session, message, *, at):
+        session.append((message.key, at))
+        return session
+
+    assert handle(order(), at=9) == [("order-1", 9)]
+
+
+def test_frameworks_see_what_it_takes():
+    guard = MemoryGuard(has_session=True)
+
+    @idempotent(guard, key=key_of)
+    def handle(session: list[str], message: SimpleNamespace, at: int = 0) -> str:
+        """Handle it."""
+
+    assert str(inspect.signature(handle)).startswith("(message: ")
+    assert list(typing.get_type_hints(handle)) == ["message", "at", "return"]
+    assert handle.__doc__ == "Handle it."
+    assert handle.__idempotent__.function is inspect.unwrap(handle)
+
+
+def test_a_scope_is_the_functions_own_name_unless_it_is_given(guard):
+    def handle(message):
+        """Nothing."""
+
+    idempotent(guard, key=key_of)(handle)(order())
+    idempotent(guard, key=key_of, scope="billing")(handle)(order())
+
+    here = f"{__name__}.test_a_scope_is_the_functions_own_name_unless_it_is_given"
+    assert [scope for scope, _, _ in guard.seen] == [f"{here}.<locals>.handle", "billing"]
+
+
+def test_the_same_function_may_stand_behind_another_guard(guard):
+    calls = []
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda message: calls.append(message))
+    other = MemoryGuard()
+
+    again = handle.__idempotent__.under(other)
+    again(order())
+    again(order())
+
+    assert len(calls) == 1
+    assert not guard.seen
+    assert other.seen[0] == ("shop", "order-1", b"tea")
+
+
+async def awaits(message):
+    """Nothing."""
+
+
+def yields(message):
+    yield message
+
+
+async def yields_awaited(message):
+    yield message
+
+
+def takes_nothing():
+    """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "words"),
+    [
+        (awaits, {}, "one of asyncio's"),
+        (key_of, {"is_blocking": False}, "one to block"),
+        (yields, {}, "yields"),
+        (yields_awaited, {"is_blocking": False}, "yields"),
+        (takes_nothing, {"has_session": True}, "takes no session"),
+    ],
+)
+def test_a_guard_that_does_not_fit_is_refused_at_once(function, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        idempotent(MemoryGuard(**settings), key=key_of)(function)
+
+
+def test_so_is_what_is_none():
+    with pytest.raises(ConfigError, match="is no guard"):
+        idempotent(sqlite3, key=key_of)(key_of)
+
+
+def test_a_plain_function_that_returns_something_to_await_has_done_nothing(guard):
+    handle = idempotent(guard, key=key_of)(lambda message: awaits(message))
+
+    with pytest.raises(UsageError, match="nothing was done"):
+        handle(order())
+
+    assert not guard.rows
+
+
+def test_an_attempt_says_what_is_to_be_done(guard):
+    with guard.attempt("a") as first:
+        first.keep([1])
+        assert first.verdict is Verdict.FIRST
+    with guard.attempt("a") as again:
+        assert again.verdict is Verdict.DONE
+        assert again.result == [1]
+        with pytest.raises(UsageError, match="done now"):
+            again.keep([2])
+
+
+def test_an_attempt_is_entered_as_its_guard_wants_it(guard, awaited):
+    async def wrongly():
+        async with guard.attempt("a"):
+            """Nothing."""
+
+    with pytest.raises(UsageError, match="`with`"):
+        asyncio.run(wrongly())
+    with pytest.raises(UsageError, match="`async with`"), awaited.attempt("a"):
+        """Nothing."""

@@ -1,19 +1,22 @@
 """``txmq schema``: the tables that txmq needs in an application's database."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Annotated, Final
 
 import typer
 
 from txmq.cli.asking import WRONGLY_CALLED, fail
 from txmq.cli.output import say
+from txmq.config import parse_duration
 from txmq.errors import ConfigError, ResourceError
 
 __all__ = ["Database", "FenceName", "SchemaName", "app", "told"]
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make the tables that transactions need in a database."
+    no_args_is_help=True, help="The tables that txmq needs in a database: make them, clean them."
 )
 
 _EXTRA: Final = {"sqlalchemy", "psycopg"}
@@ -23,46 +26,110 @@ Database = Annotated[
     typer.Option(envvar="TXMQ_DATABASE", help="The database, such as postgresql://user@host/bank."),
 ]
 FenceName = Annotated[str, typer.Option("--fence", help="The fence table.")]
+DoneName = Annotated[str, typer.Option("--done", help="The table of what is done.")]
 SchemaName = Annotated[
     str | None, typer.Option("--schema", help="Where it is, unless where sessions look first.")
 ]
 
 
+class Wanted(Enum):
+    """What a database is to have."""
+
+    FENCE = "fence"
+    DONE = "done"
+
+
+Choice = Annotated[
+    list[Wanted] | None,
+    typer.Argument(
+        help="fence, for whoever sends in transactions (the default); done, for idempotent "
+        "consumers.",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def create(
+    tables: Choice = None,
     *,
     database: Database,
     fence: FenceName = "txmq_fence",
+    done: DoneName = "txmq_done",
     schema: SchemaName = None,
 ) -> None:
-    """Make the fence where it is missing, and see that it can be used."""
+    """Make the tables where they are missing, and see that they can be used."""
     with told():
         from txmq.databases.engines import engine_of
+        from txmq.idempotent.schema import create_done
         from txmq.transaction.resources.schema import create_fence
 
+        makers = {Wanted.FENCE: (create_fence, fence), Wanted.DONE: (create_done, done)}
         engine = engine_of(database)
+        shown = engine.url.render_as_string(hide_password=True)
         try:
-            is_new = create_fence(engine, fence, schema)
+            for make, name in [makers[each] for each in tables or [Wanted.FENCE]]:
+                is_new = make(engine, name, schema)
+                named = f"{schema}.{name}" if schema else name
+                say(f"{named} {'is made' if is_new else 'was there'} in {shown}, and can be used")
         finally:
             engine.dispose()
-        named = f"{schema}.{fence}" if schema else fence
-        shown = engine.url.render_as_string(hide_password=True)
-        say(f"{named} {'is made' if is_new else 'was there'} in {shown}, and can be used")
 
 
 @app.command()
 def sql(
+    tables: Choice = None,
     *,
     dialect: Annotated[str, typer.Option(metavar="postgresql|mysql|sqlite")],
     fence: FenceName = "txmq_fence",
+    done: DoneName = "txmq_done",
     schema: SchemaName = None,
 ) -> None:
-    """Print the statements that make the fence, for a migration of your own."""
+    """Print the statements that make the tables, for a migration of your own."""
     with told():
+        from txmq.idempotent.done import Done
         from txmq.transaction.resources.fence import Fence
 
-        for statement in Fence(fence, schema).ddl(dialect):
-            say(f"{statement};\n")
+        made = {Wanted.FENCE: Fence(fence, schema).ddl, Wanted.DONE: Done(done, schema).ddl}
+        for each in tables or [Wanted.FENCE]:
+            for statement in made[each](dialect):
+                say(f"{statement};\n")
+
+
+@app.command()
+def clean(
+    *,
+    database: Database,
+    older_than: Annotated[
+        str, typer.Option(help="How old what goes has to be, such as 7d or 120h.")
+    ],
+    horizon: Annotated[
+        str | None,
+        typer.Option(help="How long a message can come again; four days unless you know better."),
+    ] = None,
+    done: DoneName = "txmq_done",
+    schema: SchemaName = None,
+) -> None:
+    """Remove the rows of what was done long ago; for a timer, once a day."""
+    with told():
+        from txmq.databases.engines import engine_of
+        from txmq.idempotent import UniqueKeyTable
+
+        older_s, least_s = _seconds(older_than), None if horizon is None else _seconds(horizon)
+        engine = engine_of(database)
+        try:
+            guard = UniqueKeyTable(engine, table=done, schema=schema)
+            removed = asyncio.run(guard.clean(older_s, horizon_s=least_s))
+        finally:
+            engine.dispose()
+        say(f"{removed} rows are gone from {done}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as problem:
+        raise ConfigError(f"{text!r} is not {problem}") from None
 
 
 @contextmanager

@@ -163,6 +163,7 @@ class UniqueKeyTable(Generic[S]):
                         "keep the table in an engine that has transactions"
                     )
         except self._door.problems as problem:
+            _missing(done, problem)
             raise DatabaseFailed(f"the database did not answer: {words(problem)}") from problem
 
     async def clean(
@@ -380,9 +381,9 @@ def redelivery_horizon_s(
 def _missing(done: Done, problem: Exception) -> None:
     if failure(problem) in {Failure.MISSING, Failure.CHANGED}:
         raise TableMissing(
-            f"there is no table {done.name} as this version uses it: run `txmq schema create "
-            f"--done {done.name} --database URL`, or have a migration run what `txmq schema sql "
-            f"--done {done.name}` prints ({words(problem)})"
+            f"there is no table {done.name} as this version uses it: run `txmq schema create done "
+            "--database URL`, or have a migration run what `txmq schema sql done` prints "
+            f"({words(problem)})"
         ) from problem
 
 

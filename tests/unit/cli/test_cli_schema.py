@@ -60,9 +60,66 @@ def test_the_statements_make_the_same_tables(txmq, database, tmp_path):
     assert "was there" in txmq("schema", "create", "--database", database).stdout
 
 
+def test_create_makes_what_is_asked_for(txmq, database, tmp_path):
+    first = txmq("schema", "create", "done", "fence", "--done", "seen", "--database", database)
+    second = txmq("schema", "create", "done", "--done", "seen", "--database", database)
+
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
+    assert "seen is made in sqlite:" in first.stdout
+    assert "txmq_fence is made in sqlite:" in first.stdout
+    assert "seen was there in sqlite:" in second.stdout
+    assert {"txmq_fence", "seen", "seen_time"} <= tables(tmp_path)
+
+
+def test_the_statements_of_what_is_done_make_it(txmq, database, tmp_path):
+    printed = txmq("schema", "sql", "done", "--dialect", "sqlite").stdout
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    connection.executescript(printed)
+    connection.close()
+
+    made = txmq("schema", "create", "done", "--database", database)
+
+    assert "txmq_done was there" in made.stdout
+
+
+def test_what_was_done_long_ago_is_cleaned(txmq, database, tmp_path):
+    assert txmq("schema", "create", "done", "--database", database).exit_code == 0
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    now = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+    for key, days in (("old", 8), ("young", 6)):
+        connection.execute(
+            f"INSERT INTO txmq_done VALUES ('s', '{key}', '', NULL, {now} - {days * 86_400_000})"
+        )
+    connection.commit()
+
+    cleaned = txmq("schema", "clean", "--older-than", "7d", "--database", database)
+
+    assert cleaned.stdout == "1 rows are gone from txmq_done\n"
+    assert connection.execute("SELECT done_key FROM txmq_done").fetchall() == [("young",)]
+    connection.close()
+
+
+def test_but_not_what_can_come_again(txmq, database):
+    assert txmq("schema", "create", "done", "--database", database).exit_code == 0
+    command = ["schema", "clean", "--older-than", "3d", "--database", database]
+
+    refused, known = txmq(*command), txmq(*command, "--horizon", "2d")
+
+    assert (refused.exit_code, known.exit_code) == (2, 0)
+    assert "still needed" in refused.stderr
+
+
+def test_cleaning_what_is_not_there_says_how_to_make_it(txmq, database):
+    refused = txmq("schema", "clean", "--older-than", "7d", "--database", database)
+
+    assert refused.exit_code == 1
+    assert "txmq schema create done" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["clean", "--older-than", "long", "--database", "sqlite://"], "such as 20s"),
         (["create", "--database", "bank"], "such as postgresql://user@host/database"),
         (["create", "--database", "oracle://x"], "oracle"),
         (["create", "--database", "mysql+missing://x"], ""),

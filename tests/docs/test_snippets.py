@@ -27,6 +27,7 @@ from broker.config import BrokerSettings, FilterSettings, StoreSettings
 from broker.testing import BrokerThread
 from tests.serving import environment
 from txmq.cli.root import app
+from txmq.idempotent.schema import create_done
 from txmq.transaction.resources.schema import create_fence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ README = (ROOT / "README.md").read_text()
 SAID_NAMES = "127.0.0.1:9876"
 PATIENCE_S = 20
 SAID = {
-    "README": r"TransactionState\.COMMITTED [0-9A-F]{32}\n",
+    "README": r"TransactionState\.COMMITTED [0-9A-F]{32}\ncredited 100\n",
     "send": r"(SendStatus\.OK.*?){200}not stored: ",
     "ordered": r"(SendStatus\.OK.*?){100}\nplaced\n",
     "batch": r"(SendStatus\.OK.*?){100}\na batch of \d+\n",
@@ -50,6 +51,7 @@ SAID = {
     r"in the thread that sends: order-7\nCOMMITTED\n"
     r"COMMITTED 4000 None\nROLLED_BACK None too little money\n"
     r"COMMITTED \{'id': 1, 'amount': 700\}\nTrue\nCOMMITTED\n$",
+    "idempotent": r"^120\nVerdict\.FIRST\n",
     "fence": r"^INSERT INTO txmq_fence_mark\n\S+\.COMMIT\n\S+\.COMMIT\n\S+\.ROLLBACK\n0\n$",
     "trace": r"^Sent\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
     "blocking": r"^OK 0\n10\n(billing (tea|milk)\n){11}read \d+\n$",
@@ -138,6 +140,7 @@ def banks(request):
 def open_account(url):
     engine = create_engine(url)
     create_fence(engine, "txmq_fence", None)
+    create_done(engine)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE account (name TEXT PRIMARY KEY, balance INT)"))
         connection.execute(text("INSERT INTO account VALUES ('A', 1000)"))

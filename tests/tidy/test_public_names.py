@@ -7,12 +7,15 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import txmq
 from tests.serving import environment
-from txmq import blocking
+from txmq import blocking, idempotent
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_PROGRAM = ROOT / "tests/typing/user_program.py"
+GUARDED_PROGRAM = ROOT / "tests/typing/guarded_program.py"
 IMPORT_MS_MAX = 100.0
 ROUNDS = 7
 
@@ -50,12 +53,12 @@ def parts_of(tree, module):
     }
 
 
-def test_the_user_program_uses_every_public_name():
-    tree = ast.parse(USER_PROGRAM.read_text())
+def names_of(tree, module):
+    """What a program imports from a module, and what it uses."""
     imported = {
         name.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "txmq"
+        if isinstance(node, ast.ImportFrom) and node.module == module
         for name in node.names
     }
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {
@@ -63,17 +66,31 @@ def test_the_user_program_uses_every_public_name():
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
+    return imported, used
+
+
+def test_a_program_uses_every_guard():
+    imported, used = names_of(ast.parse(GUARDED_PROGRAM.read_text()), "txmq.idempotent")
+
+    assert set(idempotent.__all__) - imported == set()
+    assert imported - used == set()
+
+
+def test_the_user_program_uses_every_public_name():
+    tree = ast.parse(USER_PROGRAM.read_text())
+    imported, used = names_of(tree, "txmq")
 
     assert set(txmq.__all__) - imported - {"__version__"} == set()
     assert imported - used == set()
     assert set(blocking.__all__) - parts_of(tree, "blocking") == set()
 
 
-def test_make_lint_checks_the_user_program():
+@pytest.mark.parametrize("program", [USER_PROGRAM, GUARDED_PROGRAM], ids=lambda each: each.stem)
+def test_make_lint_checks_the_programs(program):
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
 
     assert settings["strict"]
-    assert ".".join(USER_PROGRAM.relative_to(ROOT).with_suffix("").parts) in settings["modules"]
+    assert ".".join(program.relative_to(ROOT).with_suffix("").parts) in settings["modules"]
 
 
 def test_every_public_name_is_there():

@@ -2,5 +2,6 @@
 
 What is done with a database is written once, over a :class:`~txmq.databases.door.Door`; how each
 kind of connection is used stands in a door of its own. :func:`~txmq.databases.sources.door_of`
-finds it.
+finds it. A transaction of which it must be known what became of it begins with a row of ours, see
+:mod:`~txmq.databases.witnessed`.
 """

@@ -12,7 +12,7 @@ import inspect
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import (
     Any,
@@ -39,6 +39,7 @@ __all__ = ["Attempt", "Guard", "PlainGuard", "SessionGuard", "idempotent"]
 K_contra = TypeVar("K_contra", contravariant=True)
 K = TypeVar("K")
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 R = TypeVar("R")
 P = ParamSpec("P")
 
@@ -205,6 +206,28 @@ class _Postponed(Exception):
         self.said = said
 
 
+class _SessionFirst(Protocol[S_co]):
+    """Decorates what takes a session first."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[S_co, P], Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S_co, P], R], /) -> Callable[P, R | None]: ...
+
+
+class _AsItIs(Protocol):
+    """Decorates what takes none."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R | None]: ...
+
+
 @overload
 def idempotent(
     guard: SessionGuard[K, S],
@@ -213,7 +236,7 @@ def idempotent(
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
     keeps_result: bool = False,
-) -> Callable[[Callable[Concatenate[S, P], R]], Callable[P, R | None]]: ...
+) -> _SessionFirst[S]: ...
 @overload
 def idempotent(
     guard: PlainGuard[K],
@@ -222,7 +245,7 @@ def idempotent(
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
     keeps_result: bool = False,
-) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+) -> _AsItIs: ...
 def idempotent(
     guard: Any,
     *,
@@ -230,7 +253,7 @@ def idempotent(
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
     keeps_result: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Any:
     """Have a function do once what a key stands for, however often it is called; a decorator.
 
     The function is called with the guard's session first, where it has one. It is called only

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from sqlalchemy import Engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
+from txmq.databases.door import drive
 from txmq.databases.failures import words
 from txmq.errors import DatabaseFailed
 from txmq.idempotent.done import Done
@@ -30,5 +29,6 @@ def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = No
             done.metadata.create_all(connection, checkfirst=True)
     except SQLAlchemyError as problem:
         raise DatabaseFailed(f"{done.name} could not be made: {words(problem)}") from problem
-    asyncio.run(UniqueKeyTable(engine, table=name, schema=schema).verify())
+    guard = UniqueKeyTable(engine, table=name, schema=schema)
+    drive(guard.verified())  # A blocking engine's never waits, and a loop may run here.
     return is_new

@@ -144,9 +144,10 @@ class UniqueKeyTable(Generic[S]):
             FenceUnsafe: What is rolled back stays.
             DatabaseFailed: The database does not answer.
         """
-        await self._turn(self._verify())
+        await self._turn(self.verified())
 
-    async def _verify(self) -> None:
+    async def verified(self) -> None:
+        """See :meth:`verify`; in this thread."""
         done, trial = self._done, secrets.token_hex(16)
         try:
             # What is not committed is rolled back where it is closed.

@@ -1,0 +1,83 @@
+"""A program that uses every public name of txmq.idempotent, for mypy; it is never run.
+
+What is declared here with a type is what a user relies on; a change that breaks such a line breaks
+programs.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import psycopg
+from sqlalchemy import MetaData, create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from txmq import Later, ReceivedMessage, blocking
+from txmq.idempotent import (
+    Attempt,
+    Done,
+    Guard,
+    PlainGuard,
+    SessionGuard,
+    UniqueKeyTable,
+    Verdict,
+    idempotent,
+    redelivery_horizon_s,
+)
+
+
+def consume(names: str) -> None:
+    """Handlers behind a table."""
+    consumer = blocking.PushConsumer("ccb", names)
+    guard = UniqueKeyTable(create_engine("sqlite://"), table="seen", schema=None)
+
+    @consumer.on("transfer")
+    @idempotent(guard, key=lambda message: message.key)
+    def transfer_in(session: Session, message: ReceivedMessage) -> Later | None:
+        return None if session.is_active else Later()
+
+    @idempotent(guard, key=lambda order, at: order, keeps_result=True, scope="pay")
+    def pay(session: Session, order: str, at: int) -> int:
+        return at if session.is_active else 0
+
+    paid: int | None = pay("order-1", at=9)
+    print(paid, transfer_in)
+
+
+async def consume_awaited(message: ReceivedMessage) -> str | None:
+    """The same with asyncio, and with a connection of psycopg's."""
+    guard = UniqueKeyTable(create_async_engine("sqlite+aiosqlite://"))
+
+    @idempotent(guard, key=lambda message: message.key, payload=lambda message: message.body)
+    async def transfer_in(session: AsyncSession, message: ReceivedMessage) -> str:
+        return message.key if session.is_active else ""
+
+    plain = UniqueKeyTable(functools.partial(psycopg.connect, "dbname=ccb"))
+
+    @idempotent(plain, key=lambda number: str(number))
+    def count(connection: psycopg.Connection[tuple[object, ...]], number: int) -> None:
+        connection.execute("SELECT 1")
+
+    count(7)
+    await guard.verify()
+    removed: int = await guard.clean(redelivery_horizon_s(kept_s=3600.0) + 1)
+    async with guard.attempt("key", scope="report", payload=b"1") as attempt:
+        if attempt.verdict is Verdict.FIRST:
+            attempt.keep(removed)
+    return await transfer_in(message)
+
+
+def any_of_them(
+    any_guard: Guard[str, object], plain: PlainGuard[str], other: SessionGuard[str, Session]
+) -> Attempt[object]:
+    """Whoever writes guards of their own."""
+    with plain.attempt("a") as first, other.attempt("b") as second:
+        print(first.result, second.session.is_active)
+
+    @idempotent(plain, key=lambda number: str(number))
+    def handle(number: int) -> int:
+        return number
+
+    print(handle(1), Done("seen", metadata=MetaData()).ddl("postgresql"))
+    return any_guard.attempt("c")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from txmq.client.telemetry import Telemetry
     from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
+    from txmq.outbox import Outbox
     from txmq.transaction.listener import HalfMessage, TransactionListener
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.manager_current import Transaction
@@ -65,6 +66,7 @@ __all__ = [
     "LogPosition",
     "ManagerSettings",
     "Message",
+    "Outbox",
     "Producer",
     "ProducerSettings",
     "PullConsumer",
@@ -118,6 +120,7 @@ _LATER: Final = {
     "PulledBatch": "txmq.client.values",
     "SendResult": "txmq.client.values",
     "SendStatus": "txmq.client.values",
+    "Outbox": "txmq.outbox",
     "HalfMessage": "txmq.transaction.listener",
     "TransactionListener": "txmq.transaction.listener",
     "TransactionManager": "txmq.transaction.manager",
@@ -133,6 +136,9 @@ _LATER: Final = {
 }
 
 
+_WITH_SQL: Final = {"txmq.outbox", "txmq.transaction.resources"}
+
+
 def __getattr__(name: str) -> object:
     if name == "allocation":
         return import_module("txmq.client.allocation")
@@ -141,7 +147,7 @@ def __getattr__(name: str) -> object:
     try:
         found = globals()[name] = getattr(import_module(_LATER[name]), name)
     except ModuleNotFoundError as problem:
-        if _LATER[name] != "txmq.transaction.resources":
+        if _LATER[name] not in _WITH_SQL:
             raise
         raise errors.ConfigError(f"{problem.name} is missing: pip install 'txmq[sql]'") from problem
     return found

@@ -204,3 +204,12 @@ REPLIES_AWAITED_MAX: Final = 16_384
 
 TRACES_MAX: Final = 10_000
 """Trace records that wait to be sent, of some 300 bytes each; one more drops the oldest."""
+
+SLOTS: Final = 64
+"""Shares of an outbox; so many relays can have one each."""
+
+LANE_CHARS_MAX: Final = 255
+"""A lane's name: an index of MySQL's has room for no more."""
+
+MESSAGE_ID_CHARS_MAX: Final = 255
+"""A message's id in an outbox; ours have 32, and whoever brings one brings no novel."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import create_engine
+from sqlalchemy import MetaData, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -30,6 +30,7 @@ from txmq import (
     LogPosition,
     ManagerSettings,
     Message,
+    Outbox,
     Producer,
     ProducerSettings,
     PullConsumer,
@@ -245,6 +246,19 @@ async def decorate_two(names: str) -> TransactionOutcome:
 
         print(await resource.recover(), (await resource.look()).waiting)
         return await move(100)
+
+
+async def add_later(session: AsyncSession, order: Message) -> list[str]:
+    outbox = Outbox("orders_outbox", schema="shop", notifies=False)
+    one: str = await outbox.add(session, order, lane="account-1")
+    return [one, *await outbox.add_many(session, [order, order])]
+
+
+def add_at_once(session: Session, order: Message) -> list[str]:
+    outbox = Outbox(metadata=MetaData())
+    with create_engine("sqlite://").begin() as connection:
+        one: str = outbox.add(connection, order)
+    return [one, *outbox.add_many(session, [order], lane="account-1")]
 
 
 async def serve(names: str) -> None:

@@ -13,7 +13,7 @@ from txmq.cli.output import say
 from txmq.config import parse_duration
 from txmq.errors import ConfigError, ResourceError
 
-__all__ = ["Database", "FenceName", "SchemaName", "app", "told"]
+__all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "told"]
 
 app = typer.Typer(
     no_args_is_help=True, help="The tables that txmq needs in a database: make them, clean them."
@@ -27,6 +27,7 @@ Database = Annotated[
 ]
 FenceName = Annotated[str, typer.Option("--fence", help="The fence table.")]
 DoneName = Annotated[str, typer.Option("--done", help="The table of what is done.")]
+OutboxName = Annotated[str, typer.Option("--outbox", help="The outbox table.")]
 SchemaName = Annotated[
     str | None, typer.Option("--schema", help="Where it is, unless where sessions look first.")
 ]
@@ -37,13 +38,14 @@ class Wanted(Enum):
 
     FENCE = "fence"
     DONE = "done"
+    OUTBOX = "outbox"
 
 
 Choice = Annotated[
     list[Wanted] | None,
     typer.Argument(
         help="fence, for whoever sends in transactions (the default); done, for idempotent "
-        "consumers.",
+        "consumers; outbox, for messages that a relay sends.",
         show_default=False,
     ),
 ]
@@ -56,15 +58,21 @@ def create(
     database: Database,
     fence: FenceName = "txmq_fence",
     done: DoneName = "txmq_done",
+    outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
 ) -> None:
     """Make the tables where they are missing, and see that they can be used."""
     with told():
         from txmq.databases.engines import engine_of
         from txmq.idempotent.schema import create_done
+        from txmq.outbox.schema import create_outbox
         from txmq.transaction.resources.schema import create_fence
 
-        makers = {Wanted.FENCE: (create_fence, fence), Wanted.DONE: (create_done, done)}
+        makers = {
+            Wanted.FENCE: (create_fence, fence),
+            Wanted.DONE: (create_done, done),
+            Wanted.OUTBOX: (create_outbox, outbox),
+        }
         engine = engine_of(database)
         shown = engine.url.render_as_string(hide_password=True)
         try:
@@ -83,14 +91,20 @@ def sql(
     dialect: Annotated[str, typer.Option(metavar="postgresql|mysql|sqlite")],
     fence: FenceName = "txmq_fence",
     done: DoneName = "txmq_done",
+    outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
 ) -> None:
     """Print the statements that make the tables, for a migration of your own."""
     with told():
         from txmq.idempotent.done import Done
+        from txmq.outbox.table import Outbox
         from txmq.transaction.resources.fence import Fence
 
-        made = {Wanted.FENCE: Fence(fence, schema).ddl, Wanted.DONE: Done(done, schema).ddl}
+        made = {
+            Wanted.FENCE: Fence(fence, schema).ddl,
+            Wanted.DONE: Done(done, schema).ddl,
+            Wanted.OUTBOX: Outbox(outbox, schema).ddl,
+        }
         for each in tables or [Wanted.FENCE]:
             for statement in made[each](dialect):
                 say(f"{statement};\n")

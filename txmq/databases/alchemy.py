@@ -24,7 +24,7 @@ from txmq.databases.postgres import asked, awaited, psycopg_forms
 from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
-__all__ = ["alchemy_door"]
+__all__ = ["alchemy_door", "ask", "ask_async", "is_psycopg", "is_renamed"]
 
 T = TypeVar("T")
 
@@ -137,22 +137,12 @@ class _Borrowed:
     def __init__(self, session: Session, connection: Connection, forms: Forms | None) -> None:
         self.session = session
         self.connection = connection
-        self.forms = None if _is_renamed(connection) else forms
+        self.forms = None if is_renamed(connection) else forms
         self._root = session.get_transaction()
-        self._shown = Shown(_driver(connection)) if _is_psycopg(connection) else None
+        self._shown = Shown(_driver(connection)) if is_psycopg(connection) else None
 
     async def ask(self, statement: Any, **values: object) -> Answer:
-        if (forms := self.forms) is not None:
-            try:
-                return asked(_driver(self.connection), forms, statement, values)
-            except Exception as problem:  # noqa: BLE001 - whatever it is
-                _tell(problem, self.connection, forms, statement, values)
-        return self.ask_alchemy(statement, values)
-
-    def ask_alchemy(self, statement: Any, values: dict[str, object]) -> Answer:
-        result = self.connection.execute(_executable(statement), values)
-        rows = [tuple(row) for row in result] if result.returns_rows else []
-        return Answer(result.rowcount, rows)
+        return ask(self.connection, self.forms, statement, values)
 
     def keeps_back(self) -> bool:
         session = self.session
@@ -241,12 +231,7 @@ class _AsyncBorrowed:
 
     async def ask(self, statement: Any, **values: object) -> Answer:
         plain = self._plain
-        if (forms := plain.forms) is not None:
-            try:
-                return await awaited(_driver(plain.connection), forms, statement, values)
-            except Exception as problem:  # noqa: BLE001 - whatever it is
-                _tell(problem, plain.connection, forms, statement, values)
-        return await self._launcher.run_sync(lambda _: plain.ask_alchemy(statement, values))
+        return await ask_async(plain.connection, plain.forms, statement, values, self._launcher)
 
     async def flush(self) -> None:
         if not self._plain.keeps_back():
@@ -315,17 +300,52 @@ class _AsyncBorrowed:
             raise
 
 
+def ask(
+    connection: Connection, forms: Forms | None, statement: Any, values: dict[str, object]
+) -> Answer:
+    """Run a statement on a connection that has begun, by psycopg itself where there are forms."""
+    if forms is not None:
+        try:
+            return asked(_driver(connection), forms, statement, values)
+        except Exception as problem:  # noqa: BLE001 - whatever it is
+            _tell(problem, connection, forms, statement, values)
+    return _ask_alchemy(connection, statement, values)
+
+
+async def ask_async(
+    connection: Connection,
+    forms: Forms | None,
+    statement: Any,
+    values: dict[str, object],
+    launcher: AsyncSession,
+) -> Answer:
+    """The same without blocking; the launcher is a session of no database."""
+    if forms is not None:
+        try:
+            return await awaited(_driver(connection), forms, statement, values)
+        except Exception as problem:  # noqa: BLE001 - whatever it is
+            _tell(problem, connection, forms, statement, values)
+    return await launcher.run_sync(lambda _: _ask_alchemy(connection, statement, values))
+
+
+def _ask_alchemy(connection: Connection, statement: Any, values: dict[str, object]) -> Answer:
+    result = connection.execute(_executable(statement), values)
+    rows = [tuple(row) for row in result] if result.returns_rows else []
+    return Answer(result.rowcount, rows)
+
+
 def _forms(engine: Engine | AsyncEngine) -> Forms | None:
     """For asking psycopg itself, which costs half as much."""
     return psycopg_forms() if engine.dialect.driver == "psycopg" else None
 
 
-def _is_renamed(connection: Connection) -> bool:
+def is_renamed(connection: Connection) -> bool:
     """Whether tables have names that only SQLAlchemy knows, so that it must be asked."""
     return "schema_translate_map" in connection.get_execution_options()
 
 
-def _is_psycopg(connection: Connection) -> bool:
+def is_psycopg(connection: Connection) -> bool:
+    """Whether psycopg is below, blocking or not."""
     return connection.dialect.driver == "psycopg"
 
 
@@ -359,7 +379,7 @@ def _is_used(connection: Connection) -> bool:
     if connection.in_transaction():
         return True
     driver = _driver(connection)
-    if not _is_psycopg(connection):
+    if not is_psycopg(connection):
         return bool(getattr(driver, "in_transaction", False))  # Those to SQLite say so.
     # What a pool has reset is nobody's: there a listener has spoken, with which psycopg begins.
     is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
@@ -374,7 +394,7 @@ def _enter(session: Session, connection: Connection) -> None:
     if session.connection() is not connection:
         session.close()
         raise ConfigError("sessions that choose their connection themselves write past the fence")
-    if _is_psycopg(connection) and _driver(connection).autocommit:
+    if is_psycopg(connection) and _driver(connection).autocommit:
         raise FenceUnsafe("the source gave a connection that commits each statement: autocommit")
 
 

@@ -24,7 +24,7 @@ from txmq.databases.forms import Forms
 from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, UsageError
 
-__all__ = ["django_door"]
+__all__ = ["django_door", "is_connection"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def django_door(source: Any) -> Door[Any] | None:
     Raises:
         ConfigError: It is one to a database that has no fence.
     """
-    if source is not connection and not isinstance(source, BaseDatabaseWrapper):
+    if not is_connection(source):
         return None
     if source.vendor not in _DIALECTS:
         raise ConfigError(
@@ -49,6 +49,11 @@ def django_door(source: Any) -> Door[Any] | None:
             "engine of SQLAlchemy's"
         )
     return DjangoDoor(source.alias, source.vendor)
+
+
+def is_connection(source: object) -> bool:
+    """Whether this is one of Django's connections."""
+    return source is connection or isinstance(source, BaseDatabaseWrapper)
 
 
 class DjangoDoor:

@@ -146,3 +146,27 @@ def test_a_password_is_not_shown(txmq):
     url = "postgresql://u:secret@127.0.0.1:1/none"
 
     assert "secret" not in txmq("schema", "create", "--database", url).output
+
+
+def test_create_makes_an_outbox(txmq, database, tmp_path):
+    first = txmq("schema", "create", "outbox", "--database", database, "--outbox", "box")
+    second = txmq("schema", "create", "outbox", "--database", database, "--outbox", "box")
+
+    assert "box is made in sqlite:" in first.stdout, first.stderr
+    assert "box was there in sqlite:" in second.stdout
+    assert {"box", "box_slot", "box_relay", "box_read"} <= tables(tmp_path)
+    assert "txmq_fence" not in tables(tmp_path)
+
+
+def test_the_statements_of_an_outbox_make_it(txmq, database, tmp_path):
+    printed = txmq("schema", "sql", "outbox", "--dialect", "sqlite").stdout
+    connection = sqlite3.connect(tmp_path / "bank.db")
+    connection.executescript(printed)
+    connection.execute("DELETE FROM txmq_outbox_slot WHERE slot = 1")
+    connection.commit()
+    connection.close()
+
+    result = txmq("schema", "create", "outbox", "--database", database)
+
+    assert result.exit_code == 1
+    assert "63 rows, not 64" in result.stderr

@@ -1,0 +1,69 @@
+"""Owns the databases that outboxes are tested on."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import make_url
+
+sys.path.insert(0, str(Path(__file__).parent))  # the stage beside this file
+
+pytest.register_assert_rewrite("outbox_stage")
+
+from outbox_stage import DATABASES, KINDS, Shop  # noqa: E402
+
+from tests import mariadb  # noqa: E402
+from tests.database_server import wanted  # noqa: E402
+
+FIRST_START_SECONDS = 300
+collect_ignore_glob = [] if "mysql" in DATABASES else ["test_mariadb_*.py"]
+
+
+def pytest_collection_modifyitems(items):
+    """The first of these tests may have to fetch a server before it has one."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not os.environ.get("TXMQ_SOAK"):
+            item.add_marker(pytest.mark.timeout(FIRST_START_SECONDS))
+
+
+def pytest_report_collectionfinish():
+    """Nobody shall take tests that are left out for tests that passed."""
+    return "" if "mysql" in DATABASES else mariadb.why_not()
+
+
+@pytest.fixture(scope="session")
+def outbox_postgres_url(postgres):
+    """One database for all tests, each of which makes its tables anew."""
+    with postgres.database() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def outbox_mariadb_url():
+    """The same of MariaDB; where there is no server, nobody asks."""
+    with wanted(mariadb.mariadb) as server, server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def shop_on(request):
+    """Makes a shop on a family of databases."""
+
+    def made(kind):
+        if kind.startswith("sqlite"):
+            url = make_url(f"sqlite:///{request.getfixturevalue('tmp_path')}/shop.db")
+        else:
+            family = "mariadb" if kind.startswith("mysql") else "postgres"
+            url = request.getfixturevalue(f"outbox_{family}_url")
+        return stack.enter_context(contextlib.closing(Shop(kind, url).prepare()))
+
+    with contextlib.ExitStack() as stack:
+        yield made
+
+
+@pytest.fixture(params=KINDS)
+def shop(request, shop_on):
+    """A shop with an outbox, for each kind of session."""
+    return shop_on(request.param)

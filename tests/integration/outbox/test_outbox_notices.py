@@ -1,0 +1,117 @@
+"""Words to relays, and the tables by whatever way they were made."""
+
+import contextlib
+
+import psycopg
+import pytest
+from outbox_stage import DATABASES
+from sqlalchemy import MetaData, create_engine
+
+from tests.databases import conninfo
+from txmq import Message
+from txmq.errors import TableMissing
+from txmq.outbox import Outbox
+from txmq.outbox.schema import create_outbox
+
+ONE = Message(topic="transfer", body=b"one")
+SECONDS = 30
+
+
+@contextlib.contextmanager
+def listening(shop):
+    with psycopg.connect(conninfo(shop.url), autocommit=True) as connection:
+        connection.execute("LISTEN txmq_outbox")
+
+        def heard():
+            # Words come in the order of the commits, so nothing can come after this one.
+            with psycopg.connect(conninfo(shop.url), autocommit=True) as other:
+                other.execute("NOTIFY txmq_outbox, 'all'")
+            words = []
+            while "all" not in words:
+                words += [
+                    each.payload for each in connection.notifies(timeout=SECONDS, stop_after=1)
+                ]
+            return words[:-1]
+
+        yield heard
+
+
+def test_relays_hear_of_a_commit_and_of_nothing_else(shop_on):
+    shop = shop_on("postgres")
+    with listening(shop) as heard, shop.engine.connect() as connection:
+        shop.outbox.add(connection, ONE)
+        assert heard() == []
+        connection.rollback()
+        assert heard() == []
+        shop.outbox.add(connection, ONE)
+        shop.outbox.add(connection, ONE, "a")
+        shop.outbox.add_many(connection, [ONE, ONE])
+        connection.commit()
+        assert heard() == [""]
+
+
+def test_nothing_is_said_where_it_is_not_wanted(shop_on):
+    shop = shop_on("postgres")
+    with listening(shop) as heard, shop.engine.begin() as connection:
+        Outbox(notifies=False).add(connection, ONE, "a")
+        connection.commit()
+        assert heard() == []
+    assert len(shop.rows) == 1
+
+
+def test_a_transaction_that_says_nothing_can_be_prepared(shop_on):
+    shop = shop_on("postgres")
+    with psycopg.connect(conninfo(shop.url)) as connection:
+        Outbox(notifies=False).add(connection, ONE, "a")
+        connection.execute("PREPARE TRANSACTION 'outbox-test'")
+        connection.rollback()
+        assert shop.rows == []
+        connection.autocommit = True
+        connection.execute("COMMIT PREPARED 'outbox-test'")
+    assert len(shop.rows) == 1
+
+
+def test_tables_that_sessions_know_by_other_names(shop_on):
+    shop = shop_on("postgres")
+    shop.order("DROP SCHEMA IF EXISTS branch CASCADE")
+    shop.order("CREATE SCHEMA branch")
+    create_outbox(shop.engine, "txmq_outbox", "branch")
+    with shop.engine.begin() as connection:
+        there = connection.execution_options(schema_translate_map={None: "branch"})
+        shop.outbox.add(there, ONE, "a")
+
+    assert shop.rows == []
+    assert shop.order("SELECT lane FROM branch.txmq_outbox") == [("a",)]
+    shop.order("DROP SCHEMA branch CASCADE")
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_tables_are_made_by_metadata_as_by_the_statements(shop_on, kind):
+    shop = shop_on(kind)
+    by_metadata = Outbox("mine", metadata=MetaData())
+    by_statements = Outbox("yours")
+    shop.drop("mine")
+    shop.drop("yours")
+    by_metadata.metadata.create_all(shop.engine)
+    for each in by_statements.ddl(shop.url.get_backend_name()):
+        shop.order(each)
+
+    for outbox in (by_metadata, by_statements):
+        assert not create_outbox(shop.engine, outbox.name, None)
+        with shop.engine.begin() as connection:
+            outbox.add(connection, ONE, "a")
+    shop.order("DELETE FROM mine_slot WHERE slot = 7")
+    with pytest.raises(TableMissing, match="mine_slot has 63 rows, not 64"):
+        create_outbox(shop.engine, "mine", None)
+
+
+def test_ids_are_never_given_out_twice(shop_on):
+    shop = shop_on("sqlite")
+    with create_engine(shop.url).begin() as connection:
+        shop.outbox.add(connection, ONE)
+        shop.outbox.add(connection, ONE)
+    shop.order("DELETE FROM txmq_outbox")
+    with shop.engine.begin() as connection:
+        shop.outbox.add(connection, ONE)
+
+    assert [each.id for each in shop.rows] == [3]

@@ -1,0 +1,41 @@
+"""The tables under the names that were chosen, and the statements that make them."""
+
+import pytest
+
+from txmq.errors import ConfigError
+from txmq.outbox import Outbox
+
+
+def test_other_names_are_taken_for_all_of_them():
+    outbox = Outbox("box", "bank")
+
+    names = [each.fullname for each in outbox.tables("mysql")]
+
+    assert names == ["bank.box", "bank.box_slot", "bank.box_relay", "bank.box_lane"]
+    assert (outbox.name, outbox.channel) == ("bank.box", "box")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "1st", "x" * 51, 'a"'])
+def test_names_that_need_quotes_are_refused(name):
+    with pytest.raises(ConfigError, match="plain name"):
+        Outbox(name)
+    with pytest.raises(ConfigError, match="plain name"):
+        Outbox("box", name)
+
+
+def test_each_database_gets_what_it_needs():
+    said = {kind: "\n".join(Outbox().ddl(kind)) for kind in ("postgresql", "mysql", "sqlite")}
+
+    assert 'lane TEXT COLLATE "C"' in said["postgresql"]
+    assert "GENERATED ALWAYS AS IDENTITY" in said["postgresql"]
+    assert "autovacuum_vacuum_threshold" in said["postgresql"]
+    assert "txmq_outbox_lane" in said["mysql"]
+    assert "body MEDIUMBLOB" in said["mysql"]
+    assert "AUTOINCREMENT" in said["sqlite"]
+    assert "txmq_outbox_lane" not in said["postgresql"] + said["sqlite"]
+    assert Outbox().ddl("mariadb") == Outbox().ddl("mysql")
+
+
+def test_another_dialect_is_refused():
+    with pytest.raises(ConfigError, match="oracle"):
+        Outbox().ddl("oracle")

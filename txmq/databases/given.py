@@ -1,0 +1,256 @@
+"""Sessions that belong to the application: something is said in its own transaction.
+
+Nothing here begins, commits or rolls back but as SQLAlchemy and psycopg do by themselves when a
+session is first used. A session that commits each statement by itself is refused, as far as it can
+be seen without asking the database.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol, TypeAlias
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from txmq.databases.alchemy import ask, ask_async, is_psycopg, is_renamed
+from txmq.databases.connecting import DjangoConnection
+from txmq.databases.dialects import kind_of
+from txmq.databases.door import Answer
+from txmq.databases.forms import Forms
+from txmq.databases.postgres import asked, awaited, psycopg_forms
+from txmq.errors import UsageError
+
+__all__ = ["AwaitedSession", "BlockingSession", "Given", "Lender"]
+
+
+BlockingSession: TypeAlias = (
+    Session | scoped_session[Any] | Connection | psycopg.Connection[Any] | DjangoConnection
+)
+AwaitedSession: TypeAlias = (
+    AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+)
+
+
+class Given(Protocol):
+    """One session in a transaction of its owner's."""
+
+    kind: str
+    """The family of databases: postgresql, mysql or sqlite."""
+    is_blocking: bool
+    """Whether its coroutines never wait."""
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        """Run a statement of SQLAlchemy's.
+
+        Raises:
+            UsageError: It would be committed at once.
+            Exception: Whatever the session's library raises.
+        """
+        ...
+
+
+class Lender:
+    """Knows how each kind of session is asked.
+
+    Args:
+        table: What the statements are about: an ORM session may have several databases.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._forms = psycopg_forms()
+        self._django_forms = Forms(psycopg_dialect(paramstyle="pyformat"))  # type: ignore[no-untyped-call]
+        self._launcher = AsyncSession()
+        """Of no database: whoever wants a greenlet asks a session for it."""
+
+    def of(self, session: object) -> Given:
+        """How this one is asked.
+
+        Raises:
+            UsageError: It is no session, or of no database.
+            ConfigError: Of one that is not known here.
+        """
+        if isinstance(session, scoped_session | async_scoped_session):
+            session = session()
+        if isinstance(session, psycopg.Connection):
+            return _Psycopg(session, self._forms)
+        if isinstance(session, psycopg.AsyncConnection):
+            return _AsyncPsycopg(session, self._forms)
+        if isinstance(session, Session | Connection):
+            return _Alchemy(session, self._table, self._forms)
+        if isinstance(session, AsyncSession | AsyncConnection):
+            return _AsyncAlchemy(session, self._table, self._forms, self._launcher)
+        if _is_django(session):
+            return _Django(session, self._django_forms)
+        raise UsageError(
+            f"{type(session).__name__} is no session: give SQLAlchemy's Session, Connection or "
+            "their asyncio twins, a connection of psycopg's, or django.db.connection"
+        )
+
+
+class _Psycopg:
+    kind = "postgresql"
+    is_blocking = True
+
+    def __init__(self, session: psycopg.Connection[Any], forms: Forms) -> None:
+        self._session = session
+        self._forms = forms
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        _refuse_idle_autocommit(self._session)
+        return asked(self._session, self._forms, statement, values)
+
+
+class _AsyncPsycopg:
+    kind = "postgresql"
+    is_blocking = False
+
+    def __init__(self, session: psycopg.AsyncConnection[Any], forms: Forms) -> None:
+        self._session = session
+        self._forms = forms
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        _refuse_idle_autocommit(self._session)
+        return await awaited(self._session, self._forms, statement, values)
+
+
+class _Alchemy:
+    is_blocking = True
+
+    def __init__(self, session: Session | Connection, table: Table, forms: Forms) -> None:
+        self.kind = _kind(session, table)
+        self._session = session
+        self._table = table
+        self._forms = forms
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        connection = _begun(self._session, self._table)
+        return ask(connection, _forms_for(connection, self._forms), statement, values)
+
+
+class _AsyncAlchemy:
+    is_blocking = False
+
+    def __init__(
+        self,
+        session: AsyncSession | AsyncConnection,
+        table: Table,
+        forms: Forms,
+        launcher: AsyncSession,
+    ) -> None:
+        plain = (
+            session.sync_session if isinstance(session, AsyncSession) else session.sync_connection
+        )
+        if plain is None:
+            raise UsageError("this connection is not open; use it with `async with`")
+        self.kind = _kind(plain, table)
+        self._session = plain
+        self._table = table
+        self._forms = forms
+        self._launcher = launcher
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        plain = self._session
+        if isinstance(plain, Connection) and plain.in_transaction():
+            connection = plain  # Nothing has to be begun, so no greenlet is needed for it.
+            _refuse_autocommit(connection)
+        else:
+            connection = await self._launcher.run_sync(lambda _: _begun(plain, self._table))
+        forms = _forms_for(connection, self._forms)
+        return await ask_async(connection, forms, statement, values, self._launcher)
+
+
+class _Django:
+    is_blocking = True
+
+    def __init__(self, session: Any, forms: Forms) -> None:
+        self.kind = kind_of(session.vendor)
+        self._session = session
+        self._forms = forms
+
+    async def ask(self, statement: Any, **values: object) -> Answer:
+        session = self._session
+        if not session.in_atomic_block and session.get_autocommit():
+            raise _autocommit("put it into a block of transaction.atomic()")
+        with session.cursor() as cursor:
+            cursor.execute(*self._forms.of(statement, values))
+            return Answer(cursor.rowcount, [])
+
+
+def _is_django(session: object) -> bool:
+    # Whoever has one of Django's connections has imported it, and nobody else needs to have it.
+    if "django.db" not in sys.modules:
+        return False
+    from txmq.databases.django import is_connection
+
+    return is_connection(session)
+
+
+def _kind(session: Session | Connection, table: Table) -> str:
+    try:
+        bound = session.get_bind(clause=table) if isinstance(session, Session) else session
+    except UnboundExecutionError as problem:
+        raise UsageError(f"this session has no database for {table.name}: {problem}") from None
+    return kind_of(bound.dialect.name)
+
+
+def _begun(session: Session | Connection, table: Table) -> Connection:
+    """The connection of a session, in a transaction, as it would be by its first statement."""
+    if isinstance(session, Session):
+        connection = session.connection(bind_arguments={"clause": table})
+    else:
+        connection = session
+        if not connection.in_transaction():
+            # Else it would not commit what psycopg is asked to do by itself.
+            connection.begin()
+    _refuse_autocommit(connection)
+    return connection
+
+
+def _forms_for(connection: Connection, forms: Forms) -> Forms | None:
+    """For asking psycopg itself, where it is below and all names are its own."""
+    return forms if is_psycopg(connection) and not is_renamed(connection) else None
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    proxied = connection.connection
+    if any(
+        each is not None and _commits_each(each)
+        for each in (proxied.driver_connection, proxied.dbapi_connection)
+    ):
+        raise _autocommit("begin it on a connection whose isolation level is not AUTOCOMMIT")
+
+
+def _commits_each(driver: Any) -> bool:
+    """Whether a driver's connection says that it commits each statement. Those that say nothing
+    are believed: to ask the database would be a round trip more for everybody.
+    """
+    in_transaction = getattr(driver, "in_transaction", None)  # Those to SQLite say so.
+    if isinstance(in_transaction, bool) and hasattr(driver, "isolation_level"):
+        is_off = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
+        return is_off and not in_transaction
+    if callable(said := getattr(driver, "get_autocommit", None)):
+        return bool(said())  # Those to MySQL.
+    if getattr(driver, "autocommit", False) is not True:
+        return False
+    status = getattr(getattr(driver, "info", None), "transaction_status", TransactionStatus.IDLE)
+    return bool(status == TransactionStatus.IDLE)
+
+
+def _refuse_idle_autocommit(
+    session: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+) -> None:
+    if session.autocommit and session.info.transaction_status == TransactionStatus.IDLE:
+        raise _autocommit("put it into a block of connection.transaction()")
+
+
+def _autocommit(advice: str) -> UsageError:
+    return UsageError(
+        f"this session commits each statement, so what is added would stand alone; {advice}"
+    )

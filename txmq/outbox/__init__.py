@@ -1,0 +1,11 @@
+"""The transactional outbox: messages that are committed with a database, and sent by relays.
+
+What waits is a row of :mod:`.table`; how a row gets in stands in :mod:`.adding`. Needs the extra
+``txmq[sql]``.
+"""
+
+from __future__ import annotations
+
+from txmq.outbox.table import Outbox
+
+__all__ = ["Outbox"]

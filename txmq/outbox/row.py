@@ -1,0 +1,108 @@
+"""A message as a row of the outbox, and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from txmq.client.envelope import sealed
+from txmq.client.sending import check_kind
+from txmq.errors import LimitExceeded, LocalProtocolError
+from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS
+from txmq.message import Message
+from txmq.protocol import properties
+
+__all__ = ["check_lane", "packed", "slot_of", "unpacked"]
+
+_MARK_CHARS: Final = 256
+"""What a relay adds to the properties must still fit."""
+_MARK: Final = {"TXMQ_OUTBOX": "-" * _MARK_CHARS}
+
+
+def slot_of(text: str) -> int:
+    """The slot of a lane, or of a message without one by its id."""
+    return crc32(text.encode()) % SLOTS
+
+
+def check_lane(lane: str) -> None:
+    """Refuse what is no lane's name.
+
+    Raises:
+        LocalProtocolError: It is none.
+        LimitExceeded: It is too long.
+    """
+    if not isinstance(lane, str) or not lane or "\0" in lane:
+        raise LocalProtocolError(f"a lane is a text of one or more characters, not {lane!r}")
+    if len(lane) > LANE_CHARS_MAX:
+        raise LimitExceeded("the length of a lane's name", LANE_CHARS_MAX, len(lane))
+
+
+def packed(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
+    """The columns of a row, but for its body and its time.
+
+    A message that carries a unique key in its properties keeps it.
+
+    Raises:
+        LocalProtocolError: The message could never be sent.
+        UsageError: It is a reply.
+        LimitExceeded: It is too large.
+    """
+    check_kind(message)
+    if lane is not None:
+        check_lane(lane)
+    unique_id = _seen_sendable(message, lane, fresh_id)
+    delay = {
+        name: value
+        for name in ("delay_level", "deliver_at_ms", "deliver_after_s")
+        if (value := getattr(message, name)) or (value is not None and name != "delay_level")
+    }
+    return {
+        "slot": slot_of(lane or unique_id),
+        "lane": lane,
+        "message_id": unique_id,
+        "topic": message.topic,
+        "tags": message.tags,
+        "keys_": _text(list(message.keys)),
+        "properties": _text(message.properties or {}),
+        "flag": message.flag,
+        "delay": _text(delay) if delay else None,
+    }
+
+
+def _seen_sendable(message: Message, lane: str | None, fresh_id: str) -> str:
+    """The id under which it can be sent."""
+    added = _MARK if lane is None else {**_MARK, properties.SHARDING_KEY: lane}
+    named = {**(message.properties or {}), **added}
+    envelope = sealed(replace(message, properties=named), fresh_id, compress=False)
+    try:
+        envelope.properties.encode()
+    except UnicodeEncodeError as problem:
+        raise LocalProtocolError(f"no table can hold this: {problem}") from problem
+    if "\0" in message.tags or "\0" in envelope.id:
+        raise LocalProtocolError("a tag or a message's id holds a character 0")
+    if len(envelope.id) > MESSAGE_ID_CHARS_MAX:
+        raise LimitExceeded("the length of a message's id", MESSAGE_ID_CHARS_MAX, len(envelope.id))
+    return envelope.id
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def unpacked(row: Any) -> Message:
+    """The message of a row, by its attributes; it carries its id in its properties."""
+    named: Mapping[str, str] = msgspec.json.decode(row.properties, type=dict[str, str])
+    delay: dict[str, int] = msgspec.json.decode(row.delay) if row.delay else {}
+    return Message(
+        topic=row.topic,
+        body=bytes(row.body),
+        tags=row.tags,
+        keys=msgspec.json.decode(row.keys_, type=tuple[str, ...]),
+        properties={**named, properties.UNIQUE_KEY: row.message_id},
+        flag=row.flag,
+        **delay,
+    )

@@ -50,6 +50,24 @@ def test_relays_hear_of_a_commit_and_of_nothing_else(shop_on):
         assert heard() == [""]
 
 
+def test_of_those_who_add_at_the_same_moment_one_says_so(shop_on):
+    shop, rounds, said = shop_on("postgres"), 40, []
+    with (
+        listening(shop) as heard,
+        shop.engine.connect() as one,
+        shop.engine.connect() as other,
+    ):
+        for _ in range(rounds):
+            shop.outbox.add(one, ONE)
+            shop.outbox.add(other, ONE, "a")
+            one.commit()
+            other.commit()
+            said.append(len(heard()))
+
+    assert set(said) <= {1, 2}
+    assert sum(said) < 2 * rounds
+
+
 def test_nothing_is_said_where_it_is_not_wanted(shop_on):
     shop = shop_on("postgres")
     with listening(shop) as heard, shop.engine.begin() as connection:

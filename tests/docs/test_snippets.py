@@ -20,7 +20,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from typer.testing import CliRunner
 
 from broker.config import BrokerSettings, FilterSettings, StoreSettings
@@ -53,6 +53,7 @@ SAID = {
     r"COMMITTED \{'id': 1, 'amount': 700\}\nTrue\nCOMMITTED\n$",
     "idempotent": r"^120\nVerdict\.FIRST\n",
     "fence": r"^INSERT INTO txmq_fence_mark\n\S+\.COMMIT\n\S+\.COMMIT\n\S+\.ROLLBACK\n0\n$",
+    "test-handlers": r"^seed 5, 1 key, 3 attempts:\n.* had 3 effects:\n.*: killed: after",
     "trace": r"^Sent\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
     "blocking": r"^OK 0\n10\n(billing (tea|milk)\n){11}read \d+\n$",
 }
@@ -122,7 +123,7 @@ def broker():
 
 @pytest.fixture
 def banks(request):
-    """Makes the databases that a snippet names, with an account of A's."""
+    """Makes the databases that a snippet names, with an account of A's and our tables."""
     made = {}
     with contextlib.ExitStack() as stack:
 
@@ -165,6 +166,9 @@ def test_the_snippets_of_a_page_run(page, broker, elsewhere, banks):
         if name.startswith("test_"):
             with BrokerThread() as fresh:  # As the fixture gives it: each test has its own.
                 value(*[fresh for _ in inspect.signature(value).parameters])
+    for value in found.values():
+        if isinstance(value, Engine):
+            value.dispose()
 
 
 class Reader:

@@ -1,0 +1,59 @@
+"""A database in which effects are counted: rows that are only inserted, and an account."""
+
+from collections import Counter
+
+from sqlalchemy import create_engine, event, text
+
+from txmq.idempotent.done import Done
+
+__all__ = ["EFFECT", "PAYMENT", "Effects", "engine_options"]
+
+EFFECT = text("INSERT INTO effects (done_key) VALUES (:key)")
+PAYMENT = text("UPDATE account SET balance = balance + 1")
+
+
+def engine_options(url):
+    """SQLite's writers stand in a line, and those of a test need not stand in a short one."""
+    return {"connect_args": {"timeout": 30}} if url.get_backend_name() == "sqlite" else {}
+
+
+class Effects:
+    """What was done in a database, looked at by somebody who has no part in it."""
+
+    def __init__(self, url):
+        self.url = url
+        self._engine = create_engine(_blocking(url), **engine_options(url))
+
+    def prepare(self):
+        if self.url.get_backend_name() == "sqlite":
+            event.listen(self._engine, "connect", _as_for_many)
+        Done().metadata.create_all(self._engine)
+        with self._engine.begin() as connection:
+            connection.execute(text("CREATE TABLE effects (done_key TEXT NOT NULL)"))
+            connection.execute(text("CREATE TABLE account (balance BIGINT NOT NULL)"))
+            connection.execute(text("INSERT INTO account VALUES (0)"))
+        return self
+
+    def by_key(self):
+        with self._engine.connect() as connection:
+            return Counter(connection.execute(text("SELECT done_key FROM effects")).scalars())
+
+    def balance(self):
+        with self._engine.connect() as connection:
+            return connection.execute(text("SELECT balance FROM account")).scalar_one()
+
+    def rows_done(self):
+        with self._engine.connect() as connection:
+            return connection.execute(text("SELECT count(*) FROM txmq_done")).scalar_one()
+
+    def close(self):
+        self._engine.dispose()
+
+
+def _blocking(url):
+    return url.set(drivername="sqlite") if url.get_backend_name() == "sqlite" else url
+
+
+def _as_for_many(connection, record):
+    del record
+    connection.execute("PRAGMA journal_mode = WAL")

@@ -1,0 +1,149 @@
+"""The kit for users, tried on our own guard and real databases: it passes what is right, and
+catches what is not.
+
+TXMQ_SOAK delivers 10,000 keys, or as many as it says.
+"""
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests.broken_guards import MARK, MarkedFirst
+from tests.effects import EFFECT, PAYMENT, Effects, engine_options
+from txmq.idempotent.guard import idempotent
+from txmq.idempotent.unique_key import UniqueKeyTable
+from txmq.testing.deliveries import Deliveries, End, Point, received
+
+FIRST_START_SECONDS = 300
+SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
+
+pytestmark = [] if SOAK else pytest.mark.timeout(FIRST_START_SECONDS)
+
+
+def keys(modest):
+    return modest if not SOAK else (10_000 if SOAK == 1 else SOAK)
+
+
+def deliveries(count, **how):
+    messages = [received("Orders", b"tea", key=f"order-{number}") for number in range(count)]
+    return Deliveries(messages, **how)
+
+
+@pytest.fixture
+def effects_in(request, tmp_path):
+    """Where effects of a kind of database are."""
+    with contextlib.ExitStack() as stack:
+
+        def make(kind):
+            if kind == "sqlite":
+                url = make_url(f"sqlite:///{tmp_path}/effects.db")
+            else:
+                url = stack.enter_context(request.getfixturevalue("postgres").database())
+            effects = Effects(url)
+            stack.callback(effects.close)
+            return effects.prepare()
+
+        yield make
+
+
+@pytest.fixture
+def blocking(effects_in):
+    """An engine for handlers that block, and where its effects are seen."""
+    with contextlib.ExitStack() as stack:
+
+        def make(kind):
+            effects = effects_in(kind)
+            engine = create_engine(effects.url, pool_size=8, **engine_options(effects.url))
+            stack.callback(engine.dispose)
+            return engine, effects
+
+        yield make
+
+
+def work(session, message):
+    session.execute(EFFECT, {"key": message.key})
+    session.execute(PAYMENT)
+
+
+def all_is_once(report, effects):
+    report.see_once(effects.by_key())
+    assert effects.balance() == effects.rows_done() == len(report.keys)
+    killed = {each.words for each in report.ended(End.KILLED)}
+    assert killed == {point.value for point in (Point.CLAIMED, Point.WORKED, Point.ENDED)}
+
+
+@pytest.mark.parametrize(("kind", "count"), [("postgres", 500), ("sqlite", 200)])
+def test_a_table_of_keys_lets_everything_happen_once(blocking, kind, count):
+    engine, effects = blocking(kind)
+    bill = idempotent(UniqueKeyTable(engine), key=lambda message: message.key)(work)
+
+    report = deliveries(keys(count), seed=7).run(bill)
+
+    all_is_once(report, effects)
+
+
+def test_a_table_of_keys_lets_everything_happen_once_in_asyncio(effects_in):
+    effects = effects_in("postgres")
+
+    async def story():
+        engine = create_async_engine(effects.url, pool_size=8)
+
+        @idempotent(UniqueKeyTable(engine), key=lambda message: message.key)
+        async def bill(session, message):
+            await session.execute(EFFECT, {"key": message.key})
+            await session.execute(PAYMENT)
+
+        try:
+            return await deliveries(keys(300), seed=7).run_async(bill)
+        finally:
+            await engine.dispose()
+
+    all_is_once(asyncio.run(story()), effects)
+
+
+def test_a_handler_without_a_guard_is_caught(blocking):
+    engine, effects = blocking("postgres")
+
+    def bill(message):
+        with engine.begin() as connection:
+            work(connection, message)
+
+    report = deliveries(20).run(bill)
+
+    with pytest.raises(AssertionError, match="20 keys had not one effect, 0 of them none"):
+        report.see_once(effects.by_key())
+
+
+def test_marking_what_is_done_before_it_is_done_is_caught(blocking):
+    engine, effects = blocking("postgres")
+    bill = idempotent(MarkedFirst(engine), key=lambda message: message.key)(work)
+
+    report = deliveries(100).run(bill)
+
+    with pytest.raises(AssertionError, match=r"(\d+) keys had not one effect, \1 of them none"):
+        report.see_once(effects.by_key())
+
+
+def test_looking_before_the_work_and_marking_after_it_is_caught(blocking):
+    """Whoever comes at the same moment looks as well, and whoever dies in between has no mark."""
+    engine, effects = blocking("postgres")
+    look = text("SELECT count(*) FROM txmq_done WHERE done_key = :key")
+
+    def bill(message):
+        with engine.begin() as connection:
+            if connection.execute(look, {"key": message.key}).scalar_one():
+                return
+        with engine.begin() as connection:
+            work(connection, message)
+        with engine.begin() as connection:
+            connection.execute(MARK, {"key": message.key})
+
+    report = deliveries(100).run(bill)
+
+    with pytest.raises(AssertionError, match=r"\d+ keys had not one effect, 0 of them none"):
+        report.see_once(effects.by_key())

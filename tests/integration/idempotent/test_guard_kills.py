@@ -1,0 +1,98 @@
+"""Real processes, kill -9 wherever a consumer can die: every message comes five times to eight
+consumers, and every key has one effect.
+
+TXMQ_SOAK takes 10,000 keys, or as many as it says, and kills more often.
+"""
+
+import contextlib
+import os
+
+import pytest
+from sqlalchemy.engine import make_url
+
+pytest.register_assert_rewrite("tests.integration.idempotent.guard_stage")
+
+from tests.effects import Effects  # noqa: E402
+from tests.guard_driver import POINTS  # noqa: E402
+from tests.integration.idempotent.guard_stage import LEVELS, TIMES, overdriven  # noqa: E402
+from tests.serving import BrokerProcess  # noqa: E402
+
+FIRST_START_SECONDS = 300
+SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
+
+pytestmark = [pytest.mark.slow] + ([] if SOAK else [pytest.mark.timeout(FIRST_START_SECONDS)])
+
+
+def soak(modest, full):
+    return modest if not SOAK else (full if SOAK == 1 else SOAK)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    running = BrokerProcess(tmp_path_factory.mktemp("guard-broker"), settings=(LEVELS,))
+    running.start()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def effects_in(request, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def make(kind):
+            if kind.startswith("sqlite"):
+                url = make_url(f"sqlite:///{tmp_path}/effects.db")
+            else:
+                url = stack.enter_context(request.getfixturevalue("postgres").database())
+            effects = Effects(url)
+            stack.callback(effects.close)
+            return effects.prepare()
+
+        yield make
+
+
+@pytest.mark.parametrize("guard", ["table"])
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [("postgres-async", soak(150, 10_000)), ("postgres", soak(100, 10_000)), ("sqlite", 50)],
+)
+def test_every_key_has_one_effect_whoever_is_killed(
+    broker, tmp_path, effects_in, guard, kind, keys
+):
+    effects = effects_in(kind)
+    is_async = kind.endswith("async")
+    each = soak(4, 20) if keys > 50 else 2
+
+    group = overdriven(
+        broker,
+        tmp_path,
+        effects,
+        guard=guard,
+        is_async=is_async,
+        keys=keys,
+        each=each,
+        handlers=1 if kind == "sqlite" else 4,
+    )
+
+    found = effects.by_key()
+    assert {key: count for key, count in found.items() if count != 1} == {}
+    assert len(found) == effects.balance() == effects.rows_done() == keys
+    words = group.words
+    assert group.handled == {f"{key}/{copy}" for key in found for copy in range(TIMES)}
+    assert not words["failed"], group.tail()
+    assert set(words["killed"]) == set(POINTS)
+    assert words["killed"].total() > each * len(POINTS) // 2
+    count = {word: heard.total() for word, heard in words.items()}
+    print(f"{guard} on {kind}, {keys} keys: {count}")
+
+
+def test_a_guard_that_loses_what_it_has_marked_is_found_out(broker, tmp_path, effects_in):
+    """The same kills, and a guard that is known to be wrong."""
+    effects = effects_in("postgres")
+
+    group = overdriven(
+        broker, tmp_path, effects, guard="marked first", is_async=False, keys=40, each=3
+    )
+
+    assert group.words["killed"]
+    assert 0 < len(effects.by_key()) < 40

@@ -1,0 +1,405 @@
+"""The kit for handlers, tried on handlers and guards of which it is known what they do wrong."""
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
+from txmq import DEAD_LETTER, Later
+from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError, VersionGap
+from txmq.idempotent.guard import Attempt, idempotent
+from txmq.idempotent.verdict import Found, Verdict
+from txmq.testing.deliveries import Deliveries, End, Point, received
+
+HELD, ASKED_FOR = float("inf"), 3
+"""A lease of whoever has died lasts until it was asked for so often."""
+
+
+def orders(count):
+    return [received("Orders", b"tea", key=f"order-{number}") for number in range(count)]
+
+
+class Memory:
+    """A guard without a session; what it knows are keys that are held, and those that are done."""
+
+    is_blocking, has_session = True, False
+
+    def __init__(self, lease=ASKED_FOR):
+        self.lease = lease
+        self.held, self.done = {}, set()
+        self.lock = threading.Lock()
+
+    def attempt(self, key, *, scope="", payload=None):
+        return Held(self, key)
+
+
+class Held(Attempt):
+    session = None
+
+    def __init__(self, memory, key):
+        super().__init__()
+        self.memory, self.key = memory, key
+
+    @property
+    def is_blocking(self):
+        return self.memory.is_blocking
+
+    async def begin(self):
+        memory, key = self.memory, self.key
+        with memory.lock:
+            if key in memory.done:
+                self.found = Found(Verdict.DONE)
+            elif memory.held.get(key, 0) <= 0:
+                memory.held[key] = HELD
+                self.found = Found(Verdict.FIRST)
+            else:
+                memory.held[key] -= 1
+        return self
+
+    async def end(self, problem):
+        if self.verdict is not Verdict.FIRST:
+            return
+        with self.memory.lock:
+            if self.is_abandoned:
+                self.memory.held[self.key] = self.memory.lease
+                return
+            if problem is None:
+                self.finish()
+            del self.memory.held[self.key]
+
+    def finish(self):
+        self.memory.done.add(self.key)
+
+
+class Together(Memory):
+    """One with a session, whose work is done together with its key, or neither is."""
+
+    has_session = True
+
+    def __init__(self, effects):
+        super().__init__()
+        self.effects = effects
+
+    def attempt(self, key, *, scope="", payload=None):
+        return Joined(self, key)
+
+
+class Joined(Held):
+    def __init__(self, memory, key):
+        super().__init__(memory, key)
+        self.session = []
+
+    def finish(self):
+        super().finish()
+        for message in self.session:
+            self.memory.effects.one(message)
+
+
+class AsyncMemory(Memory):
+    is_blocking = False
+
+
+class DoneFirst(Memory):
+    """What half the pages about this show: SETNX, then the work."""
+
+    def attempt(self, key, *, scope="", payload=None):
+        return Marked(self, key)
+
+
+class Marked(Held):
+    async def begin(self):
+        await super().begin()
+        self.finish()
+        return self
+
+
+class Effects(Counter):
+    """Counts as a database does, however many threads there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def handler(self, guard, key=lambda message: message.key):
+        """Puts its effect in where its guard can no longer lose it."""
+
+        @idempotent(guard, key=key)
+        def handle(message):
+            self.one(message)
+
+        return handle
+
+    def one(self, message):
+        with self.lock:
+            self[message.key] += 1
+
+
+def test_a_handler_that_is_called_for_every_delivery_is_caught():
+    effects = Effects()
+
+    report = Deliveries(orders(20), seed=3).run(effects.one)
+
+    with pytest.raises(AssertionError, match="seed 3, 20 keys") as caught:
+        report.see_once(effects)
+    assert "20 keys had not one effect, 0 of them none" in str(caught.value)
+    assert "killed: after its handler, before the acknowledgement" in str(caught.value)
+    assert len(report.ended(End.ACKNOWLEDGED)) == 100
+
+
+def test_it_says_what_happened_to_a_key_in_order():
+    effects = Effects()
+    message = received("Orders", b"tea", key="order-1")
+
+    report = Deliveries([message], times=2, callers=1, crashes=0).run(effects.one)
+
+    with pytest.raises(AssertionError) as caught:
+        report.see_once(effects)
+    assert str(caught.value).splitlines()[2:] == [
+        "  'order-1' had 2 effects:",
+        "    message 0, delivery 1, attempt 0, caller 1: acknowledged",
+        "    message 0, delivery 2, attempt 0, caller 1: acknowledged",
+    ]
+
+
+def test_a_guard_that_marks_what_is_done_before_it_is_done_is_caught():
+    effects = Effects()
+
+    report = Deliveries(orders(50), seed=1).run(effects.handler(DoneFirst()))
+
+    with pytest.raises(AssertionError, match=r"\d+ keys had not one effect, \d+ of them none"):
+        report.see_once(effects)
+    assert 0 in [effects[key] for key in report.keys]
+
+
+def test_a_guard_without_leases_lets_nobody_through_after_a_death_and_that_is_told():
+    effects = Effects()
+    handler = effects.handler(Memory(lease=HELD))
+
+    report = Deliveries(orders(20), seed=1, patience_s=0.02).run(handler)
+
+    with pytest.raises(AssertionError, match=r"\d+ of the deliveries never got through"):
+        report.see_once(effects)
+    assert {each.end for each in report.stuck} == {End.LATER}
+    assert "KeyInProgress" in report.stuck[0].words
+
+
+def test_who_dies_between_the_function_and_its_end_leaves_its_key_until_the_lease_ends():
+    """A guard beside the work does it a second time then, and the kit shows just that."""
+    effects, rests = Effects(), []
+
+    def pause(seconds):
+        rests.append(seconds)
+        threading.Event().wait(seconds)
+
+    report = Deliveries(orders(30), seed=2).run(effects.handler(Memory()), pause=pause)
+
+    twice = {key for key, count in effects.items() if count > 1}
+    worked = {each.key for each in report.attempts if each.words == Point.WORKED.value}
+    assert twice
+    assert twice <= worked
+    assert not report.stuck
+    assert max(rests) <= 0.25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_guard_that_is_one_with_the_work_is_passed(seed):
+    effects = Effects()
+
+    @idempotent(Together(effects), key=lambda message: message.key)
+    def handle(session, message):
+        session.append(message)
+
+    report = Deliveries(orders(30), seed=seed, crashes=0.5).run(handle)
+
+    report.see_once(effects)
+    killed = {each.words for each in report.ended(End.KILLED)}
+    assert killed == {point.value for point in (Point.CLAIMED, Point.WORKED, Point.ENDED)}
+
+
+def test_an_async_handler_is_delivered_to_by_tasks():
+    effects = Effects()
+
+    @idempotent(AsyncMemory(), key=lambda message: message.key)
+    async def handle(message):
+        await asyncio.sleep(0)
+        effects.one(message)
+
+    report = asyncio.run(Deliveries(orders(30), crashes=0).run_async(handle))
+
+    report.see_once(effects)
+    assert len({each.caller for each in report.attempts}) == 8
+    assert report.ended(End.LATER)  # Several came at the same moment.
+
+
+def test_the_same_seed_kills_at_the_same_points_and_another_one_does_not():
+    def killed(seed):
+        report = Deliveries(orders(20), seed=seed).run(Effects().one)
+        return sorted(
+            (each.message, each.copy, each.attempt, each.words) for each in report.ended(End.KILLED)
+        )
+
+    assert killed(5) == killed(5) != killed(6)
+
+
+def test_an_attempt_counts_those_before_it():
+    seen = []
+
+    def handle(message):
+        seen.append(message.attempts)
+        return Later(reason="not yet") if message.attempts < 2 else None
+
+    report = Deliveries(orders(1), times=1, crashes=0).run(handle)
+
+    assert seen == [0, 1, 2]
+    assert [(each.end, each.words) for each in report.attempts] == [
+        (End.LATER, "not yet"),
+        (End.LATER, "not yet"),
+        (End.ACKNOWLEDGED, ""),
+    ]
+
+
+@pytest.mark.parametrize("said", [Later, Later()])
+def test_later_without_brackets_is_later_too(said):
+    answers = [said, None]
+
+    report = Deliveries(orders(1), times=1, crashes=0).run(lambda _: answers.pop(0))
+
+    assert [each.end for each in report.attempts] == [End.LATER, End.ACKNOWLEDGED]
+
+
+@pytest.mark.parametrize("problem", [KeyConflict("another"), Later(DEAD_LETTER, reason="another")])
+def test_a_dead_letter_does_not_come_again(problem):
+    def handle(message):
+        if isinstance(problem, Exception):
+            raise problem
+        return problem
+
+    report = Deliveries(orders(1), times=2, crashes=0).run(handle)
+
+    assert [each.end for each in report.attempts] == [End.REFUSED] * 2
+    assert "another" in report.attempts[0].words
+    assert not report.stuck
+
+
+@pytest.mark.parametrize("problem", [KeyInProgress("theirs"), VersionGap("2 is missing")])
+def test_what_never_has_its_turn_is_told(problem):
+    def handle(message):
+        raise problem
+
+    report = Deliveries(orders(2), times=1, crashes=0, patience_s=0.02).run(handle)
+
+    with pytest.raises(AssertionError, match="2 of the deliveries never got through"):
+        report.see_once({"order-0": 1, "order-1": 1})
+    assert {each.end for each in report.stuck} == {End.LATER}
+
+
+def test_a_failure_comes_again_as_often_as_a_groups_messages():
+    def handle(message):
+        raise ValueError(message.attempts)
+
+    report = Deliveries(orders(1), times=1, crashes=0).run(handle)
+
+    assert len(report.ended(End.RAISED)) == 17
+    assert report.stuck[0].words == "ValueError: 16"
+
+
+def test_an_effect_without_a_message_is_told():
+    report = Deliveries(orders(1), crashes=0).run(lambda _: None)
+
+    with pytest.raises(AssertionError, match="1 key had an effect and no message: 'order-9'"):
+        report.see_once({"order-0": 1, "order-9": 1})
+
+
+def test_what_no_consumer_survives_comes_out():
+    def handle(message):
+        raise KeyboardInterrupt
+
+    async def wait(message):
+        raise SystemExit(3)
+
+    with pytest.raises(KeyboardInterrupt):
+        Deliveries(orders(9)).run(handle)
+    with pytest.raises(SystemExit):
+        asyncio.run(Deliveries(orders(9)).run_async(wait))
+
+
+def test_cancelling_deliveries_cancels_their_handlers():
+    async def story():
+        ended = []
+
+        async def handle(message):
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ended.append(message.key)
+
+        running = asyncio.ensure_future(Deliveries(orders(9), crashes=0).run_async(handle))
+        while not running.done() and len(asyncio.all_tasks()) < 9:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        return running.cancelled(), len(ended)
+
+    assert asyncio.run(story()) == (True, 8)
+
+
+def test_what_a_handler_has_cancelled_is_a_failure():
+    async def handle(message):
+        if not message.attempts:
+            raise asyncio.CancelledError
+
+    report = asyncio.run(Deliveries(orders(1), times=1, crashes=0).run_async(handle))
+
+    assert [each.end for each in report.attempts] == [End.RAISED, End.ACKNOWLEDGED]
+
+
+def test_anything_can_be_delivered():
+    seen = Effects()
+
+    def handle(order):
+        seen[order["id"]] += 1
+
+    report = Deliveries(
+        [{"id": 1}, {"id": 2}], times=1, crashes=0, key=lambda order: order["id"]
+    ).run(handle)
+
+    report.see_once(seen)
+
+
+def test_the_key_of_the_guard_counts():
+    effects = Effects()
+    handler = effects.handler(Memory(), key=lambda message: message.body.decode())
+    messages = [received("Orders", b"tea", key=each) for each in ("a", "b")]
+
+    report = Deliveries(messages, crashes=0).run(handler)
+
+    assert report.keys == ("tea",)
+    assert effects.total() == 1
+
+
+def test_a_function_of_the_other_kind_is_refused():
+    async def handle(message):
+        """Nothing."""
+
+    with pytest.raises(UsageError, match="run_async"):
+        Deliveries(orders(1)).run(handle)
+    with pytest.raises(UsageError, match="run()"):
+        asyncio.run(Deliveries(orders(1)).run_async(lambda _: None))
+
+
+@pytest.mark.parametrize("wrong", [{"times": 0}, {"callers": 0}, {"crashes": 1.0}])
+def test_numbers_that_cannot_work_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        Deliveries(orders(1), **wrong)
+
+
+def test_messages_for_tests_are_as_consumers_have_them():
+    message = received("Orders", b"tea", key="order-1", tags="Paid", currency="EUR")
+
+    assert (message.topic, message.body, message.key) == ("Orders", b"tea", "order-1")
+    assert (message.tags, message.properties) == ("Paid", {"currency": "EUR"})
+    assert len(message.id) == 32
+    assert message == received("Orders", b"tea", key="order-1", tags="Paid", currency="EUR")
+    assert received("Orders", b"tea").key == received("Orders", b"tea").id

@@ -52,3 +52,12 @@ def postgres():
 
     with database_server.wanted(databases.postgres) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    """A Redis server; a missing one is a failure, never a skip. Whoever breaks it mends it."""
+    from tests import database_server, redis_server
+
+    with database_server.wanted(redis_server.redis_server) as server:
+        yield server

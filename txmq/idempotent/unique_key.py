@@ -29,21 +29,21 @@ from txmq.errors import (
     ConfigError,
     DatabaseFailed,
     FenceUnsafe,
-    LimitExceeded,
     TableMissing,
     UsageError,
 )
 from txmq.idempotent.done import Done
 from txmq.idempotent.guard import Attempt, Payload
+from txmq.idempotent.keys import named, redelivery_horizon_s
 from txmq.idempotent.verdict import Found, Verdict, fingerprint, judged
-from txmq.limits import DONE_ROWS_REMOVED, KEY_CHARS_MAX
+from txmq.limits import DONE_ROWS_REMOVED
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["UniqueKeyTable", "named", "redelivery_horizon_s"]
+__all__ = ["UniqueKeyTable", "redelivery_horizon_s"]
 
 S = TypeVar("S")
 A = TypeVar("A", bound="AsyncSession")
@@ -344,39 +344,6 @@ class _Refused(Exception):
 
 class _Abandoned(Exception):
     """Nobody is there to commit."""
-
-
-def named(given: object, what: str = "key") -> str:
-    """A key or a scope, if it is one.
-
-    Raises:
-        UsageError: It is none.
-        LimitExceeded: It is too long.
-    """
-    # For MySQL what ends in spaces is the same without them.
-    if not isinstance(given, str) or not given.isprintable() or given.endswith(" "):
-        raise UsageError(f"{given!r} is no {what}: it is a text of characters that can be seen")
-    if not given and what == "key":
-        raise UsageError("an empty text is no key")
-    if len(given) > KEY_CHARS_MAX:
-        raise LimitExceeded(f"the length of a {what}", KEY_CHARS_MAX, len(given))
-    return given
-
-
-def redelivery_horizon_s(
-    *,
-    kept_s: float = 72 * 3600.0,
-    retries_s: float = 4 * 3600.0 + 46 * 60.0,
-    longest_stop_s: float = 24 * 3600.0,
-) -> float:
-    """How long after it was handled a message can come again; with the defaults four days.
-
-    A message comes again while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
-    an offset is reset, a consumer group starts anew, a dead letter is sent again. The last of its
-    retries come ``retries_s`` later (a group's 16 retries), and a consumer may have been stopped
-    with one in its hands.
-    """
-    return kept_s + retries_s + longest_stop_s
 
 
 def _missing(done: Done, problem: Exception) -> None:

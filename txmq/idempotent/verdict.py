@@ -27,17 +27,18 @@ class Verdict(Enum):
 
 
 class Found(NamedTuple):
-    """A verdict, and the result that was stored with what is done, as it was stored."""
+    """A verdict, and what was stored with what is done, as it was stored."""
 
     verdict: Verdict
     result: str | None = None
+    fingerprint: str = ""
 
 
 def judged(ours: str, theirs: str, result: str | None) -> Found:
     """What is said of something that was done, by its fingerprint; an empty one says nothing."""
     if ours and theirs and ours != theirs:
         return Found(Verdict.CONFLICT)
-    return Found(Verdict.DONE, result)
+    return Found(Verdict.DONE, result, theirs)
 
 
 def fingerprint(payload: bytes | bytearray | memoryview | str | None) -> str:

@@ -1,0 +1,326 @@
+"""Redis in front of a table: whatever happens to it, nothing is done twice and nothing left out."""
+
+import asyncio
+import logging
+import os
+import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, LifoQueue
+
+import pytest
+from redis_stage import IN_FRONT, awaited, entered, until
+from sqlalchemy import event
+
+from txmq.errors import OutcomeUnknown
+from txmq.idempotent.verdict import Verdict
+from txmq.runtime.clock import SystemClock
+
+pytestmark = [
+    pytest.mark.timeout(300),  # The first of these tests may have to fetch a server.
+    pytest.mark.parametrize("stage", IN_FRONT, indirect=True),
+]
+KEY = "order-1"
+WORKERS = 8
+DELIVERIES = 5
+TOGETHER = 20
+KEYS = 10_000 if os.environ.get("TXMQ_SOAK") else 300
+
+
+def nothing(server):
+    pass
+
+
+def flush(server):
+    server.flush()
+
+
+def restart(server):
+    server.restart_empty()
+
+
+def evict(server):
+    with server.evicting():
+        server.order("SET", "filler", "." * 1024)
+        server.evict(f"txmq:done:\0{KEY}")
+
+
+def kill(server):
+    server.kill()
+
+
+def pause(server):
+    server.pause()
+
+
+MENDED = {kill: lambda server: server.start(), pause: lambda server: server.resume()}
+ACCIDENTS = [flush, restart, evict, kill, pause]
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize("accident", ACCIDENTS)
+@awaited
+async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, moment):
+    def happens_at(now):
+        if now == moment:
+            accident(stage.server)
+
+    async with stage:
+        clients = [stage.client(socket_timeout=0.1) for _ in range(2)]
+        guard, another = (stage.guard(each, lease_s=0.2) for each in clients)
+        is_mended = False
+        try:
+            happens_at("before")
+            async with entered(guard.attempt(KEY)) as attempt:
+                assert attempt.verdict is Verdict.FIRST
+                await stage.effect(attempt, KEY)
+                happens_at("during")
+            happens_at("after")
+            assert await stage.verdict(guard, KEY) == "DONE"
+            assert await stage.verdict(another, KEY) == "DONE"
+            MENDED.get(accident, nothing)(stage.server)
+            is_mended = True
+
+            async def is_done():
+                return await stage.verdict(guard, KEY) == "DONE"
+
+            await until(is_done)  # A claim that was heard late has a lease.
+        finally:
+            if not is_mended:
+                MENDED.get(accident, nothing)(stage.server)
+        assert stage.effects(KEY) == 1
+
+
+@awaited
+async def test_work_that_outlasts_its_lease_is_done_by_one(stage):
+    async with stage:
+        guard, another = stage.guard(lease_s=0.1), stage.guard(lease_s=0.1)
+
+        async with entered(guard.attempt(KEY)) as slow:
+            await stage.effect(slow, KEY)
+
+            async def asks_the_table():
+                before = asked(stage)
+                assert await stage.verdict(another, KEY) == "IN_PROGRESS"
+                return asked(stage) > before
+
+            count_questions(stage)
+            await until(asks_the_table)
+
+        assert await stage.verdict(another, KEY) == "DONE"
+        assert stage.effects(KEY) == 1
+
+
+def count_questions(stage):
+    """From now on, of every engine that a guard has by now."""
+    stage.questions = 0
+    for engine in stage.sources:
+
+        @event.listens_for(engine, "checkout")
+        def taken(*_):
+            stage.questions += 1
+
+
+def asked(stage):
+    return stage.questions
+
+
+@awaited
+async def test_what_redis_knows_to_be_done_costs_the_database_nothing(stage):
+    async with stage:
+        guard, another = stage.guard(), stage.guard()
+        await stage.deliver(guard, KEY, payload=b"two cups")
+        count_questions(stage)
+
+        said = [
+            await stage.verdict(another, KEY, payload=each)
+            for each in (b"two cups", b"three cups", None)
+        ]
+
+        assert said == ["DONE", "CONFLICT", "DONE"]
+        assert asked(stage) == 0
+
+
+@awaited
+async def test_what_redis_has_forgotten_it_learns_again_as_the_table_has_it(stage):
+    async with stage:
+        guard = stage.guard()
+        async with entered(guard.attempt(KEY, payload=b"two cups")) as attempt:
+            attempt.keep("a receipt")
+        stage.server.flush()
+        assert await stage.verdict(guard, KEY) == "DONE"  # By somebody who compares nothing.
+        count_questions(stage)
+
+        again = await stage.deliver(guard, KEY, payload=b"two cups")
+
+        assert (again.verdict, again.result) == (Verdict.DONE, "a receipt")
+        assert await stage.verdict(guard, KEY, payload=b"three cups") == "CONFLICT"
+        assert asked(stage) == 0
+
+
+@awaited
+async def test_a_commit_that_fails_is_not_done_for_redis_either(stage):
+    async with stage:
+        stage.order("CREATE TABLE cups (number INT UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        guard = stage.guard()
+
+        try:
+            for _ in range(2):
+                attempt = await stage.enter(guard.attempt(KEY))
+                assert attempt.verdict is Verdict.FIRST
+                await stage.run(attempt, "INSERT INTO cups VALUES (1), (1)")
+                with pytest.raises(Exception, match="duplicate key"):
+                    await stage.leave(attempt)
+        finally:
+            stage.order("DROP TABLE cups")
+
+        assert await stage.verdict(guard, KEY) == "FIRST"
+        assert await stage.verdict(guard, KEY) == "DONE"
+
+
+@awaited
+async def test_a_commit_that_is_not_certain_is_the_table_s_to_know(stage):
+    async with stage:
+        guard = stage.guard()
+
+        attempt = await stage.enter(guard.attempt(KEY))
+        await stage.effect(attempt, KEY)
+        await stage.run(attempt, "COMMIT")
+        with pytest.raises(OutcomeUnknown):
+            await stage.leave(attempt)
+
+        assert stage.server.order("DBSIZE") == 0
+        assert await stage.verdict(guard, KEY) == "DONE"
+        assert stage.effects(KEY) == 1
+
+
+@awaited
+async def test_a_stuck_redis_is_waited_for_once_a_second_and_said_once(stage, caplog):
+    caplog.set_level(logging.INFO, logger="txmq.idempotent.front")
+    async with stage:
+        guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
+        await stage.deliver(guard, "another")
+        stage.server.pause()
+        try:
+            for number in range(30):
+                assert await stage.verdict(guard, f"order-{number}") == "FIRST"
+        finally:
+            stage.server.resume()
+
+        assert [each.levelname for each in caplog.records] == ["WARNING"]
+
+
+class Hasty:
+    """A clock by which Redis is soon asked again."""
+
+    def monotonic(self):
+        return SystemClock().monotonic() * 50
+
+
+class Still:
+    """A clock that has stopped."""
+
+    def monotonic(self):
+        return 1.0
+
+
+@awaited
+async def test_a_full_redis_is_as_good_as_none(stage):
+    async with stage:
+        guard = stage.guard()
+        with stage.server.room(1):
+            said = [await stage.verdict(guard, KEY) for _ in range(2)]
+
+        assert said == ["FIRST", "DONE"]
+        assert stage.effects(KEY) == 1
+
+
+@awaited
+async def test_a_database_that_is_set_back_is_the_case_that_is_left(stage):
+    async with stage:
+        guard = stage.guard()
+        await stage.deliver(guard, KEY)
+
+        for table in ("effects", "txmq_done"):
+            stage.order(f"DELETE FROM {table}")
+
+        assert await stage.verdict(guard, KEY) == "DONE"
+        assert stage.effects(KEY) == 0
+        stage.server.flush()
+        assert await stage.verdict(guard, KEY) == "FIRST"
+
+
+def test_any_number_of_deliveries_in_any_weather_make_one_effect(stage):
+    """Every message five times, among its neighbours, to eight consumers, some of whom die."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    keys = [f"order-{number}" for number in range(KEYS)]
+    deliveries = []
+    for first in range(0, KEYS, TOGETHER):
+        some = keys[first : first + TOGETHER] * DELIVERIES
+        chance.shuffle(some)
+        deliveries += some
+
+    said = []
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as beside:
+        work = beside.submit(asyncio.run, consumed(stage, deliveries, seed, said))
+        work.add_done_callback(lambda _: is_over.set())
+        weather(stage.server, chance, is_over)
+        work.result()
+
+    counted = Counter(said)
+    assert counted["FIRST"] == KEYS
+    assert stage.questions < len(said), "Redis had nothing to say"
+    assert counted["DONE"] == len(deliveries) - KEYS
+    assert stage.order("SELECT count(*) FROM effects") == KEYS
+    assert stage.order("SELECT count(DISTINCT effect_key) FROM effects") == KEYS
+
+
+def weather(server, chance, is_over):
+    """From this thread, with which the servers that it starts would die."""
+    calm_s = 0.2
+    while not is_over.wait(calm_s):
+        calm_s = chance.uniform(0.05, 0.3)
+        accident = chance.choice([flush, restart, kill, pause, pause])
+        accident(server)
+        if accident in MENDED:
+            is_over.wait(chance.uniform(0.0, 0.15))
+            MENDED[accident](server)
+
+
+async def consumed(stage, deliveries, seed, said):
+    waiting = LifoQueue()  # What is to come again comes soon, while Redis still knows of it.
+    for each in deliveries:
+        waiting.put(each)
+    async with stage:
+        guard = stage.guard(stage.client(socket_timeout=0.1), lease_s=0.05, clock=Hasty())
+        count_questions(stage)
+
+        async def consume(number):
+            chance = random.Random(seed + number)
+            while True:
+                try:
+                    key = waiting.get_nowait()
+                except Empty:
+                    return
+                async with entered(guard.attempt(key)) as attempt:
+                    happened = attempt.verdict.name
+                    if attempt.verdict is Verdict.FIRST:
+                        await stage.effect(attempt, key)
+                        if chance.random() < 0.1:
+                            attempt.abandon()
+                            happened = "killed"
+                said.append(happened)
+                if happened in ("killed", "IN_PROGRESS"):
+                    waiting.put(key)
+                    await asyncio.sleep(0.001)
+
+        consumers = range(WORKERS)
+        if stage.is_blocking:
+            with ThreadPoolExecutor(WORKERS) as pool:
+                list(pool.map(lambda number: asyncio.run(consume(number)), consumers))
+        else:
+            await asyncio.gather(*map(consume, consumers))

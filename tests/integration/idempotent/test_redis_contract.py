@@ -1,0 +1,301 @@
+"""What guards in Redis keep to while it is well: alone, before a table, blocking and asyncio's."""
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import redis.asyncio
+from redis_stage import ALONE, awaited, entered, until
+
+from txmq.errors import KeyConflict, KeyInProgress
+from txmq.idempotent.guard import idempotent
+from txmq.idempotent.redis import RedisGuard
+from txmq.idempotent.verdict import Verdict
+
+pytestmark = pytest.mark.timeout(300)  # The first of these tests may have to fetch a server.
+KEYS = 20
+MANY = 8
+
+
+class Refused(Exception):
+    """What a handler raises."""
+
+
+@awaited
+async def test_a_key_is_first_once_and_then_done(stage):
+    async with stage:
+        guard, another = stage.guard(), stage.guard()
+
+        said = [await stage.verdict(each) for each in (guard, guard, another)]
+
+        assert said == ["FIRST", "DONE", "DONE"]
+        assert stage.effects("order-1") == 1
+
+
+@awaited
+async def test_a_key_at_which_somebody_is_is_in_progress_and_not_done(stage):
+    async with stage:
+        guard, another = stage.guard(), stage.guard()
+
+        async with entered(guard.attempt("order-1")) as first:
+            await stage.effect(first, "order-1")
+            assert await stage.verdict(guard) == "IN_PROGRESS"
+            assert await stage.verdict(another) == "IN_PROGRESS"
+
+        assert await stage.verdict(another) == "DONE"
+        assert stage.effects("order-1") == 1
+
+
+@pytest.mark.parametrize("problem", [Refused, asyncio.CancelledError, KeyboardInterrupt])
+@awaited
+async def test_work_that_fails_frees_the_key_at_once(stage, problem):
+    async with stage:
+        guard = stage.guard()
+
+        with pytest.raises(problem):
+            async with entered(guard.attempt("order-1")):
+                raise problem
+
+        assert await stage.verdict(guard) == "FIRST"
+        assert await stage.verdict(guard) == "DONE"
+
+
+@pytest.mark.parametrize("stage", ["redis-async", "front-async"], indirect=True)
+@awaited
+async def test_a_task_that_is_cancelled_frees_the_key(stage):
+    async with stage:
+        guard, inside = stage.guard(), asyncio.Event()
+
+        async def hang():
+            async with entered(guard.attempt("order-1")):
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(hang())
+        await inside.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+        assert await stage.verdict(guard) == "FIRST"
+
+
+@awaited
+async def test_who_is_killed_leaves_the_key_until_the_lease_is_over(stage):
+    async with stage:
+        guard = stage.guard(lease_s=0.3)
+
+        async with entered(guard.attempt("order-1")) as attempt:
+            attempt.abandon()
+        assert await stage.verdict(guard) == "IN_PROGRESS"
+
+        async def is_free():
+            return await stage.verdict(guard) == "FIRST"
+
+        await until(is_free)
+        assert await stage.verdict(guard) == "DONE"
+        assert stage.effects("order-1") == 1
+
+
+@awaited
+async def test_something_else_under_the_same_key_is_a_conflict(stage):
+    async with stage:
+        guard = stage.guard()
+        await stage.deliver(guard, payload=b"two cups")
+
+        said = [await stage.verdict(guard, payload=each) for each in (b"three cups", b"two cups")]
+
+        assert said == ["CONFLICT", "DONE"]
+        assert await stage.verdict(guard) == "DONE"
+        assert stage.effects("order-1") == 1
+
+
+@awaited
+async def test_what_is_not_done_yet_is_no_conflict(stage):
+    async with stage:
+        guard = stage.guard()
+
+        with contextlib.suppress(Refused):
+            async with entered(guard.attempt("order-1", payload=b"two cups")):
+                assert await stage.verdict(guard, payload=b"three cups") == "IN_PROGRESS"
+                raise Refused
+
+        assert await stage.verdict(guard, payload=b"three cups") == "FIRST"
+        assert await stage.verdict(guard, payload=b"two cups") == "CONFLICT"
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+@awaited
+async def test_a_result_comes_back_as_it_was_kept(stage, decodes):
+    receipt = {"paid": 3, "for": "Tee für zwei: 茶", "null": None}
+    async with stage:
+        guard = stage.guard(stage.client(decode_responses=decodes, encoding="latin-1"))
+
+        async with entered(guard.attempt("order-1")) as attempt:
+            attempt.keep(receipt)
+        async with entered(guard.attempt("order-2")) as attempt:
+            attempt.keep(None)
+
+        assert (await stage.deliver(guard)).result == receipt
+        assert (await stage.deliver(guard, "order-2")).result is None
+
+
+@awaited
+async def test_scopes_are_apart(stage):
+    async with stage:
+        guard = stage.guard()
+        named = [("a", "b:c"), ("a:b", "c"), ("", "a:b:c"), ("a", "bc"), ("ab", "c")]
+
+        for scope, key in named:
+            assert await stage.verdict(guard, key, scope=scope) == "FIRST"
+        for scope, key in named:
+            assert await stage.verdict(guard, key, scope=scope) == "DONE"
+
+
+@awaited
+async def test_of_many_at_once_one_is_first(stage):
+    async with stage:
+        guards = [stage.guard() for _ in range(MANY)]
+        said = []
+        if stage.is_blocking:
+            await asyncio.to_thread(crowd_of_threads, stage, guards, said)
+        else:
+            for key in range(KEYS):
+                deliveries = [stage.verdict(each, f"order-{key}") for each in guards]
+                said += await asyncio.gather(*deliveries)
+
+        assert len(said) == KEYS * MANY
+        assert said.count("FIRST") == KEYS
+        assert set(said) <= {"FIRST", "IN_PROGRESS", "DONE"}
+        assert [stage.effects(f"order-{key}") for key in range(KEYS)] == [1] * KEYS
+
+
+def crowd_of_threads(stage, guards, said):
+    start = Barrier(MANY)
+
+    def work(guard):
+        for key in range(KEYS):
+            start.wait()
+            said.append(asyncio.run(stage.verdict(guard, f"order-{key}")))
+
+    with ThreadPoolExecutor(MANY) as pool:
+        list(pool.map(work, guards))
+
+
+@awaited
+async def test_a_function_behind_it_is_called_once(stage):
+    async with stage:
+        guard, called = stage.guard(), []
+
+        if stage.is_blocking:
+
+            @idempotent(guard, key=lambda key: key, scope="pay", keeps_result=True)
+            def pay(*args):
+                called.append(args[-1])
+                return f"paid {args[-1]}"
+
+            said = [pay("order-1") for _ in range(3)]
+        else:
+
+            @idempotent(guard, key=lambda key: key, scope="pay", keeps_result=True)
+            async def pay(*args):
+                called.append(args[-1])
+                return f"paid {args[-1]}"
+
+            said = [await pay("order-1") for _ in range(3)]
+
+        assert said == ["paid order-1"] * 3
+        assert called == ["order-1"]
+
+
+@pytest.mark.parametrize("stage", ["redis", "front"], indirect=True)
+@awaited
+async def test_a_function_behind_it_says_who_is_at_work_and_what_does_not_fit(stage):
+    async with stage:
+
+        @idempotent(stage.guard(), key=lambda key, *_: key, payload=lambda _, body: body, scope="x")
+        def pay(*args):
+            if args[-1] == "two cups":
+                with pytest.raises(KeyInProgress):
+                    pay("order-1", "cups of three")
+
+        pay("order-1", "two cups")
+        with pytest.raises(KeyConflict):
+            pay("order-1", "cups of three")
+
+
+@awaited
+async def test_scripts_that_redis_has_forgotten_are_sent_again(stage):
+    async with stage:
+        guard = stage.guard()
+
+        async with entered(guard.attempt("order-1")):
+            stage.server.order("SCRIPT", "FLUSH")
+        stage.server.order("SCRIPT", "FLUSH")
+
+        assert await stage.verdict(guard) == "DONE"
+
+
+@pytest.mark.parametrize("stage", ALONE, indirect=True)
+@awaited
+async def test_what_a_client_sends_twice_is_done_once(stage):
+    """redis-py sends a command again by default when it has had no answer."""
+    async with stage:
+        attempt, another = stage.guard().attempt("order-1"), stage.guard().attempt("order-1")
+        lease, theirs = attempt._lease, another._lease
+
+        async def both(step):
+            if stage.is_blocking:
+                return [await asyncio.to_thread(asyncio.run, step()) for _ in range(2)]
+            return [await step() for _ in range(2)]
+
+        assert [each.verdict for each in await both(lease.claim)] == [Verdict.FIRST] * 2
+        await both(theirs.release)
+        assert [each.verdict for each in await both(theirs.claim)] == [Verdict.IN_PROGRESS] * 2
+        assert await both(lambda: lease.finish(None)) == [b"kept"] * 2
+        assert [each.verdict for each in await both(lease.claim)] == [Verdict.DONE] * 2
+        await both(lease.release)
+        assert [each.verdict for each in await both(theirs.claim)] == [Verdict.DONE] * 2
+
+
+@awaited
+async def test_keys_go_by_themselves(stage):
+    async with stage:
+        guard = stage.guard(lease_s=60, keep_s=3600, horizon_s=3600)
+
+        async with entered(guard.attempt("order-1", scope="pay")) as attempt:
+            (key,) = stage.server.order("KEYS", "txmq:done:*")
+            assert 0 < stage.server.order("PTTL", key) <= 60_000
+            await stage.effect(attempt, "order-1")
+
+        assert stage.server.order("KEYS", "*") == [b"txmq:done:pay\0order-1"]
+        assert 3_590_000 < stage.server.order("PTTL", key) <= 3_600_000
+
+
+def test_a_cluster_will_do(tmp_path):
+    from tests.database_server import wanted
+    from tests.redis_server import redis_server
+
+    with wanted(lambda: redis_server("--cluster-enabled", "yes", is_own=True)) as server:
+        server.order("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+
+        @awaited
+        async def both():
+            host, port = server.url.removeprefix("redis://").removesuffix("/0").split(":")
+
+            async def is_up():
+                return b"cluster_state:ok" in server.order("CLUSTER", "INFO")
+
+            await until(is_up)
+            with contextlib.closing(redis.RedisCluster(host, int(port))) as client:
+                for verdict in (Verdict.FIRST, Verdict.DONE, Verdict.DONE):
+                    with RedisGuard(client).attempt("order-1") as attempt:
+                        assert attempt.verdict is verdict
+            async with redis.asyncio.RedisCluster(host, int(port)) as client:
+                for verdict in (Verdict.FIRST, Verdict.DONE):
+                    async with RedisGuard(client).attempt("order-2") as attempt:
+                        assert attempt.verdict is verdict
+
+        both()

@@ -1,0 +1,218 @@
+"""Redis alone: what it tolerates, and the second effects that its guard's docstring speaks of."""
+
+import logging
+
+import pytest
+from redis_stage import ALONE, awaited, entered, until
+
+from tests.database_server import wanted
+from tests.redis_server import redis_server as server_with
+from txmq.errors import DatabaseFailed, Effect, LeaseLost
+
+pytestmark = [
+    pytest.mark.timeout(300),  # The first of these tests may have to fetch a server.
+    pytest.mark.parametrize("stage", ALONE, indirect=True),
+]
+KEY = "order-1"
+
+
+def flush(server):
+    server.flush()
+
+
+def restart(server):
+    server.restart_empty()
+
+
+def evict(server):
+    with server.evicting():
+        server.evict(f"txmq:done:\0{KEY}")
+
+
+LOSSES = [flush, restart, evict]
+
+
+def other_programs(stage):
+    """The guards of two processes."""
+    return stage.guard(lease_s=0.2), stage.guard(lease_s=0.2)
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+@awaited
+async def test_what_redis_forgets_is_done_again(stage, lose):
+    async with stage:
+        guard, another = other_programs(stage)
+        await stage.deliver(guard, KEY)
+        assert await stage.verdict(another, KEY) == "DONE"
+
+        lose(stage.server)
+
+        assert await stage.verdict(another, KEY) == "FIRST"
+        assert stage.effects(KEY) == 2
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+@awaited
+async def test_what_redis_forgets_during_the_work_is_said_and_known_later(stage, lose):
+    async with stage:
+        guard = stage.guard()
+
+        attempt = await stage.enter(guard.attempt(KEY))
+        await stage.effect(attempt, KEY)
+        lose(stage.server)
+        with pytest.raises(LeaseLost, match="second time") as raised:
+            await stage.leave(attempt)
+
+        assert raised.value.effect is Effect.APPLIED
+        assert await stage.verdict(guard, KEY) == "DONE"
+        assert stage.effects(KEY) == 1
+
+
+@awaited
+async def test_work_that_outlasts_its_lease_is_done_by_two_and_the_first_is_told(stage):
+    async with stage:
+        guard, another = other_programs(stage)
+
+        async def is_over():
+            return await stage.verdict(another, KEY) == "FIRST"
+
+        slow = await stage.enter(guard.attempt(KEY))
+        await stage.effect(slow, KEY)
+        await until(is_over)
+        with pytest.raises(LeaseLost, match="somebody else has the key"):
+            await stage.leave(slow)
+
+        assert await stage.verdict(guard, KEY) == "DONE"
+        assert stage.effects(KEY) == 2
+
+
+@awaited
+async def test_who_is_late_neither_ends_nor_frees_what_is_another_s(stage):
+    async with stage:
+        brief, guard = stage.guard(lease_s=0.1), stage.guard()
+        late, later, theirs = brief.attempt(KEY), brief.attempt(KEY), guard.attempt(KEY)
+
+        async def is_over():
+            return not stage.server.order("EXISTS", f"txmq:done:\0{KEY}")
+
+        for attempt in (late, later):
+            assert (await stage.enter(attempt)).verdict.name == "FIRST"
+            await until(is_over)
+        await stage.enter(theirs)
+        with pytest.raises(LeaseLost):
+            await stage.leave(late)
+        await stage.leave(later, ValueError("no tea"))
+        assert await stage.verdict(guard, KEY) == "IN_PROGRESS"
+
+        await stage.leave(theirs)
+        assert await stage.verdict(guard, KEY) == "DONE"
+
+
+@awaited
+async def test_a_redis_that_is_away_lets_nothing_be_done(stage):
+    async with stage:
+        guard = stage.guard()
+        stage.server.kill()
+        try:
+            with pytest.raises(DatabaseFailed) as raised:
+                await stage.deliver(guard, KEY)
+        finally:
+            stage.server.start()
+
+        assert raised.value.retryable
+        assert raised.value.effect is Effect.NONE
+        assert stage.effects(KEY) == 0
+
+
+@awaited
+async def test_a_redis_that_is_stuck_lets_nothing_be_done(stage):
+    async with stage:
+        guard = stage.guard(lease_s=0.1)
+        await stage.deliver(guard, "another")
+        stage.server.pause()
+        try:
+            with pytest.raises(DatabaseFailed):
+                await stage.deliver(guard, KEY)
+        finally:
+            stage.server.resume()
+        assert stage.effects(KEY) == 0
+
+        # It may have taken the claim of who is gone, and then the lease frees it.
+        async def is_free():
+            return await stage.verdict(guard, KEY) == "FIRST"
+
+        await until(is_free)
+        assert stage.effects(KEY) == 1
+
+
+@pytest.mark.parametrize("away", ["killed", "stuck"])
+@awaited
+async def test_a_redis_that_is_away_at_the_end_is_only_logged_and_it_is_done_again(
+    stage, away, caplog
+):
+    caplog.set_level(logging.WARNING)
+    leave, come = (
+        (stage.server.kill, stage.server.start)
+        if away == "killed"
+        else (stage.server.pause, stage.server.resume)
+    )
+    async with stage:
+        guard = stage.guard(lease_s=0.1)
+
+        try:
+            async with entered(guard.attempt(KEY)) as attempt:
+                await stage.effect(attempt, KEY)
+                leave()
+        finally:
+            come()
+
+        assert ["nobody will know" in each.getMessage() for each in caplog.records] == [True]
+
+        async def is_known():
+            return await stage.verdict(guard, KEY) != "IN_PROGRESS"
+
+        await until(is_known)
+        # A Redis that was stuck may have heard it all the same.
+        assert stage.effects(KEY) == 2 if away == "killed" else stage.effects(KEY) in (1, 2)
+
+
+@awaited
+async def test_a_redis_that_is_away_when_the_work_fails_hides_nothing(stage, caplog):
+    caplog.set_level(logging.WARNING)
+    async with stage:
+        attempt = await stage.enter(stage.guard().attempt(KEY))
+
+        stage.server.kill()
+        try:
+            await stage.leave(attempt, ValueError("no tea"))
+        finally:
+            stage.server.start()
+
+        assert len(caplog.records) == 1
+
+
+@awaited
+async def test_something_of_somebody_else_s_is_not_taken_for_ours(stage):
+    async with stage:
+        guard = stage.guard()
+        stage.server.order("SET", f"txmq:done:\0{KEY}", "d:what?")
+        stage.server.order("LPUSH", "txmq:done:\0order-2", "tea")
+
+        for key in (KEY, "order-2"):
+            with pytest.raises(DatabaseFailed):
+                await stage.deliver(guard, key)
+
+
+@awaited
+async def test_a_redis_that_keeps_a_log_remembers(stage):
+    logged = ("--appendonly", "yes", "--appendfsync", "always")
+    with wanted(lambda: server_with(*logged, is_own=True)) as server:
+        stage.server = server
+        async with stage:
+            await stage.deliver(stage.guard(), KEY)
+
+            server.kill()
+            server.start()
+
+            assert await stage.verdict(stage.guard(), KEY) == "DONE"
+            assert stage.effects(KEY) == 1

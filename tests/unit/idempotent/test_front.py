@@ -1,0 +1,226 @@
+"""What is in front of a table: when it is asked, what it is told, and what an outage costs."""
+
+import logging
+
+import pytest
+
+from txmq.errors import DatabaseFailed, OutcomeUnknown, UsageError
+from txmq.idempotent.front import Front, Outage
+from txmq.idempotent.guard import Attempt
+from txmq.idempotent.verdict import Found, Verdict
+
+FIRST = Found(Verdict.FIRST)
+IN_PROGRESS = Found(Verdict.IN_PROGRESS)
+DONE = Found(Verdict.DONE, '"a receipt"', "theirs")
+CONFLICT = Found(Verdict.CONFLICT)
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Stage:
+    """A table and what is in front of it, which say what they are told to, and what happened."""
+
+    def __init__(self):
+        self.steps = []
+        self.table = self.front = FIRST
+        self.begins = self.ends = None
+        self.is_away = False
+        self.clock = Clock()
+        self.is_blocking = True
+        self.has_session = True
+        self.guard = Front(lambda *named: Lease(self), self, Outage(self.clock))
+
+    def attempt(self, key, *, scope="", payload=None):
+        return Row(self)
+
+    def take(self, step):
+        self.steps.append(step)
+
+    def deliver(self, problem=None):
+        """One attempt; what was said, and the steps it took."""
+        self.steps = []
+        with self.guard.attempt("order-1") as attempt:
+            if attempt.verdict is Verdict.FIRST:
+                self.take("work")
+                attempt.keep("a receipt")
+                if problem:
+                    raise problem
+        return attempt
+
+
+class Lease:
+    def __init__(self, stage):
+        self.stage = stage
+
+    def answered(self, step):
+        self.stage.take(step)
+        if self.stage.is_away:
+            raise DatabaseFailed("gone fishing")
+
+    async def claim(self):
+        self.answered("claim")
+        return self.stage.front
+
+    async def finish(self, result, payload=None):
+        self.answered(f"finish {result} {payload}")
+
+    async def release(self):
+        self.answered("release")
+
+
+class Row(Attempt):
+    is_blocking = True
+    session = "a session"
+
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    async def begin(self):
+        self.stage.take("begin")
+        if self.stage.begins:
+            raise self.stage.begins
+        self.found = self.stage.table
+        return self
+
+    async def end(self, problem):
+        if self.verdict is Verdict.FIRST:
+            self.stage.take("rollback" if problem or self.is_abandoned else f"commit {self.kept}")
+            if self.stage.ends:
+                raise self.stage.ends
+
+
+@pytest.fixture
+def stage():
+    return Stage()
+
+
+def test_it_is_told_after_the_commit(stage):
+    assert stage.deliver().verdict is Verdict.FIRST
+    assert stage.steps == [
+        "claim",
+        "begin",
+        "work",
+        'commit "a receipt"',
+        'finish "a receipt" None',
+    ]
+
+
+@pytest.mark.parametrize("said", [IN_PROGRESS, DONE, CONFLICT], ids=lambda said: said.verdict.name)
+def test_what_it_knows_is_answered_without_the_table(stage, said):
+    stage.front = said
+
+    attempt = stage.deliver()
+
+    assert attempt.verdict is said.verdict
+    assert stage.steps == ["claim"]
+    with pytest.raises(UsageError):
+        _ = attempt.session
+
+
+def test_what_the_table_knows_to_be_done_is_told_to_it_as_the_table_has_it(stage):
+    stage.table = DONE
+
+    assert stage.deliver().result == "a receipt"
+    assert stage.steps == ["claim", "begin", 'finish "a receipt" theirs']
+
+
+@pytest.mark.parametrize("said", [IN_PROGRESS, CONFLICT], ids=lambda said: said.verdict.name)
+def test_what_is_not_done_is_not_told(stage, said):
+    stage.table = said
+
+    assert stage.deliver().verdict is said.verdict
+    assert stage.steps == ["claim", "begin", "release"]
+
+
+def test_a_table_that_fails_frees_the_key(stage):
+    stage.begins = OSError("no route")
+
+    with pytest.raises(OSError, match="no route"):
+        stage.deliver()
+    assert stage.steps == ["claim", "begin", "release"]
+
+
+@pytest.mark.parametrize("problem", [ValueError("no"), KeyboardInterrupt()], ids=repr)
+def test_work_that_fails_frees_the_key(stage, problem):
+    with pytest.raises(type(problem)):
+        stage.deliver(problem)
+    assert stage.steps == ["claim", "begin", "work", "rollback", "release"]
+
+
+@pytest.mark.parametrize("problem", [OutcomeUnknown("who knows"), ValueError("no")], ids=repr)
+def test_a_commit_that_is_not_certain_is_not_told(stage, problem):
+    stage.ends = problem
+
+    with pytest.raises(type(problem)):
+        stage.deliver()
+    assert stage.steps == ["claim", "begin", "work", 'commit "a receipt"', "release"]
+
+
+def test_who_is_killed_tells_nobody(stage):
+    with stage.guard.attempt("order-1") as attempt:
+        assert attempt.session == "a session"
+        attempt.abandon()
+
+    assert stage.steps == ["claim", "begin", "rollback"]
+
+
+def test_it_is_not_asked_while_it_is_away_and_that_is_said_once(stage, caplog):
+    caplog.set_level(logging.INFO)
+    stage.is_away = True
+
+    stage.deliver()
+    assert stage.steps == ["claim", "begin", "work", 'commit "a receipt"']
+    for _ in range(10):
+        stage.deliver()
+        assert stage.steps == ["begin", "work", 'commit "a receipt"']
+    assert [each.getMessage() for each in caplog.records] == [
+        "the table is asked alone for now: gone fishing"
+    ]
+
+
+def test_one_asks_now_and_then_whether_it_is_there_again(stage, caplog):
+    caplog.set_level(logging.INFO)
+    stage.is_away = True
+    stage.deliver()
+
+    for _ in range(3):
+        stage.clock.now += 1.0
+        stage.deliver()
+        assert stage.steps[:2] == ["claim", "begin"]
+        stage.deliver()
+        assert stage.steps[0] == "begin"
+    stage.is_away = False
+    stage.deliver()
+    assert stage.steps[0] == "begin"
+    stage.clock.now += 1.0
+    for _ in range(2):
+        stage.deliver()
+        assert stage.steps[0] == "claim"
+
+    assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_the_others_do_not_wait_with_the_one_who_asks(stage):
+    stage.is_away = True
+    stage.deliver()
+    stage.clock.now += 1.0
+    outage = stage.guard._outage
+
+    assert [outage.may_ask() for _ in range(3)] == [True, False, False]
+
+
+def test_it_is_told_of_what_was_done_while_it_was_away(stage):
+    stage.is_away = True
+    stage.steps = []
+
+    with stage.guard.attempt("order-1"):
+        stage.is_away = False
+        stage.clock.now += 1.0
+
+    assert stage.steps == ["claim", "begin", "commit None", "finish None None"]

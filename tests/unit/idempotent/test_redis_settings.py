@@ -1,0 +1,106 @@
+"""What a guard in Redis refuses before it has asked Redis anything."""
+
+import pytest
+import redis
+import redis.asyncio
+
+from txmq.errors import ConfigError, LimitExceeded, UsageError
+from txmq.idempotent.keys import redelivery_horizon_s
+from txmq.idempotent.redis import RedisGuard
+
+CLIENT = redis.Redis(socket_timeout=0.25)
+HOUR = 3600.0
+
+
+class Table:
+    """As much of one as is looked at before it is asked."""
+
+    has_session = True
+
+    def __init__(self, *, is_blocking):
+        self.is_blocking = is_blocking
+
+
+@pytest.mark.parametrize(
+    ("client", "is_blocking"),
+    [
+        (CLIENT, True),
+        (redis.Redis.from_url("redis://localhost/3", socket_timeout=1), True),
+        (redis.Redis.from_url("rediss://localhost/3", socket_timeout=1), True),
+        (redis.Redis(connection_pool=redis.BlockingConnectionPool(socket_timeout=1)), True),
+        (redis.Sentinel([("localhost", 1)], socket_timeout=1).master_for("m"), True),
+        (redis.Redis(unix_socket_path="/run/redis", socket_timeout=1), True),
+        (redis.asyncio.Redis(socket_timeout=0.25), False),
+        (redis.asyncio.Redis.from_url("redis://localhost/3?socket_timeout=1"), False),
+        (redis.asyncio.RedisCluster("localhost"), False),
+    ],
+)
+def test_a_client_is_for_functions_of_its_kind(client, is_blocking):
+    assert RedisGuard(client).is_blocking is is_blocking
+    assert RedisGuard(client).has_session is False
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        redis.Redis(socket_timeout=None),
+        redis.Redis.from_url("redis://localhost", socket_timeout=None),
+        redis.asyncio.Redis(socket_timeout=None),
+    ],
+)
+def test_a_client_that_waits_without_end_is_refused(client):
+    with pytest.raises(ConfigError, match="socket_timeout"):
+        RedisGuard(client)
+
+
+@pytest.mark.parametrize("client", [None, "redis://localhost", object()])
+def test_what_is_no_client_is_refused(client):
+    with pytest.raises(ConfigError, match="no client"):
+        RedisGuard(client)
+
+
+def test_what_is_done_is_kept_until_no_message_can_come_again():
+    horizon_s = redelivery_horizon_s()
+
+    RedisGuard(CLIENT, keep_s=horizon_s)
+    RedisGuard(CLIENT, keep_s=HOUR, horizon_s=HOUR)
+    with pytest.raises(ConfigError, match="can come again"):
+        RedisGuard(CLIENT, keep_s=horizon_s - 1)
+    with pytest.raises(ConfigError, match="can come again"):
+        RedisGuard(CLIENT, keep_s=HOUR, horizon_s=2 * HOUR)
+
+
+@pytest.mark.parametrize("lease_s", [0.0, -1.0, 0.0001])
+def test_a_lease_lasts_some_time(lease_s):
+    with pytest.raises(ConfigError, match="lease"):
+        RedisGuard(CLIENT, lease_s=lease_s)
+
+
+def test_a_lease_is_not_longer_than_what_is_kept():
+    with pytest.raises(ConfigError, match="lease"):
+        RedisGuard(CLIENT, lease_s=HOUR, horizon_s=60)
+
+
+def test_what_is_no_key_is_refused():
+    guard = RedisGuard(CLIENT)
+
+    for key in ("", "a\nb", "a\0b", None, "a "):
+        with pytest.raises(UsageError):
+            guard.attempt(key)
+    with pytest.raises(UsageError):
+        guard.attempt("a", scope="b\0")
+    with pytest.raises(LimitExceeded):
+        guard.attempt("a" * 256)
+    with pytest.raises(UsageError):
+        RedisGuard(CLIENT, prefix="a\0")
+
+
+def test_a_table_has_a_client_of_its_own_kind_in_front():
+    blocking, waiting = RedisGuard(CLIENT), RedisGuard(redis.asyncio.Redis(socket_timeout=1))
+
+    assert blocking.before(Table(is_blocking=True)).is_blocking
+    assert not waiting.before(Table(is_blocking=False)).is_blocking
+    with pytest.raises(ConfigError, match=r"needs a redis\.asyncio\.Redis"):
+        blocking.before(Table(is_blocking=False))
+    with pytest.raises(ConfigError, match=r"needs a redis\.Redis"):
+        waiting.before(Table(is_blocking=True))

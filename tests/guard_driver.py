@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import aiosqlite  # noqa: F401 - loaded before the first fork
 import psycopg  # noqa: F401
+import redis
+import redis.asyncio
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -24,8 +26,7 @@ from tests.database_server import die_with_us
 from tests.effects import EFFECT, PAYMENT, engine_options
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.errors import KeyInProgress
-from txmq.idempotent.guard import idempotent
-from txmq.idempotent.unique_key import UniqueKeyTable
+from txmq.idempotent import RedisGuard, UniqueKeyTable, idempotent
 
 BEGINS = "asks to begin"
 """Before any claim in the database; P17 of a guard that has claimed the key elsewhere by then."""
@@ -35,8 +36,20 @@ ENDED = "before the acknowledgement"
 """P16."""
 POINTS = (BEGINS, CLAIMED, WORKED, AT_COMMIT, ENDED)
 
+LEASE_S = 1.0
+"""Of who dies with a key: the others come for 16 times, each some 200 ms after the one before."""
+
+
+def in_front(plan, source):
+    """Redis before the table."""
+    kind = redis.asyncio.Redis if plan.is_async else redis.Redis
+    client = kind.from_url(plan.store, socket_timeout=5)
+    return RedisGuard(client, lease_s=LEASE_S, prefix=plan.group).before(UniqueKeyTable(source))
+
+
 GUARDS = {
     "table": lambda plan, source: UniqueKeyTable(source),
+    "redis before a table": in_front,
     "marked first": lambda plan, source: MarkedFirst(source),
 }
 """What stands before the effect, by its name in a plan; each has a session of the source."""

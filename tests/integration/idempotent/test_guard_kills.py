@@ -51,15 +51,21 @@ def effects_in(request, tmp_path):
         yield make
 
 
-@pytest.mark.parametrize("guard", ["table"])
 @pytest.mark.parametrize(
-    ("kind", "keys"),
-    [("postgres-async", soak(150, 10_000)), ("postgres", soak(100, 10_000)), ("sqlite", 50)],
+    ("guard", "kind", "keys"),
+    [
+        ("table", "postgres-async", soak(150, 10_000)),
+        ("table", "postgres", soak(100, 10_000)),
+        ("table", "sqlite", 50),
+        ("redis before a table", "postgres-async", soak(100, 10_000)),
+        ("redis before a table", "postgres", soak(100, 10_000)),
+    ],
 )
 def test_every_key_has_one_effect_whoever_is_killed(
-    broker, tmp_path, effects_in, guard, kind, keys
+    request, broker, tmp_path, effects_in, guard, kind, keys
 ):
     effects = effects_in(kind)
+    store = request.getfixturevalue("redis_server").url if "redis" in guard else ""
     is_async = kind.endswith("async")
     each = soak(4, 20) if keys > 50 else 2
 
@@ -68,6 +74,7 @@ def test_every_key_has_one_effect_whoever_is_killed(
         tmp_path,
         effects,
         guard=guard,
+        store=store,
         is_async=is_async,
         keys=keys,
         each=each,

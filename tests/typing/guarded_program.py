@@ -10,7 +10,7 @@ import functools
 
 import psycopg
 import redis
-from sqlalchemy import MetaData, create_engine
+from sqlalchemy import MetaData, Table, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -22,8 +22,10 @@ from txmq.idempotent import (
     PlainGuard,
     RedisGuard,
     SessionGuard,
+    TokenGuard,
     UniqueKeyTable,
     Verdict,
+    VersionGuard,
     idempotent,
     redelivery_horizon_s,
 )
@@ -45,6 +47,26 @@ def consume(names: str) -> None:
 
     paid: int | None = pay("order-1", at=9)
     print(paid, transfer_in)
+
+
+def follow(names: str, accounts: Table) -> Verdict:
+    """Versions, and tokens of calls that are no messages."""
+    engine = create_engine("sqlite://")
+    versions = VersionGuard(engine, accounts, version="version", gaps="wait", wait_s=1.0)
+    tokens = TokenGuard(UniqueKeyTable(engine), secret=b"0" * 32, good_for_s=600.0)
+
+    @idempotent(versions, key=lambda message: (message.key, int(message.properties["version"])))
+    def change(session: Session, message: ReceivedMessage) -> None:
+        print(session.is_active)
+
+    @idempotent(tokens, key=lambda token, order: token, payload=lambda token, order: order)
+    def buy(session: Session, token: str, order: bytes) -> dict[str, int]:
+        return {"size": len(order)}
+
+    answer: dict[str, int] | None = buy(tokens.issue(), b"tea")
+    print(names, answer, change)
+    with Session(engine) as session:
+        return versions.bump(session, ("A-1", 7))
 
 
 async def consume_awaited(message: ReceivedMessage) -> str | None:

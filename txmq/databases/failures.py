@@ -155,7 +155,8 @@ def _by_sqlite(name: str, text: str) -> Failure:
     if name == "SQLITE_ERROR":
         if re.search(r"no such table|unknown database", text):
             return Failure.MISSING
-        return Failure.CHANGED if "no such column" in text else Failure.OTHER
+        is_changed = re.search(r"no such column|has no column named", text)
+        return Failure.CHANGED if is_changed else Failure.OTHER
     return next((found for code, found in _SQLITE if name.startswith(code)), Failure.OTHER)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from sqlalchemy.engine import Dialect
 
 __all__ = ["Forms"]
+
+
+class _Form(NamedTuple):
+    words: str
+    values: Mapping[str, object]
+    makers: Mapping[str, Callable[[object], object]]
+    """What an application's own types make of a value before the driver has it."""
 
 
 class Forms:
@@ -19,7 +26,7 @@ class Forms:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._done: dict[Any, tuple[str, Mapping[str, object]]] = {}
+        self._done: dict[Any, _Form] = {}
 
     def of(self, statement: Any, values: dict[str, object]) -> tuple[str, Any]:
         """A statement, and the values for it; none for one that is a text."""
@@ -27,8 +34,19 @@ class Forms:
             return statement, None
         form = self._done.get(statement)
         if form is None:
-            compiled = statement.compile(
-                dialect=self._dialect, compile_kwargs={"render_postcompile": True}
-            )
-            form = self._done[statement] = str(compiled), compiled.params
-        return form[0], {**form[1], **values}
+            form = self._done[statement] = self._form(statement)
+        given = {**form.values, **values}
+        for name, made in form.makers.items():
+            given[name] = made(given[name])
+        return form.words, given
+
+    def _form(self, statement: Any) -> _Form:
+        compiled = statement.compile(
+            dialect=self._dialect, compile_kwargs={"render_postcompile": True}
+        )
+        makers = {
+            name: made
+            for name, each in compiled.binds.items()
+            if (made := each.type.dialect_impl(self._dialect).bind_processor(self._dialect))
+        }
+        return _Form(str(compiled), compiled.params, makers)

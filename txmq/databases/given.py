@@ -180,7 +180,8 @@ class _Django:
             raise _autocommit("put it into a block of transaction.atomic()")
         with session.cursor() as cursor:
             cursor.execute(*self._forms.of(statement, values))
-            return Answer(cursor.rowcount, [])
+            rows = cursor.fetchall() if cursor.description else []
+            return Answer(cursor.rowcount, [tuple(row) for row in rows])
 
 
 def _is_django(session: object) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["TURN", "Shown"]
+from sqlalchemy import text
+
+__all__ = ["SAME", "TRANSACTION", "TURN", "Shown"]
 
 _SETTING: Final = "default_transaction_read_only"
 
@@ -19,6 +21,13 @@ TURN: Final = (
     "ELSE 'on' END, true) IS NOT NULL"
 )
 """Turns it over until the transaction ends; a condition that holds."""
+
+TRANSACTION: Final = "txid_current()"
+"""By what a transaction is known for as long as it lasts, and none after it; also inside of
+savepoints, whose rows are known by another number."""
+
+SAME: Final = text(f"SELECT 1 WHERE {TRANSACTION} = :transaction")
+"""A row, if it is still that one."""
 
 
 class Shown:

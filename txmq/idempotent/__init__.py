@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from txmq.idempotent.guard import Attempt, Guard, PlainGuard, SessionGuard, idempotent
     from txmq.idempotent.keys import redelivery_horizon_s
     from txmq.idempotent.redis import RedisGuard
+    from txmq.idempotent.token import TokenGuard
     from txmq.idempotent.unique_key import UniqueKeyTable
     from txmq.idempotent.verdict import Verdict
+    from txmq.idempotent.version import VersionGuard
 
 __all__ = [
     "Attempt",
@@ -35,8 +37,10 @@ __all__ = [
     "PlainGuard",
     "RedisGuard",
     "SessionGuard",
+    "TokenGuard",
     "UniqueKeyTable",
     "Verdict",
+    "VersionGuard",
     "idempotent",
     "redelivery_horizon_s",
 ]
@@ -48,8 +52,10 @@ _ROOMS: Final = {
     "PlainGuard": "guard",
     "RedisGuard": "redis",
     "SessionGuard": "guard",
+    "TokenGuard": "token",
     "UniqueKeyTable": "unique_key",
     "Verdict": "verdict",
+    "VersionGuard": "version",
     "idempotent": "guard",
     "redelivery_horizon_s": "keys",
 }

@@ -17,6 +17,7 @@ from sqlalchemy import (
     cast,
     delete,
     insert,
+    literal_column,
     select,
     text,
     tuple_,
@@ -27,13 +28,12 @@ from sqlalchemy.dialects import postgresql as _postgresql
 from sqlalchemy.dialects import sqlite as _sqlite
 
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.shown import TURN
+from txmq.databases.shown import TRANSACTION, TURN
 from txmq.databases.tables import any_text, plain_names, plain_text, statements
 from txmq.limits import KEY_CHARS_MAX
 
 __all__ = ["Done"]
 
-_OUR_XMIN: Final = "CAST(CAST(txid_current() % 4294967296 AS TEXT) AS xid)"
 _LOCK: Final = "pg_try_advisory_xact_lock(CAST(:of_lock AS BIGINT))"
 
 
@@ -71,8 +71,6 @@ class Done:
         self.look = select(done.fingerprint, done.result).where(*self._is_this)
         self.look_now = self.look.with_for_update(read=True)
         """As it is now: MySQL shows an old snapshot unless it is asked so."""
-        self.ours = self.look.where(text(f"xmin = {_OUR_XMIN}"))
-        """Of PostgreSQL alone: only if this very transaction has inserted it."""
         self.keep = update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
         self.shape = select(self.table).limit(0)
         self.remove = delete(self.table).where(*self._is_this)
@@ -111,9 +109,8 @@ class Done:
         if kind == "postgresql":
             # Without the lock it would wait for whoever is at work on the key, with a connection.
             rows = rows.where(text(_LOCK), text(TURN))
-            return (
-                _postgresql.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
-            )
+            put = _postgresql.insert(self.table).from_select(columns, rows)
+            return put.on_conflict_do_nothing().returning(literal_column(TRANSACTION))
         if kind == "sqlite":
             rows = rows.where(text("true"))  # Else ON belongs to a join, for its parser.
             return _sqlite.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()

@@ -109,6 +109,12 @@ class Attempt(Block["Attempt[S]"], Generic[S]):
             Exception: Why it could not be done; nothing of it remains.
         """
 
+    def is_undone_for_others(self, problem: Exception) -> bool:
+        """Whether what came out of the block was undone for somebody else's sake, so that another
+        attempt makes sense at once: a deadlock, a serialization failure.
+        """
+        return failure(problem) is Failure.RETRY
+
     def abandon(self) -> None:
         """Leave everything as a process does that is killed here; for tests, which then leave the
         block.
@@ -235,7 +241,7 @@ def idempotent(
     key: Callable[..., K],
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
-    keeps_result: bool = False,
+    keeps_result: bool | None = None,
 ) -> _SessionFirst[S]: ...
 @overload
 def idempotent(
@@ -244,7 +250,7 @@ def idempotent(
     key: Callable[..., K],
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
-    keeps_result: bool = False,
+    keeps_result: bool | None = None,
 ) -> _AsItIs: ...
 def idempotent(
     guard: Any,
@@ -252,7 +258,7 @@ def idempotent(
     key: Callable[..., Any],
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
-    keeps_result: bool = False,
+    keeps_result: bool | None = None,
 ) -> Any:
     """Have a function do once what a key stands for, however often it is called; a decorator.
 
@@ -271,7 +277,8 @@ def idempotent(
             Something else under the same key is refused.
         scope: Among which others the key counts; by default the function's own name, with its
             module. Give one that stays when a function is renamed while messages may come again.
-        keeps_result: Store what the function returns, for whoever comes again.
+        keeps_result: Store what the function returns, for whoever comes again. Where nothing is
+            said, the guard knows: a :class:`~txmq.idempotent.token.TokenGuard` does it.
 
     Raises:
         ConfigError: The guard is for another kind of function.
@@ -287,7 +294,8 @@ def idempotent(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _see_that_it_fits(function, guard)
         named = _name_of(function) if scope is None else scope
-        return _decorated(Guarded(function, guard, key, payload or body_of, named, keeps_result))
+        keeps = _keeps(function, guard, keeps_result)
+        return _decorated(Guarded(function, guard, key, payload or body_of, named, keeps))
 
     return decorate
 
@@ -317,8 +325,9 @@ def _decorated(guarded: Guarded) -> Callable[..., Any]:
 def _blocking(guarded: Guarded) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for left in reversed(range(ATTEMPTS_MAX)):
+            attempt = guarded.attempt(args, kwargs)
             try:
-                with guarded.attempt(args, kwargs) as attempt:
+                with attempt:
                     if attempt.verdict is not Verdict.FIRST:
                         return guarded.told(attempt)
                     said = guarded.function(*guarded.given(attempt, args), **kwargs)
@@ -328,7 +337,7 @@ def _blocking(guarded: Guarded) -> Callable[..., Any]:
             except _Postponed as postponed:
                 return postponed.said
             except Exception as problem:
-                if not _may_retry(problem, left):
+                if not _may_retry(attempt, problem, left):
                     raise
             else:
                 return said
@@ -340,8 +349,9 @@ def _blocking(guarded: Guarded) -> Callable[..., Any]:
 def _waiting(guarded: Guarded) -> Callable[..., Awaitable[Any]]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         for left in reversed(range(ATTEMPTS_MAX)):
+            attempt = guarded.attempt(args, kwargs)
             try:
-                async with guarded.attempt(args, kwargs) as attempt:
+                async with attempt:
                     if attempt.verdict is not Verdict.FIRST:
                         return guarded.told(attempt)
                     said = await guarded.function(*guarded.given(attempt, args), **kwargs)
@@ -349,7 +359,7 @@ def _waiting(guarded: Guarded) -> Callable[..., Awaitable[Any]]:
             except _Postponed as postponed:
                 return postponed.said
             except Exception as problem:
-                if not _may_retry(problem, left):
+                if not _may_retry(attempt, problem, left):
                     raise
             else:
                 return said
@@ -358,9 +368,8 @@ def _waiting(guarded: Guarded) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-def _may_retry(problem: Exception, left: int) -> bool:
-    # The database has undone it for somebody else's sake: a deadlock, a serialization failure.
-    if not left or failure(problem) is not Failure.RETRY:
+def _may_retry(attempt: Attempt[Any], problem: Exception, left: int) -> bool:
+    if not left or not attempt.is_undone_for_others(problem):
         return False
     log.info("undone by the database, and tried again at once: %s", problem)
     return True
@@ -383,6 +392,16 @@ def _see_that_it_fits(function: Callable[..., Any], guard: Any) -> None:
         raise ConfigError(f"{name} needs a guard over another source: {wanted}")
     if guard.has_session and not inspect.signature(function).parameters:
         raise ConfigError(f"{name} takes no session: it is called with one first")
+
+
+def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> bool:
+    # A guard that has no opinion leaves it to the decorator, and one that has no room says so.
+    usual = getattr(guard, "keeps_result", None)
+    if wanted and usual is False:
+        raise ConfigError(
+            f"{_name_of(function)} keeps its result, and its guard has no room for it"
+        )
+    return bool(usual) if wanted is None else wanted
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -11,7 +11,6 @@ from typing import (
     Final,
     Generic,
     Literal,
-    Self,
     TypedDict,
     TypeVar,
     Unpack,
@@ -23,15 +22,15 @@ from txmq.databases.dialects import NOW_MS
 from txmq.databases.door import Borrowed, Door, drive
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.impatient import impatient, waiting
+from txmq.databases.shown import SAME
 from txmq.databases.sources import door_of
-from txmq.databases.witnessed import Witnessed
 from txmq.errors import (
     ConfigError,
     DatabaseFailed,
     FenceUnsafe,
     TableMissing,
-    UsageError,
 )
+from txmq.idempotent.attempts import Refused, Within
 from txmq.idempotent.done import Done
 from txmq.idempotent.guard import Attempt, Payload
 from txmq.idempotent.keys import named, redelivery_horizon_s
@@ -231,50 +230,17 @@ class UniqueKeyTable(Generic[S]):
         return await work
 
 
-class _Attempt(Attempt[S]):
+class _Attempt(Within[S]):
     def __init__(self, done: Done, door: Door[S], row: _Row) -> None:
-        super().__init__()
+        super().__init__(door, row)
         self._done = done
-        self._door = door
         self._row = row
-        self._inner = Witnessed(door, row)
 
-    @property
-    def is_blocking(self) -> bool:
-        return self._door.is_blocking
-
-    @property
-    def session(self) -> S:
-        if self.verdict is not Verdict.FIRST:
-            raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
-        return self._inner.borrowed.session
-
-    async def begin(self) -> Self:
-        try:
-            await self._inner.begin()
-        except _Refused as refused:
-            self.found = refused.found
-        else:
-            self.found = Found(Verdict.FIRST)
-        return self
-
-    async def end(self, problem: BaseException | None) -> None:
-        if self.verdict is not Verdict.FIRST:
+    async def finish(self, borrowed: Borrowed[Any]) -> None:
+        if self.kept is None:
             return
-        if self.is_abandoned:
-            problem = problem or _Abandoned()
-        if problem is None and self.kept is not None:
-            try:
-                await self._keep(self.kept)
-            except BaseException as why:
-                await self._inner.end(why)
-                raise
-        await self._inner.end(problem)
-
-    async def _keep(self, kept: str) -> None:
-        borrowed = self._inner.borrowed
         await borrowed.flush()  # A savepoint that was left open would have the row for its own.
-        await borrowed.ask(self._done.keep, **self._row.this, as_result=kept)
+        await borrowed.ask(self._done.keep, **self._row.this, as_result=self.kept)
 
 
 class _Row:
@@ -284,6 +250,7 @@ class _Row:
         self._done = done
         self._door = door
         self._payload = payload
+        self._transaction: int | None = None
         self._values: dict[str, object] = {"as_fingerprint": payload}
         if door.kind == "postgresql":
             self._values["of_lock"] = done.lock(scope, key)
@@ -303,21 +270,24 @@ class _Row:
             else:
                 is_in = await self._insert(borrowed)
             if not is_in:
-                raise _Refused(await self._look(borrowed))
+                raise Refused(await self._look(borrowed))
         except door.problems as problem:
             if failure(problem) is Failure.LOCKED:
-                raise _Refused(Found(Verdict.IN_PROGRESS)) from problem
+                raise Refused(Found(Verdict.IN_PROGRESS)) from problem
             _missing(self._done, problem)
             raise
 
     async def _insert(self, borrowed: Borrowed[Any]) -> bool:
         claim = self._done.claims[self._door.kind]
         try:
-            return (await borrowed.ask(claim, **self.this, **self._values)).changed == 1
+            answer = await borrowed.ask(claim, **self.this, **self._values)
         except self._door.problems as problem:
             if failure(problem) is not Failure.DUPLICATE:
                 raise
             return False
+        if answer.rows:
+            self._transaction = answer.rows[0][0]
+        return answer.changed == 1
 
     async def _look(self, borrowed: Borrowed[Any]) -> Found:
         look = self._done.look_now if self._door.kind == "mysql" else self._done.look
@@ -328,22 +298,11 @@ class _Row:
         return judged(self._payload, theirs, result)
 
     async def is_ours(self, borrowed: Borrowed[Any]) -> bool:
-        return bool((await borrowed.ask(self._done.ours, **self.this)).rows)
+        # Not by the row: a result that was kept after another end would make it anybody's.
+        return bool((await borrowed.ask(SAME, transaction=self._transaction)).rows)
 
     async def is_committed(self, borrowed: Borrowed[Any]) -> bool:
         return bool((await borrowed.ask(self._done.look, **self.this)).rows)
-
-
-class _Refused(Exception):
-    """There is nothing to do."""
-
-    def __init__(self, found: Found) -> None:
-        super().__init__(found.verdict.value)
-        self.found = found
-
-
-class _Abandoned(Exception):
-    """Nobody is there to commit."""
 
 
 def _missing(done: Done, problem: Exception) -> None:

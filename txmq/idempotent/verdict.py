@@ -45,7 +45,7 @@ def fingerprint(payload: bytes | bytearray | memoryview | str | None) -> str:
     """By what the same payload is known: 32 characters; none for nothing."""
     if payload is None:
         return ""
-    seen = payload.encode() if isinstance(payload, str) else payload
+    seen = payload.encode(errors="surrogatepass") if isinstance(payload, str) else payload
     return blake2b(seen, digest_size=16).hexdigest()
 
 
@@ -58,9 +58,10 @@ def encoded(result: object) -> str:
     """
     try:
         text = json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        size = len(text.encode())
     except (TypeError, ValueError) as problem:
         raise UsageError(f"a result that is stored is what JSON can carry: {problem}") from problem
-    if (size := len(text.encode())) > STORED_RESULT_BYTES_MAX:
+    if size > STORED_RESULT_BYTES_MAX:
         raise LimitExceeded("a stored result in bytes", STORED_RESULT_BYTES_MAX, size)
     return text
 

@@ -1,15 +1,93 @@
-"""Owns the stage on which guards in Redis are tested."""
+"""Owns the stages on which guards are tested: shops, and Redis."""
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
-sys.path.insert(0, str(Path(__file__).parent))  # the stage beside this file
+HERE = Path(__file__).parent
+# The stage beside this file, and every kind of source from that of the resources.
+sys.path[:0] = [str(HERE), str(HERE.parent / "resources")]
 
-pytest.register_assert_rewrite("redis_stage")
+pytest.register_assert_rewrite("redis_stage", "shop_stage")
 
 from redis_stage import ALONE, IN_FRONT, Stage, prepared  # noqa: E402
+from resource_stage import ON_MARIADB  # noqa: E402
+from shop_stage import EVERYWHERE, IN_SESSIONS, TABLES, Shop  # noqa: E402
+
+from tests import mariadb  # noqa: E402
+from tests.database_server import wanted  # noqa: E402
+
+FIRST_START_SECONDS = 300
+collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]
+
+
+def pytest_collection_modifyitems(items):
+    """The first of these tests may have to fetch a server before it has one."""
+    for item in items:
+        if item.path.parent == HERE and not os.environ.get("TXMQ_SOAK"):
+            item.add_marker(pytest.mark.timeout(FIRST_START_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def shop_postgres(postgres):
+    """One database for all tests, each of which makes its tables anew."""
+    with postgres.database() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def shop_mariadb():
+    """The same, as for PostgreSQL; where there is no server, nobody asks."""
+    with wanted(mariadb.mariadb) as server, server.database() as url:
+        yield url
+
+
+def database_for(kind, request):
+    if kind.startswith("sqlite"):
+        return make_url(f"sqlite:///{request.getfixturevalue('tmp_path')}/shop.db")
+    return request.getfixturevalue("shop_mariadb" if "mysql" in kind else "shop_postgres")
+
+
+@contextlib.contextmanager
+def shop_with(param, request):
+    guard, kind = param
+    shop = Shop(guard, kind, database_for(kind, request))
+    try:
+        yield shop.prepare()
+    finally:
+        shop.close()
+
+
+@pytest.fixture(params=EVERYWHERE, ids="-".join)
+def shop(request):
+    """A shop for each guard, with a database of each kind."""
+    with shop_with(request.param, request) as found:
+        yield found
+
+
+@pytest.fixture(params=IN_SESSIONS, ids="-".join)
+def shop_in_session(request):
+    """One for each guard that has a session."""
+    with shop_with(request.param, request) as found:
+        yield found
+
+
+@pytest.fixture(params=TABLES, ids="-".join)
+def shop_with_table(request):
+    """One for each kind of database, with a table of what is done."""
+    with shop_with(request.param, request) as found:
+        yield found
+
+
+@pytest.fixture
+def shop_of(request):
+    """Makes one for a guard and a kind."""
+    with contextlib.ExitStack() as stack:
+        yield lambda guard, kind: stack.enter_context(shop_with((guard, kind), request))
 
 
 @pytest.fixture(scope="session")

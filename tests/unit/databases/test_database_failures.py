@@ -82,6 +82,7 @@ def of_sqlite(name, text=""):
         (of_sqlite("SQLITE_FULL"), Failure.OTHER, False),
         (of_sqlite("SQLITE_ERROR", "no such table: txmq_fence"), Failure.MISSING, False),
         (of_sqlite("SQLITE_ERROR", "no such column: owner"), Failure.CHANGED, False),
+        (of_sqlite("SQLITE_ERROR", "table d has no column named print"), Failure.CHANGED, False),
         (ConnectionResetError(104, "reset"), Failure.LOST, False),
         (TimeoutError(), Failure.LOST, False),
         (OSError(2, "no such file"), Failure.OTHER, False),

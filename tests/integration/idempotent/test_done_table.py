@@ -1,0 +1,235 @@
+"""The table of what is done: what it refuses, what its start sees, how it is cleaned."""
+
+import asyncio
+
+import pytest
+from resource_stage import ON_MARIADB, source_of
+from shop_stage import EFFECTS, MANY
+from sqlalchemy import insert, text
+from test_guard_contract import plain, until_it_is_done
+
+from txmq.databases.failures import Failure, failure
+from txmq.errors import ConfigError, FenceUnsafe, LimitExceeded, TableMissing, UsageError
+from txmq.idempotent.unique_key import UniqueKeyTable, redelivery_horizon_s
+
+NO_KEYS = ["", " ", "a ", "a\n", "a\0", "\ud800", "a\u00a0"]
+LONGEST = "长" * 255
+AGE_S = redelivery_horizon_s() + 1
+ROWS = 200
+
+
+def test_keys_of_any_letters_and_length_are_told_apart(shop_with_table):
+    names = ["a", "A", "ä", "a\u0308", "Å", " a", LONGEST, LONGEST[:-1] + "短", "%s :x ? '"]
+
+    async def story():
+        async with shop_with_table.stage() as stage:
+            done = []
+
+            async def notes(session, name):
+                done.append(name)
+
+            for name in names * 2:
+                await stage.call(stage.behind(notes), name)
+            assert done == names
+
+    asyncio.run(story())
+
+
+def test_what_no_database_would_tell_apart_is_no_key(shop_with_table):
+    async def story():
+        async with shop_with_table.stage() as stage:
+            function = stage.behind(plain(stage))
+            for each in NO_KEYS:
+                with pytest.raises(UsageError):
+                    await stage.call(function, each)
+            with pytest.raises(LimitExceeded):
+                await stage.call(function, LONGEST + "长")
+            with pytest.raises(UsageError, match="scope"):
+                await stage.call(stage.behind(plain(stage), scope="a "), "a")
+
+    asyncio.run(story())
+
+    assert shop_with_table.effects == []
+
+
+def test_a_missing_table_is_named_with_what_to_do(shop_with_table):
+    shop = shop_with_table
+    shop.order("DROP TABLE txmq_done")
+
+    async def story():
+        async with shop.stage() as stage:
+            with pytest.raises(TableMissing, match="txmq schema create"):
+                await stage.call(stage.behind(plain(stage)), "a")
+            with pytest.raises(TableMissing):
+                await stage.guard.verify()
+            with pytest.raises(TableMissing):
+                await stage.guard.clean(AGE_S)
+
+    asyncio.run(story())
+
+    assert shop.effects == []
+
+
+def test_an_older_table_is_told_from_ours(shop_with_table):
+    shop_with_table.order("ALTER TABLE txmq_done RENAME COLUMN fingerprint TO print")
+
+    async def story():
+        async with shop_with_table.stage() as stage:
+            with pytest.raises(TableMissing, match="this version"):
+                await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+    shop_with_table.order("DROP TABLE txmq_done")
+
+
+def test_a_start_sees_that_all_is_well_and_leaves_nothing(shop_with_table):
+    async def story():
+        async with shop_with_table.stage() as stage:
+            await stage.guard.verify()
+
+    asyncio.run(story())
+
+    assert shop_with_table.order("SELECT count(*) FROM txmq_done") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in MANY if "psycopg" not in each and "django" not in each]
+)
+def test_a_start_refuses_autocommit(shop_of, kind):
+    shop = shop_of("table", kind)
+
+    async def story():
+        async with shop.stage(isolation_level="AUTOCOMMIT") as stage:
+            with pytest.raises(FenceUnsafe, match="autocommit"):
+                await stage.guard.verify()
+
+    asyncio.run(story())
+
+    assert shop.order("SELECT count(*) FROM txmq_done") == [(0,)]
+
+
+def test_cleaning_removes_what_is_old_some_at_a_time(shop_with_table):
+    shop = shop_with_table
+
+    async def story():
+        async with shop.stage() as stage:
+            function = stage.behind(plain(stage))
+            for number in range(7):
+                await stage.call(function, f"old {number}")
+            shop.order("UPDATE txmq_done SET done_ms = done_ms - :age", age=int(AGE_S * 1000) + 1)
+            await stage.call(function, "young")
+            assert await stage.guard.clean(AGE_S + 60, batch=3) == 0
+            assert await stage.guard.clean(AGE_S, batch=3) == 7
+            assert await stage.guard.clean(AGE_S) == 0
+            await stage.call(function, "young")
+
+    asyncio.run(story())
+
+    assert shop.order("SELECT done_key FROM txmq_done") == [("young",)]
+    assert shop.effects.count("young") == 1
+
+
+def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
+    """D12."""
+
+    async def story():
+        async with shop_with_table.stage() as stage:
+            await stage.call(stage.behind(plain(stage)), "a")
+            for too_short in (0, -1, redelivery_horizon_s() - 1):
+                with pytest.raises(ConfigError, match="still needed"):
+                    await stage.guard.clean(too_short)
+            assert await stage.guard.clean(3600, horizon_s=60) == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["postgres-async", "psycopg-pool", *ON_MARIADB])
+def test_cleaning_beside_functions_hinders_nobody(shop_of, kind):
+    """Eight at work on new keys and old ones, and two who clean: no deadlock, no error."""
+    shop = shop_of("table", kind)
+    done = shop.done.table
+    rows = [
+        {"scope": "shop", "done_key": f"old {number}", "fingerprint": "", "done_ms": 1}
+        for number in range(ROWS)
+    ]
+    with shop.engine.begin() as connection:
+        connection.execute(insert(done), rows)
+
+    async def story():
+        async with shop.stage() as stage:
+            function = stage.behind(plain(stage))
+
+            async def works(worker):
+                for number in range(worker, ROWS, 8):
+                    for name in (f"new {number}", f"old {number}"):
+                        await until_it_is_done(stage, function, name)
+
+            async def cleans():
+                removed = 0
+                while removed < ROWS and not all(each.done() for each in working):
+                    removed += await stage.guard.clean(AGE_S, batch=7)
+
+            working = [asyncio.ensure_future(works(worker)) for worker in range(8)]
+            await asyncio.gather(*working, cleans(), cleans())
+            await stage.guard.clean(AGE_S)
+
+    asyncio.run(story())
+
+    new = [name for name in shop.effects if name.startswith("new")]
+    assert len(new) == len(set(new)) == ROWS
+    assert shop.order("SELECT count(*) FROM txmq_done WHERE done_ms = 1") == [(0,)]
+
+
+def test_cleaning_waits_for_nobody_who_holds_an_old_row(shop_of):
+    shop = shop_of("table", "postgres-async")
+    rows = [{"scope": "s", "done_key": key, "fingerprint": "", "done_ms": 1} for key in "abc"]
+
+    async def story():
+        async with shop.stage() as stage:
+            with shop.engine.connect() as busy:
+                busy.execute(text("SELECT 1 FROM txmq_done WHERE done_key = 'b' FOR UPDATE"))
+                assert await stage.guard.clean(AGE_S) == 2
+            assert await stage.guard.clean(AGE_S) == 1
+
+    with shop.engine.begin() as connection:
+        connection.execute(insert(shop.done.table), rows)
+    asyncio.run(story())
+
+
+def test_the_table_may_have_another_name_and_place(shop_of):
+    shop = shop_of("table", "postgres")
+    shop.order("CREATE SCHEMA IF NOT EXISTS aside")
+    shop.order("DROP TABLE IF EXISTS aside.done_here")
+
+    async def story():
+        async with source_of("postgres", shop.url, type("S", (), {"engine": {}})) as source:
+            guard = UniqueKeyTable(source, table="done_here", schema="aside")
+            with pytest.raises(TableMissing, match="aside.done_here"):
+                await guard.verify()
+            from txmq.idempotent.done import Done
+
+            for each in Done("done_here", "aside").ddl("postgresql"):
+                shop.order(each)
+            await guard.verify()
+
+    asyncio.run(story())
+    with pytest.raises(ConfigError):
+        UniqueKeyTable(shop.engine, table="done; DROP TABLE effects")
+
+
+def test_a_rule_of_the_shop_is_told_as_it_is_and_frees_the_key(shop_with_table):
+    async def story():
+        async with shop_with_table.stage() as stage:
+
+            async def breaks(session, name):
+                await stage.effect(session, f"{name}', 0) -- ")
+
+            with pytest.raises(Exception) as caught:
+                await stage.call(stage.behind(breaks), "a")
+            assert failure(caught.value) is Failure.REFUSED
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop_with_table.effects == ["a"]
+    assert EFFECTS.name == "effects"

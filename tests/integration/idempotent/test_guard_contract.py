@@ -1,0 +1,350 @@
+"""What every guard keeps to, with every kind of database: one suite, run for all of them."""
+
+import asyncio
+
+import pytest
+
+from txmq.databases.failures import Failure, failure
+from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
+from txmq.idempotent.guard import ATTEMPTS_MAX, idempotent
+from txmq.message import Later
+
+RESULTS = ["", "paid", "支付宝 ☂ '\"\\ \0", None, 0, False, 1.5, [], {"id": [1, None, {}]}]
+TOO_LARGE = "x" * 65_535
+UNFIT = [object(), {"a", "b"}, float("nan"), "\ud800", b"bytes"]
+CALLERS = 8
+
+
+class Refused(Exception):
+    """What an application raises."""
+
+
+class Undone(Exception):
+    """As a driver says it."""
+
+    sqlstate = "40001"
+
+
+def plain(stage):
+    """The function of most tests: one effect."""
+
+    async def work(session, name, *_):
+        await stage.effect(session, name)
+        return f"{name} is done"
+
+    return work
+
+
+async def until_it_is_done(stage, function, *args):
+    """As a message that comes again: also a server may need a moment to notice who is gone."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await stage.call(function, *args)
+            except KeyInProgress:
+                await asyncio.sleep(0.01)
+            except Exception as problem:
+                if failure(problem) is not Failure.RETRY:
+                    raise
+
+
+def test_what_is_done_is_not_done_again(shop):
+    async def story():
+        async with shop.stage() as stage:
+            function = stage.behind(plain(stage))
+            said = [await stage.call(function, name) for name in ("a", "b", "a", "a")]
+            again = "a is done" if getattr(stage.guard, "keeps_result", None) else None
+            assert said == ["a is done", "b is done", again, again]
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a", "b"]
+
+
+def test_another_process_knows_it_too(shop):
+    async def story():
+        for _ in range(2):
+            async with shop.stage() as stage:
+                await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_an_exception_frees_the_key(shop):
+    async def story():
+        async with shop.stage() as stage:
+
+            async def fails(session, name):
+                raise Refused
+
+            with pytest.raises(Refused):
+                await stage.call(stage.behind(fails), "a")
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_what_was_done_before_an_exception_is_undone_in_the_session(shop_in_session):
+    async def story():
+        async with shop_in_session.stage() as stage:
+
+            async def fails(session, name):
+                await stage.effect(session, name)
+                raise Refused
+
+            with pytest.raises(Refused):
+                await stage.call(stage.behind(fails), "a")
+            assert shop_in_session.effects == []
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop_in_session.effects == ["a"]
+
+
+def test_who_is_cancelled_frees_the_key(shop):
+    async def story():
+        async with shop.stage() as stage:
+            if stage.guard.is_blocking:
+                return
+            begun = asyncio.Event()
+
+            async def hangs(session, name):
+                begun.set()
+                await asyncio.Event().wait()
+
+            running = asyncio.ensure_future(stage.behind(hangs)("a"))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await stage.call(stage.behind(plain(stage)), "a")
+            assert shop.effects == ["a"]
+
+    asyncio.run(story())
+
+
+def test_who_is_killed_inside_leaves_no_trace_in_the_session(shop_in_session):
+    """P15, as the end of a process looks to the database."""
+
+    async def story():
+        async with shop_in_session.stage() as stage:
+
+            async def awaited():
+                async with stage.guard.attempt(stage.key("a"), scope="shop") as attempt:
+                    await stage.effect(attempt.session, "a")
+                    attempt.abandon()
+
+            def blocking():
+                with stage.guard.attempt(stage.key("a"), scope="shop") as attempt:
+                    stage.effect(attempt.session, "a").close()
+                    attempt.abandon()
+
+            await stage.call(blocking if stage.guard.is_blocking else awaited)
+            assert shop_in_session.effects == []
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop_in_session.effects == ["a"]
+
+
+def test_later_is_nothing_done_and_no_key(shop):
+    async def story():
+        async with shop.stage() as stage:
+
+            async def postpones(session, name):
+                return Later(reason="closed on Sundays")
+
+            said = await stage.call(stage.behind(postpones), "a")
+            assert said == Later(reason="closed on Sundays")
+            assert await stage.call(stage.behind(plain(stage)), "a") == "a is done"
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_another_scope_has_other_keys(shop):
+    async def story():
+        async with shop.stage() as stage:
+            for scope in ("one", "other", "one", "other"):
+                await stage.call(stage.behind(plain(stage), scope=scope), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"] * (2 if shop.can("scopes") else 1)
+
+
+def test_something_else_under_the_same_key_is_a_conflict(shop):
+    if not shop.can("conflicts"):
+        return
+
+    async def story():
+        async with shop.stage() as stage:
+            function = stage.behind(plain(stage), payload=lambda name, payload: payload)
+            await stage.call(function, "a", "100 €")
+            with pytest.raises(KeyConflict):
+                await stage.call(function, "a", "200 €")
+            for same in ("100 €", "100 €".encode(), None):
+                await stage.call(function, "a", same)
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_a_result_is_told_again(shop):
+    if not shop.can("results"):
+        return
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def answers(session, name, answer=None):
+                return answer
+
+            function = stage.behind(answers, keeps_result=True)
+            for number, each in enumerate(RESULTS):
+                assert await stage.call(function, f"key {number}", each) == each
+                assert await stage.call(function, f"key {number}") == each
+
+    asyncio.run(story())
+
+
+def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
+    shop = shop_in_session
+    if not shop.can("results"):
+        return
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def answers(session, name, answer):
+                await stage.effect(session, name)
+                return answer
+
+            function = stage.behind(answers, keeps_result=True)
+            with pytest.raises(LimitExceeded):
+                await stage.call(function, "a", TOO_LARGE)
+            for each in UNFIT:
+                with pytest.raises(UsageError, match="JSON"):
+                    await stage.call(function, "a", each)
+            assert shop.effects == []
+            assert await stage.call(function, "a", TOO_LARGE[:60_000]) == TOO_LARGE[:60_000]
+            assert await stage.call(function, "a", "new") == TOO_LARGE[:60_000]
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_a_guard_without_room_for_results_says_so_at_once(shop):
+    async def story():
+        async with shop.stage() as stage:
+            if shop.can("results"):
+                return
+            with pytest.raises(ConfigError, match="keeps its result"):
+                stage.behind(plain(stage), keeps_result=True)
+
+    asyncio.run(story())
+
+
+def test_who_comes_while_somebody_is_at_work_is_told_so(shop):
+    if not shop.can("tells at once"):
+        return
+
+    async def story():
+        async with shop.stage(**shop.impatient) as stage:
+            told = []
+
+            async def comes_again(name):
+                with pytest.raises(KeyInProgress):
+                    await stage.call(function, name)
+                told.append(name)
+
+            async def works(session, name):
+                await stage.effect(session, name)
+                await stage.outside(comes_again(name))
+
+            function = stage.behind(works)
+            await stage.call(function, "a")
+            assert told == ["a"]
+            await stage.call(function, "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_of_many_at_once_one_does_it(shop):
+    async def story():
+        async with shop.stage() as stage:
+            function = stage.behind(plain(stage))
+
+            callers = (until_it_is_done(stage, function, "a") for _ in range(CALLERS))
+            await asyncio.gather(*callers)
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+def test_what_the_database_has_undone_is_tried_again_at_once(shop):
+    async def story():
+        async with shop.stage() as stage:
+            calls = []
+
+            async def undone_at_first(session, name):
+                calls.append(name)
+                if calls.count(name) < ATTEMPTS_MAX:
+                    raise Undone
+                await stage.effect(session, name)
+
+            async def undone_always(session, name):
+                calls.append(name)
+                raise Undone
+
+            await stage.call(stage.behind(undone_at_first), "a")
+            with pytest.raises(Undone):
+                await stage.call(stage.behind(undone_always), "b")
+            assert calls == ["a"] * ATTEMPTS_MAX + ["b"] * ATTEMPTS_MAX
+            await stage.call(stage.behind(plain(stage)), "b")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a", "b"]
+
+
+def test_a_function_of_the_other_colour_is_refused_at_the_start(shop):
+    async def story():
+        async with shop.stage() as stage:
+
+            async def awaited(session):
+                pass
+
+            def blocking(session):
+                pass
+
+            wrong = awaited if stage.guard.is_blocking else blocking
+            with pytest.raises(ConfigError, match="another source"):
+                idempotent(stage.guard, key=str)(wrong)
+
+    asyncio.run(story())
+
+
+def test_what_is_no_key_is_refused(shop):
+    async def story():
+        async with shop.stage() as stage:
+            for each in (None, b"a", 7, object()):
+                function = stage.behind(plain(stage), key=lambda name, key=each: key)
+                with pytest.raises(UsageError):
+                    await stage.call(function, "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == []

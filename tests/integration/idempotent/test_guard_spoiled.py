@@ -1,0 +1,118 @@
+"""Functions that end the transaction of their guard, or go on in a broken one."""
+
+import asyncio
+import contextlib
+
+import pytest
+from resource_stage import said
+from shop_stage import IN_SESSIONS, SOAK, effect
+from test_guard_contract import plain
+
+from txmq.errors import OutcomeUnknown, ResourceError, TransactionBroken
+
+KEEPS = pytest.mark.parametrize("keeps", [False, True] if SOAK else [True])
+ON_POSTGRES = [each for each in IN_SESSIONS if each[1].startswith(("postgres", "psycopg"))]
+ENDS = [(each, "ROLLBACK") for each in IN_SESSIONS]
+ENDS += [(each, end) for each in ON_POSTGRES for end in ("ROLLBACK AND CHAIN", "ABORT; BEGIN")]
+
+
+def keeping(shop, keeps):
+    return {"keeps_result": True} if keeps and shop.can("results") else {}
+
+
+async def goes_on(session, name):
+    """Where somebody watches, nobody gets on after an end."""
+    with contextlib.suppress(Exception):
+        await said(session, effect(name))
+
+
+@KEEPS
+@pytest.mark.parametrize("says_more", [False, True])
+def test_a_commit_inside_is_noticed_and_nothing_is_done_twice(shop_in_session, keeps, says_more):
+    shop = shop_in_session
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def commits(session, name):
+                await stage.effect(session, name)
+                await said(session, "COMMIT")
+                if says_more:
+                    await goes_on(session, "late")
+
+            with pytest.raises(OutcomeUnknown, match="ended inside"):
+                await stage.call(stage.behind(commits, **keeping(shop, keeps)), "a")
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+@KEEPS
+@pytest.mark.parametrize(("param", "end"), ENDS)
+def test_what_follows_a_rollback_inside_is_not_committed_without_its_key(
+    shop_of, param, end, keeps
+):
+    shop = shop_of(*param)
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def rolls_back(session, name):
+                await stage.effect(session, name)
+                await said(session, end)
+                await goes_on(session, "late")
+
+            with pytest.raises(ResourceError):
+                await stage.call(stage.behind(rolls_back, **keeping(shop, keeps)), "a")
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+@KEEPS
+def test_an_error_that_was_caught_inside_cannot_look_like_a_commit(shop_in_session, keeps):
+    shop = shop_in_session
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def breaks(session, name):
+                await stage.effect(session, name)
+                with contextlib.suppress(Exception):
+                    await said(session, effect("late", amount=-1))
+
+            function = stage.behind(breaks, **keeping(shop, keeps))
+            if shop.kind.startswith(("sqlite", "mysql")):
+                await stage.call(function, "a")  # One failed statement, and the others stand.
+                return
+            with pytest.raises(TransactionBroken):
+                await stage.call(function, "a")
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+@KEEPS
+def test_a_savepoint_that_is_left_open_is_no_end(shop_in_session, keeps):
+    shop = shop_in_session
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def saves(session, name):
+                await said(session, "SAVEPOINT here")
+                await stage.effect(session, name)
+
+            function = stage.behind(saves, **keeping(shop, keeps))
+            for _ in range(2):
+                await stage.call(function, "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]

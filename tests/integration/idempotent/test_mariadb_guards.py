@@ -1,0 +1,32 @@
+"""What MariaDB alone does to a guard's transaction."""
+
+import asyncio
+
+import pytest
+from resource_stage import ON_MARIADB, said
+from shop_stage import effect
+from test_guard_contract import plain
+
+from txmq.errors import OutcomeUnknown
+
+
+@pytest.mark.parametrize("kind", ON_MARIADB[:1])
+@pytest.mark.parametrize("guard", ["table", "version"])
+def test_a_statement_that_ends_the_transaction_by_the_way_is_noticed(shop_of, guard, kind):
+    shop = shop_of(guard, kind)
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def makes_a_table(session, name):
+                await stage.effect(session, name)
+                await said(session, "CREATE OR REPLACE TABLE made_meanwhile (id INTEGER)")
+                await said(session, effect("late"))
+
+            with pytest.raises(OutcomeUnknown, match="ended inside"):
+                await stage.call(stage.behind(makes_a_table), "a")
+            await stage.call(stage.behind(plain(stage)), "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]

@@ -1,0 +1,71 @@
+"""What is compared and kept of a call."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.errors import LimitExceeded, UsageError
+from txmq.idempotent.verdict import Verdict, decoded, encoded, fingerprint, judged
+from txmq.limits import STORED_RESULT_BYTES_MAX
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_what_json_can_carry_comes_back_or_is_refused(result):
+    try:
+        kept = encoded(result)
+    except UsageError:
+        return  # A lone surrogate in a name: no database would take it.
+    assert decoded(kept) == result
+    assert "\0" not in kept
+
+
+@pytest.mark.parametrize("unfit", [object(), {1, 2}, b"", float("inf"), "\ud800", {"\ud800": 1}])
+def test_what_no_database_would_keep_is_refused(unfit):
+    with pytest.raises(UsageError, match="JSON"):
+        encoded(unfit)
+
+
+def test_the_bound_counts_bytes():
+    fits = "é" * (STORED_RESULT_BYTES_MAX // 2 - 1)
+
+    assert decoded(encoded(fits)) == fits
+    with pytest.raises(LimitExceeded):
+        encoded(fits + "é")
+
+
+@given(st.text(st.characters()), st.text(st.characters()))
+def test_payloads_have_the_same_print_if_they_are_the_same(one, other):
+    assert (fingerprint(one) == fingerprint(other)) is (one == other)
+
+
+def test_bytes_and_their_text_are_the_same_payload():
+    prints = {fingerprint(each) for each in ("ä", "ä".encode(), bytearray("ä".encode()))}
+
+    assert len(prints) == 1
+    assert fingerprint(None) == ""
+    assert fingerprint("") != ""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "found"),
+    [
+        ("a", "a", (Verdict.DONE, "1")),
+        ("a", "b", (Verdict.CONFLICT, None)),
+        ("", "b", (Verdict.DONE, "1")),
+        ("a", "", (Verdict.DONE, "1")),
+    ],
+)
+def test_only_two_prints_can_differ(ours, theirs, found):
+    told = judged(ours, theirs, "1")
+
+    assert (told.verdict, told.result) == found

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from txmq.client.telemetry import Telemetry
     from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
     from txmq.outbox import Outbox
+    from txmq.outbox.relay import Relay
+    from txmq.outbox.settings import RelaySettings
     from txmq.transaction.listener import HalfMessage, TransactionListener
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.manager_current import Transaction
@@ -77,6 +79,8 @@ __all__ = [
     "Queue",
     "QueueOffset",
     "ReceivedMessage",
+    "Relay",
+    "RelaySettings",
     "Reply",
     "SQLResource",
     "ScheduledPull",
@@ -121,6 +125,8 @@ _LATER: Final = {
     "SendResult": "txmq.client.values",
     "SendStatus": "txmq.client.values",
     "Outbox": "txmq.outbox",
+    "Relay": "txmq.outbox.relay",
+    "RelaySettings": "txmq.outbox.settings",
     "HalfMessage": "txmq.transaction.listener",
     "TransactionListener": "txmq.transaction.listener",
     "TransactionManager": "txmq.transaction.manager",
@@ -136,7 +142,12 @@ _LATER: Final = {
 }
 
 
-_WITH_SQL: Final = {"txmq.outbox", "txmq.transaction.resources"}
+_WITH_SQL: Final = {
+    "txmq.outbox",
+    "txmq.outbox.relay",
+    "txmq.outbox.settings",
+    "txmq.transaction.resources",
+}
 
 
 def __getattr__(name: str) -> object:

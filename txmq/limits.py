@@ -213,3 +213,15 @@ LANE_CHARS_MAX: Final = 255
 
 MESSAGE_ID_CHARS_MAX: Final = 255
 """A message's id in an outbox; ours have 32, and whoever brings one brings no novel."""
+
+OUTBOX_LANES_KEPT: Final = 50_000
+"""Lanes of which a relay remembers how far it has come, of some 300 bytes each; one that is
+forgotten is looked up anew."""
+
+OUTBOX_RESTING_MAX: Final = 10_000
+"""Rows and lanes that a relay lets rest because nobody takes their messages; of one more, the first
+is tried again early."""
+
+RELAY_THREADS: Final = 4
+"""Statements of a relay at once where its database blocks: it reads, deletes, renews its lease, and
+somebody asks for figures."""

@@ -141,6 +141,27 @@ CHECKS = {
         10.0,
         is_most=False,
     ),
+    "relay_latency": Check(
+        "milliseconds from a commit until the message can be consumed, half of the time",
+        "relay",
+        "latency_ms",
+        20,
+        is_most=True,
+    ),
+    "relay_held": Check(
+        "rows without a lane per second with a snapshot held over those without",
+        "relay",
+        "held_over_free",
+        0.8,
+        is_most=False,
+    ),
+    "relay_held_laned": Check(
+        "the same of rows in lanes",
+        "relay",
+        "held_over_free_laned",
+        0.8,
+        is_most=False,
+    ),
     "resolve_flat": Check(
         "transactions of dead services decided per second, of 100,000 over of 10,000",
         "resolve",

@@ -27,6 +27,7 @@ from bench_guards import guards
 from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
+from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart
 from bench_sends import floor, ratios, sends
@@ -47,6 +48,7 @@ SECTIONS = {
     "idle": idle,
     "producer": producer,
     "resolve": resolve,
+    "relay": relay,
     "restart": restart,
     "consumer": consumer,
     "soak": soak,
@@ -71,6 +73,9 @@ class Plan:
     late_messages: int = 100
     resolved: int = 100_000
     resolutions: int = 3
+    relayed: int = 10_000
+    relay_turns: int = 7
+    committed: int = 300
     consumed: int = 200_000
     soak_s: int = 300
     is_full: bool = False
@@ -100,6 +105,9 @@ def plan_for(options):
             late_messages=5,
             resolved=2_000,
             resolutions=2,
+            relayed=3_000,
+            relay_turns=3,
+            committed=40,
             consumed=30_000,
             soak_s=5,
             is_full=options.full,

@@ -27,6 +27,11 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
         "resolve": {"many_over_few": {"median": 0.79}},
+        "relay": {
+            "latency_ms": {"median": 20},
+            "held_over_free": {"median": 0.8},
+            "held_over_free_laned": {"median": 0.79},
+        },
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
             "cpu_over_send": {"median": 2.2},
@@ -64,6 +69,8 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "delays_burst",
         "producer_rate",
         "consumer_rate",
+        "relay_latency",
+        "relay_held",
     }
     assert found.keys() == CHECKS.keys()
 
@@ -196,3 +203,19 @@ def test_a_quick_run_tells_what_a_guard_costs():
             assert all(figures[way]["calls_per_s"] > 0 for way in ("bare", "guarded", "again"))
             assert figures["guarded_over_bare"]["median"] > 0
     assert document["checks"].keys() == {"guarded_session"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_tells_how_fast_an_outbox_is_emptied():
+    command = [sys.executable, str(RUN), "--quick", "--only", "relay"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    document = json.loads(done.stdout)
+    measured = document["relay"]
+    for kind in ("loose", "laned"):
+        assert measured["relay"][kind]["rows_per_s"]["median"] > 0
+        assert measured["relay"][kind]["rows_per_s_held"]["median"] > 0
+    assert 0 < measured["relay"]["latency_ms"]["p50"] <= measured["relay"]["latency_ms"]["p99"]
+    assert measured["polling"]["loose"]["rows_per_s"]["median"] > 0
+    assert document["checks"].keys() == {"relay_latency", "relay_held", "relay_held_laned"}

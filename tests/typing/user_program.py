@@ -41,6 +41,8 @@ from txmq import (
     Queue,
     QueueOffset,
     ReceivedMessage,
+    Relay,
+    RelaySettings,
     Reply,
     ScheduledPull,
     SendResult,
@@ -259,6 +261,16 @@ def add_at_once(session: Session, order: Message) -> list[str]:
     with create_engine("sqlite://").begin() as connection:
         one: str = outbox.add(connection, order)
     return [one, *outbox.add_many(session, [order], lane="account-1")]
+
+
+async def publish(names: str) -> int:
+    """A program that does nothing but to send what is in an outbox."""
+    settings = RelaySettings(on_poison="dead_letter", dead_letter_topic="Dead", lease_s=5.0)
+    engine = create_engine("sqlite://")
+    async with Client(names) as client, Relay(engine, client, settings, outbox=Outbox()) as relay:
+        await relay.wait()
+        print((await relay.waiting()).oldest_s)
+        return relay.tally.published
 
 
 async def serve(names: str) -> None:

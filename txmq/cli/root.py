@@ -8,6 +8,7 @@ import txmq
 from txmq.cli import cluster, config, dlq, group, message, schema, topic, tx, xa
 from txmq.cli.names import names
 from txmq.cli.output import say
+from txmq.cli.relay import relay
 from txmq.cli.resolve import resolve
 from txmq.cli.serve import serve
 
@@ -26,6 +27,7 @@ app.add_typer(message.app, name="message")
 app.add_typer(tx.app, name="tx")
 app.command()(resolve)
 app.add_typer(xa.app, name="xa")
+app.command()(relay)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(schema.app, name="schema")

@@ -244,7 +244,12 @@ def _rows(name: str, schema: str | None, metadata: MetaData) -> Table:
         # An id that was given out again could be deleted by whoever still means the first one.
         sqlite_autoincrement=True,
     )  # fmt: skip
-    Index(f"{name}_read", table.c.slot, table.c.id)
+    # Relays read on by the primary key, and look for what is before a row in its lane by this one.
+    has_lane = table.c.lane.is_not(None)
+    Index(
+        f"{name}_read", table.c.slot, table.c.lane, table.c.id,
+        postgresql_where=has_lane, sqlite_where=has_lane,
+    )  # fmt: skip
     return table
 
 

@@ -35,6 +35,8 @@ DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 CORRELATION_ID: Final = "CORRELATION_ID"
 FENCE: Final = "TXMQ_FENCE"
+OUTBOX: Final = "TXMQ_OUTBOX"
+"""The outbox table and the row that a message comes from."""
 
 _NAME_END: Final = "\x01"
 _PAIR_END: Final = "\x02"

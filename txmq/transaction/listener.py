@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import RollBack, UsageError
 from txmq.message import Message, ReceivedMessage
+from txmq.runtime.threads import Runner
 from txmq.transaction.state import LocalTransactionState
-from txmq.transaction.threads import Runner
 
 __all__ = [
     "Called",

@@ -22,6 +22,7 @@ from txmq.message import Message
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.threads import Runner
 from txmq.transaction.listener import HalfMessage
 from txmq.transaction.manager_branch import (
     Attempts,
@@ -40,7 +41,6 @@ from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState, TransactionOutcome
 from txmq.transaction.story import Step, note
 from txmq.transaction.tally import TransactionTally
-from txmq.transaction.threads import Runner
 
 __all__ = ["Begun", "TransactionManager"]
 

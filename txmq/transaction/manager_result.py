@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from txmq.errors import ConfigError, OutcomeUnknown, RollBack, TransactionConflict, UsageError
 from txmq.limits import LATE_SECONDS_MAX
 from txmq.message import Message
+from txmq.runtime.threads import Runner
 from txmq.transaction.listener import Draft, Half, HalfMessage
 from txmq.transaction.manager_branch import Attempts, Branch, Call, LocalTransaction, Work
 from txmq.transaction.manager_current import refuse_another
@@ -25,7 +26,6 @@ from txmq.transaction.manager_message import Shape
 from txmq.transaction.producer import TransactionProducer
 from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionState
-from txmq.transaction.threads import Runner
 
 __all__ = ["Late", "LateWork", "explain", "settled"]
 

@@ -16,6 +16,7 @@ from txmq.client.watch import Ending
 from txmq.errors import OutcomeUnknown, UsageError
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.runtime.tasks import Tasks
+from txmq.runtime.threads import Runner, Threads
 from txmq.transaction.checks import Checks
 from txmq.transaction.ends import Ends, Heard
 from txmq.transaction.listener import Called, Half, HalfMessage, Said, TransactionListener
@@ -28,7 +29,6 @@ from txmq.transaction.state import (
 )
 from txmq.transaction.story import Step, Stories, note
 from txmq.transaction.tally import TransactionTally
-from txmq.transaction.threads import Runner, Threads
 from txmq.transaction.underway import Underway
 
 __all__ = ["Opened"]

@@ -36,6 +36,7 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.threads import Runner
 from txmq.transaction.ends import Heard
 from txmq.transaction.listener import (
     Draft,
@@ -53,7 +54,6 @@ from txmq.transaction.state import (
 )
 from txmq.transaction.story import Step, Stories, note
 from txmq.transaction.tally import TransactionTally
-from txmq.transaction.threads import Runner
 
 __all__ = ["DecideHalf", "TransactionProducer"]
 

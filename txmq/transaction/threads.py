@@ -1,75 +1,15 @@
-"""Where plain functions run that the loop must not wait for: in threads, or where somebody waits.
-
-The threads are daemons: a function that never returns keeps its thread and nothing else, neither
-others from being run nor the program from ending. That is why they are not an executor's.
-"""
+"""Where plain functions run for the loop: in a thread that waits for it and has nothing to do."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from queue import SimpleQueue
-from typing import Protocol, TypeAlias
 
 from txmq import background
+from txmq.runtime.threads import Job, called, fail, soon
 
-__all__ = ["Here", "Runner", "Threads"]
-
-Job: TypeAlias = tuple[asyncio.Future[object], Callable[[], object]]
-
-
-class Runner(Protocol):
-    """Whoever runs plain functions for the loop."""
-
-    def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
-        """Have a function called; it runs to its end, also where nobody waits for that any more."""
-        ...
-
-
-class Threads:
-    """Some threads, begun as they are needed and kept until the end.
-
-    Args:
-        name: What they are called.
-        count: The most there may be; what is to be run beyond waits for one.
-    """
-
-    def __init__(self, name: str, count: int) -> None:
-        self._name = name
-        self._count = count
-        self._started = 0
-        self._wanted = 0
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-
-    def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
-        """See :meth:`Runner.run`."""
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._wanted += 1
-        if self._wanted > self._started and self._started < self._count:
-            self._started += 1
-            name = f"{self._name}-{self._started}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
-        self._jobs.put((future, work))
-        return future
-
-    def close(self) -> None:
-        """Let them end, each once its function returns."""
-        for _ in range(self._started):
-            self._jobs.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            tell, _ = _called(*job)
-            _soon(job[0], partial(self._returned, tell))
-            del job, tell  # Nothing is kept while it waits for the next.
-
-    def _returned(self, tell: Callable[[], None]) -> None:
-        self._wanted -= 1
-        tell()
+__all__ = ["Here"]
 
 
 class Here(background.Here):
@@ -95,7 +35,7 @@ class Here(background.Here):
         self._is_abandoned = True
         while self._jobs:
             future, _ = self._jobs.popleft()
-            _fail(future, RuntimeError("whoever was to run a function was interrupted"))
+            fail(future, RuntimeError("whoever was to run a function was interrupted"))
 
     def serve(self) -> None:
         """Run what is wanted until there is nothing more to wait for.
@@ -109,45 +49,8 @@ class Here(background.Here):
             while self._jobs:
                 # It stays there until it is told of: Ctrl-C may come at any moment.
                 job = self._jobs[0]
-                tell, interruption = _called(*job)
-                _soon(job[0], tell)
+                tell, interruption = called(*job)
+                soon(job[0], tell)
                 if interruption is not None:
                     raise interruption
                 self._jobs.popleft()
-
-
-def _called(
-    future: asyncio.Future[object], work: Callable[[], object]
-) -> tuple[Callable[[], None], BaseException | None]:
-    """How the future is to be told, and what ends more than the function."""
-    try:
-        return partial(_succeed, future, work()), None
-    except StopIteration as problem:
-        # No future can hold it: whoever awaits it would wait for ever.
-        return partial(_fail, future, _wrapped(problem)), None
-    except Exception as problem:  # noqa: BLE001 - told to whoever waits
-        return partial(_fail, future, problem), None
-    except BaseException as problem:  # noqa: BLE001 - likewise; the loop itself shall not end of it
-        return partial(_fail, future, _wrapped(problem)), problem
-
-
-def _wrapped(problem: BaseException) -> RuntimeError:
-    wrapped = RuntimeError(f"a function raised {type(problem).__name__}")
-    wrapped.__cause__ = problem
-    return wrapped
-
-
-def _soon(future: asyncio.Future[object], tell: Callable[[], None]) -> None:
-    # Where the loop is closed nobody is left to be told.
-    with suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(tell)
-
-
-def _succeed(future: asyncio.Future[object], result: object) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[object], problem: BaseException) -> None:
-    if not future.done():
-        future.set_exception(problem)

@@ -240,7 +240,7 @@ def test_without_the_extra_it_says_what_to_install(resolve, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "txmq.transaction.resources", None)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    monkeypatch.delitem(sys.modules, "txmq.transaction.resources.schema", raising=False)
+    monkeypatch.delitem(sys.modules, "txmq.databases.engines", raising=False)
     monkeypatch.delitem(sys.modules, "txmq.transaction.resources", raising=False)
 
     result = resolve()

@@ -19,9 +19,10 @@ from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPI
 from txmq import blocking
 from txmq.config import Duration
 from txmq.errors import OutcomeUnknown, RollBack
+from txmq.runtime.threads import Threads
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
-from txmq.transaction.threads import Here, Threads
+from txmq.transaction.threads import Here
 
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
 HURRIED = BrokerSettings(

@@ -23,12 +23,12 @@ from txmq.databases.sources import door_of
 from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.threads import Threads
 from txmq.transaction.resources import steps
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
 from txmq.transaction.resources.local import Local
 from txmq.transaction.resources.together import Together
 from txmq.transaction.state import LocalTransactionState
-from txmq.transaction.threads import Threads
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -15,13 +15,13 @@ from txmq.errors import DatabaseFailed
 from txmq.limits import XA_THREADS
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.entropy import Entropy
+from txmq.runtime.threads import Threads
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.prepared import can_name, gid_of
 from txmq.transaction.resources.sql import SQLResource
 from txmq.transaction.resources.xa_local import Branch
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
-from txmq.transaction.threads import Threads
 
 __all__ = ["AT_ONCE_S", "SecondPhase", "within"]
 

@@ -1,0 +1,279 @@
+"""Whatever commits when, and whatever becomes of sends: lanes keep their order, and all is sent.
+
+The database is a model: ids are given before commits are made, writers of one lane wait for each
+other, and a read sees what was committed when it began, also if something is deleted meanwhile.
+"""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from txmq.databases.door import drive
+from txmq.outbox.finishing import Done
+from txmq.outbox.lanes import Lanes
+from txmq.outbox.ledger import Page
+from txmq.outbox.reading import Reading
+from txmq.outbox.settings import RelaySettings
+from txmq.outbox.slots import Slots
+
+LANES = ["a", "b", "c"]
+TOPICS = ["T", "U"]
+SLOTS = {"a": 0, "b": 1, "c": 1, None: 2}
+
+
+@dataclass
+class Stored:
+    id: int
+    lane: str | None
+    topic: str
+    is_committed: bool = False
+    is_deleted: bool = False
+    is_failed: bool = False
+
+    def read(self, there):
+        slot = SLOTS[self.lane]
+        told = "", "[]", "{}", 0, None, b"x"
+        return self.id, slot, self.lane, f"M{self.id}", self.topic, *told, there
+
+
+class Base:
+    """A ledger over a list; while it reads, something else may happen."""
+
+    def __init__(self):
+        self.rows = []
+        self.meanwhile = lambda: None
+
+    def _page(self, wanted, count):
+        seen = [
+            each
+            for each in self.rows
+            if each.is_committed and not each.is_deleted and not each.is_failed and wanted(each)
+        ]
+        seen.sort(key=lambda each: each.id)
+        chosen = seen[:count]
+        self.meanwhile()
+        return Page([each.read(len(chosen)) for each in chosen], len(chosen) >= count)
+
+    async def forward(self, slots, low, count, size):
+        return self._page(lambda row: row.id > low and SLOTS[row.lane] in slots, count)
+
+    async def sweep(self, slots, low, high, known, behind, count, size):
+        known, behind = set(known), set(behind)
+        return self._page(
+            lambda row: (
+                low < row.id <= high
+                and SLOTS[row.lane] in slots
+                and row.id not in known
+                and row.lane not in behind
+            ),
+            count,
+        )
+
+    async def lanes(self, asked, high, count, size):
+        seen = {each.lane: each.seen for each in asked}
+        return self._page(
+            lambda row: row.lane in seen and seen[row.lane] < row.id <= high, min(count, 6)
+        )
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Relaying(RuleBasedStateMachine):
+    begun = Bundle("transactions")
+    loads = Bundle("loads")
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.clock, self.done = Base(), Clock(), Done()
+        self.lanes = Lanes(8, 3, 3, 1_000)
+        self.slots = Slots(10.0)
+        self.reading = Reading(
+            self.base, self.lanes, self.slots, self.done, RelaySettings(), self.clock, "o"
+        )
+        self.locked = {}
+        self.next_id = 1
+        self.sent = []
+        self.flying = []
+        self.is_disturbed = False
+        self.take_slots({0, 1, 2})
+
+    def take_slots(self, held):
+        change = self.slots.renewed(held, 1, self.clock.now)
+        self.lanes.lose(change.lost)
+        if change.taken:
+            self.lanes.open(change.taken)
+            self.reading.restart()
+
+    # The writers
+
+    @rule(
+        target=begun,
+        lane=st.sampled_from([None, *LANES]),
+        topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4),
+    )
+    def begin(self, lane, topics):
+        if lane is not None and lane in self.locked:
+            return []
+        if lane is not None:
+            self.locked[lane] = True
+        rows = [Stored(self.next_id + at, lane, topic) for at, topic in enumerate(topics)]
+        self.next_id += len(rows)
+        self.base.rows += rows
+        return rows
+
+    @rule(rows=consumes(begun), commits=st.booleans())
+    def end(self, rows, commits):
+        for each in rows:
+            each.is_committed = commits
+            self.locked.pop(each.lane, None)
+        if rows and not commits:
+            self.base.rows = [each for each in self.base.rows if each not in rows]
+
+    @rule(
+        lane=st.sampled_from([None, *LANES]),
+        topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4),
+    )
+    def transact(self, lane, topics):
+        self.end(self.begin(lane, topics), True)
+
+    # The relay
+
+    @rule(reason=st.booleans(), deletes=st.booleans())
+    def look(self, reason, deletes):
+        self.base.meanwhile = self.delete if deletes else lambda: None
+        drive(self.reading.look(has_reason=reason))
+        self.base.meanwhile = lambda: None
+
+    @rule(target=loads, reason=st.booleans())
+    def work(self, reason):
+        self.look(reason, False)
+        return self.take()
+
+    @rule(target=loads)
+    def take(self):
+        load = self.lanes.take(self.clock.now)
+        rows = [] if load is None else load.rows
+        for row in rows:
+            self.see_nothing_is_overtaken(row)
+            assert self.is_disturbed or row.id not in self.published, "it is sent twice"
+            self.sent.append(row.id)
+        self.flying += rows
+        return rows
+
+    def see_nothing_is_overtaken(self, row):
+        if row.lane is None:
+            return
+        before = [
+            each.id
+            for each in self.base.rows
+            if each.lane == row.lane and each.is_committed and each.id < row.id
+            and not each.is_deleted and not each.is_failed and each.id not in self.published
+        ]  # fmt: skip
+        missing = set(before) - {each.id for each in self.flying} - set(self.sent)
+        assert not missing, f"{row.id} overtakes {missing}"
+
+    @property
+    def published(self):
+        return {each.id for each in self.base.rows if each.is_deleted} | set(self.done._slots)
+
+    def land_some(self, rows, count, then):
+        self.flying = [each for each in self.flying if each not in rows]
+        self.done.add(rows[:count])
+        self.lanes.land(rows[:count])
+        then(rows[count:])
+
+    @rule(rows=consumes(loads), count=st.integers(0, 4))
+    def land(self, rows, count):
+        def back(rest):
+            for each in rest:
+                self.sent.remove(each.id)
+            self.lanes.give_back(rest)
+
+        self.land_some(rows, count, back)
+
+    @rule(rows=consumes(loads))
+    def refuse(self, rows):
+        for each in rows:
+            self.sent.remove(each.id)
+        self.flying = [each for each in self.flying if each not in rows]
+        if len(rows) == 1:
+            self.lanes.rest(rows[0], self.clock.now + 60)
+        else:
+            for each in rows:
+                each.is_alone = True
+            self.lanes.give_back(rows)
+
+    @rule()
+    def delete(self):
+        ids = self.done.some()
+        for each in self.base.rows:
+            if each.id in ids:
+                each.is_deleted = True
+        self.done.drop(ids)
+
+    @rule(seconds=st.sampled_from([0.01, 0.6]))
+    def tick(self, seconds):
+        self.clock.now += seconds
+
+    @rule(reason=st.booleans())
+    def wake(self, reason):
+        """What rested has rested long enough."""
+        self.clock.now += 70
+        self.look(reason, False)
+
+    @rule(lane=st.sampled_from(LANES), kind=st.sampled_from(["lost", "paused", "repaired"]))
+    def have_trouble(self, lane, kind):
+        if kind == "paused":
+            self.lanes.pause("T", self.clock.now + 2)
+            return
+        self.is_disturbed = True
+        if kind == "lost":
+            # Some are lost and come back; what is on its way meanwhile is not waited for.
+            self.take_slots({0, 1, 2} - {SLOTS[lane]})
+            self.take_slots({0, 1, 2})
+        else:
+            self.delete_the_first_of(lane)
+
+    def delete_the_first_of(self, lane):
+        ours = {each.id for each in self.flying} | set(self.sent)
+        waiting = [
+            each
+            for each in self.base.rows
+            if each.lane == lane and each.is_committed and not each.is_deleted
+        ]
+        if waiting and waiting[0].id not in ours:
+            waiting[0].is_deleted = True
+
+    @invariant()
+    def there_is_no_more_than_may_be(self):
+        assert len(self.lanes) <= 8 + len(self.flying)
+
+    def teardown(self):
+        """In the end everything is sent that is committed."""
+        for load in list(self.flying):
+            self.flying.remove(load)
+            if self.lanes.is_ours(load):
+                self.sent.remove(load.id)
+                self.lanes.give_back([load])
+        for _ in range(60):
+            self.tick(7.0)
+            self.look(True, False)
+            while rows := self.take():
+                self.land_some(rows, len(rows), lambda rest: None)
+            self.delete()
+            left = [each.id for each in self.base.rows if each.is_committed and not each.is_deleted]
+            if not left:
+                break
+        assert left == []
+        assert len(self.lanes) == 0
+
+
+TestRelaying = Relaying.TestCase
+TestRelaying.settings = settings(stateful_step_count=40)

@@ -1,0 +1,137 @@
+"""``txmq relay``: publishes what is committed to an outbox, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from txmq.background import fast_loop
+from txmq.cli import logs
+from txmq.cli.asking import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
+from txmq.cli.figures import figures_at
+from txmq.cli.output import say
+from txmq.cli.schema import Database, told
+from txmq.cli.stopping import at_signals
+from txmq.errors import DatabaseFailed, LimitExceeded, LocalProtocolError
+
+if TYPE_CHECKING:
+    from txmq.outbox.relay import Relay
+    from txmq.outbox.settings import RelaySettings
+    from txmq.outbox.table import Outbox
+
+__all__ = ["relay"]
+
+
+def relay(
+    *,
+    database: Database,
+    outbox: Annotated[str, typer.Option("--outbox", help="The outbox table.")] = "txmq_outbox",
+    schema: Annotated[
+        str | None, typer.Option("--schema", help="Where it is, unless where sessions look first.")
+    ] = None,
+    group: Annotated[
+        str, typer.Option("--group", help="The producer group that messages are sent by.")
+    ] = "txmq_relay",
+    on_poison: Annotated[
+        str,
+        typer.Option(
+            metavar="block|skip|dead_letter",
+            help="What becomes of a row whose message nobody takes: its lane waits, or it is put "
+            "aside with the reason, or it goes to another topic.",
+        ),
+    ] = "block",
+    dead_letter_topic: Annotated[
+        str, typer.Option("--dead-letter-topic", help="The topic for --on-poison dead_letter.")
+    ] = "",
+    lease: Annotated[
+        float,
+        typer.Option("--lease", min=0.1, help="Seconds after which others do what a dead one did."),
+    ] = 10.0,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="HOST:PORT", help="Where to show figures to Prometheus."),
+    ] = None,
+    names: Names = NAMES_DEFAULT,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log more than warnings.")] = False,
+) -> None:
+    """Publish what is committed to an outbox, and share the work with others that do.
+
+    It says "ready" in a line of its own. SIGTERM ends it once what is on its way has arrived.
+    """
+    logs.configure("text", "info" if verbose else "warning")
+    with told():
+        from txmq.databases.engines import engine_of
+        from txmq.outbox.settings import RelaySettings
+        from txmq.outbox.table import Outbox
+
+        settings = RelaySettings(
+            on_poison=on_poison,  # type: ignore[arg-type]  # which it looks at itself
+            dead_letter_topic=dead_letter_topic,
+            group=group,
+            lease_s=lease,
+        )
+        engine = engine_of(database)
+        where = None if metrics is None else _address(metrics)
+        plan = Plan(engine, Outbox(outbox, schema), names, settings, where)
+        try:
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                runner.run(_run(plan))
+        except (LocalProtocolError, LimitExceeded) as problem:
+            fail(str(problem), WRONGLY_CALLED)
+        except OSError as problem:
+            fail(f"no figures can be shown at {metrics}: {problem}")
+        finally:
+            engine.dispose()
+
+
+class Plan(NamedTuple):
+    """What was asked for."""
+
+    engine: Any
+    outbox: Outbox
+    names: str
+    settings: RelaySettings
+    metrics: tuple[str, int] | None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        fail(f"{text!r} is no address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
+    return host.strip("[]"), int(port)
+
+
+async def _run(plan: Plan) -> None:
+    from txmq.outbox.relay import Relay
+
+    stopped = asyncio.Event()
+    with at_signals(stopped):
+        async with AsyncExitStack() as stack:
+            working = Relay(plan.engine, plan.names, plan.settings, outbox=plan.outbox)
+            await stack.enter_async_context(working)
+            shown = plan.engine.url.render_as_string(hide_password=True)
+            line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
+            if plan.metrics is not None:
+                host, port = await stack.enter_async_context(
+                    figures_at(*plan.metrics, lambda: _page(working))
+                )
+                line += f" metrics http://{host}:{port}/metrics"
+            say(line)
+            sys.stdout.flush()  # Somebody waits for it at the other end of a pipe.
+            await stopped.wait()
+    tally = working.tally
+    say(f"{tally.published} published, {tally.failed} failed, {tally.lost_leases} leases lost")
+
+
+async def _page(relay: Relay) -> str:
+    from txmq.outbox.metrics import exposition
+
+    try:
+        waiting = await relay.waiting()
+    except DatabaseFailed:
+        waiting = None  # What is known is told all the same.
+    return exposition(relay.tally, waiting)

@@ -58,8 +58,8 @@ class Book:
     def close(self):
         """Others may have this database next."""
         self.outbox.metadata.drop_all(self.engine)
-        for each in ("lane_count", "witness"):
-            self.ask(f"DROP TABLE {each}")
+        for each in ("lane_count", "witness", "effects", "txmq_done"):
+            self.ask(f"DROP TABLE IF EXISTS {each}")
         self.engine.dispose()
 
 

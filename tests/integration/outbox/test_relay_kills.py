@@ -1,5 +1,6 @@
 """Writers, relays that are killed at any moment, and one transaction that takes its time: what is
-committed is published, what is rolled back is not, and each lane keeps its order.
+committed is published, what is rolled back is not, each lane keeps its order, and whoever consumes
+it behind a guard has each effect once.
 """
 
 import os
@@ -13,7 +14,8 @@ from sqlalchemy import text
 
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
 from tests.serving import BrokerProcess
-from txmq import Message
+from txmq import ConsumerSettings, Message, StartFrom, blocking
+from txmq.idempotent import Done, UniqueKeyTable, idempotent
 
 SOAK = "TXMQ_SOAK" in os.environ
 WRITERS = 32 if SOAK else 4
@@ -28,6 +30,32 @@ COUNTED = (
     "INSERT INTO lane_count VALUES (:lane, 1) "
     "ON CONFLICT (lane) DO UPDATE SET n = lane_count.n + 1 RETURNING n"
 )
+
+
+EFFECTS = "CREATE TABLE effects (body VARCHAR(64) NOT NULL)"
+EFFECT = text("INSERT INTO effects VALUES (:body)")
+
+
+def consuming(book, broker):
+    """A consumer behind a guard, that knows repeats by the ids of messages."""
+    Done().metadata.create_all(book.engine)
+    book.ask(EFFECTS)
+    settings = ConsumerSettings(start=StartFrom.FIRST, concurrency=8)
+    consumer = blocking.PushConsumer("credit", broker.names, settings)
+
+    @consumer.on(TOPIC)
+    @idempotent(UniqueKeyTable(book.engine), key=lambda message: message.id)
+    def credit(session, message):
+        session.execute(EFFECT, {"body": message.body.decode()})
+
+    return consumer
+
+
+def see_each_effect_once(book, broker):
+    wait_until(lambda: broker.all_committed("credit", TOPIC, QUEUES), 600 if SOAK else 30)
+    effects = Counter(dict(book.ask("SELECT body, COUNT(*) FROM effects GROUP BY body")))
+    committed = Counter(body for (body,) in book.ask("SELECT body FROM witness"))
+    assert effects == committed
 
 
 class Writer:
@@ -109,7 +137,7 @@ def test_nothing_is_lost_or_disordered_whoever_is_killed(book, broker, tmp_path)
     relays = [RelayProgram(tmp_path, book, broker.names, *LEASE) for _ in range(RELAYS)]
     writers = [Writer(book, number, ROWS // WRITERS) for number in range(WRITERS)]
     after = threading.Thread(target=lambda: hold_and_wait(book))
-    with book.engine.connect() as held:
+    with consuming(book, broker), book.engine.connect() as held:
         try:
             for each in relays:
                 each.ready()
@@ -133,6 +161,7 @@ def test_nothing_is_lost_or_disordered_whoever_is_killed(book, broker, tmp_path)
             for each in relays:
                 each.ready()
                 each.stop()
+            see_each_effect_once(book, broker)
         finally:
             for each in relays:
                 each.__exit__()

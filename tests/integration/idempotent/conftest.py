@@ -56,6 +56,9 @@ def database_for(kind, request):
 def shop_with(param, request):
     guard, kind = param
     shop = Shop(guard, kind, database_for(kind, request))
+    if guard.startswith("redis"):
+        shop.redis = request.getfixturevalue("redis_server")
+        shop.redis.flush()
     try:
         yield shop.prepare()
     finally:

@@ -12,21 +12,28 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+import redis
+import redis.asyncio
 import sqlalchemy as sa
 from resource_stage import KINDS, ON_MARIADB, Settings, said, source_of
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from txmq.databases.door import drive
-from txmq.idempotent.done import Done
-from txmq.idempotent.guard import idempotent
-from txmq.idempotent.token import TokenGuard
-from txmq.idempotent.unique_key import UniqueKeyTable
-from txmq.idempotent.version import VersionGuard
+from txmq.idempotent import (
+    Done,
+    RedisGuard,
+    TokenGuard,
+    UniqueKeyTable,
+    VersionGuard,
+    idempotent,
+)
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))
 SECRET = b"of this stage alone"
 IMPATIENT_S = 0.2
+LEASE_S = 0.5
+"""So long a key stays taken when a process dies with it."""
 
 
 class Base(DeclarativeBase):
@@ -75,6 +82,16 @@ def a_token_for(shop, guard, name):
     return shop.tokens.setdefault(name, guard.issue())
 
 
+def in_redis(source, shop):
+    return RedisGuard(shop.redis_client(UniqueKeyTable(source).is_blocking))
+
+
+def before_a_table(source, shop):
+    table = UniqueKeyTable(source)
+    client = shop.redis_client(table.is_blocking)
+    return RedisGuard(client, lease_s=LEASE_S).before(table)
+
+
 BY_DEFAULT = [
     *("sqlite", "sqlite-async", "sqlite-django"),
     *("postgres", "postgres-async", "postgres-django", "psycopg-pool", "psycopg-async-pool"),
@@ -96,6 +113,8 @@ ADAPTERS = {
         KINDS if SOAK else ["postgres"],
         key=a_token_for,
     ),
+    "redis": Adapter(in_redis, ["postgres", "postgres-async"], has_session=False),
+    "redis before a table": Adapter(before_a_table, ["postgres", "postgres-async"]),
 }
 EVERYWHERE = [(name, kind) for name, each in ADAPTERS.items() for kind in each.kinds]
 IN_SESSIONS = [each for each in EVERYWHERE if ADAPTERS[each[0]].has_session]
@@ -114,6 +133,23 @@ class Shop:
         self.tokens = {}
         self.rows = set()
         self.one_by_one = threading.Lock()
+        self.redis = None
+        """The server, for guards that have one."""
+        self._clients = []
+
+    def redis_client(self, is_blocking):
+        """One that is closed with its service."""
+        kind = redis.Redis if is_blocking else redis.asyncio.Redis
+        self._clients.append(kind.from_url(self.redis.url, socket_timeout=5))
+        return self._clients[-1]
+
+    async def close_clients(self):
+        while self._clients:
+            client = self._clients.pop()
+            if isinstance(client, redis.Redis):
+                client.close()
+            else:
+                await client.aclose()
 
     def prepare(self):
         every = [*Base.metadata.sorted_tables, self.done.table]
@@ -134,6 +170,7 @@ class Shop:
         """The same database by another way, with the tables as they are."""
         found = Shop("table", self.kind, self.url.set(port=port))
         found.adapter, found.tokens, found.rows = self.adapter, self.tokens, self.rows
+        found.redis = self.redis
         return found
 
     def order(self, statement, **values):
@@ -160,7 +197,10 @@ class Shop:
     async def stage(self, kind=None, **engine):
         """A service on this database."""
         async with source_of(kind or self.kind, self.url, Settings(engine=engine)) as source:
-            yield Stage(self, self.adapter.make(source, self))
+            try:
+                yield Stage(self, self.adapter.make(source, self))
+            finally:
+                await self.close_clients()
 
 
 class Stage:

@@ -146,7 +146,7 @@ def test_who_is_killed_inside_leaves_no_trace_in_the_session(shop_in_session):
 
             await stage.call(blocking if stage.guard.is_blocking else awaited)
             assert shop_in_session.effects == []
-            await stage.call(stage.behind(plain(stage)), "a")
+            await until_it_is_done(stage, stage.behind(plain(stage)), "a")
 
     asyncio.run(story())
 

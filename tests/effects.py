@@ -2,11 +2,20 @@
 
 from collections import Counter
 
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, event, text
 
 from txmq.idempotent.done import Done
 
-__all__ = ["EFFECT", "PAYMENT", "Effects", "engine_options"]
+__all__ = ["EFFECT", "PAYMENT", "SECRET", "STOCK", "Effects", "engine_options"]
+
+SECRET = b"of these tests alone"
+STOCK = Table(
+    "stock",
+    MetaData(),
+    Column("id", String(64), primary_key=True),
+    Column("version", Integer, nullable=False),
+)
+"""Rows that have versions."""
 
 EFFECT = text("INSERT INTO effects (done_key) VALUES (:key)")
 PAYMENT = text("UPDATE account SET balance = balance + 1")
@@ -28,6 +37,7 @@ class Effects:
         if self.url.get_backend_name() == "sqlite":
             event.listen(self._engine, "connect", _as_for_many)
         Done().metadata.create_all(self._engine)
+        STOCK.metadata.create_all(self._engine)
         with self._engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (done_key TEXT NOT NULL)"))
             connection.execute(text("CREATE TABLE account (balance BIGINT NOT NULL)"))
@@ -43,8 +53,12 @@ class Effects:
             return connection.execute(text("SELECT balance FROM account")).scalar_one()
 
     def rows_done(self):
+        """Of those of a table and those that have versions, in which there are some."""
         with self._engine.connect() as connection:
-            return connection.execute(text("SELECT count(*) FROM txmq_done")).scalar_one()
+            return sum(
+                connection.execute(text(f"SELECT count(*) FROM {each}")).scalar_one()
+                for each in ("txmq_done", "stock")
+            )
 
     def close(self):
         self._engine.dispose()

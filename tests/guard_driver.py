@@ -23,10 +23,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.broken_guards import MarkedFirst
 from tests.database_server import die_with_us
-from tests.effects import EFFECT, PAYMENT, engine_options
+from tests.effects import EFFECT, PAYMENT, SECRET, STOCK, engine_options
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.errors import KeyInProgress
-from txmq.idempotent import RedisGuard, UniqueKeyTable, idempotent
+from txmq.idempotent import RedisGuard, TokenGuard, UniqueKeyTable, VersionGuard, idempotent
 
 BEGINS = "asks to begin"
 """Before any claim in the database; P17 of a guard that has claimed the key elsewhere by then."""
@@ -47,8 +47,17 @@ def in_front(plan, source):
     return RedisGuard(client, lease_s=LEASE_S, prefix=plan.group).before(UniqueKeyTable(source))
 
 
+def key_of(plan, message):
+    """What a guard takes for a message's key."""
+    if plan.guard == "version":
+        return message.key, 1
+    return message.properties["token"] if plan.guard == "token" else message.key
+
+
 GUARDS = {
     "table": lambda plan, source: UniqueKeyTable(source),
+    "version": lambda plan, source: VersionGuard(source, STOCK),
+    "token": lambda plan, source: TokenGuard(UniqueKeyTable(source), secret=SECRET),
     "redis before a table": in_front,
     "marked first": lambda plan, source: MarkedFirst(source),
 }
@@ -128,7 +137,9 @@ class Life:
 
     def handler(self, guard):
         """What is done with a message."""
-        guarded = idempotent(guard, key=lambda message: message.key)
+        guarded = idempotent(
+            guard, key=lambda message: key_of(self._plan, message), keeps_result=False
+        )
         make = self.awaited if self._plan.is_async else self.plain
         return make(guarded)
 
@@ -138,6 +149,8 @@ class Life:
             self.reached(CLAIMED)
             session.execute(EFFECT, {"key": message.key})
             session.execute(PAYMENT)
+            if self._plan.guard == "version":
+                session.execute(STOCK.insert(), {"id": message.key, "version": 1})
             self.reached(WORKED)
             return True
 
@@ -153,6 +166,8 @@ class Life:
             self.reached(CLAIMED)
             await session.execute(EFFECT, {"key": message.key})
             await session.execute(PAYMENT)
+            if self._plan.guard == "version":
+                await session.execute(STOCK.insert(), {"id": message.key, "version": 1})
             self.reached(WORKED)
             return True
 

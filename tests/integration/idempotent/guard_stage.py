@@ -15,11 +15,14 @@ import threading
 from collections import Counter, defaultdict
 from dataclasses import asdict
 
+from tests.broken_guards import MarkedFirst
 from tests.database_server import die_with_us
+from tests.effects import SECRET
 from tests.guard_driver import POINTS, Plan
 from tests.serving import environment
 from txmq import Message, Producer, ProducerSettings
 from txmq.client import Admin, Session
+from txmq.idempotent import TokenGuard
 
 __all__ = ["Group", "deaths", "overdriven"]
 
@@ -92,12 +95,14 @@ def deaths(seed, keys, each):
 
 async def fill(broker, topic, keys, seed):
     """Send each message several times, in an order by lot."""
+    tokens = TokenGuard(MarkedFirst(None), secret=SECRET)
+    issued = [tokens.issue() for _ in range(keys)]
     messages = [
         Message(
             topic=topic,
             body=f"tea {number}".encode(),
             keys=(f"order-{number}",),
-            properties={"copy": str(copy)},
+            properties={"copy": str(copy), "token": issued[number]},
         )
         for number in range(keys)
         for copy in range(TIMES)

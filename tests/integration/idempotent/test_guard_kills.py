@@ -57,6 +57,8 @@ def effects_in(request, tmp_path):
         ("table", "postgres-async", soak(150, 10_000)),
         ("table", "postgres", soak(100, 10_000)),
         ("table", "sqlite", 50),
+        ("version", "postgres-async", soak(60, 10_000)),
+        ("token", "postgres", soak(60, 10_000)),
         ("redis before a table", "postgres-async", soak(100, 10_000)),
         ("redis before a table", "postgres", soak(100, 10_000)),
     ],

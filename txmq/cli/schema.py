@@ -119,7 +119,7 @@ def clean(
     ],
     horizon: Annotated[
         str | None,
-        typer.Option(help="How long a message can come again; four days unless you know better."),
+        typer.Option(help="How long a message can come again; 101h unless you know better."),
     ] = None,
     done: DoneName = "txmq_done",
     schema: SchemaName = None,

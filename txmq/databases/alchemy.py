@@ -24,7 +24,7 @@ from txmq.databases.postgres import asked, awaited, psycopg_forms
 from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
-__all__ = ["alchemy_door", "ask", "ask_async", "is_psycopg", "is_renamed"]
+__all__ = ["alchemy_door", "ask", "ask_async", "commits_each", "is_psycopg", "is_renamed"]
 
 T = TypeVar("T")
 
@@ -349,6 +349,28 @@ def is_psycopg(connection: Connection) -> bool:
     return connection.dialect.driver == "psycopg"
 
 
+def commits_each(connection: Connection) -> bool:
+    """Whether a connection that has begun says that it commits each statement. Those that say
+    nothing are believed: to ask the database would be a round trip more for everybody.
+    """
+    proxied = connection.connection
+    drivers = (proxied.driver_connection, proxied.dbapi_connection)
+    return any(each is not None and _commits_each(each) for each in drivers)
+
+
+def _commits_each(driver: Any) -> bool:
+    in_transaction = getattr(driver, "in_transaction", None)  # Those to SQLite say so.
+    if isinstance(in_transaction, bool) and hasattr(driver, "isolation_level"):
+        is_off = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
+        return is_off and not in_transaction
+    if callable(said := getattr(driver, "get_autocommit", None)):
+        return bool(said())  # Those to MySQL.
+    if getattr(driver, "autocommit", False) is not True:
+        return False
+    status = getattr(getattr(driver, "info", None), "transaction_status", _IDLE)
+    return bool(status == _IDLE)
+
+
 def _driver(connection: Connection) -> Any:
     return connection.connection.driver_connection
 
@@ -394,8 +416,10 @@ def _enter(session: Session, connection: Connection) -> None:
     if session.connection() is not connection:
         session.close()
         raise ConfigError("sessions that choose their connection themselves write past the fence")
-    if is_psycopg(connection) and _driver(connection).autocommit:
-        raise FenceUnsafe("the source gave a connection that commits each statement: autocommit")
+    if _driver(connection).autocommit if is_psycopg(connection) else commits_each(connection):
+        raise FenceUnsafe(
+            "the source gave a connection that commits each statement: switch autocommit off"
+        )
 
 
 def _begin(session: Session) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from txmq.databases.alchemy import ask, ask_async, is_psycopg, is_renamed
+from txmq.databases.alchemy import ask, ask_async, commits_each, is_psycopg, is_renamed
 from txmq.databases.connecting import DjangoConnection
 from txmq.databases.dialects import kind_of
 from txmq.databases.door import Answer
@@ -220,28 +220,8 @@ def _forms_for(connection: Connection, forms: Forms) -> Forms | None:
 
 
 def _refuse_autocommit(connection: Connection) -> None:
-    proxied = connection.connection
-    if any(
-        each is not None and _commits_each(each)
-        for each in (proxied.driver_connection, proxied.dbapi_connection)
-    ):
+    if commits_each(connection):
         raise _autocommit("begin it on a connection whose isolation level is not AUTOCOMMIT")
-
-
-def _commits_each(driver: Any) -> bool:
-    """Whether a driver's connection says that it commits each statement. Those that say nothing
-    are believed: to ask the database would be a round trip more for everybody.
-    """
-    in_transaction = getattr(driver, "in_transaction", None)  # Those to SQLite say so.
-    if isinstance(in_transaction, bool) and hasattr(driver, "isolation_level"):
-        is_off = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
-        return is_off and not in_transaction
-    if callable(said := getattr(driver, "get_autocommit", None)):
-        return bool(said())  # Those to MySQL.
-    if getattr(driver, "autocommit", False) is not True:
-        return False
-    status = getattr(getattr(driver, "info", None), "transaction_status", TransactionStatus.IDLE)
-    return bool(status == TransactionStatus.IDLE)
 
 
 def _refuse_idle_autocommit(

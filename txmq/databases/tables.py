@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 from txmq.databases.dialects import kind_of
 from txmq.errors import ConfigError
 
-__all__ = ["DIALECTS", "any_text", "plain_names", "plain_text", "statements"]
+__all__ = ["DIALECTS", "any_text", "create_command", "plain_names", "plain_text", "statements"]
 
 DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType(
     {
@@ -41,6 +41,13 @@ def plain_names(*names: str | None) -> None:
     for each in names:
         if each is not None and not _NAME.fullmatch(each):
             raise ConfigError(f"{each!r} is no plain name of a table or schema")
+
+
+def create_command(what: str, table: Table) -> str:
+    """What makes a table of ours where it is missing, with the names that it has here."""
+    named = "" if table.name == f"txmq_{what}" else f" --{what} {table.name}"
+    placed = "" if table.schema is None else f" --schema {table.schema}"
+    return f"txmq schema create {what}{named}{placed} --database URL"
 
 
 def plain_text(chars: int) -> Any:

@@ -44,7 +44,11 @@ class Within(Attempt[S]):
 
     @property
     def session(self) -> S:
-        """Where the work is done."""
+        """Where the work is done.
+
+        Raises:
+            UsageError: There is nothing to do.
+        """
         if self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
         return self._inner.borrowed.session

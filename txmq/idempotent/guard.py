@@ -388,7 +388,11 @@ def _see_that_it_fits(function: Callable[..., Any], guard: Any) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{name} yields: nothing would be done when it is called")
     if inspect.iscoroutinefunction(function) is guard.is_blocking:
-        wanted = "one of asyncio's, such as an AsyncEngine" if guard.is_blocking else "one to block"
+        wanted = (
+            "it is async, so one of asyncio's, such as an AsyncEngine or a redis.asyncio.Redis"
+            if guard.is_blocking
+            else "it blocks, so one that blocks, such as an Engine or a redis.Redis"
+        )
         raise ConfigError(f"{name} needs a guard over another source: {wanted}")
     if guard.has_session and not inspect.signature(function).parameters:
         raise ConfigError(f"{name} takes no session: it is called with one first")

@@ -31,7 +31,8 @@ def redelivery_horizon_s(
     retries_s: float = 4 * 3600.0 + 46 * 60.0,
     longest_stop_s: float = 24 * 3600.0,
 ) -> float:
-    """How long after it was handled a message can come again; with the defaults four days.
+    """How long after it was handled a message can come again; with the defaults four days
+    and five hours.
 
     A message comes again while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
     an offset is reset, a consumer group starts anew, a dead letter is sent again. The last of its

@@ -136,7 +136,7 @@ class RedisGuard:
         if kept_s < least_s:
             raise ConfigError(
                 f"a message can come again for {least_s:.0f} s: what is done must be kept as long, "
-                f"not for {kept_s:.0f} s"
+                f"not for {kept_s:.0f} s; or say with horizon_s for how long it really can"
             )
         if kept_s < lease_s:
             raise ConfigError("what is done is kept at least as long as a lease lasts")
@@ -182,8 +182,10 @@ class RedisGuard:
             table: A :class:`UniqueKeyTable`, or another guard with a session and texts for keys.
 
         Raises:
-            ConfigError: One of both blocks, and the other does not.
+            ConfigError: One of both blocks, and the other does not; or it has no session.
         """
+        if not table.has_session:
+            raise ConfigError("what is behind Redis works in a session, as a UniqueKeyTable does")
         if self.is_blocking is not table.is_blocking:
             wanted = "redis.Redis" if table.is_blocking else "redis.asyncio.Redis"
             raise ConfigError(f"this table needs a {wanted} in front of it")

@@ -24,6 +24,7 @@ from txmq.databases.failures import Failure, failure, words
 from txmq.databases.impatient import impatient, waiting
 from txmq.databases.shown import SAME
 from txmq.databases.sources import door_of
+from txmq.databases.tables import create_command
 from txmq.errors import (
     ConfigError,
     DatabaseFailed,
@@ -146,7 +147,7 @@ class UniqueKeyTable(Generic[S]):
         await self._turn(self.verified())
 
     async def verified(self) -> None:
-        """See :meth:`verify`; in this thread."""
+        """The same in this thread; it raises what :meth:`verify` does."""
         done, trial = self._done, secrets.token_hex(16)
         try:
             # What is not committed is rolled back where it is closed.
@@ -194,7 +195,8 @@ class UniqueKeyTable(Generic[S]):
         if older_than_s < least_s:
             raise ConfigError(
                 f"a message can come again for {least_s:.0f} s: rows of {older_than_s:.0f} s are "
-                "still needed"
+                "still needed; keep them longer, or say with horizon_s (--horizon) for how long "
+                "messages really come again"
             )
         return await self._turn(self._clean(int(older_than_s * 1000), max(1, batch)))
 
@@ -308,9 +310,9 @@ class _Row:
 def _missing(done: Done, problem: Exception) -> None:
     if failure(problem) in {Failure.MISSING, Failure.CHANGED}:
         raise TableMissing(
-            f"there is no table {done.name} as this version uses it: run `txmq schema create done "
-            "--database URL`, or have a migration run what `txmq schema sql done` prints "
-            f"({words(problem)})"
+            f"there is no table {done.name} as this version uses it: run "
+            f"`{create_command('done', done.table)}`, or have a migration run what "
+            f"`txmq schema sql done` prints ({words(problem)})"
         ) from problem
 
 

@@ -21,6 +21,7 @@ from txmq.client.identity import UniqueIds
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.given import Given
+from txmq.databases.tables import create_command
 from txmq.errors import LocalProtocolError, TableMissing
 from txmq.message import Message
 from txmq.outbox.row import check_lane, packed
@@ -178,9 +179,9 @@ class Adding:
 
     def _missing(self, why: str) -> TableMissing:
         return TableMissing(
-            f"there is no outbox {self._rows.fullname} here: run `txmq schema create outbox "
-            f"--database URL`, or have a migration run what `txmq schema sql outbox` prints "
-            f"({why})"
+            f"there is no outbox {self._rows.fullname} here: run "
+            f"`{create_command('outbox', self._rows)}`, or have a migration run what "
+            f"`txmq schema sql outbox` prints ({why})"
         )
 
     def _fresh_id(self) -> str:

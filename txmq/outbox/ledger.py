@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from txmq.databases import dialects
 from txmq.databases.door import Borrowed, Door, drive
 from txmq.databases.failures import Failure, failure, words
+from txmq.databases.tables import create_command
 from txmq.errors import DatabaseFailed, TableMissing
 from txmq.limits import RELAY_THREADS, SLOTS
 from txmq.outbox.lanes import Stretch
@@ -89,7 +90,7 @@ class Ledger:
             DatabaseFailed: The database does not answer.
         """
         name = self._outbox.name
-        hint = "`txmq schema create outbox` makes it"
+        hint = f"`{create_command('outbox', self._outbox.rows)}` makes it"
         try:
             found = await self.run(self._count_slots)
         except self.problems as problem:

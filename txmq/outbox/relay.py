@@ -167,7 +167,11 @@ class Relay:
                 log.warning("others wait for the leases of this relay to end: %s", words(worse))
 
     async def wait(self) -> None:
-        """Wait until the relay is closed."""
+        """Wait until the relay is closed.
+
+        Raises:
+            UsageError: It is not open yet.
+        """
         if self._stopped is None:
             raise UsageError("this relay is not open; use it with 'async with'")
         await self._stopped.wait()

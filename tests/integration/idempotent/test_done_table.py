@@ -95,16 +95,20 @@ def test_a_start_sees_that_all_is_well_and_leaves_nothing(shop_with_table):
 @pytest.mark.parametrize(
     "kind", [each for each in MANY if "psycopg" not in each and "django" not in each]
 )
-def test_a_start_refuses_autocommit(shop_of, kind):
+def test_autocommit_is_refused(shop_of, kind):
+    """By a call as well: its row would stay though its function has failed."""
     shop = shop_of("table", kind)
 
     async def story():
         async with shop.stage(isolation_level="AUTOCOMMIT") as stage:
             with pytest.raises(FenceUnsafe, match="autocommit"):
                 await stage.guard.verify()
+            with pytest.raises(FenceUnsafe, match="autocommit"):
+                await stage.call(stage.behind(plain(stage)), "a")
 
     asyncio.run(story())
 
+    assert shop.effects == []
     assert shop.order("SELECT count(*) FROM txmq_done") == [(0,)]
 
 

@@ -315,7 +315,10 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
         async with Relay(book.engine, broker.names, outbox=Outbox("other")):
             pass
 
-    with pytest.raises(errors.TableMissing, match="schema create"):
+    with pytest.raises(
+        errors.TableMissing,
+        match=r"`txmq schema create outbox --outbox other --database URL` makes it",
+    ):
         asyncio.run(elsewhere())
 
 

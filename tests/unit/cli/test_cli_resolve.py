@@ -210,7 +210,11 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        ({"--fence": "nowhere"}, 1, "no table nowhere here: run `txmq schema create"),
+        (
+            {"--fence": "nowhere"},
+            1,
+            "no table nowhere here: run `txmq schema create fence --fence nowhere ",
+        ),
         ({"--fence": "a b"}, 2, "no plain name"),
         ({"--database": "bank"}, 2, "such as postgresql://user@host/database"),
         ({"--database": "postgresql://nobody@127.0.0.1:1/none"}, 1, "database did not answer"),

@@ -304,7 +304,7 @@ def takes_nothing():
     ("function", "settings", "words"),
     [
         (awaits, {}, "one of asyncio's"),
-        (key_of, {"is_blocking": False}, "one to block"),
+        (key_of, {"is_blocking": False}, "one that blocks"),
         (yields, {}, "yields"),
         (yields_awaited, {"is_blocking": False}, "yields"),
         (takes_nothing, {"has_session": True}, "takes no session"),

@@ -19,6 +19,7 @@ class Table:
 
     def __init__(self, *, is_blocking):
         self.is_blocking = is_blocking
+        self.has_session = True
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,10 @@ def test_a_table_has_a_client_of_its_own_kind_in_front():
         blocking.before(Table(is_blocking=False))
     with pytest.raises(ConfigError, match=r"needs a redis\.Redis"):
         waiting.before(Table(is_blocking=True))
+
+
+def test_what_is_behind_has_a_session():
+    guard = RedisGuard(CLIENT)
+
+    with pytest.raises(ConfigError, match="works in a session"):
+        guard.before(RedisGuard(CLIENT))

@@ -14,6 +14,7 @@ from txmq.databases import dialects
 from txmq.databases.door import Borrowed, Door
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.impatient import impatient
+from txmq.databases.tables import create_command
 from txmq.errors import (
     DatabaseFailed,
     FenceElsewhere,
@@ -264,8 +265,8 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
     found = failure(problem)
     if found is Failure.MISSING:
         return FenceMissing(
-            f"there is no table {fence.name} here: run `txmq schema create --database URL`, or "
-            f"have a migration run what `txmq schema sql` prints ({words(problem)})"
+            f"there is no table {fence.name} here: run `{create_command('fence', fence.table)}`, "
+            f"or have a migration run what `txmq schema sql` prints ({words(problem)})"
         )
     if found is Failure.CHANGED:
         return FenceOutdated(

@@ -57,10 +57,11 @@ class Outage:
 
     def may_ask(self) -> bool:
         """Whether to ask; in an outage one of all is let through now and then."""
-        if self._until is None:
+        until = self._until  # Another thread may hear an answer meanwhile.
+        if until is None:
             return True
         now = self._clock.monotonic()
-        if now < self._until:
+        if now < until:
             return False
         self._until = now + _PASSED_BY_S
         return True
@@ -103,6 +104,11 @@ class Front(Generic[S]):
     def is_blocking(self) -> bool:
         """Whether its attempts are for ``with``, otherwise for ``async with``."""
         return self._table.is_blocking
+
+    @property
+    def keeps_result(self) -> bool | None:
+        """Whether results are kept where nobody says; as the table has it."""
+        return getattr(self._table, "keeps_result", None)
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.

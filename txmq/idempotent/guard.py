@@ -14,6 +14,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import (
     Any,
     Concatenate,
@@ -190,8 +191,11 @@ class Guarded:
 
     def take(self, attempt: Attempt[Any], said: Any) -> None:
         """See what the function has returned, before it is done."""
+        if said is Later:
+            said = Later()  # As consumers take it.
         if isinstance(said, Later):
-            raise _Postponed(said)
+            # What a batch had before its first is undone as well.
+            raise _Postponed(replace(said, first=0))
         if self.keeps_result:
             attempt.keep(said)
 
@@ -265,7 +269,8 @@ def idempotent(
     The function is called with the guard's session first, where it has one. It is called only
     where the key is new. Who comes again is given the result that was kept, or ``None``. By the
     time the decorated function returns everything is committed, so a message may be acknowledged.
-    A function that returns :class:`txmq.Later` has done nothing, and its key is free.
+    A function that returns :class:`txmq.Later` has done nothing, and its key is free; a batch comes
+    again whole.
 
     It works wherever a function is called: by consumers of ours, by those of other libraries, by
     nobody but your own code. Decorate the function with this first, and with what calls it above.
@@ -276,12 +281,13 @@ def idempotent(
         payload: What came with the key, likewise; the ``body`` of a first argument that has one.
             Something else under the same key is refused.
         scope: Among which others the key counts; by default the function's own name, with its
-            module. Give one that stays when a function is renamed while messages may come again.
+            module. Give one that stays when a function is renamed while messages may come again,
+            and to what has no name of its own: a lambda, a partial, an object, ``_``.
         keeps_result: Store what the function returns, for whoever comes again. Where nothing is
             said, the guard knows: a :class:`~txmq.idempotent.token.TokenGuard` does it.
 
     Raises:
-        ConfigError: The guard is for another kind of function.
+        ConfigError: The guard is for another kind of function, or a scope is needed.
         KeyInProgress: From a call: somebody else is at work on the key. Consumers of ours bring the
             message again later.
         KeyConflict: From a call: something else was done under the key. Consumers of ours put the
@@ -293,7 +299,7 @@ def idempotent(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _see_that_it_fits(function, guard)
-        named = _name_of(function) if scope is None else scope
+        named = _scope_of(function) if scope is None else scope
         keeps = _keeps(function, guard, keeps_result)
         return _decorated(Guarded(function, guard, key, payload or body_of, named, keeps))
 
@@ -308,13 +314,15 @@ def body_of(*args: object, **kwargs: object) -> Payload:
 
 
 def _decorated(guarded: Guarded) -> Callable[..., Any]:
-    wrap = _waiting if inspect.iscoroutinefunction(guarded.function) else _blocking
+    wrap = _waiting if is_async(guarded.function) else _blocking
     call = functools.wraps(guarded.function)(wrap(guarded))
     vars(call)["__idempotent__"] = guarded
     if guarded.guard.has_session:
         # Frameworks look at what a function takes; the session comes from us.
         signature = inspect.signature(guarded.function)
         first, *others = signature.parameters.values()
+        if first.kind is inspect.Parameter.VAR_POSITIONAL:
+            others = [first, *others]  # It takes the session, and whatever follows.
         vars(call)["__signature__"] = signature.replace(parameters=others)
         hints = dict(call.__annotations__)
         hints.pop(first.name, None)
@@ -387,15 +395,22 @@ def _see_that_it_fits(function: Callable[..., Any], guard: Any) -> None:
         raise ConfigError(f"{guard!r} is no guard")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{name} yields: nothing would be done when it is called")
-    if inspect.iscoroutinefunction(function) is guard.is_blocking:
+    if is_async(function) is guard.is_blocking:
         wanted = (
             "it is async, so one of asyncio's, such as an AsyncEngine or a redis.asyncio.Redis"
             if guard.is_blocking
             else "it blocks, so one that blocks, such as an Engine or a redis.Redis"
         )
         raise ConfigError(f"{name} needs a guard over another source: {wanted}")
-    if guard.has_session and not inspect.signature(function).parameters:
-        raise ConfigError(f"{name} takes no session: it is called with one first")
+    if guard.has_session:
+        taken = list(inspect.signature(function).parameters)
+        if not taken:
+            raise ConfigError(f"{name} takes no session: it is called with one first")
+        if taken[0] == "self":
+            raise ConfigError(
+                f"{name} is called with a session first, and would take it for its object: "
+                "decorate the method of an object, not of a class"
+            )
 
 
 def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> bool:
@@ -408,10 +423,29 @@ def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> boo
     return bool(usual) if wanted is None else wanted
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether it is to be awaited; an object may have an async call."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - what it is matters
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _scope_of(function: Callable[..., Any]) -> str:
+    # Two that share a scope by chance would leave each other's work out.
+    if getattr(function, "__name__", "_") in {"<lambda>", "_"}:
+        raise ConfigError(f"{_name_of(function)} has no name of its own: give it a scope")
+    return _name_of(function)
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if module == "__main__":
-        # A program has the same name whether it is run or imported.
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        module = spec.name.removesuffix(".__main__") if spec is not None else module
+    if module in {"__main__", "__mp_main__"}:
+        module = _program(module)
     return f"{module}.{name or type(function).__qualname__}"
+
+
+def _program(module: str) -> str:
+    """A program's name, the same whether it is run, imported, or begun anew by multiprocessing."""
+    main = sys.modules.get(module)
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return PurePath(getattr(main, "__file__", None) or module).stem

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import suppress
 from hashlib import sha1
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
@@ -21,7 +22,7 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from txmq.databases.failures import words
-from txmq.errors import ConfigError, DatabaseFailed, LeaseLost
+from txmq.errors import ConfigError, DatabaseFailed, LeaseLost, UsageError
 from txmq.idempotent.front import Front, Outage
 from txmq.idempotent.guard import Attempt, Payload, SessionGuard
 from txmq.idempotent.keys import named, redelivery_horizon_s
@@ -245,7 +246,16 @@ class _Lease:
 
     async def claim(self) -> Found:
         """Have the key, or hear how it stands."""
-        held = (await self._door.run(_CLAIM, self._key, self._ours, self._lease_ms)).decode()
+        try:
+            said = await self._door.run(_CLAIM, self._key, self._ours, self._lease_ms)
+        except Exception:
+            raise
+        except BaseException:
+            # Whoever is cancelled here has the key all the same if Redis has heard of it.
+            with suppress(DatabaseFailed):
+                await self.release()
+            raise
+        held = said.decode(errors="replace")
         if not held:
             return Found(Verdict.FIRST)
         kind, *parts = held.split(":", 3)
@@ -277,6 +287,7 @@ class _Attempt(Attempt[None]):
         super().__init__()
         self._is_blocking = is_blocking
         self._lease = lease
+        self._has_begun = False
 
     @property
     def is_blocking(self) -> bool:
@@ -287,6 +298,10 @@ class _Attempt(Attempt[None]):
         return None
 
     async def begin(self) -> Self:
+        if self._has_begun:
+            # Its token would have the key again.
+            raise UsageError("one object is one attempt; ask the guard for another")
+        self._has_begun = True
         self.found = await self._lease.claim()
         return self
 

@@ -163,6 +163,8 @@ class UniqueKeyTable(Generic[S]):
                         f"what is rolled back stays in {done.name}: switch autocommit off, and "
                         "keep the table in an engine that has transactions"
                     )
+        except Refused as refused:
+            raise DatabaseFailed(f"{done.name} is locked by somebody else; try again") from refused
         except self._door.problems as problem:
             _missing(done, problem)
             raise DatabaseFailed(f"the database did not answer: {words(problem)}") from problem

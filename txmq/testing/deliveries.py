@@ -18,7 +18,6 @@ by further decorators is passed by then, so give it as ``idempotent`` made it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
 
 from txmq.errors import ConfigError, UsageError
+from txmq.idempotent.guard import is_async
 from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.killing import Killed, Point, guarded_of
@@ -133,7 +133,7 @@ class Deliveries(Generic[M]):
             UsageError: It is an async function.
             BaseException: What the handler has raised and no consumer survives.
         """
-        if _is_async(handler):
+        if is_async(handler):
             raise UsageError("an async function is delivered to by run_async()")
         rounds = self._rounds(handler)
 
@@ -161,7 +161,7 @@ class Deliveries(Generic[M]):
             UsageError: It is none.
             BaseException: What the handler has raised and no consumer survives.
         """
-        if not _is_async(handler):
+        if not is_async(handler):
             raise UsageError("a function that blocks is delivered to by run()")
         rounds = self._rounds(handler)
 
@@ -206,8 +206,3 @@ def _key_of(handler: object) -> Callable[[Any], Hashable]:
     if guarded is not None:
         return guarded.key
     return lambda message: getattr(message, "key", message)
-
-
-def _is_async(handler: object) -> bool:
-    call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)

@@ -1,6 +1,8 @@
 """The table of what is done: what it refuses, what its start sees, how it is cleaned."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import pytest
 from resource_stage import ON_MARIADB, source_of
@@ -9,7 +11,14 @@ from sqlalchemy import insert, text
 from test_guard_contract import plain, until_it_is_done
 
 from txmq.databases.failures import Failure, failure
-from txmq.errors import ConfigError, FenceUnsafe, LimitExceeded, TableMissing, UsageError
+from txmq.errors import (
+    ConfigError,
+    DatabaseFailed,
+    FenceUnsafe,
+    LimitExceeded,
+    TableMissing,
+    UsageError,
+)
 from txmq.idempotent.unique_key import UniqueKeyTable, redelivery_horizon_s
 
 NO_KEYS = ["", " ", "a ", "a\n", "a\0", "\ud800", "a\u00a0"]
@@ -90,6 +99,20 @@ def test_a_start_sees_that_all_is_well_and_leaves_nothing(shop_with_table):
     asyncio.run(story())
 
     assert shop_with_table.order("SELECT count(*) FROM txmq_done") == [(0,)]
+
+
+def test_a_start_at_which_somebody_has_the_database_says_so(shop_of):
+    shop = shop_of("table", "sqlite")
+
+    async def story():
+        async with shop.stage() as stage:
+            with closing(sqlite3.connect(shop.url.database, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                with pytest.raises(DatabaseFailed, match="try again"):
+                    await stage.guard.verify()
+            await stage.guard.verify()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize(

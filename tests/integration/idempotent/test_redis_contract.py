@@ -7,9 +7,10 @@ from threading import Barrier
 
 import pytest
 import redis.asyncio
-from redis_stage import ALONE, awaited, entered, until
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis_stage import ALONE, awaited, entered, short, until
 
-from txmq.errors import KeyConflict, KeyInProgress
+from txmq.errors import KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.guard import idempotent
 from txmq.idempotent.redis import RedisGuard
 from txmq.idempotent.verdict import Verdict
@@ -80,6 +81,39 @@ async def test_a_task_that_is_cancelled_frees_the_key(stage):
             await task
 
         assert await stage.verdict(guard) == "FIRST"
+
+
+@pytest.mark.parametrize("stage", ["redis-async", "front-async"], indirect=True)
+@awaited
+async def test_so_does_one_that_is_cancelled_while_it_asks(stage):
+    heard = asyncio.Event()
+
+    class Slow(redis.asyncio.Redis):
+        async def execute_command(self, *command, **options):
+            said = await super().execute_command(*command, **options)
+            if not heard.is_set():
+                heard.set()
+                await asyncio.Event().wait()
+            return said
+
+    async with stage:
+        await stage.deliver(stage.guard(), "another")  # Redis knows the scripts.
+        settings = short(AsyncRetry)
+        async with Slow.from_url(stage.server.url, **settings) as client:
+            task = asyncio.create_task(stage.deliver(stage.guard(client)))
+            await heard.wait()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+            assert await stage.verdict(stage.guard()) == "FIRST"
+
+
+@awaited
+async def test_an_attempt_is_entered_once(stage):
+    async with stage, entered(stage.guard().attempt("order-1")) as attempt:
+        with pytest.raises(UsageError, match="ask"):
+            await stage.enter(attempt)
 
 
 @awaited

@@ -215,6 +215,28 @@ def test_the_others_do_not_wait_with_the_one_who_asks(stage):
     assert [outage.may_ask() for _ in range(3)] == [True, False, False]
 
 
+@pytest.mark.parametrize("said", [None, True, False])
+def test_results_are_kept_as_the_table_has_it(stage, said):
+    stage.keeps_result = said
+
+    assert stage.guard.keeps_result is said
+
+
+def test_another_may_hear_an_answer_while_one_wonders_whether_to_ask(stage):
+    stage.is_away = True
+    stage.deliver()
+    outage = stage.guard._outage
+
+    class Interrupted(Clock):
+        def monotonic(self):
+            outage.ended()
+            return self.now
+
+    outage._clock = Interrupted()
+
+    assert not outage.may_ask()
+
+
 def test_it_is_told_of_what_was_done_while_it_was_away(stage):
     stage.is_away = True
     stage.steps = []

@@ -2,8 +2,10 @@
 
 import asyncio
 import inspect
+import runpy
 import sqlite3
 import typing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -69,20 +71,22 @@ def test_so_is_one_that_is_awaited(awaited):
 
 
 def test_who_comes_again_is_told_what_was_kept(guard):
-    kept = idempotent(guard, key=key_of, keeps_result=True)(lambda message: {"paid": message.key})
+    kept = idempotent(guard, key=key_of, scope="shop", keeps_result=True)(
+        lambda message: {"paid": message.key}
+    )
 
     assert [kept(order()), kept(order())] == [{"paid": "order-1"}] * 2
 
 
 def test_and_nothing_where_nothing_was_kept(guard):
-    plain = idempotent(guard, key=key_of)(lambda message: {"paid": message.key})
+    plain = idempotent(guard, key=key_of, scope="shop")(lambda message: {"paid": message.key})
 
     assert [plain(order()), plain(order())] == [{"paid": "order-1"}, None]
 
 
 @pytest.mark.parametrize("result", [object(), {1, 2}, float("nan"), {"at": b"bytes"}])
 def test_a_result_that_json_cannot_carry_undoes_everything(guard, result):
-    handle = idempotent(guard, key=key_of, keeps_result=True)(lambda message: result)
+    handle = idempotent(guard, key=key_of, scope="shop", keeps_result=True)(lambda message: result)
 
     with pytest.raises(UsageError, match="JSON"):
         handle(order())
@@ -91,7 +95,7 @@ def test_a_result_that_json_cannot_carry_undoes_everything(guard, result):
 
 
 def test_a_result_that_is_too_large_does_too(guard):
-    handle = idempotent(guard, key=key_of, keeps_result=True)(
+    handle = idempotent(guard, key=key_of, scope="shop", keeps_result=True)(
         lambda message: "x" * STORED_RESULT_BYTES_MAX
     )
 
@@ -114,7 +118,7 @@ def test_another_body_under_the_same_key_is_refused(guard):
 
 @pytest.mark.parametrize("body", [None, 17, ["tea"]])
 def test_what_is_no_body_is_not_compared(guard, body):
-    handle = idempotent(guard, key=key_of)(lambda message: None)
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda message: None)
     handle(order(body=body))
 
     handle(order(body=["another"]))
@@ -124,7 +128,7 @@ def test_what_is_no_body_is_not_compared(guard, body):
 
 def test_a_payload_of_ones_own_is_compared(guard):
     handle = idempotent(
-        guard, key=lambda key, amount: key, payload=lambda key, amount: str(amount)
+        guard, key=lambda key, amount: key, payload=lambda key, amount: str(amount), scope="shop"
     )(lambda key, amount: None)
     handle("a", 100)
 
@@ -183,12 +187,29 @@ def test_one_that_is_cancelled_does_too(awaited):
 
 def test_not_now_is_not_done(guard):
     said = [Later(level=3), None, None]
-    handle = idempotent(guard, key=key_of)(lambda message: said.pop(0))
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda message: said.pop(0))
 
     assert handle(order()) == Later(level=3)
     assert handle(order()) is None
     assert handle(order()) is None
     assert len(said) == 1
+
+
+def test_nor_is_it_where_somebody_forgot_the_brackets(guard):
+    said = [Later, None]
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda message: said.pop(0))
+
+    assert handle(order()) == Later()
+    assert not guard.rows
+    handle(order())
+    assert not said
+
+
+def test_a_batch_of_which_a_part_comes_again_comes_again_whole(guard):
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda batch: Later(level=3, first=2))
+
+    assert handle(order()) == Later(level=3)
+    assert not guard.rows
 
 
 def test_nor_is_it_where_it_is_awaited(awaited):
@@ -270,6 +291,85 @@ def test_a_scope_is_the_functions_own_name_unless_it_is_given(guard):
     assert [scope for scope, _, _ in guard.seen] == [f"{here}.<locals>.handle", "billing"]
 
 
+class Handler:
+    """An object that is called."""
+
+    def __init__(self, *said):
+        self.said = said
+
+    def __call__(self, message):
+        return message
+
+    def handle(self, session, message):
+        session.append(message.key)
+        return [*session, *self.said]
+
+
+class Awaited(Handler):
+    async def __call__(self, message):
+        return [*self.said, message.key]
+
+
+def _(message):
+    """Nothing."""
+
+
+@pytest.mark.parametrize("function", [partial(key_of), Handler(), lambda message: None, _])
+def test_what_has_no_name_of_its_own_needs_a_scope(guard, function):
+    with pytest.raises(ConfigError, match="give it a scope"):
+        idempotent(guard, key=key_of)(function)
+
+    idempotent(guard, key=key_of, scope="billing")(function)(order())
+
+
+PROGRAM = """
+from memory_guard import MemoryGuard
+from txmq.idempotent import idempotent
+
+@idempotent(MemoryGuard(), key=str)
+def handle(message):
+    pass
+
+scope = handle.__idempotent__.scope
+"""
+
+
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__", "billing"])
+def test_a_program_has_one_name_however_it_was_begun(tmp_path, monkeypatch, name):
+    program = tmp_path / "billing.py"
+    program.write_text(PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert runpy.run_path(str(program), run_name=name)["scope"] == "billing.handle"
+    assert runpy.run_module("billing", run_name=name, alter_sys=True)["scope"] == "billing.handle"
+
+
+def test_the_method_of_an_object_is_given_the_session_first():
+    guard, handler = MemoryGuard(has_session=True), Handler("a receipt")
+
+    assert idempotent(guard, key=key_of)(handler.handle)(order()) == ["order-1", "a receipt"]
+
+
+def test_that_of_a_class_is_refused():
+    with pytest.raises(ConfigError, match="method of an object"):
+        idempotent(MemoryGuard(has_session=True), key=key_of)(Handler.handle)
+
+
+def test_an_object_may_have_an_async_call(awaited):
+    handle = idempotent(awaited, key=key_of, scope="shop")(Awaited("a receipt"))
+
+    assert asyncio.run(handle(order())) == ["a receipt", "order-1"]
+
+
+def test_what_takes_anything_is_seen_to_take_it():
+    handle = idempotent(MemoryGuard(has_session=True), key=key_of, scope="shop")(
+        lambda *given: len(given)
+    )
+
+    assert str(inspect.signature(handle)) == "(*given)"
+    assert handle(order()) == 2
+
+
 def test_the_same_function_may_stand_behind_another_guard(guard):
     calls = []
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: calls.append(message))
@@ -321,7 +421,7 @@ def test_so_is_what_is_none():
 
 
 def test_a_plain_function_that_returns_something_to_await_has_done_nothing(guard):
-    handle = idempotent(guard, key=key_of)(lambda message: awaits(message))
+    handle = idempotent(guard, key=key_of, scope="shop")(lambda message: awaits(message))
 
     with pytest.raises(UsageError, match="nothing was done"):
         handle(order())

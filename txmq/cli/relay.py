@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from txmq.outbox.table import Outbox
 
 __all__ = ["relay"]
+
+COUNT_S: Final = 5.0
+"""Who scrapes mostly waits for 10 s."""
+PORT_MAX: Final = 65_535
+LEASE_MAX_S: Final = 3_600.0
 
 
 def relay(
@@ -49,7 +54,12 @@ def relay(
     ] = "",
     lease: Annotated[
         float,
-        typer.Option("--lease", min=0.1, help="Seconds after which others do what a dead one did."),
+        typer.Option(
+            "--lease",
+            min=0.1,
+            max=LEASE_MAX_S,
+            help="Seconds after which others do what a dead one did.",
+        ),
     ] = 10.0,
     metrics: Annotated[
         str | None,
@@ -100,7 +110,7 @@ class Plan(NamedTuple):
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
+    if not colon or not port.isdecimal() or int(port) > PORT_MAX:
         fail(f"{text!r} is no address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
     return host.strip("[]"), int(port)
 
@@ -131,7 +141,8 @@ async def _page(relay: Relay) -> str:
     from txmq.outbox.metrics import exposition
 
     try:
-        waiting = await relay.waiting()
-    except DatabaseFailed:
+        async with asyncio.timeout(COUNT_S):
+            waiting = await relay.waiting()
+    except (DatabaseFailed, TimeoutError):
         waiting = None  # What is known is told all the same.
     return exposition(relay.tally, waiting)

@@ -65,7 +65,15 @@ def fault(problem: BaseException) -> Fault:
     if isinstance(problem, TopicNotFound | NoPermission):
         # A name server that has just started says so as well, of topics that are there.
         return Fault.TOPIC
-    passing = TransportError | BrokerBusy | ServiceUnavailable | FlowControlled | UsageError
+    # Where no name server says in time where the queues are, it is that.
+    passing = (
+        TransportError
+        | BrokerBusy
+        | ServiceUnavailable
+        | FlowControlled
+        | UsageError
+        | TimeoutError
+    )
     return Fault.TIMES if isinstance(problem, passing) else Fault.PERHAPS
 
 
@@ -198,6 +206,7 @@ class Carrying:
         self.counts.published += len(rows)
         self.counts.requests += 1
         self._backoffs.pop(topic, None)
+        self._lanes.works(topic)
         # First: as soon as they are not at hand any more they could be read again.
         self._published(rows)
         self._lanes.land(rows)
@@ -206,6 +215,8 @@ class Carrying:
 
     async def _failed(self, topic: str, rows: list[Row], problem: BaseException) -> None:
         why = fault(problem)
+        if isinstance(problem, TopicNotFound) and await self._nobody_is_there():
+            why = Fault.TIMES
         if why is Fault.MESSAGE:
             await self._one_is_wrong(topic, rows, problem)
             return
@@ -223,6 +234,16 @@ class Carrying:
         for each in spent:
             each.is_alone = True
         self._defer(rows)
+
+    async def _nobody_is_there(self) -> bool:
+        """Whether the name servers know of no broker: to them all topics of one that is down are
+        missing.
+        """
+        try:
+            async with asyncio.timeout(self._producer.settings.timeout_s):
+                return not await self._producer.client.admin.cluster()
+        except (TxmqError, TimeoutError) as problem:
+            return fault(problem) is Fault.TIMES
 
     async def _one_is_wrong(self, topic: str, rows: list[Row], problem: BaseException) -> None:
         if len(rows) == 1:

@@ -106,10 +106,19 @@ class Lanes:
         lane_rows_max: How many of one lane.
         load_rows: How many travel together.
         load_bytes: How many bytes of them, if it is more than one.
+        bytes_max: How many bytes there may be at hand.
     """
 
-    def __init__(self, rows_max: int, lane_rows_max: int, load_rows: int, load_bytes: int) -> None:
+    def __init__(
+        self,
+        rows_max: int,
+        lane_rows_max: int,
+        load_rows: int,
+        load_bytes: int,
+        bytes_max: int,
+    ) -> None:
         self._rows_max = rows_max
+        self._bytes_max = bytes_max
         self._lane_rows_max = lane_rows_max
         self._load_rows = load_rows
         self._load_bytes = load_bytes
@@ -118,6 +127,7 @@ class Lanes:
         self._flying: dict[int, Row] = {}
         self._flying_of: Counter[int] = Counter()
         self._of_topic: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
         self._lanes: dict[str, _Lane] = {}
         self._idle: dict[str, None] = {}
         self._behind: dict[str, None] = {}
@@ -170,11 +180,6 @@ class Lanes:
     def is_clear(self, slot: int) -> bool:
         """Whether nothing of a slot is on its way."""
         return not self._flying_of[slot]
-
-    @property
-    def flying(self) -> int:
-        """How many are on their way."""
-        return len(self._flying)
 
     # Taking in
 
@@ -232,7 +237,7 @@ class Lanes:
                 continue
             if row.lane is not None:
                 self._add_laned(row, low, now)
-            elif self._has_its_share(row.topic, now):
+            elif self._has_its_share(row.topic):
                 self.has_left_some = True
             else:
                 self._keep(row)
@@ -253,7 +258,7 @@ class Lanes:
             insort(lane.rows, row, key=_by_id)
         elif lane.seen < low or len(lane.rows) >= self._lane_rows_max:
             self._set_behind(lane)
-        elif self._has_its_share(row.topic, now):
+        elif self._has_its_share(row.topic):
             lane.rests_until = now + TROUBLE_REST_S
             self._set_behind(lane)
         else:
@@ -262,11 +267,16 @@ class Lanes:
             lane.seen = row.id
         self._place(lane)
 
-    def _has_its_share(self, topic: str, now: float) -> bool:
-        """Whether a topic in trouble has so much of the room that others would be held up."""
-        if self._paused.get(topic, 0.0) <= now:
+    def _has_its_share(self, topic: str) -> bool:
+        """Whether topics in trouble, of which this is one, have so much of the room that others
+        would be held up.
+        """
+        # Of each there is a row, by which it is seen when the trouble is over.
+        if topic not in self._paused or not self._of_topic[topic]:
             return False
-        return 2 * self._of_topic[topic] >= self._rows_max
+        rows = sum(self._of_topic[each] for each in self._paused)
+        size = sum(self._bytes_of[each] for each in self._paused)
+        return 2 * rows >= self._rows_max or 2 * size >= self._bytes_max
 
     def wanted(self, now: float, count: int) -> list[Stretch]:
         """Some lanes that are behind and have nothing at hand, to be fetched."""
@@ -307,8 +317,20 @@ class Lanes:
     # Sending
 
     def pause(self, topic: str, until: float) -> None:
-        """Send nothing to a topic for a while."""
+        """Send nothing to a topic for a while; until one of its rows is sent, it is in trouble."""
         self._paused[topic] = until
+        loose = self._loose.get(topic, deque())
+        while loose and self._has_its_share(topic):
+            self._drop(loose.pop())
+            self.has_left_some = True
+        for name in reversed(list(self._ready.get(topic, {}))):
+            if not self._has_its_share(topic):
+                break
+            self._leave(self._lanes[name], until)
+
+    def works(self, topic: str) -> None:
+        """A row of it was sent."""
+        self._paused.pop(topic, None)
 
     def is_paused(self, topic: str, now: float) -> bool:
         """Whether a topic has to wait."""
@@ -323,7 +345,6 @@ class Lanes:
         for topic, is_laned in list(self._turns):
             if self._paused.get(topic, 0.0) > now:
                 continue
-            self._paused.pop(topic, None)
             del self._turns[topic, is_laned]
             rows = self._take_laned(topic) if is_laned else self._take_loose(topic)
             if (self._ready if is_laned else self._loose).get(topic):
@@ -391,6 +412,12 @@ class Lanes:
             lane = self._landed(row)
             if row.slot not in self._slots or (row.lane is not None and lane is None):
                 continue
+            if self._has_its_share(row.topic):
+                if lane is None:
+                    self.has_left_some = True
+                else:
+                    self._leave(lane, self._paused[row.topic], row.id)
+                continue
             self._keep(row)
             if lane is not None:
                 insort(lane.rows, row, key=_by_id)
@@ -406,13 +433,7 @@ class Lanes:
         lane = self._landed(row)
         if lane is not None:
             assert not lane.flying, "what is refused for good was sent alone"
-            for each in lane.rows:
-                self._drop(each)
-            lane.rows.clear()
-            lane.seen = min(lane.seen, row.id - 1)
-            lane.rests_until = until
-            self._set_behind(lane)
-            self._place(lane)
+            self._leave(lane, until, row.id)
         elif row.lane is None:
             if len(self._resting) >= OUTBOX_RESTING_MAX:
                 del self._resting[next(iter(self._resting))]
@@ -423,13 +444,6 @@ class Lanes:
         for each in [each for each, until in self._resting.items() if until <= now]:
             del self._resting[each]
             self.has_left_some = True
-
-    @property
-    def resting(self) -> int:
-        """How many rows and lanes nobody takes for now."""
-        return len(self._resting) + sum(
-            self._lanes[each].rests_until > 0.0 for each in self._behind
-        )
 
     def _landed(self, row: Row) -> _Lane | None:
         if not self.is_ours(row):
@@ -447,13 +461,15 @@ class Lanes:
     def _keep(self, row: Row) -> None:
         self._rows[row.id] = row
         self._of_topic[row.topic] += 1
+        self._bytes_of[row.topic] += row.size
         self.bytes += row.size
 
     def _drop(self, row: Row) -> None:
         del self._rows[row.id]
         self._of_topic[row.topic] -= 1
+        self._bytes_of[row.topic] -= row.size
         if not self._of_topic[row.topic]:
-            del self._of_topic[row.topic]
+            del self._of_topic[row.topic], self._bytes_of[row.topic]
         self.bytes -= row.size
 
     def _lane(self, slot: int, name: str) -> _Lane:
@@ -466,6 +482,18 @@ class Lanes:
                 if oldest != name:
                     self._forget(self._lanes[oldest])
         return lane
+
+    def _leave(self, lane: _Lane, until: float, *ids: int) -> None:
+        """Have nothing more of a lane at hand, and rows of it that have come back neither."""
+        if lane.rows:
+            self._unready(lane.rows[0].topic, lane.name)
+        for each in lane.rows:
+            self._drop(each)
+        lane.seen = min(lane.seen, *(each - 1 for each in (*ids, *(row.id for row in lane.rows))))
+        lane.rows.clear()
+        lane.rests_until = until
+        self._set_behind(lane)
+        self._place(lane)
 
     def _forget(self, lane: _Lane) -> None:
         for each in lane.rows:

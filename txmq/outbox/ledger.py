@@ -12,7 +12,7 @@ from txmq.databases import dialects
 from txmq.databases.door import Borrowed, Door, drive
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.tables import create_command
-from txmq.errors import DatabaseFailed, TableMissing
+from txmq.errors import DatabaseFailed, TableMissing, TxmqError
 from txmq.limits import RELAY_THREADS, SLOTS
 from txmq.outbox.lanes import Stretch
 from txmq.outbox.slots import fair_share
@@ -70,6 +70,7 @@ class Ledger:
         self._answer_s = answer_s
         self._threads = Threads("txmq-relay", RELAY_THREADS)
         self._running: dict[asyncio.Future[object], None] = {}
+        self._counting: asyncio.Future[object] | None = None
         self.problems: tuple[type[Exception], ...] = (
             *door.problems,
             DatabaseFailed,
@@ -230,21 +231,33 @@ class Ledger:
             age_s = max(0.0, float(oldest_ms or 0) / 1000)
             return Waiting(rows=int(rows), oldest_s=age_s, failed=int(failed))
 
-        return await self.run(count)
+        if not self._door.is_blocking:
+            return await self.run(count)
+        # Where many rows take long to count, those who ask shall not have all the threads.
+        if self._counting is None or self._counting.done():
+            self._counting = self._begun(self._in_session(count))
+        return cast(Waiting, await self._answered(self._counting))
 
     # How all of it is done
 
     async def run(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
         """Do something in a transaction of its own, which is committed by nobody else."""
         done = self._in_session(work)
+        if self._door.is_blocking:
+            return cast(T, await self._answered(self._begun(done)))
         async with asyncio.timeout(self._answer_s):
-            if not self._door.is_blocking:
-                return await done
-            running = self._threads.run(lambda: drive(done))
-            self._running[running] = None
-            running.add_done_callback(self._has_run)
+            return await done
+
+    def _begun(self, work: Coroutine[Any, Any, object]) -> asyncio.Future[object]:
+        running = self._threads.run(lambda: drive(work))
+        self._running[running] = None
+        running.add_done_callback(self._has_run)
+        return running
+
+    async def _answered(self, running: asyncio.Future[object]) -> object:
+        async with asyncio.timeout(self._answer_s):
             # A thread cannot be cut off, and has a connection that is not ours to forget.
-            return cast(T, await asyncio.shield(running))
+            return await asyncio.shield(running)
 
     def _has_run(self, running: asyncio.Future[object]) -> None:
         del self._running[running]
@@ -252,8 +265,15 @@ class Ledger:
             running.exception()  # Perhaps nobody waits for it any more.
 
     async def _in_session(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
-        async with self._opened() as borrowed:
-            return await work(borrowed)
+        try:
+            async with self._opened() as borrowed:
+                return await work(borrowed)
+        except Exception as problem:
+            if isinstance(problem, (*self.problems, TxmqError)):
+                raise
+            # A source may do anything for a connection, such as ask somebody for a password.
+            why = f"{type(problem).__name__}: {words(problem)}"
+            raise DatabaseFailed(f"the database cannot be asked: {why}") from problem
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Borrowed[Any]]:

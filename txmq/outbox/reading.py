@@ -98,11 +98,11 @@ class Reading:
 
     def restart(self) -> None:
         """There are new slots: read everything."""
-        self._high = self._floor = 0
+        self._high = self._floor = self._swept = 0
         self._marks: deque[tuple[float, int]] = deque()
 
     async def look(self, *, has_reason: bool) -> int:
-        """Read what there is room for; returns how many rows are new.
+        """Read what there is room for; returns how many rows are new, or were passed over.
 
         Args:
             has_reason: Whether somebody has said that there is something.
@@ -122,7 +122,7 @@ class Reading:
         wants = wants or self._lanes.has_left_some
         if self._floor and self._all.is_due(now, has_reason=wants and not count):
             self._lanes.has_left_some = False
-            count += await self._sweep(self._all, 0, self._floor)
+            count += await self._sweep(self._all, self._swept, self._floor)
         return count
 
     def _rise(self, now: float) -> None:
@@ -152,7 +152,9 @@ class Reading:
         if page.rows:
             self._high = int(page.rows[-1][0])
         self.has_more = self.has_more or page.is_cut
-        return await self._take_in(self._rows(page, turns), low)
+        rows = self._rows(page, turns)
+        await self._take_in(rows, low)
+        return len(rows)  # Behind those of a topic in trouble there may be others.
 
     async def _sweep(self, pace: Pace, low: int, high: int) -> int:
         count, size = self._room
@@ -166,7 +168,12 @@ class Reading:
         pace.took(began, self._clock.monotonic())
         if page.is_cut:
             self._lanes.has_left_some = self.has_more = True
-        return await self._take_in(self._rows(page, turns), low)
+        taken = await self._take_in(self._rows(page, turns), low)
+        if pace is self._all:
+            # Cut short by nothing but what is passed over, it goes on behind that next time.
+            is_stuck = page.is_cut and page.rows and not taken
+            self._swept = int(page.rows[-1][0]) if is_stuck else 0
+        return taken
 
     async def _fetch(self, now: float) -> int:
         count, size = self._room

@@ -88,7 +88,7 @@ class Relay:
         self._slots = Slots(chosen.lease_s)
         self._lanes = Lanes(
             chosen.rows_max, max(1, min(chosen.batch_rows, chosen.rows_max // 4)),
-            chosen.batch_rows, chosen.batch_bytes,
+            chosen.batch_rows, chosen.batch_bytes, chosen.bytes_max,
         )  # fmt: skip
         self._done = Done()
         self._reading = Reading(
@@ -114,7 +114,7 @@ class Relay:
 
         Raises:
             TableMissing: It is not.
-            DatabaseFailed: The database does not answer.
+            DatabaseFailed: The database does not answer, or lets it only read.
             UsageError: The relay was opened before.
         """
         if self._stopped is not None:
@@ -126,8 +126,13 @@ class Relay:
             if self._is_own:
                 await undo.enter_async_context(self._producer)
             undo.push_async_callback(self._tasks.stop)
-            await self._beat()
-            await self._start()
+            try:
+                await self._beat()
+                await self._start()
+            except self._ledger.problems as problem:
+                raise DatabaseFailed(
+                    f"{self._outbox.name} cannot be relayed: {words(problem)}"
+                ) from problem
             self._closing = undo.pop_all()
         return self
 

@@ -4,18 +4,23 @@ takes keep nobody else waiting.
 
 import asyncio
 import secrets
+import socket
 import urllib.request
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from tests.integration.outbox.outbox_stage import DATABASES
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
 from tests.serving import BrokerProcess
 from txmq import Client, Message, Relay, RelaySettings, errors
+from txmq.databases.dialects import NOW_MS
 from txmq.limits import SLOTS
 from txmq.outbox.table import Outbox
 from txmq.protocol import properties
@@ -55,6 +60,7 @@ def book_of(request, tmp_path):
         made.close()
 
 
+only_sqlite = pytest.mark.parametrize("book", ["sqlite"], indirect=True)
 only_postgresql = pytest.mark.parametrize("book", ["postgresql"], indirect=True)
 
 
@@ -247,21 +253,75 @@ def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
     broker.start()
     broker.create_topic(book.topic, QUEUES)
     try:
-        add(book, *numbered("good", 5))
         with book.engine.begin() as connection:
-            book.outbox.add(connection, Message(topic="Missing", body=b"later"))
+            later = [Message(topic="Missing", body=b"later")] * 60
+            book.outbox.add_many(connection, later)
+            book.outbox.add_many(connection, later, lane="a")
+        add(book, *numbered("good", 5))
+        few = replace(SOON, rows_max=40)  # There are more that have to wait than it has room for.
 
         async def run():
-            async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
+            async with Relay(book.engine, broker.names, few, outbox=book.outbox) as relay:
                 await until(lambda: relay.tally.published == 5 and relay.tally.deferred > 0)
                 await asyncio.to_thread(broker.create_topic, "Missing", 1)
                 await until(lambda: book.count() == 0)
                 assert relay.tally.failed == 0
 
         asyncio.run(run())
-        assert [each.body for each in broker.records("Missing", 0)] == [b"later"]
+        assert broker.max_offset("Missing", 0) == 120
     finally:
         broker.close()
+
+
+@only_sqlite
+def test_nothing_is_put_aside_because_no_name_server_answers(book):
+    skip = RelaySettings(on_poison="skip", attempts_max=1, lease_s=0.6)
+
+    async def run():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            names = "{}:{}".format(*silent.getsockname())
+            add(book, "laned", lane="a")
+            add(book, "loose")
+            async with Relay(book.engine, names, skip, outbox=book.outbox) as relay:
+                await until(lambda: relay.tally.deferred + relay.tally.failed >= 4)
+                assert relay.tally.failed == 0
+
+    asyncio.run(run())
+
+
+@only_sqlite
+def test_it_goes_on_when_for_a_while_its_source_gives_no_connections(book, broker):
+    refused = []
+
+    def connect(*_):
+        if is_refused:
+            refused.append(1)
+            raise LookupError("no password is to be had")
+
+    async def run():
+        nonlocal is_refused
+        engine = create_engine(book.engine.url, poolclass=NullPool)
+        listen(engine, "do_connect", connect)
+        async with Relay(engine, broker.names, SOON, outbox=book.outbox):
+            is_refused = True
+            await until(lambda: len(refused) >= 4)
+            is_refused = False
+            add(book, "then")
+            await until(lambda: book.count() == 0)
+
+    is_refused = False
+    asyncio.run(run())
+
+
+@only_sqlite
+def test_a_database_that_can_only_be_read_is_told(book, broker):
+    async def run():
+        url = f"sqlite:///file:{book.engine.url.database}?mode=ro&uri=true"
+        async with Relay(create_engine(url), broker.names, SOON, outbox=book.outbox):
+            pass
+
+    with pytest.raises(errors.DatabaseFailed, match="readonly"):
+        asyncio.run(run())
 
 
 @only_postgresql
@@ -320,6 +380,28 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
         match=r"`txmq schema create outbox --outbox other --database URL` makes it",
     ):
         asyncio.run(elsewhere())
+
+
+@only_postgresql
+def test_who_asks_for_figures_of_a_table_that_is_locked_keeps_no_lease_from_being_renewed(
+    book, broker
+):
+    slots = book.outbox.slots.fullname
+    living = f"SELECT COUNT(*) FROM {slots} WHERE until_ms >= {NOW_MS['postgresql']}"
+
+    async def run():
+        async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
+            with book.engine.begin() as connection:
+                connection.execute(text(f"LOCK TABLE {book.outbox.name}"))
+                for _ in range(5):
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(relay.waiting(), 0.05)
+                await asyncio.sleep(2 * SOON.lease_s)
+                assert book.ask(living)[0][0] == SLOTS
+            assert (await relay.waiting()).rows == 0
+            assert relay.tally.lost_leases == 0
+
+    asyncio.run(run())
 
 
 @only_postgresql

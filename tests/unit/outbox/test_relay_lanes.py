@@ -1,9 +1,15 @@
 """What a relay has at hand, and what of it may go; and the shares of relays."""
 
+import asyncio
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.outbox.test_relay_model import Relaying
+from txmq.client.settings import ProducerSettings
+from txmq.databases.door import drive
 from txmq.errors import (
     BrokerBusy,
     ConnectFailed,
@@ -13,17 +19,22 @@ from txmq.errors import (
     TopicNotFound,
 )
 from txmq.limits import SLOTS
-from txmq.outbox.carrying import Fault, fault
+from txmq.message import Message
+from txmq.outbox.carrying import Carrying, Fault, fault
+from txmq.outbox.finishing import Done
 from txmq.outbox.lanes import Lanes, Row
+from txmq.outbox.settings import RelaySettings
 from txmq.outbox.slots import Slots, fair_share
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.entropy import SystemEntropy
 
 
 def rows(*ids, lane=None, topic="T", slot=0, alone=()):
     return [Row(each, slot, lane, topic, 10, is_alone=each in alone) for each in ids]
 
 
-def lanes(rows_max=100, lane_rows_max=50, load_rows=10, load_bytes=1_000):
-    made = Lanes(rows_max, lane_rows_max, load_rows, load_bytes)
+def lanes(rows_max=100, lane_rows_max=50, load_rows=10, load_bytes=1_000, bytes_max=10_000):
+    made = Lanes(rows_max, lane_rows_max, load_rows, load_bytes, bytes_max)
     made.open(range(SLOTS))
     return made
 
@@ -59,6 +70,29 @@ def test_what_is_deleted_while_somebody_reads_is_not_read_as_new():
 
     assert model.take() == []
     assert {each.id for each in first + second} == {1, 2}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_behind_many_rows_of_a_topic_in_trouble_others_are_found(is_late):
+    model = Relaying()
+    model.transact(None, ["T"] * 30)
+    hidden = model.begin(None, ["U"])
+    model.transact(None, ["T"] * 30)
+    model.lanes.pause("T", model.clock.now + 600)
+    if not is_late:
+        model.end(hidden, True)
+    # As long as there is something it goes on without a pause.
+    while drive(model.reading.look(has_reason=False)):
+        pass
+    if is_late:
+        for _ in range(2):
+            model.tick(0.6)
+            model.look(reason=False, deletes=False)
+        model.end(hidden, True)
+        for _ in range(30):
+            model.tick(0.6)
+            model.look(reason=False, deletes=False)
+    assert [each.topic for each in model.take()] == ["U"]
 
 
 def test_the_rows_of_a_lane_wait_for_those_before_them():
@@ -184,3 +218,83 @@ def test_whose_fault_it_is():
     assert fault(ValueError()) is Fault.PERHAPS
     assert fault(BrokerBusy()) is Fault.TIMES
     assert fault(ConnectFailed()) is Fault.TIMES
+    assert fault(TimeoutError()) is Fault.TIMES
+
+
+@pytest.mark.parametrize("brokers", [[], ["one"]])
+@pytest.mark.parametrize("lane", [None, "a"])
+def test_a_topic_is_not_missing_while_name_servers_know_of_no_broker(lane, brokers):
+    async def refuse(*_):
+        raise TopicNotFound
+
+    async def run():
+        admin = SimpleNamespace(cluster=_answering(brokers))
+        session = SimpleNamespace(known_route=lambda _: None, route_to_write=refuse)
+        producer = SimpleNamespace(
+            send=refuse,
+            settings=ProducerSettings(),
+            client=SimpleNamespace(admin=admin, session=session),
+        )
+        ledger = SimpleNamespace(put_aside=_answering(True), problems=())
+        skip, clock = RelaySettings(on_poison="skip", attempts_max=1), SystemClock()
+        at_hand, ended = lanes(), asyncio.Event()
+        at_hand.add([Row(1, 0, lane, "T", 1, Message(topic="T", body=b"x"))], 0, 0.0)
+        carrying = Carrying(
+            at_hand, producer, ledger, Done(), skip, clock, SystemEntropy(), print, ended.set
+        )
+        carrying.send(lambda _: True)
+        await ended.wait()
+        return carrying.counts
+
+    counts = asyncio.run(run())
+    assert (counts.failed, counts.deferred) == ((1, 0) if brokers else (0, 1))
+
+
+def _answering(answer):
+    async def asked(*_):
+        return answer
+
+    return asked
+
+
+@pytest.mark.parametrize("lane", [None, "a"])
+def test_a_topic_that_gets_into_trouble_gives_room_back(lane):
+    at_hand = lanes(rows_max=10, load_rows=2)
+    for each in range(1, 11):
+        at_hand.add(rows(each, lane=lane and f"{lane}{each}"), 0, 0.0)
+    first = at_hand.take(0.0)
+    assert (ids(first), at_hand.room) == ([1, 2], 0)
+
+    at_hand.pause("T", 5.0)
+    at_hand.give_back(first.rows)
+
+    assert at_hand.room == 6
+    assert at_hand.has_left_some or len(at_hand.behind()) == 6
+    at_hand.pause("U", 5.0)
+    at_hand.add(rows(20, 21, topic="U"), 0, 5.0)
+    assert len(at_hand) == 5, "of those in trouble each has a row, and all of them one share"
+
+
+def test_large_bodies_of_a_topic_in_trouble_leave_room_for_others():
+    at_hand = lanes(bytes_max=100)
+    at_hand.add(rows(*range(1, 10)), 0, 0.0)
+    at_hand.pause("T", 5.0)
+    assert at_hand.bytes < 50
+
+
+def test_a_lane_that_gives_room_back_keeps_its_order():
+    at_hand = lanes(rows_max=4, load_rows=3)
+    at_hand.add(rows(1, 2, 3, 4, lane="a"), 0, 0.0)
+    first = at_hand.take(0.0)
+    at_hand.pause("T", 5.0)
+    at_hand.give_back(first.rows)
+
+    sent = []
+    for _ in range(4):
+        while load := at_hand.take(9.0):
+            sent += ids(load)
+            at_hand.land(load.rows)
+        for asked in at_hand.wanted(9.0, 10):
+            left = [each for each in (1, 2, 3, 4) if each > asked.seen]
+            at_hand.fetched([asked], rows(*left, lane="a"), 9.0, is_cut=False)
+    assert sent == [1, 2, 3, 4]

@@ -92,7 +92,7 @@ class Relaying(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.base, self.clock, self.done = Base(), Clock(), Done()
-        self.lanes = Lanes(8, 3, 3, 1_000)
+        self.lanes = Lanes(8, 3, 3, 1_000, 1_000)
         self.slots = Slots(10.0)
         self.reading = Reading(
             self.base, self.lanes, self.slots, self.done, RelaySettings(), self.clock, "o"
@@ -186,6 +186,8 @@ class Relaying(RuleBasedStateMachine):
     def land_some(self, rows, count, then):
         self.flying = [each for each in self.flying if each not in rows]
         self.done.add(rows[:count])
+        for each in rows[:count]:
+            self.lanes.works(each.topic)
         self.lanes.land(rows[:count])
         then(rows[count:])
 

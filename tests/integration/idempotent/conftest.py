@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 # The stage beside this file, and every kind of source from that of the resources.
 sys.path[:0] = [str(HERE), str(HERE.parent / "resources")]
 
-pytest.register_assert_rewrite("redis_stage", "shop_stage")
+pytest.register_assert_rewrite("redis_stage", "resource_stage", "shop_stage")
 
 from redis_stage import ALONE, IN_FRONT, Stage, prepared  # noqa: E402
 from resource_stage import ON_MARIADB  # noqa: E402

@@ -72,7 +72,6 @@ class Done:
         self.look_now = self.look.with_for_update(read=True)
         """As it is now: MySQL shows an old snapshot unless it is asked so."""
         self.keep = update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
-        self.shape = select(self.table).limit(0)
         self.remove = delete(self.table).where(*self._is_this)
         old = (
             select(done.scope, done.done_key)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["UniqueKeyTable", "redelivery_horizon_s"]
+__all__ = ["UniqueKeyTable"]
 
 S = TypeVar("S")
 A = TypeVar("A", bound="AsyncSession")

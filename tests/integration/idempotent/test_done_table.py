@@ -19,7 +19,8 @@ from txmq.errors import (
     TableMissing,
     UsageError,
 )
-from txmq.idempotent.unique_key import UniqueKeyTable, redelivery_horizon_s
+from txmq.idempotent.keys import redelivery_horizon_s
+from txmq.idempotent.unique_key import UniqueKeyTable
 
 NO_KEYS = ["", " ", "a ", "a\n", "a\0", "\ud800", "a\u00a0"]
 LONGEST = "长" * 255

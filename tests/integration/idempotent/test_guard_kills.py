@@ -56,7 +56,7 @@ def effects_in(request, tmp_path):
     [
         ("table", "postgres-async", soak(150, 10_000)),
         ("table", "postgres", soak(100, 10_000)),
-        ("table", "sqlite", 50),
+        ("table", "sqlite", soak(50, 10_000)),
         ("version", "postgres-async", soak(60, 10_000)),
         ("token", "postgres", soak(60, 10_000)),
         ("redis before a table", "postgres-async", soak(100, 10_000)),

@@ -41,9 +41,16 @@ def outbox_postgres_url(postgres):
 
 
 @pytest.fixture(scope="session")
-def outbox_mariadb_url():
-    """The same of MariaDB; where there is no server, nobody asks."""
-    with wanted(mariadb.mariadb) as server, server.database() as url:
+def outbox_mariadb():
+    """A MariaDB server; where there is none, nobody asks."""
+    with wanted(mariadb.mariadb) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def outbox_mariadb_url(outbox_mariadb):
+    """The same of MariaDB as of PostgreSQL."""
+    with outbox_mariadb.database() as url:
         yield url
 
 

@@ -51,10 +51,9 @@ def book_of(request, tmp_path):
     with ExitStack() as stack:
         if request.param == "sqlite":
             url = make_url(f"sqlite:///{tmp_path}/book.db")
-        elif request.param == "mysql":
-            url = request.getfixturevalue("outbox_mariadb_url")
         else:
-            url = stack.enter_context(request.getfixturevalue("postgres").database())
+            server = "outbox_mariadb" if request.param == "mysql" else "postgres"
+            url = stack.enter_context(request.getfixturevalue(server).database())
         made = Book(url)
         yield made
         made.close()

@@ -218,7 +218,7 @@ class Checks:
         elif heard.problem is not None:
             log.warning("the answer to the check of %s: %s", xid, heard.problem)
         else:
-            log.debug("the check of %s was answered with %s", xid, state.name)
+            log.debug("the check of %s was answered with %s", xid, state.name, extra={"xid": xid})
 
     async def stop(self) -> None:
         """Ask and answer no more."""

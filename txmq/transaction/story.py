@@ -1,8 +1,9 @@
 """The nine steps of a transaction in their order: as log lines, and for whoever looks on.
 
 They are those of the classic transfer between two banks: the producer manages the transaction, the
-broker coordinates it, and the local transaction is the resource's. ``DEBUG`` shows the lines. Both
-are told here, and by the same words, so that they cannot disagree.
+broker coordinates it, and the local transaction is the resource's. ``DEBUG`` shows the lines, whose
+records carry the transaction's ``xid`` and the number of the ``step`` for handlers of your own.
+Both are told here, and by the same words, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class Stories:
         if story is not None or log.isEnabledFor(logging.DEBUG):
             number, word, text = step.value
             said = text % (about.name if isinstance(about, Enum) else about)
-            log.debug("transaction %s, step %d: %s", xid, number, said)
+            about_it = {"xid": xid, "step": number}
+            log.debug("transaction %s, step %d: %s", xid, number, said, extra=about_it)
             if story is not None:
                 story.begin_step(number, word, said)
 
@@ -146,6 +148,6 @@ def note(xid: str, text: str, *about: object) -> None:
         story = None  # A task that was begun inside another one has kept its context.
     if story is not None or log.isEnabledFor(logging.DEBUG):
         said = text % about
-        log.debug("transaction %s: %s", xid, said)
+        log.debug("transaction %s: %s", xid, said, extra={"xid": xid})
         if story is not None:
             story.note(said)

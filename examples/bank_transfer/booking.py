@@ -1,0 +1,153 @@
+"""What a transfer does to the books, each in one database transaction of the caller's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from examples.bank_transfer.books import (
+    CLEARING,
+    MOVES,
+    UNCLAIMED,
+    Account,
+    Entry,
+    Kind,
+    State,
+    Transfer,
+)
+from examples.bank_transfer.orders import (
+    DAY_MAX,
+    Advice,
+    Order,
+    Outcome,
+    Reason,
+    Refused,
+)
+
+__all__ = ["credit", "debit", "pay_in", "refuse", "settle"]
+
+DAY_MS: Final = 86_400_000
+REASON_CHARS: Final = 200
+"""As many fit into the books."""
+
+
+async def debit(
+    session: AsyncSession, order: Order, now_ms: int, *, way: str, xid: str, state: State
+) -> None:
+    """Take the money of a transfer from its payer; it is on its way then.
+
+    Raises:
+        Refused: The books stand against it.
+    """
+    account = await _account(session, order.payer, order)
+    today = now_ms // DAY_MS
+    sent = order.amount + (account.sent_today if account.sent_on == today else 0)
+    if sent > DAY_MAX:
+        raise Refused(Reason.OVER_LIMIT, f"{order.payer} sends {DAY_MAX} a day at most")
+    if account.balance < order.amount:
+        raise Refused(Reason.TOO_LITTLE_MONEY, f"{order.payer} has less than {order.money}")
+    account.balance -= order.amount
+    account.sent_on, account.sent_today = today, sent
+    # Its row first: who asks with the same id at the same moment is refused by its key.
+    await _open(session, order, now_ms, state, way=way, xid=xid)
+    await _book(session, order, Kind.DEBIT, order.payer, -order.amount, now_ms)
+
+
+async def credit(
+    session: AsyncSession, order: Order, now_ms: int, *, way: str = "", xid: str = ""
+) -> None:
+    """Give the money of a transfer to its payee.
+
+    Raises:
+        Refused: The books stand against it.
+    """
+    account = await _account(session, order.payee, order)
+    account.balance += order.amount
+    await _open(session, order, now_ms, State.CREDITED, way=way, xid=xid)
+    await _book(session, order, Kind.CREDIT, order.payee, order.amount, now_ms)
+
+
+async def pay_in(session: AsyncSession, order: Order, now_ms: int) -> Advice:
+    """Give the money of a transfer to its payee, or note why it goes back; and what the other bank
+    is to be told.
+    """
+    try:
+        await credit(session, order, now_ms)
+    except Refused as problem:
+        reason = str(problem)[:REASON_CHARS]
+        await _open(session, order, now_ms, State.RETURNED, reason=reason)
+        return Advice(order.id, Outcome.RETURNED, reason)
+    return Advice(order.id, Outcome.CREDITED)
+
+
+async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
+    """Note what the other bank did with a transfer, and give back what it could not use.
+
+    Raises:
+        LookupError: No such transfer was ever sent, or it has ended otherwise.
+    """
+    row = await session.get(Transfer, advice.id, with_for_update=True)
+    if row is None:
+        raise LookupError(f"an advice of transfer {advice.id}, which was never sent")
+    state = State.SETTLED if advice.outcome is Outcome.CREDITED else State.RETURNED
+    if state not in MOVES[State(row.state)]:
+        raise LookupError(f"transfer {advice.id} is {row.state}, and cannot become {state}")
+    row.state, row.reason, row.ended_ms = state, advice.reason, now_ms
+    if state is State.RETURNED:
+        order = Order(row.id, row.payer, row.payee, row.amount, row.currency)
+        account = await session.get(Account, row.payer, with_for_update=True)
+        to = UNCLAIMED
+        if account is not None and account.is_open:
+            account.balance += row.amount
+            to = row.payer
+        await _book(session, order, Kind.RETURN, to, row.amount, now_ms)
+    return state
+
+
+async def refuse(session: AsyncSession, order: Order, way: str, reason: str, now_ms: int) -> None:
+    """Note that a transfer was not made."""
+    await _open(session, order, now_ms, State.REFUSED, way=way, reason=reason[:REASON_CHARS])
+
+
+async def _account(session: AsyncSession, number: str, order: Order) -> Account:
+    account = await session.get(Account, number, with_for_update=True)
+    if account is None:
+        raise Refused(Reason.UNKNOWN_ACCOUNT, number)
+    if not account.is_open:
+        raise Refused(Reason.CLOSED_ACCOUNT, number)
+    if account.currency != order.currency:
+        raise Refused(Reason.WRONG_CURRENCY, f"{number} is in {account.currency}")
+    return account
+
+
+async def _open(
+    session: AsyncSession,
+    order: Order,
+    now_ms: int,
+    state: State,
+    *,
+    way: str = "",
+    xid: str = "",
+    reason: str = "",
+) -> None:
+    await session.execute(insert(Transfer).values(
+        id=order.id, payer=order.payer, payee=order.payee, amount=order.amount,
+        currency=order.currency, state=state, reason=reason, way=way, xid=xid, made_ms=now_ms,
+        ended_ms=now_ms if state.is_final else None,
+    ))  # fmt: skip
+
+
+async def _book(
+    session: AsyncSession, order: Order, kind: Kind, account: str, amount: int, now_ms: int
+) -> None:
+    """Write both sides: what the account has more, clearing has less."""
+    both = ((account, amount), (CLEARING, -amount))
+    await session.execute(insert(Entry), [
+        {
+            "transfer": order.id, "kind": kind, "account": name, "amount": each,
+            "currency": order.currency, "booked_ms": now_ms,
+        }
+        for name, each in both
+    ])  # fmt: skip

@@ -1,0 +1,93 @@
+"""CCB, the bank that is paid: credits once what ICBC tells it, and says what became of it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from examples.bank_transfer.booking import pay_in
+from examples.bank_transfer.databases import RELAYING
+from examples.bank_transfer.orders import ADVICES, TRANSFERS, read_order, see_order
+from txmq import (
+    Client,
+    ConsumerSettings,
+    Message,
+    Outbox,
+    PushConsumer,
+    ReceivedMessage,
+    Relay,
+    StartFrom,
+)
+from txmq.idempotent import SessionGuard, UniqueKeyTable, idempotent
+from txmq.runtime.clock import Clock, SystemClock
+
+__all__ = ["CCB"]
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "ccb-credit"
+
+
+class CCB:
+    """``async with``.
+
+    Args:
+        engine: Its database.
+        client: The cluster.
+        guard: Sees that a transfer is credited once; a table of the database's where there is none.
+        clock: Where the time comes from.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        client: Client,
+        *,
+        guard: SessionGuard[str, AsyncSession] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        outbox = Outbox()
+        self._relay = Relay(engine, client, RELAYING, outbox=outbox)
+        self._consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
+        self._open = AsyncExitStack()
+
+        @self._consumer.on(TRANSFERS, tags="CCB")
+        @idempotent(
+            guard or UniqueKeyTable(engine), key=lambda message: message.key, scope="transfer"
+        )
+        async def transfer_in(session: AsyncSession, message: ReceivedMessage) -> None:
+            order = read_order(message.body)
+            see_order(order)
+            advice = await pay_in(session, order, clock.wall_ms())
+            # In the same transaction: what is credited is advised, and what is advised is credited.
+            await outbox.add(
+                session,
+                Message(
+                    topic=ADVICES,
+                    tags=advice.outcome.name,
+                    keys=(order.id,),
+                    body=msgspec.json.encode(advice),
+                ),
+            )
+            log.info("transfer %s is %s %s", order.id, advice.outcome, advice.reason)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as undo:
+            await undo.enter_async_context(self._relay)
+            await undo.enter_async_context(self._consumer)
+            self._open = undo.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._open.aclose()

@@ -1,0 +1,142 @@
+"""Engines of a bank's database, and the tables in it; PostgreSQL or SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session
+
+from examples.bank_transfer.books import CAPITAL, Account, Base, Entry, Kind
+from txmq import RelaySettings
+from txmq.errors import ConfigError
+from txmq.idempotent.schema import create_done
+from txmq.outbox.schema import create_outbox
+from txmq.transaction.resources.schema import create_fence
+
+__all__ = ["RELAYING", "Opening", "async_engine", "create_books", "engine", "open_accounts"]
+
+DRIVERS: Final = {
+    "postgresql": ("postgresql+psycopg", "postgresql+psycopg"),
+    "sqlite": ("sqlite", "sqlite+aiosqlite"),
+}
+"""By the kind of database: the driver that blocks, and the one of asyncio."""
+
+POOL_S: Final = 20.0
+"""How long a transfer waits for a connection; then it is not made."""
+
+RELAYING: Final = RelaySettings(lease_s=5.0, poll_s=0.1)
+"""A bank that was killed is back soon, and takes over from itself. SQLite tells nobody that there
+is something to be sent, so it is looked at often."""
+
+SQLITE: Final = (
+    "PRAGMA journal_mode = WAL",  # Who reads keeps nobody from writing.
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA busy_timeout = 20000",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An account as it is opened."""
+
+    number: str
+    holder: str
+    balance: int
+    currency: str = "CNY"
+    is_open: bool = True
+
+
+def engine(url: str) -> Engine:
+    """One that blocks.
+
+    Raises:
+        ConfigError: The database is of another kind.
+    """
+    made = create_engine(_driven(url, 0))
+    _prepare(made)
+    return made
+
+
+def async_engine(url: str, size: int = 16) -> AsyncEngine:
+    """One of asyncio, with so many connections; SQLite, which has one writer at a time, has one:
+    those who wait for it wait in a line, and nobody is passed over.
+
+    Raises:
+        ConfigError: The database is of another kind.
+    """
+    driven = _driven(url, 1)
+    if driven.get_backend_name() == "sqlite":
+        size = 1
+    # A PostgreSQL that was restarted has left dead connections behind.
+    made = create_async_engine(
+        driven, pool_size=size, max_overflow=0, pool_timeout=POOL_S, pool_pre_ping=True
+    )
+    _prepare(made.sync_engine)
+    return made
+
+
+def create_books(url: str) -> None:
+    """Make what is missing of a bank's tables, and of those that txmq stands on.
+
+    Raises:
+        TxmqError: The database does not answer, or has other tables under these names.
+    """
+    made = engine(url)
+    try:
+        Base.metadata.create_all(made)
+        create_fence(made, "txmq_fence", None)
+        create_done(made)
+        create_outbox(made, "txmq_outbox", None)
+    finally:
+        made.dispose()
+
+
+def open_accounts(url: str, accounts: Iterable[Opening], now_ms: int) -> None:
+    """Open accounts; what they begin with is the bank's capital."""
+    made = engine(url)
+    try:
+        with Session(made) as session, session.begin():
+            for each in accounts:
+                session.add(Account(
+                    number=each.number, holder=each.holder, currency=each.currency,
+                    balance=each.balance, is_open=each.is_open,
+                ))  # fmt: skip
+                if each.balance:
+                    session.add_all(
+                        Entry(
+                            transfer=None, kind=Kind.OPENING, account=account, amount=amount,
+                            currency=each.currency, booked_ms=now_ms,
+                        )
+                        for account, amount in (
+                            (each.number, each.balance),
+                            (CAPITAL, -each.balance),
+                        )
+                    )  # fmt: skip
+    finally:
+        made.dispose()
+
+
+def _driven(url: str, face: int) -> URL:
+    given = make_url(url)
+    kind = given.get_backend_name()
+    if kind not in DRIVERS:
+        raise ConfigError(f"the banks keep their books in PostgreSQL or SQLite, not in {kind}")
+    return given.set(drivername=DRIVERS[kind][face])
+
+
+def _prepare(made: Engine) -> None:
+    if made.dialect.name != "sqlite":
+        return
+
+    @event.listens_for(made, "connect")
+    def connected(connection: Any, _: object) -> None:
+        cursor = connection.cursor()
+        for each in SQLITE:
+            cursor.execute(each)
+        cursor.close()

@@ -1,0 +1,155 @@
+"""The banks' API: JSON over HTTP, for programs.
+
+An answer says whether anything was booked, so that whoever asks knows whether to ask again: with
+the same id it is always safe to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from examples.bank_transfer.books import State, Transfer
+from examples.bank_transfer.icbc import ICBC, Booked
+from examples.bank_transfer.money import Money
+from examples.bank_transfer.orders import Drill, Order, Reason, Refused
+from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.ways import Way
+from txmq.errors import Effect, OutcomeUnknown, TransactionConflict, TxmqError, UsageError
+
+__all__ = ["Asked", "answer", "api_of", "ask", "paying_api_of"]
+
+BODY_BYTES_MAX: Final = 16 * 1024
+
+STATUS: Final = {
+    State.SENT: 201,
+    State.SETTLED: 201,
+    State.RETURNED: 201,
+    State.REFUSED: 409,
+    None: 202,
+}
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A transfer as it is asked for; the amount is written as people write it."""
+
+    id: str
+    payer: str
+    payee: str
+    amount: str
+    currency: str = "CNY"
+    way: Way = Way.HALF
+    drill: Drill = Drill.NONE
+
+    def order(self) -> Order:
+        """The order.
+
+        Raises:
+            Refused: There is no such amount.
+        """
+        try:
+            money = Money.read(self.amount, self.currency)
+        except ValueError as problem:
+            raise Refused(Reason.BAD_AMOUNT, str(problem)) from problem
+        return Order(self.id, self.payer, self.payee, money.minor, self.currency)
+
+
+def api_of(reading: Reading) -> list[Route]:
+    """What both banks answer."""
+
+    async def account(request: Request) -> Response:
+        number = request.path_params["number"]
+        found = await reading.account(number)
+        if found is None:
+            return _no(404, f"there is no account {number}")
+        return JSONResponse({
+            "number": found.number, "holder": found.holder, "is_open": found.is_open,
+            "balance": found.balance, "currency": found.currency,
+        })  # fmt: skip
+
+    async def transfer(request: Request) -> Response:
+        of = request.path_params["id"]
+        found = await reading.transfer(of)
+        if found is None:
+            return _no(404, f"there is no transfer {of}")
+        return JSONResponse(_shown(found))
+
+    async def health(_: Request) -> Response:
+        try:
+            await reading.well()
+        except SQLAlchemyError as problem:
+            return _no(503, f"the database does not answer: {problem}")
+        return JSONResponse({"state": "well"})
+
+    return [
+        Route("/api/accounts/{number}", account),
+        Route("/api/transfers/{id}", transfer),
+        Route("/api/health", health),
+    ]
+
+
+def paying_api_of(bank: ICBC) -> list[Route]:
+    """What the bank that pays answers beside that."""
+
+    async def transfer(request: Request) -> Response:
+        if int(request.headers.get("content-length") or 0) > BODY_BYTES_MAX:
+            return _no(413, f"an order has {BODY_BYTES_MAX} bytes at most")
+        try:
+            asked = msgspec.json.decode(await request.body(), type=Asked)
+        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+            return _no(422, f"{Reason.BAD_ORDER.value}: {problem}")
+        status, booked, why = await ask(bank, asked)
+        return _no(status, why) if booked is None else answer(status, booked)
+
+    return [Route("/api/transfers", transfer, methods=["POST"])]
+
+
+async def ask(bank: ICBC, asked: Asked) -> tuple[int, Booked | None, str]:
+    """Make a transfer; the status of the answer, and what is booked, or why nothing is."""
+    try:
+        booked = await bank.transfer(asked.order(), asked.way, asked.drill)
+    except Refused as problem:
+        return 409 if problem.reason is Reason.SAME_ID else 422, None, str(problem)
+    except UsageError as problem:
+        return 422, None, str(problem)
+    except OutcomeUnknown as problem:
+        return 202, None, f"not known yet, ask again: {problem}"
+    except TransactionConflict as problem:
+        return 500, None, f"somebody must look at this: {problem}"
+    except (TxmqError, SQLAlchemyError) as problem:
+        # Nothing is booked; the same may work a little later, and with the same id it is safe.
+        return 503, None, f"nothing is booked, ask again: {_words(problem)}"
+    return STATUS[booked.state], booked, booked.reason
+
+
+def answer(status: int, booked: Booked) -> Response:
+    """What is booked, for programs."""
+    state = "unknown" if booked.state is None else booked.state.value
+    said = {
+        "id": booked.order.id, "state": state, "xid": booked.xid, "reason": booked.reason,
+    }  # fmt: skip
+    return JSONResponse(said, status)
+
+
+def _shown(found: Transfer) -> dict[str, Any]:
+    return {
+        "id": found.id, "state": found.state, "payer": found.payer, "payee": found.payee,
+        "amount": found.amount, "currency": found.currency, "reason": found.reason,
+        "way": found.way, "xid": found.xid, "made_ms": found.made_ms, "ended_ms": found.ended_ms,
+    }  # fmt: skip
+
+
+def _words(problem: Exception) -> str:
+    effect = getattr(problem, "effect", Effect.NONE)
+    assert effect is not Effect.APPLIED, problem
+    return str(problem).partition("\n")[0]
+
+
+def _no(status: int, problem: str) -> Response:
+    again = {"retry-after": "1"} if status == 503 else {}
+    return JSONResponse({"problem": problem}, status, headers=again)

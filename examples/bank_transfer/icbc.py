@@ -1,0 +1,173 @@
+"""ICBC, the bank that pays: takes orders, debits, and hears what CCB made of them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from examples.bank_transfer.booking import refuse, settle
+from examples.bank_transfer.books import State, Transfer
+from examples.bank_transfer.orders import (
+    ADVICES,
+    Drill,
+    Order,
+    Reason,
+    Refused,
+    read_advice,
+    see_order,
+)
+from examples.bank_transfer.steps import Steps
+from examples.bank_transfer.ways import Way
+from examples.bank_transfer.ways.half_message import HalfMessageWay
+from examples.bank_transfer.ways.outbox import OutboxWay
+from examples.bank_transfer.ways.sent import Sent
+from examples.bank_transfer.ways.xa import XAWay
+from txmq import Client, ConsumerSettings, PushConsumer, ReceivedMessage, StartFrom
+from txmq.errors import UsageError
+from txmq.idempotent import SessionGuard, UniqueKeyTable, idempotent
+from txmq.runtime.clock import Clock, SystemClock
+
+__all__ = ["ICBC", "Booked"]
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "icbc-advices"
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What the bank knows of a transfer that somebody asks for."""
+
+    order: Order
+    state: State | None
+    """None where nobody knows yet; ask again."""
+    xid: str = ""
+    reason: str = ""
+
+
+class ICBC:
+    """``async with``.
+
+    Args:
+        engine: Its database.
+        client: The cluster.
+        steps: Looks on.
+        guard: Sees that an advice is booked once; a table of the database's where there is none.
+        ccb: The other bank's database, for XA; that way is closed where there is none.
+        clock: Where the time comes from.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        client: Client,
+        *,
+        steps: Steps,
+        guard: SessionGuard[str, AsyncSession] | None = None,
+        ccb: AsyncEngine | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock or SystemClock()
+        self.steps = steps
+        self.half = HalfMessageWay(engine, client, self._clock, steps)
+        self.outbox = OutboxWay(engine, client, self._clock)
+        self.xa = None if ccb is None else XAWay(engine, ccb, client, self._clock, steps)
+        self._consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
+        self._open = AsyncExitStack()
+
+        @self._consumer.on(ADVICES)
+        @idempotent(
+            guard or UniqueKeyTable(engine), key=lambda message: message.key, scope="advice"
+        )
+        async def advised(session: AsyncSession, message: ReceivedMessage) -> None:
+            advice = read_advice(message.body)
+            state = await settle(session, advice, self._clock.wall_ms())
+            log.info("transfer %s is %s %s", advice.id, state, advice.reason)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as undo:
+            await undo.enter_async_context(self.half)
+            await undo.enter_async_context(self.outbox)
+            if self.xa is not None:
+                await undo.enter_async_context(self.xa)
+            await undo.enter_async_context(self._consumer)
+            self._open = undo.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._open.aclose()
+
+    async def transfer(
+        self, order: Order, way: Way = Way.HALF, drill: Drill = Drill.NONE
+    ) -> Booked:
+        """Make a transfer, once for each id; who asks again is told what became of it.
+
+        Raises:
+            Refused: The order makes no sense, or its id is another transfer's.
+            UsageError: There is no such way here.
+            TxmqError: Nothing is made, because no broker or no database can be reached.
+            DBAPIError: Likewise.
+        """
+        see_order(order)
+        try:
+            sent = await self._send(order, way, drill)
+        except Refused as problem:
+            return await self._refuse(order, way, problem)
+        except IntegrityError:
+            found = await self.find(order)
+            if found is None:
+                raise  # It was not about the id.
+            return found
+        return Booked(order, sent.state, sent.xid)
+
+    async def _send(self, order: Order, way: Way, drill: Drill) -> Sent:
+        if drill and way is not Way.HALF:
+            raise UsageError("drills are made with half messages")
+        if way is Way.HALF:
+            return await self.half.send(order, drill)
+        if way is Way.OUTBOX:
+            return await self.outbox.send(order)
+        if self.xa is None:
+            raise UsageError("there is no XA here: it needs the database of both banks, PostgreSQL")
+        return await self.xa.send(order)
+
+    async def _refuse(self, order: Order, way: Way, problem: Refused) -> Booked:
+        """Note that a transfer was refused, unless it was made or refused before."""
+        now_ms = self._clock.wall_ms()
+        try:
+            async with AsyncSession(self._engine) as session, session.begin():
+                await refuse(session, order, way, str(problem), now_ms)
+        except IntegrityError:
+            found = await self.find(order)
+            if found is None:
+                raise
+            return found
+        return Booked(order, State.REFUSED, reason=str(problem))
+
+    async def find(self, order: Order) -> Booked | None:
+        """What became of a transfer; none where there is none.
+
+        Raises:
+            Refused: Its id is another transfer's.
+        """
+        async with AsyncSession(self._engine) as session:
+            row = await session.get(Transfer, order.id)
+        if row is None:
+            return None
+        if (row.payer, row.payee, row.amount, row.currency) != (
+            order.payer, order.payee, order.amount, order.currency,
+        ):  # fmt: skip
+            raise Refused(Reason.SAME_ID, order.id)
+        return Booked(order, State(row.state), row.xid, row.reason)

@@ -1,0 +1,57 @@
+"""Amounts of money: whole minor units of a currency, and never a float."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+__all__ = ["DIGITS", "Money"]
+
+DIGITS: Final = {"CNY": 2, "EUR": 2, "JPY": 0, "USD": 2}
+"""The currencies that the banks know, with their digits behind the point."""
+
+_WRITTEN: Final = re.compile(r"(?P<whole>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<rest>\d+))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An amount in minor units: 10,000.00 yuan are 1,000,000 fen.
+
+    Raises:
+        ValueError: The currency is not known.
+    """
+
+    minor: int
+    currency: str
+
+    def __post_init__(self) -> None:
+        """See that the currency is known."""
+        if self.currency not in DIGITS:
+            known = ", ".join(DIGITS)
+            raise ValueError(f"{self.currency!r} is no currency of these banks, which know {known}")
+
+    @classmethod
+    def read(cls, text: str, currency: str) -> Self:
+        """An amount as people write it: ``10000``, ``10,000.00``.
+
+        Raises:
+            ValueError: It is no amount, or has more digits behind the point than there are coins.
+        """
+        nothing = cls(0, currency)
+        digits = DIGITS[nothing.currency]
+        found = _WRITTEN.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(f"{text!r} is no amount; write one like {'10,000.00'[: 6 + digits]}")
+        rest = found["rest"] or ""
+        if len(rest) > digits:
+            raise ValueError(f"{currency} has {digits} digits behind the point, not {len(rest)}")
+        whole = found["whole"].replace(",", "")
+        return cls(int(whole + rest.ljust(digits, "0")), currency)
+
+    def __str__(self) -> str:
+        digits = DIGITS[self.currency]
+        sign = "-" if self.minor < 0 else ""
+        whole, rest = divmod(abs(self.minor), 10**digits)
+        behind = f".{rest:0{digits}}" if digits else ""
+        return f"{sign}{whole:,}{behind} {self.currency}"

@@ -1,0 +1,164 @@
+"""What a customer asks for, what banks tell each other, and what is refused; pure.
+
+An order is refused before anything is booked where it makes no sense by itself, and while it is
+booked where the books stand against it. Both are a :class:`Refused`, which undoes a transaction on
+both sides.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from examples.bank_transfer.money import DIGITS, Money
+from txmq.errors import RollBack
+
+__all__ = [
+    "ADVICES",
+    "AMOUNT_MAX",
+    "DAY_MAX",
+    "TRANSFERS",
+    "Advice",
+    "Drill",
+    "Order",
+    "Outcome",
+    "Reason",
+    "Refused",
+    "read_advice",
+    "read_order",
+    "see_order",
+]
+
+TRANSFERS: Final = "transfers"
+"""The topic of what ICBC tells CCB."""
+ADVICES: Final = "advices"
+"""The topic of what CCB answers."""
+
+AMOUNT_MAX: Final = 5_000_000_00
+"""One transfer moves no more, in minor units."""
+DAY_MAX: Final = 20_000_000_00
+"""The transfers of an account move no more on one day."""
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_NUMBER: Final = re.compile(r"[A-Z0-9][A-Z0-9-]{0,33}", re.ASCII)
+
+
+class Reason(StrEnum):
+    """Why a transfer is refused, or sent back."""
+
+    BAD_ORDER = "the order makes no sense"
+    BAD_AMOUNT = "no such amount can be sent"
+    OVER_LIMIT = "over the limit"
+    UNKNOWN_ACCOUNT = "there is no such account"
+    CLOSED_ACCOUNT = "the account is closed"
+    WRONG_CURRENCY = "the account has another currency"
+    TOO_LITTLE_MONEY = "too little money"
+    SAME_ID = "another transfer has this id"
+    DRILL = "the drill says so"
+
+
+class Refused(RollBack):
+    """A transfer that is not made; nothing of it stays in any book but that it was refused."""
+
+    def __init__(self, reason: Reason, about: str = "") -> None:
+        super().__init__(f"{reason.value}: {about}" if about else reason.value)
+        self.reason = reason
+
+
+class Drill(StrEnum):
+    """What is to happen to a transfer on purpose; the tags are those of RocketMQ's tutorial."""
+
+    NONE = ""
+    TAGA = "TAGA"
+    """The debit is made: it commits, as without a drill."""
+    TAGB = "TAGB"
+    """The debit fails after it was written: all of it is rolled back."""
+    TAGC = "TAGC"
+    """The debit is made, and nobody is told: the broker has to ask."""
+    SLOW = "SLOW"
+    """The debit takes some seconds, for whoever wants to look on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A transfer as it is asked for; also what the message to the other bank says."""
+
+    id: str
+    """Made up by who asks, and the same each time they ask for this transfer."""
+    payer: str
+    payee: str
+    amount: int
+    """In minor units."""
+    currency: str = "CNY"
+
+    @property
+    def money(self) -> Money:
+        """The amount, to be shown."""
+        return Money(self.amount, self.currency)
+
+
+class Outcome(StrEnum):
+    """What became of a transfer at the bank that is paid."""
+
+    CREDITED = "credited"
+    RETURNED = "returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What the bank that is paid tells the one that pays."""
+
+    id: str
+    """The transfer's."""
+    outcome: Outcome
+    reason: str = ""
+
+
+_ORDERS: Final = msgspec.json.Decoder(Order)
+_ADVICES: Final = msgspec.json.Decoder(Advice)
+
+
+def read_order(body: bytes) -> Order:
+    """The order in a message or a request.
+
+    Raises:
+        Refused: There is none in it.
+    """
+    try:
+        return _ORDERS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Refused(Reason.BAD_ORDER, str(problem)) from problem
+
+
+def read_advice(body: bytes) -> Advice:
+    """The advice in a message.
+
+    Raises:
+        ValueError: There is none in it.
+    """
+    return _ADVICES.decode(body)
+
+
+def see_order(order: Order) -> None:
+    """See what can be seen without any book.
+
+    Raises:
+        Refused: It is not to be carried out, by anybody.
+    """
+    if _ID.fullmatch(order.id) is None:
+        raise Refused(
+            Reason.BAD_ORDER, f"{order.id!r} is no id: letters, digits, - _ . and 64 of them"
+        )
+    for number in (order.payer, order.payee):
+        if _NUMBER.fullmatch(number) is None:
+            raise Refused(Reason.BAD_ORDER, f"{number!r} is no account's number")
+    if order.currency not in DIGITS:
+        raise Refused(Reason.BAD_AMOUNT, f"{order.currency!r} is no currency of these banks")
+    if order.amount <= 0:
+        raise Refused(Reason.BAD_AMOUNT, f"{order.amount} is not more than nothing")
+    if order.amount > AMOUNT_MAX:
+        raise Refused(Reason.OVER_LIMIT, f"one transfer moves {AMOUNT_MAX} at most")

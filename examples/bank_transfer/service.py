@@ -1,0 +1,145 @@
+"""One bank as a program: its part in transfers, and its face by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import uvicorn
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from examples.bank_transfer.ccb import CCB
+from examples.bank_transfer.databases import async_engine, create_books
+from examples.bank_transfer.faces.api import api_of, paying_api_of
+from examples.bank_transfer.icbc import ICBC
+from examples.bank_transfer.orders import ADVICES, TRANSFERS
+from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.steps import Steps
+from txmq import Client
+from txmq.errors import ConfigError, TransportError
+from txmq.idempotent import RedisGuard, SessionGuard, UniqueKeyTable
+from txmq.remoting.pool import split_address
+
+__all__ = ["BankSettings", "run"]
+
+log = logging.getLogger(__name__)
+
+REQUESTS_MAX: Final = 256
+"""Under way at once; one more is told to come again."""
+AGAIN_S: Final = 0.5
+STOP_S: Final = 3
+"""How long an end waits for requests; whoever looks on at steps would never leave."""
+LEASE_S: Final = 5.0
+"""How long Redis keeps the key of somebody who was killed; others wait for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BankSettings:
+    """What a bank is started with."""
+
+    name: Literal["icbc", "ccb"]
+    database: str
+    names: str
+    listen: str
+    redis: str = ""
+    """Stands before the table of what is done, where there is one."""
+    other_database: str = ""
+    """The other bank's: for XA, and only for that."""
+    watches_steps: bool = True
+    """Whether the nine steps of transfers can be looked at."""
+
+
+async def run(settings: BankSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then end what is under way.
+
+    Raises:
+        TxmqError: The database, or the cluster, cannot be used.
+        OSError: The address cannot be listened at.
+    """
+    await asyncio.to_thread(create_books, settings.database)
+    host, port = split_address(settings.listen)
+    with socket.create_server((host, port)) as listening:
+        async with opened(settings) as routes:
+            server = Server(uvicorn.Config(
+                Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off",
+                limit_concurrency=REQUESTS_MAX, timeout_graceful_shutdown=STOP_S,
+            ))  # fmt: skip
+            loop = asyncio.get_running_loop()
+            for each in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(each, setattr, server, "should_exit", True)
+            await server.serve(sockets=[listening])
+
+
+class Server(uvicorn.Server):
+    """One that says when it is ready, and leaves signals to whoever runs it: behind it there is
+    more to be closed.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            where = ":".join(map(str, each.getsockname()[:2]))
+            print(f"ready http://{where}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None."""
+        yield
+
+
+async def see_topics(client: Client) -> None:
+    """Make the topics that are missing; waits for a broker that can do so.
+
+    Raises:
+        BrokerRefused: It does not.
+    """
+    while True:
+        try:
+            there = await client.admin.topics()
+            for each in (TRANSFERS, ADVICES):
+                if each not in there:
+                    await client.admin.create_topic(each)
+        except (ConfigError, TransportError) as problem:
+            log.warning("no broker can be reached yet: %s", problem)
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return
+
+
+@asynccontextmanager
+async def opened(settings: BankSettings) -> AsyncIterator[list[BaseRoute]]:
+    """The bank, as long as it is open; what it answers."""
+    async with AsyncExitStack() as opening:
+
+        def engine(url: str) -> AsyncEngine:
+            made = async_engine(url)
+            opening.push_async_callback(made.dispose)
+            return made
+
+        writing, reading = engine(settings.database), Reading(engine(settings.database))
+        client = await opening.enter_async_context(Client(settings.names))
+        await see_topics(client)
+        guard: SessionGuard[str, AsyncSession] = UniqueKeyTable(writing)
+        if settings.redis:
+            redis = await opening.enter_async_context(Redis.from_url(settings.redis))
+            guard = RedisGuard(redis, lease_s=LEASE_S).before(UniqueKeyTable(writing))
+        routes: list[BaseRoute] = [*api_of(reading)]
+        if settings.name == "ccb":
+            await opening.enter_async_context(CCB(writing, client, guard=guard))
+        else:
+            other = engine(settings.other_database) if settings.other_database else None
+            steps = opening.enter_context(Steps(is_on=settings.watches_steps))
+            bank = ICBC(writing, client, steps=steps, guard=guard, ccb=other)
+            await opening.enter_async_context(bank)
+            routes += paying_api_of(bank)
+        yield routes

@@ -1,0 +1,129 @@
+"""The nine steps of each transfer, as they happen, for whoever looks on.
+
+txmq writes them to its log at level DEBUG, and the records carry the transaction's id and the
+step's number; so a handler of the log is all it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+__all__ = ["NINE", "Step", "Steps"]
+
+NINE: Final = (
+    "The transaction manager opens the global transaction",
+    "ICBC sends message M: credit B",
+    "The coordinator stores M as a half message, which CCB does not see",
+    "The broker reports that M is stored",
+    "The coordinator calls ICBC, which debits A",
+    "ICBC says what became of the debit",
+    "The transaction manager hears it",
+    "The transaction manager tells the coordinator: commit, or roll back",
+    "Both follow: CCB sees M, and the debit stands; or M is gone, and so is the debit",
+)
+"""What they are in the story of customer A and customer B."""
+
+TRANSACTIONS_MAX: Final = 1_000
+"""The steps of older ones are forgotten."""
+
+LOGGERS: Final = ("txmq.transaction.story", "txmq.transaction.checks")
+
+
+class Step(NamedTuple):
+    """A step that was taken, or something that happened within it."""
+
+    number: int
+    """None of the nine where it is 0."""
+    text: str
+    at_s: float
+    """When, in seconds since 1970."""
+
+
+@dataclass(slots=True)
+class _Story:
+    steps: list[Step] = field(default_factory=list)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Steps(logging.Handler):
+    """``with``: looks on at all transactions of this process.
+
+    Args:
+        is_on: Whether it does; where it does not, txmq writes no such lines.
+    """
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        super().__init__(logging.DEBUG)
+        self._is_on = is_on
+        self._stories: OrderedDict[str, _Story] = OrderedDict()
+        self._xids: OrderedDict[str, str] = OrderedDict()
+        self._belongs = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        if self._is_on:
+            for each in map(logging.getLogger, LOGGERS):
+                each.setLevel(logging.DEBUG)
+                each.addHandler(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each in map(logging.getLogger, LOGGERS):
+            each.removeHandler(self)
+        self.close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what belongs to a transaction; see :meth:`logging.Handler.emit`."""
+        xid = getattr(record, "xid", None)
+        if xid is None:
+            return
+        story = self._story(xid)
+        said = record.getMessage().partition(": ")[2] or record.getMessage()
+        story.steps.append(Step(getattr(record, "step", 0), said, record.created))
+        story.more.set()
+        story.more = asyncio.Event()
+
+    def belong(self, transfer: str, xid: str) -> None:
+        """A transfer is made in this transaction."""
+        if self._is_on:
+            self._xids[transfer] = xid
+            while len(self._xids) > TRANSACTIONS_MAX:
+                self._xids.popitem(last=False)
+            self._belongs.set()
+            self._belongs = asyncio.Event()
+
+    def of(self, transfer: str) -> list[Step]:
+        """What has happened so far."""
+        xid = self._xids.get(transfer)
+        story = None if xid is None else self._stories.get(xid)
+        return [] if story is None else list(story.steps)
+
+    async def follow(self, transfer: str) -> AsyncIterator[Step]:
+        """What has happened, and what happens from now on; goes on until nobody asks any more."""
+        while (xid := self._xids.get(transfer)) is None:
+            await self._belongs.wait()
+        story, told = self._story(xid), 0
+        while True:
+            more = story.more
+            for each in story.steps[told:]:
+                told += 1
+                yield each
+            await more.wait()
+
+    def _story(self, xid: str) -> _Story:
+        story = self._stories.get(xid)
+        if story is None:
+            story = self._stories[xid] = _Story()
+            while len(self._stories) > TRANSACTIONS_MAX:
+                self._stories.popitem(last=False)
+        return story

@@ -6,11 +6,23 @@ import asyncio
 import logging
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
 
 from examples.bank_transfer.service import BankSettings, run
+from examples.bank_transfer.tour.run import take
+from examples.bank_transfer.tour.settings import TourSettings
+from examples.bank_transfer.ways import Way
 from txmq.errors import TxmqError
 
 __all__ = ["main"]
+
+POSTGRES: Final = "postgresql://postgres@127.0.0.1/postgres"
+REDIS: Final = "redis://127.0.0.1:6379/0"
+CANNOT_RUN: Final = 2
+INTERRUPTED: Final = 130
 
 
 def arguments() -> ArgumentParser:
@@ -29,7 +41,48 @@ def arguments() -> ArgumentParser:
         )
         if name == "icbc":
             bank.add_argument("--ccb", default="", help="the other bank's database, for XA")
+    add_tour(parser)
     return parser
+
+
+def add_tour(parser: ArgumentParser) -> None:
+    """What may be said of the tour."""
+    default = TourSettings()
+    add = parser.add_argument
+    add("--transfers", type=int, default=default.transfers, help="how many (%(default)s)")
+    add("--accounts", type=int, default=default.accounts, help="at both banks (%(default)s)")
+    add("--rate", type=float, default=default.rate, help="transfers a second at most")
+    add("--concurrent", type=int, default=default.concurrent, help="at once (%(default)s)")
+    add("--seed", type=int, default=default.seed, help="another one, another story")
+    add(
+        "--chaos", type=int, nargs="?", const=5, default=default.kills, metavar="KILLS",
+        help="how often each program is killed (%(default)s; 5 where no number is given)",
+    )  # fmt: skip
+    add("--copies", type=int, default=default.copies, help="messages that come twice")
+    add("--way", action="append", choices=list(Way), help="one of the three ways, or several")
+    add(
+        "--postgres", nargs="?", const=POSTGRES, default="", metavar="URL",
+        help=f"keep the books in two new databases of this server ({POSTGRES})",
+    )  # fmt: skip
+    add(
+        "--redis", nargs="?", const=REDIS, default="", metavar="URL",
+        help=f"have this Redis stand before the tables of what is done ({REDIS})",
+    )  # fmt: skip
+    add("--directory", type=Path, help="keep books, logs and messages in this new directory")
+
+
+def tour_of(given: Namespace) -> TourSettings:
+    """The tour as it is given.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+    return TourSettings(
+        transfers=given.transfers, accounts=given.accounts, rate=given.rate,
+        concurrent=given.concurrent, seed=given.seed, kills=given.chaos, copies=given.copies,
+        ways=tuple(map(Way, given.way or ())), postgres=given.postgres, redis=given.redis,
+        directory=given.directory,
+    )  # fmt: skip
 
 
 def bank_of(given: Namespace) -> BankSettings:
@@ -54,12 +107,16 @@ def log_to_stderr(*, is_verbose: bool) -> None:
 def main() -> int:
     """Run what is asked for; the exit code."""
     given = arguments().parse_args()
-    log_to_stderr(is_verbose=given.verbose)
+    log_to_stderr(is_verbose=getattr(given, "verbose", False))
     try:
+        if given.program is None:
+            return asyncio.run(take(tour_of(given), Console()))
         asyncio.run(run(bank_of(given)))
     except (TxmqError, OSError) as problem:
-        print(f"{given.program} cannot be run: {problem}", file=sys.stderr)
-        return 2
+        print(f"{given.program or 'the tour'} cannot be run: {problem}", file=sys.stderr)
+        return CANNOT_RUN
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -18,7 +18,15 @@ from txmq.idempotent.schema import create_done
 from txmq.outbox.schema import create_outbox
 from txmq.transaction.resources.schema import create_fence
 
-__all__ = ["RELAYING", "Opening", "async_engine", "create_books", "engine", "open_accounts"]
+__all__ = [
+    "RELAYING",
+    "Opening",
+    "async_engine",
+    "create_books",
+    "driven",
+    "engine",
+    "open_accounts",
+]
 
 DRIVERS: Final = {
     "postgresql": ("postgresql+psycopg", "postgresql+psycopg"),
@@ -58,7 +66,7 @@ def engine(url: str) -> Engine:
     Raises:
         ConfigError: The database is of another kind.
     """
-    made = create_engine(_driven(url, 0))
+    made = create_engine(driven(url))
     _prepare(made)
     return made
 
@@ -70,12 +78,12 @@ def async_engine(url: str, size: int = 16) -> AsyncEngine:
     Raises:
         ConfigError: The database is of another kind.
     """
-    driven = _driven(url, 1)
-    if driven.get_backend_name() == "sqlite":
+    address = driven(url, is_async=True)
+    if address.get_backend_name() == "sqlite":
         size = 1
     # A PostgreSQL that was restarted has left dead connections behind.
     made = create_async_engine(
-        driven, pool_size=size, max_overflow=0, pool_timeout=POOL_S, pool_pre_ping=True
+        address, pool_size=size, max_overflow=0, pool_timeout=POOL_S, pool_pre_ping=True
     )
     _prepare(made.sync_engine)
     return made
@@ -122,12 +130,17 @@ def open_accounts(url: str, accounts: Iterable[Opening], now_ms: int) -> None:
         made.dispose()
 
 
-def _driven(url: str, face: int) -> URL:
+def driven(url: str, *, is_async: bool = False) -> URL:
+    """The URL with the driver that is used here.
+
+    Raises:
+        ConfigError: The database is of another kind.
+    """
     given = make_url(url)
     kind = given.get_backend_name()
     if kind not in DRIVERS:
         raise ConfigError(f"the banks keep their books in PostgreSQL or SQLite, not in {kind}")
-    return given.set(drivername=DRIVERS[kind][face])
+    return given.set(drivername=DRIVERS[kind][is_async])
 
 
 def _prepare(made: Engine) -> None:

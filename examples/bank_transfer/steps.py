@@ -93,10 +93,14 @@ class Steps(logging.Handler):
         story.more.set()
         story.more = asyncio.Event()
 
-    def belong(self, transfer: str, xid: str) -> None:
-        """A transfer is made in this transaction."""
+    def belong(self, transfer: str, xid: str, *, surely: bool = False) -> None:
+        """A transfer is tried in this transaction; surely, once it is debited there. What comes
+        later under the same id, and is not debited again, does not hide that.
+        """
         if self._is_on:
-            self._xids[transfer] = xid
+            if surely:
+                self._xids[transfer] = xid
+            self._xids.setdefault(transfer, xid)
             while len(self._xids) > TRANSACTIONS_MAX:
                 self._xids.popitem(last=False)
             self._belongs.set()

@@ -106,7 +106,13 @@ def paying_api_of(bank: ICBC) -> list[Route]:
         status, booked, why = await ask(bank, asked)
         return _no(status, why) if booked is None else answer(status, booked)
 
-    return [Route("/api/transfers", transfer, methods=["POST"])]
+    async def steps(request: Request) -> Response:
+        return JSONResponse([each._asdict() for each in bank.steps.of(request.path_params["id"])])
+
+    return [
+        Route("/api/transfers", transfer, methods=["POST"]),
+        Route("/api/transfers/{id}/steps", steps),
+    ]
 
 
 async def ask(bank: ICBC, asked: Asked) -> tuple[int, Booked | None, str]:

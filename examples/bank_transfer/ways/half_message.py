@@ -44,6 +44,7 @@ class HalfMessageWay:
             steps.belong(order.id, current.xid)
             now_ms = clock.wall_ms()
             await debit(session, order, now_ms, way=Way.HALF, xid=current.xid, state=State.SENT)
+            steps.belong(order.id, current.xid, surely=True)
             await practise(session, drill)
 
         self._transfer_out = transfer_out

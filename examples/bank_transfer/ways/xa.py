@@ -40,6 +40,7 @@ class XAWay:
             steps.belong(order.id, xid)
             now_ms = clock.wall_ms()
             await debit(banks["icbc"], order, now_ms, way=Way.XA, xid=xid, state=State.SETTLED)
+            steps.belong(order.id, xid, surely=True)
             await credit(banks["ccb"], order, now_ms, way=Way.XA, xid=xid)
 
         self._transfer = transfer

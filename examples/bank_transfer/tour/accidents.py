@@ -1,0 +1,91 @@
+"""Accidents: who is killed when, and which message comes twice; by lot.
+
+They are told by how many customers have had their answer, not by the clock, so the same seed has
+them at the same places of the story on every machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from examples.bank_transfer.orders import TRANSFERS
+from examples.bank_transfer.tour.programs import Program
+from examples.bank_transfer.tour.record import Record
+from txmq import Client, Message, Producer
+from txmq.errors import TxmqError
+
+__all__ = ["Accident", "Accidents", "plan"]
+
+LOOK_S: Final = 0.02
+LAST: Final = 0.9
+"""Behind this share of the transfers nothing happens any more."""
+ATTEMPTS_MAX: Final = 5
+"""A postman who finds no broker, or no message, comes back so often."""
+
+
+class Accident(NamedTuple):
+    """Something that happens once so many customers have had their answer."""
+
+    after: int
+    name: str
+    """Of the program that is killed; "" where a message comes twice."""
+
+
+def plan(
+    transfers: int, programs: Sequence[str], kills: int, copies: int, seed: int
+) -> list[Accident]:
+    """What happens, in its order."""
+    lot = random.Random(f"accidents of {seed}")  # noqa: S311 - a lot, and no secret
+    last = max(1, int(transfers * LAST))
+    names = [each for each in programs for _ in range(kills)] + [""] * copies
+    return sorted(Accident(lot.randrange(last), each) for each in names)
+
+
+class Accidents:
+    """Has them happen.
+
+    Args:
+        programs: Who may be killed.
+        names: The name server, for the postman.
+        record: Where it is seen how far the story is.
+        seed: Decides which messages come twice.
+    """
+
+    def __init__(self, programs: Sequence[Program], names: str, record: Record, seed: int) -> None:
+        self._programs = {each.name: each for each in programs}
+        self._names = names
+        self._record = record
+        self._lot = random.Random(f"copies of {seed}")  # noqa: S311 - a lot, and no secret
+
+    async def happen(self, planned: Sequence[Accident]) -> None:
+        """Each at its place; returns when all have happened."""
+        async with Client(self._names) as client, Producer("postman", client) as producer:
+            for each in planned:
+                await self._record.until_asked(each.after)
+                if each.name:
+                    await self._kill(self._programs[each.name])
+                else:
+                    await self._deliver_again(client, producer)
+
+    async def _kill(self, program: Program) -> None:
+        await program.kill()
+        self._record.kills[program.name] += 1
+        self._record.tell(f"{program.name} is killed")
+        await program.start()
+        self._record.tell(f"{program.name} is back")
+
+    async def _deliver_again(self, client: Client, producer: Producer) -> None:
+        """Send a copy of a message that CCB has had already, or is about to have."""
+        for _ in range(ATTEMPTS_MAX):
+            transfer = f"t-{self._lot.randrange(max(1, self._record.asked)):06d}"
+            try:
+                for each in await client.admin.query(TRANSFERS, transfer):
+                    copy = Message(topic=TRANSFERS, tags=each.tags, keys=each.keys, body=each.body)
+                    await producer.send(copy)
+                    self._record.copies += 1
+                    return
+            except TxmqError:
+                await asyncio.sleep(LOOK_S)

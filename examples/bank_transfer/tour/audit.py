@@ -1,0 +1,305 @@
+"""The auditor: reads both banks' books at any moment, and says whether money was made or lost.
+
+The two databases have no moment in common, so the books are read in an order that makes up for it:
+CCB's first. What CCB has credited by then was debited at ICBC before, so ICBC's books, which are
+read after that, show it; what they show beyond it is on its way. Each bank's books are read in one
+snapshot.
+
+Balances, journal and transfers are written at different places, and must tell the same story::
+
+    customers' money at both banks + what is on its way + what nobody claims = what there was
+
+What is on its way is told by the transfers, and once more by the clearing accounts of both
+journals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, Engine, case, func, select
+
+from examples.bank_transfer.books import (
+    CAPITAL,
+    CLEARING,
+    UNCLAIMED,
+    Account,
+    Entry,
+    Kind,
+    State,
+    Transfer,
+)
+from examples.bank_transfer.databases import engine
+from examples.bank_transfer.money import Money
+from examples.bank_transfer.ways import Way
+
+__all__ = ["Auditor", "Books", "Line", "Moved", "Sheet", "judged", "matched"]
+
+INNER: Final = (CAPITAL, CLEARING, UNCLAIMED)
+SHOWN_MAX: Final = 10
+"""More mistakes of a kind are not read."""
+LEFT: Final = (State.SENT, State.SETTLED)
+"""A transfer in these states has left its payer."""
+
+
+class Moved(NamedTuple):
+    """Transfers of one state."""
+
+    number: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What one bank's books say at one moment; money by currency."""
+
+    name: str
+    balances: Mapping[str, int]
+    """What the customers' accounts say."""
+    journal: Mapping[tuple[str, str], int]
+    """What the journal says, by currency and account of the bank's own; "" is all customers."""
+    moved: Mapping[tuple[str, State, bool], Moved]
+    """The transfers, by currency, state, and whether XA made them."""
+    mistakes: tuple[str, ...] = ()
+    """What is wrong inside this bank."""
+
+    def amount(self, currency: str, *states: State, by_xa: bool) -> int:
+        """What transfers of some states move."""
+        found = (self.moved.get((currency, each, by_xa)) for each in states)
+        return sum(each.amount for each in found if each is not None)
+
+    def count(self, *states: State) -> int:
+        """How many transfers of some states there are."""
+        return sum(each.number for (_, state, _), each in self.moved.items() if state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Both banks at one moment."""
+
+    icbc: Books
+    ccb: Books
+    opening: Mapping[str, int]
+    in_flight: Mapping[str, int]
+    """What is on its way between them, by currency."""
+    mistakes: tuple[str, ...]
+
+
+class Line(NamedTuple):
+    """A transfer in one bank's books, with what the journal has of it."""
+
+    payer: str
+    payee: str
+    amount: int
+    currency: str
+    state: State
+    booked: tuple[tuple[Kind, str, int], ...]
+    """All but clearing."""
+
+
+class Auditor:
+    """Reads both banks.
+
+    Args:
+        icbc: The database of the bank that pays.
+        ccb: The database of the bank that is paid.
+    """
+
+    def __init__(self, icbc: str, ccb: str) -> None:
+        self._icbc = engine(icbc)
+        self._ccb = engine(ccb)
+        self._opening: Mapping[str, int] = {}
+
+    def look(self) -> Sheet:
+        """Both books now; CCB's first."""
+        if not self._opening:
+            self._opening = self._opened()
+        with snapshot(self._ccb) as connection:
+            ccb = read(connection, "CCB")
+        with snapshot(self._icbc) as connection:
+            icbc = read(connection, "ICBC")
+        return judged(icbc, ccb, self._opening)
+
+    def match(self) -> list[str]:
+        """Every transfer at both banks, one by one; what is wrong, once nothing moves any more."""
+        with snapshot(self._ccb) as connection:
+            ccb = lines(connection)
+        with snapshot(self._icbc) as connection:
+            icbc = lines(connection)
+        return list(matched(icbc, ccb))
+
+    def close(self) -> None:
+        """Let go of both databases."""
+        self._icbc.dispose()
+        self._ccb.dispose()
+
+    def _opened(self) -> Mapping[str, int]:
+        """What the accounts were opened with."""
+        total: Counter[str] = Counter()
+        wanted = select(Entry.currency, func.sum(Entry.amount)).group_by(Entry.currency)
+        wanted = wanted.where(Entry.kind == Kind.OPENING, Entry.account != CAPITAL)
+        for each in (self._icbc, self._ccb):
+            with snapshot(each) as connection:
+                for currency, amount in connection.execute(wanted):
+                    total[currency] += int(amount)
+        return dict(total)
+
+
+def judged(icbc: Books, ccb: Books, opening: Mapping[str, int]) -> Sheet:
+    """What both books say together; CCB's were read before ICBC's."""
+    mistakes = [*icbc.mistakes, *ccb.mistakes]
+    in_flight: dict[str, int] = {}
+    for currency in sorted({*icbc.balances, *ccb.balances, *opening}):
+        by_message, by_xa = (
+            icbc.amount(currency, *LEFT, by_xa=by_xa)
+            - ccb.amount(currency, State.CREDITED, by_xa=by_xa)
+            for by_xa in (False, True)
+        )
+        in_flight[currency] = by_message + by_xa
+        # XA commits at both banks, and who looks in between may see either of them first.
+        if by_message < 0:
+            mistakes.append(f"{Money(-by_message, currency)} were credited, and never debited")
+        mistakes += _missing(icbc, ccb, currency, opening.get(currency, 0), in_flight[currency])
+    return Sheet(icbc, ccb, opening, in_flight, tuple(mistakes))
+
+
+def _missing(icbc: Books, ccb: Books, currency: str, opening: int, in_flight: int) -> Iterator[str]:
+    there = icbc.balances.get(currency, 0) + ccb.balances.get(currency, 0)
+    unclaimed = icbc.journal.get((currency, UNCLAIMED), 0)
+    missing = opening - there - in_flight - unclaimed
+    if missing:
+        what = "are missing" if missing > 0 else "are there too many"
+        yield f"{Money(abs(missing), currency)} {what}"
+    clearing = sum(each.journal.get((currency, CLEARING), 0) for each in (icbc, ccb))
+    if clearing != in_flight:
+        told, booked = Money(in_flight, currency), Money(clearing, currency)
+        yield f"on its way are {told} by the transfers, and {booked} by the journals"
+
+
+ENDS: Final = {
+    State.SETTLED: State.CREDITED,
+    State.RETURNED: State.RETURNED,
+    State.REFUSED: None,
+}
+"""Where a transfer that has ended at ICBC stands at CCB."""
+
+
+def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
+    """What is wrong between two banks where nothing moves any more, transfer by transfer."""
+    for number, ours in icbc.items():
+        theirs = ccb.get(number)
+        if ours.state not in ENDS:
+            yield f"transfer {number} is {ours.state} at ICBC, and at no end"
+            continue
+        wanted, found = ENDS[ours.state], None if theirs is None else theirs.state
+        if wanted is not found:
+            yield f"transfer {number} is {ours.state} at ICBC, and {found or 'unknown'} at CCB"
+        elif theirs is not None and ours[:4] != theirs[:4]:
+            yield f"transfer {number} is {ours[:4]} at ICBC, and {theirs[:4]} at CCB"
+        yield from _misbooked(number, ours, "ICBC")
+    for number, theirs in ccb.items():
+        if number not in icbc:
+            yield f"transfer {number} is {theirs.state} at CCB, and unknown at ICBC"
+        yield from _misbooked(number, theirs, "CCB")
+
+
+def _misbooked(number: str, line: Line, bank: str) -> Iterator[str]:
+    debit = (Kind.DEBIT, line.payer, -line.amount)
+    back = (Kind.RETURN, line.payer, line.amount)
+    unclaimed = (Kind.RETURN, UNCLAIMED, line.amount)
+    credit = (Kind.CREDIT, line.payee, line.amount)
+    allowed: Mapping[State, tuple[tuple[tuple[Kind, str, int], ...], ...]] = {
+        State.SENT: ((debit,),),
+        State.SETTLED: ((debit,),),
+        State.RETURNED: ((debit, back), (debit, unclaimed)) if bank == "ICBC" else ((),),
+        State.CREDITED: ((credit,),),
+        State.REFUSED: ((),),
+    }
+    if line.booked not in allowed[line.state]:
+        yield f"transfer {number} is {line.state} at {bank}, where these are booked: {line.booked}"
+
+
+# The books
+
+
+@contextmanager
+def snapshot(of: Engine) -> Iterator[Connection]:
+    """All that is read inside is of one moment."""
+    if of.dialect.name == "sqlite":
+        with of.connect() as connection:
+            # Without it each statement would be read at a moment of its own.
+            connection.exec_driver_sql("BEGIN")
+            yield connection
+        return
+    with of.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        yield connection
+
+
+def read(connection: Connection, name: str) -> Books:
+    """What a bank's books say, and where they contradict themselves."""
+    balances = select(Account.currency, func.sum(Account.balance)).group_by(Account.currency)
+    owner = case((Entry.account.in_(INNER), Entry.account), else_="").label("owner")
+    journal = select(Entry.currency, owner, func.sum(Entry.amount)).group_by(Entry.currency, owner)
+    is_xa = (Transfer.way == Way.XA).label("is_xa")
+    moved = select(
+        Transfer.currency, Transfer.state, is_xa, func.count(), func.sum(Transfer.amount)
+    ).group_by(Transfer.currency, Transfer.state, is_xa)
+    return Books(
+        name,
+        {currency: int(amount) for currency, amount in connection.execute(balances)},
+        {(currency, of): int(amount) for currency, of, amount in connection.execute(journal)},
+        {
+            (currency, State(state), bool(by_xa)): Moved(count, int(amount))
+            for currency, state, by_xa, count, amount in connection.execute(moved)
+        },
+        tuple(_contradictions(connection, name)),
+    )
+
+
+def _contradictions(connection: Connection, name: str) -> Iterator[str]:
+    booked = (
+        select(Entry.account, Entry.currency, func.sum(Entry.amount).label("amount"))
+        .where(Entry.account.not_in(INNER))
+        .group_by(Entry.account, Entry.currency)
+        .subquery()
+    )
+    same = (booked.c.account == Account.number) & (booked.c.currency == Account.currency)
+    known = func.coalesce(booked.c.amount, 0)
+    wrong = (
+        select(Account.number, Account.balance, known)
+        .outerjoin(booked, same)
+        .where(Account.balance != known)
+    )
+    for number, balance, amount in connection.execute(wrong.limit(SHOWN_MAX)):
+        yield f"{name}: {number} has {balance}, and {amount} by the journal"
+    strange = select(booked.c.account).outerjoin(Account, same).where(Account.number.is_(None))
+    for (number,) in connection.execute(strange.limit(SHOWN_MAX)):
+        yield f"{name}: the journal has entries of {number}, which is no such account"
+    one_sided = (
+        select(Entry.transfer, Entry.kind, func.sum(Entry.amount))
+        .group_by(Entry.transfer, Entry.kind, Entry.currency)
+        .having(func.sum(Entry.amount) != 0)
+    )
+    for number, kind, amount in connection.execute(one_sided.limit(SHOWN_MAX)):
+        yield f"{name}: the {kind} of transfer {number} adds up to {amount}, and not to nothing"
+
+
+def lines(connection: Connection) -> dict[str, Line]:
+    """Every transfer, with what the journal has of it."""
+    booked: dict[str, list[tuple[Kind, str, int]]] = {}
+    entries = select(Entry.transfer, Entry.kind, Entry.account, Entry.amount).order_by(Entry.id)
+    entries = entries.where(Entry.transfer.is_not(None), Entry.account != CLEARING)
+    for number, kind, account, amount in connection.execute(entries):
+        booked.setdefault(str(number), []).append((Kind(kind), account, amount))
+    transfers = select(
+        Transfer.id, Transfer.payer, Transfer.payee, Transfer.amount, Transfer.currency,
+        Transfer.state,
+    )  # fmt: skip
+    return {
+        number: Line(payer, payee, amount, currency, State(state), tuple(booked.pop(number, ())))
+        for number, payer, payee, amount, currency, state in connection.execute(transfers)
+    }

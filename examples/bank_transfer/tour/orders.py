@@ -1,0 +1,81 @@
+"""What the customers want, by lot: most of it sensible, some of it not.
+
+The same seed gives the same accounts and the same wishes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from examples.bank_transfer.databases import Opening
+from examples.bank_transfer.orders import AMOUNT_MAX, Drill
+from examples.bank_transfer.ways import Way
+
+__all__ = ["STORY", "Wish", "accounts", "wishes"]
+
+OPENING: Final = 1_000_000_00
+"""What an account begins with, in fen."""
+AMOUNT: Final = 10_000_00
+"""What customer A sends to customer B."""
+
+
+class Wish(NamedTuple):
+    """A transfer that a customer wants."""
+
+    id: str
+    payer: str
+    payee: str
+    amount: int
+    way: Way
+    drill: Drill = Drill.NONE
+    times: int = 1
+    """How often it is asked for at the same moment."""
+
+
+STORY: Final = tuple(
+    Wish(drill.lower(), "ICBC-0", "CCB-0", AMOUNT, Way.HALF, drill)
+    for drill in (Drill.TAGA, Drill.TAGB, Drill.TAGC)
+)
+"""Customer A sends 10,000 to customer B, three times: it commits, it rolls back, it is checked."""
+
+
+def accounts(bank: str, count: int) -> Iterator[Opening]:
+    """A bank's accounts: number 0 is that of the story, and the last two of CCB cannot be used."""
+    for number in range(count):
+        holder = {"ICBC-0": "customer A", "CCB-0": "customer B"}.get(
+            f"{bank}-{number}", f"customer {number} of {bank}"
+        )
+        yield Opening(f"{bank}-{number}", holder, OPENING)
+    if bank == "CCB":
+        yield Opening("CCB-CLOSED", "who has left", 0, is_open=False)
+        yield Opening("CCB-EURO", "who saves in euros", 500_00, "EUR")
+
+
+def wishes(count: int, accounts: int, ways: tuple[Way, ...], seed: int) -> Iterator[Wish]:
+    """What is wanted, one after the other."""
+    lot = random.Random(f"wishes of {seed}")  # noqa: S311 - a lot, and no secret
+    for number in range(count):
+        payer = f"ICBC-{lot.randrange(accounts)}"
+        payee = f"CCB-{lot.randrange(accounts)}"
+        amount = lot.randrange(1, AMOUNT)
+        way, drill, times = lot.choice(ways), Drill.NONE, 1
+        match lot.randrange(100):
+            case 0:
+                payee = "CCB-NOBODY"
+            case 1:
+                payee = "CCB-CLOSED"
+            case 2:
+                payee = "CCB-EURO"
+            case 3:
+                payer = "ICBC-NOBODY"
+            case 4:
+                amount = min(OPENING * accounts, AMOUNT_MAX)
+            case 5:
+                times = 3
+            case 6 if way is Way.HALF:
+                drill = Drill.TAGB
+            case 7 if way is Way.HALF:
+                drill = Drill.TAGC
+        yield Wish(f"t-{number:06d}", payer, payee, amount, way, drill, times)

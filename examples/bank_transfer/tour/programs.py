@@ -1,0 +1,124 @@
+"""One program of the tour: started, killed at once, started again at the same place."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import random
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from txmq.errors import TxmqError
+
+__all__ = ["NotStarted", "Program", "free_port"]
+
+START_S: Final = 30.0
+STOP_S: Final = 20.0
+PORTS: Final = range(20_000, 32_000)
+"""Below those that systems give to whoever connects: a program that was killed finds its own free
+again."""
+PR_SET_PDEATHSIG: Final = 1
+
+
+class NotStarted(TxmqError):
+    """A program did not say that it is ready; its log says why."""
+
+
+class Program:
+    """A program that prints a line which begins with ``ready``.
+
+    Args:
+        name: What it is called.
+        module: The module that Python runs.
+        arguments: Its command line.
+        log: Where it writes its log.
+    """
+
+    def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
+        self.name = name
+        self.starts = 0
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it, and wait until it is ready.
+
+        Raises:
+            NotStarted: It is not.
+        """
+        with self._log.open("ab") as log:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=log,
+                start_new_session=True, preexec_fn=die_with_us,
+            )  # fmt: skip
+        self.starts += 1
+        said = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                while not said.startswith(b"ready"):
+                    assert process.stdout is not None, "it is a pipe"
+                    said = await process.stdout.readline()
+                    if not said:
+                        break
+        if not said.startswith(b"ready"):
+            await self.kill()
+            raise NotStarted(f"{self.name} is not ready after {START_S} s: {self._last_words()}")
+
+    async def kill(self) -> None:
+        """End it as a power cut does."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Let it finish what it has begun, for a while."""
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._end(signal.SIGTERM)
+        except TimeoutError:
+            await self.kill()
+
+    async def _end(self, by: signal.Signals) -> None:
+        if (process := self._process) is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(by)
+            await process.wait()
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return " | ".join(lines[-3:]) or "it has said nothing"
+
+
+def die_with_us() -> None:
+    """Whoever kills the tour leaves nothing behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port(taken: set[int]) -> int:
+    """A port of loopback that nobody listens at; it is ``taken`` then.
+
+    Raises:
+        NotStarted: There is none.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        if port in taken:
+            continue
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        taken.add(port)
+        return port
+    raise NotStarted("no port of loopback is free")

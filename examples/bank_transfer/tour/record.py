@@ -1,0 +1,92 @@
+"""What has happened on the tour so far; whoever shows it looks here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from examples.bank_transfer.steps import Step
+from examples.bank_transfer.tour.audit import Sheet
+
+__all__ = ["Event", "Record"]
+
+EVENTS_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth a line."""
+
+    at_s: float
+    text: str
+    is_bad: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """All of it."""
+
+    wanted: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    asked: int = 0
+    """Wishes that have their answer."""
+    answers: Counter[str] = field(default_factory=Counter)
+    """By what they were told last."""
+    retries: int = 0
+    """How often somebody had to ask again."""
+    kills: Counter[str] = field(default_factory=Counter)
+    copies: int = 0
+    looks: int = 0
+    """How often the auditor has read both books."""
+    sheet: Sheet | None = None
+    """What they said last."""
+    mistakes: list[str] = field(default_factory=list)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    told: int = 0
+    """How many events there were."""
+    stories: dict[str, list[Step]] = field(default_factory=dict)
+    """The steps of transfers that were looked at."""
+    asked_s: float = 0.0
+    """When the last answer came."""
+    ended_s: float = 0.0
+    """When nothing moved any more."""
+    phase: str = "the programs start"
+    _more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has gone on."""
+        return time.monotonic() - self.began_s
+
+    def answer(self, state: str) -> None:
+        """A customer has had an answer."""
+        self.asked += 1
+        self.asked_s = self.seconds
+        self.answers[state] += 1
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def until_asked(self, count: int) -> None:
+        """Wait until so many have."""
+        while self.asked < count:
+            await self._more.wait()
+
+    def tell(self, text: str, *, is_bad: bool = False) -> None:
+        """Something has happened."""
+        self.told += 1
+        self.events.append(Event(self.seconds, text, is_bad))
+
+    def look(self, sheet: Sheet) -> None:
+        """The auditor has read both books."""
+        self.looks += 1
+        self.sheet = sheet
+        for each in sheet.mistakes:
+            self.mistake(f"look {self.looks}: {each}")
+
+    def mistake(self, text: str) -> None:
+        """Money was made or lost, or somebody says so."""
+        self.mistakes.append(text)
+        self.tell(text, is_bad=True)

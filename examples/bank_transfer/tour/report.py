@@ -1,0 +1,68 @@
+"""What the tour came to: the nine steps, the balance sheet, and whether money was conserved."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from examples.bank_transfer.steps import NINE, Step
+from examples.bank_transfer.tour.record import Record
+from examples.bank_transfer.tour.view import balances, transfers
+
+__all__ = ["report"]
+
+MISTAKES_SHOWN = 20
+
+
+def report(record: Record, console: Console) -> None:
+    """Print it."""
+    for name, steps in record.stories.items():
+        console.print(story(name, steps))
+    if record.sheet is not None:
+        console.print(balances(record.sheet))
+        console.print(transfers(record))
+    console.print(figures(record))
+    for each in record.mistakes[:MISTAKES_SHOWN]:
+        console.print(f"[bold red]{each}[/bold red]", highlight=False)
+    if len(record.mistakes) > MISTAKES_SHOWN:
+        console.print(f"[bold red]and {len(record.mistakes) - MISTAKES_SHOWN} more[/bold red]")
+    if not record.mistakes:
+        console.print(
+            f"[bold green]money was conserved at {record.looks} looks while it moved, and transfer "
+            "by transfer in the end[/bold green]",
+            highlight=False,
+        )
+
+
+def story(name: str, steps: list[Step]) -> Table:
+    """The steps of one transfer, in the words of the story and in those of txmq's log."""
+    table = Table(title=f"{name}: customer A sends 10,000 to customer B", title_justify="left")
+    for column in ("", "step", "txmq says", "ms"):
+        table.add_column(column, justify="right" if column == "ms" else "left")
+    for each in steps:
+        told = NINE[each.number - 1] if each.number else ""
+        after_ms = (each.at_s - steps[0].at_s) * 1000
+        table.add_row(str(each.number or ""), told, each.text, f"{after_ms:.1f}")
+    return table
+
+
+def figures(record: Record) -> Table:
+    """How much, how fast, and what went wrong on the way."""
+    table = Table(title="in figures", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("how much", justify="right")
+    kills = sum(record.kills.values())
+    rows = [
+        ("transfers asked for", f"{record.asked}"),
+        *((f"  and answered with {each!r}", f"{count}") for each, count in
+          sorted(record.answers.items())),
+        ("asked for again, for want of an answer", f"{record.retries}"),
+        ("programs killed, and started again", f"{kills}"),
+        ("messages delivered once more than they were sent", f"{record.copies}"),
+        ("looks of the auditor", f"{record.looks}"),
+        ("seconds until the last answer", f"{record.asked_s:.1f}"),
+        ("seconds until every transfer was at its end", f"{record.ended_s:.1f}"),
+    ]  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,118 @@
+"""The tour from its beginning to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from rich.console import Console
+
+from examples.bank_transfer.books import State
+from examples.bank_transfer.tour.accidents import Accidents, plan
+from examples.bank_transfer.tour.audit import Auditor
+from examples.bank_transfer.tour.customers import Customers
+from examples.bank_transfer.tour.orders import STORY, wishes
+from examples.bank_transfer.tour.record import Record
+from examples.bank_transfer.tour.report import report
+from examples.bank_transfer.tour.settings import TourSettings
+from examples.bank_transfer.tour.view import View
+from examples.bank_transfer.tour.world import World, opened
+
+__all__ = ["take"]
+
+LOOK_S: Final = 0.05
+"""Between two looks of the auditor; longer where a look itself takes long."""
+
+
+async def take(settings: TourSettings, console: Console) -> int:
+    """Take it; the exit code is 0 only if no money was made or lost, and every transfer ended.
+
+    Raises:
+        NotStarted: A program, or a server that is needed, is not there.
+    """
+    record = Record()
+    view = asyncio.create_task(View(record, console).show())
+    try:
+        async with opened(settings) as world:
+            await visit(settings, world, record)
+    finally:
+        view.cancel()
+        with suppress(asyncio.CancelledError):
+            await view
+    report(record, console)
+    return 1 if record.mistakes else 0
+
+
+async def visit(settings: TourSettings, world: World, record: Record) -> None:
+    """What happens while all of it runs."""
+    auditor = Auditor(world.icbc_database, world.ccb_database)
+    customers = Customers(
+        world.icbc_url, record, concurrent=settings.concurrent, rate=settings.rate
+    )
+    try:
+        async with asyncio.TaskGroup() as beside, customers:
+            looking = beside.create_task(keep_looking(auditor, record))
+            await tell_stories(customers, record)
+            await crowd(settings, world, customers, record)
+            record.phase = "what is under way comes to its end"
+            await everything_ended(settings.patience_s, record)
+            looking.cancel()
+        record.look(await asyncio.to_thread(auditor.look))
+        for each in await asyncio.to_thread(auditor.match):
+            record.mistake(each)
+    finally:
+        auditor.close()
+
+
+async def keep_looking(auditor: Auditor, record: Record) -> None:
+    """Look at both banks' books all the time, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        began_s = loop.time()
+        record.look(await asyncio.to_thread(auditor.look))
+        took_s = loop.time() - began_s
+        await asyncio.sleep(max(LOOK_S, took_s * 2))
+
+
+async def tell_stories(customers: Customers, record: Record) -> None:
+    """Customer A sends 10,000 to customer B: it commits, it rolls back, it is checked."""
+    record.phase = "customer A sends 10,000 to customer B"
+    record.wanted += len(STORY)
+    for wish in STORY:
+        state = await customers.ask(wish)
+        record.tell(f"{wish.drill.name}: the transfer is {state}")
+    for wish in STORY:
+        record.stories[wish.drill.name] = await customers.all_steps(wish.id)
+
+
+async def crowd(settings: TourSettings, world: World, customers: Customers, record: Record) -> None:
+    """Many customers want something, while accidents happen."""
+    record.phase = "many customers, and accidents"
+    record.wanted += settings.transfers
+    each_bank = settings.accounts // 2
+    wanted = wishes(settings.transfers, each_bank, settings.chosen_ways, settings.seed)
+    programs = [each.name for each in world.programs]
+    planned = plan(settings.transfers, programs, settings.kills, settings.copies, settings.seed)
+    accidents = Accidents(world.programs, world.names, record, settings.seed)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(customers.ask_all(wanted))
+        group.create_task(accidents.happen(planned))
+
+
+async def everything_ended(patience_s: float, record: Record) -> None:
+    """Wait until nothing is on its way any more, as long as something moves."""
+    first, seen, moved_s = record.looks + 1, None, record.seconds
+    while True:
+        sheet = record.sheet
+        if sheet is not None and record.looks > first:
+            if not sheet.icbc.count(State.SENT) and not any(sheet.in_flight.values()):
+                record.ended_s = record.seconds
+                return
+            if (now := (sheet.icbc.moved, sheet.ccb.moved)) != seen:
+                seen, moved_s = now, record.seconds
+        if record.seconds - moved_s > patience_s:
+            left = 0 if sheet is None else sheet.icbc.count(State.SENT)
+            record.mistake(f"nothing moves any more, and {left} transfers are at no end")
+            return
+        await asyncio.sleep(LOOK_S)

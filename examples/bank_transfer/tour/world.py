@@ -1,0 +1,147 @@
+"""The broker, the two banks, and where they keep what they know."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from examples.bank_transfer.databases import create_books, driven, open_accounts
+from examples.bank_transfer.tour.orders import accounts
+from examples.bank_transfer.tour.programs import NotStarted, Program, free_port
+from examples.bank_transfer.tour.settings import TourSettings
+from examples.bank_transfer.ways import Way
+
+__all__ = ["World", "opened"]
+
+BROKER_SETTINGS: Final = (
+    # Soon enough that nobody who takes the tour waits for a question, or for a second try.
+    "transaction.timeout=2s",
+    "transaction.check_interval=2s",
+    "delay.levels=1s 1s 1s 1s 2s 2s 2s 2s 2s 2s 2s 2s 2s 2s 2s 2s 2s 2s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What there is."""
+
+    icbc_database: str
+    ccb_database: str
+    names: str
+    broker: Program
+    icbc: Program
+    ccb: Program
+    icbc_url: str
+    ccb_url: str
+    directory: Path
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """All that can be killed."""
+        return self.broker, self.icbc, self.ccb
+
+
+@asynccontextmanager
+async def opened(settings: TourSettings) -> AsyncIterator[World]:
+    """Everything runs, and customers have accounts; all is ended behind it.
+
+    Raises:
+        NotStarted: A program, or a server that is needed, is not there.
+    """
+    async with AsyncExitStack() as closing:
+        if settings.directory is None:
+            directory = Path(
+                closing.enter_context(tempfile.TemporaryDirectory(prefix="txmq-bank-"))
+            )
+        else:
+            directory = settings.directory
+            directory.mkdir(parents=True, exist_ok=True)
+        books = closing.enter_context(databases(settings, directory))
+        await asyncio.gather(*(
+            asyncio.to_thread(_open_bank, name, url, settings.accounts // 2)
+            for name, url in zip(("ICBC", "CCB"), books, strict=True)
+        ))  # fmt: skip
+        world = _world(settings, directory, books)
+        for each in reversed(world.programs):
+            closing.push_async_callback(each.stop)
+        await world.broker.start()
+        await asyncio.gather(world.icbc.start(), world.ccb.start())
+        yield world
+
+
+@contextmanager
+def databases(settings: TourSettings, directory: Path) -> Iterator[tuple[str, str]]:
+    """The URLs of two new databases.
+
+    Raises:
+        NotStarted: The server does not make them.
+    """
+    if not settings.postgres:
+        yield (f"sqlite:///{directory / 'icbc.db'}", f"sqlite:///{directory / 'ccb.db'}")
+        return
+    server = create_engine(
+        driven(settings.postgres), isolation_level="AUTOCOMMIT", poolclass=NullPool
+    )
+    mark = secrets.token_hex(4)
+    names = [f"txmq_tour_{bank}_{mark}" for bank in ("icbc", "ccb")]
+    try:
+        with server.connect() as connection:
+            for each in names:
+                connection.execute(text(f"CREATE DATABASE {each}"))
+    except SQLAlchemyError as problem:
+        raise NotStarted(
+            f"no database can be made at {make_url(settings.postgres)!r}, give the URL of a "
+            f"PostgreSQL whose user may: {problem}"
+        ) from problem
+    try:
+        given = make_url(settings.postgres)
+        icbc, ccb = (
+            given.set(database=each).render_as_string(hide_password=False) for each in names
+        )
+        yield icbc, ccb
+    finally:
+        with server.connect() as connection:
+            for each in names:
+                connection.execute(text(f"DROP DATABASE IF EXISTS {each} WITH (FORCE)"))
+
+
+def _open_bank(name: str, url: str, count: int) -> None:
+    create_books(url)
+    open_accounts(url, accounts(name, count), time.time_ns() // 1_000_000)
+
+
+def _world(settings: TourSettings, directory: Path, books: tuple[str, str]) -> World:
+    taken: set[int] = set()
+    broker, names, icbc, ccb = (f"127.0.0.1:{free_port(taken)}" for _ in range(4))
+
+    def bank(name: str, database: str, listen: str, *more: str) -> Program:
+        given = ["--database", database, "--names", names, "--listen", listen, *more]
+        if settings.redis:
+            given += ["--redis", settings.redis]
+        return Program(
+            name.upper(), "examples.bank_transfer", [name, *given], directory / f"{name}.log"
+        )
+
+    serving = ["serve", "--data", str(directory / "broker"), "--listen", broker]
+    serving += ["--names-listen", names]
+    for each in BROKER_SETTINGS:
+        serving += ["--set", each]
+    other = ["--ccb", books[1]] if Way.XA in settings.chosen_ways else []
+    return World(
+        *books, names,
+        Program("the broker", "txmq", serving, directory / "broker.log"),
+        bank("icbc", books[0], icbc, *other),
+        bank("ccb", books[1], ccb),
+        f"http://{icbc}", f"http://{ccb}", directory,
+    )  # fmt: skip

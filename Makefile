@@ -6,9 +6,12 @@ RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 SOAK   ?= 1
 
-.PHONY: demo test soak check lint format bench docs pins clean
+.PHONY: demo tour test soak check lint format bench docs pins clean
 
-demo: $(READY)  ## start a broker, send, consume, show
+demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
+	$(RUN) -m examples.bank_transfer
+
+tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
 test: lint  ## every test, with modest counts

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
 from examples.bank_transfer.service import BankSettings, run
-from examples.bank_transfer.tour.run import take
+from examples.bank_transfer.tour.run import stay, take
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.ways import Way
 from txmq.errors import TxmqError
 
 __all__ = ["main"]
+
+T = TypeVar("T")
 
 POSTGRES: Final = "postgresql://postgres@127.0.0.1/postgres"
 REDIS: Final = "redis://127.0.0.1:6379/0"
@@ -29,6 +33,7 @@ def arguments() -> ArgumentParser:
     """What may be written on the command line."""
     parser = ArgumentParser(prog="python -m examples.bank_transfer", description=__doc__)
     programs = parser.add_subparsers(dest="program", metavar="PROGRAM")
+    programs.add_parser("banks", help="run the broker and both banks until Ctrl-C, for their pages")
     for name, what in (("icbc", "the bank that pays"), ("ccb", "the bank that is paid")):
         bank = programs.add_parser(name, help=f"run {what}")
         bank.add_argument("--database", required=True, help="a URL of PostgreSQL or SQLite")
@@ -104,18 +109,28 @@ def log_to_stderr(*, is_verbose: bool) -> None:
     )
 
 
-def main() -> int:
-    """Run what is asked for; the exit code."""
-    given = arguments().parse_args()
+async def until_told(work: Coroutine[Any, Any, T]) -> T:
+    """Do it; SIGTERM ends it as Ctrl-C does, and everything that was started with it."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+def main(asked: Sequence[str] | None = None) -> int:
+    """Run what is asked for, on the command line where it is not told here; the exit code."""
+    given = arguments().parse_args(asked)
     log_to_stderr(is_verbose=getattr(given, "verbose", False))
     try:
         if given.program is None:
-            return asyncio.run(take(tour_of(given), Console()))
-        asyncio.run(run(bank_of(given)))
+            return asyncio.run(until_told(take(tour_of(given), Console())))
+        if given.program == "banks":
+            asyncio.run(until_told(stay(tour_of(given), Console())))
+        else:
+            asyncio.run(run(bank_of(given)))
     except (TxmqError, OSError) as problem:
         print(f"{given.program or 'the tour'} cannot be run: {problem}", file=sys.stderr)
         return CANNOT_RUN
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
     return 0
 

@@ -73,7 +73,7 @@ class Program:
                         break
         if not said.startswith(b"ready"):
             await self.kill()
-            raise NotStarted(f"{self.name} is not ready after {START_S} s: {self._last_words()}")
+            raise NotStarted(f"{self.name} is not ready: {self._last_words()}")
 
     async def kill(self) -> None:
         """End it as a power cut does."""

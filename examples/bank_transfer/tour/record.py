@@ -84,9 +84,10 @@ class Record:
         self.looks += 1
         self.sheet = sheet
         for each in sheet.mistakes:
-            self.mistake(f"look {self.looks}: {each}")
+            self.mistake(each)
 
     def mistake(self, text: str) -> None:
-        """Money was made or lost, or somebody says so."""
-        self.mistakes.append(text)
-        self.tell(text, is_bad=True)
+        """Money was made or lost, or somebody says so; said once."""
+        if text not in self.mistakes:
+            self.mistakes.append(text)
+            self.tell(text, is_bad=True)

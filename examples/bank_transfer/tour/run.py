@@ -19,7 +19,7 @@ from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.view import View
 from examples.bank_transfer.tour.world import World, opened
 
-__all__ = ["take"]
+__all__ = ["stay", "take"]
 
 LOOK_S: Final = 0.05
 """Between two looks of the auditor; longer where a look itself takes long."""
@@ -36,12 +36,28 @@ async def take(settings: TourSettings, console: Console) -> int:
     try:
         async with opened(settings) as world:
             await visit(settings, world, record)
+    except BaseExceptionGroup as problem:
+        raise problem.exceptions[0] from problem  # What else has failed was ended by it.
     finally:
         view.cancel()
         with suppress(asyncio.CancelledError):
             await view
     report(record, console)
     return 1 if record.mistakes else 0
+
+
+async def stay(settings: TourSettings, console: Console) -> None:
+    """Run the broker and both banks, for whoever wants to look at their pages, until cancelled.
+
+    Raises:
+        NotStarted: A program, or a server that is needed, is not there.
+    """
+    async with opened(settings) as world:
+        console.print(f"customers of ICBC  {world.icbc_url}/", highlight=False)
+        console.print(f"tellers of ICBC    {world.icbc_url}/teller", highlight=False)
+        console.print(f"tellers of CCB     {world.ccb_url}/teller", highlight=False)
+        console.print(f"the name server    {world.names}", highlight=False)
+        await asyncio.Event().wait()
 
 
 async def visit(settings: TourSettings, world: World, record: Record) -> None:

@@ -24,7 +24,7 @@ class TourSettings:
 
     transfers: int = 400
     accounts: int = 200
-    """At both banks together."""
+    """At both banks together, the half of them at each."""
     rate: float = 0.0
     """Transfers a second at most; as many as there can be where it is 0."""
     concurrent: int = 16

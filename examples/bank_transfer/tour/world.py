@@ -67,6 +67,8 @@ async def opened(settings: TourSettings) -> AsyncIterator[World]:
         else:
             directory = settings.directory
             directory.mkdir(parents=True, exist_ok=True)
+            if any(directory.iterdir()):
+                raise NotStarted(f"there is something in {directory} already: name a new directory")
         books = closing.enter_context(databases(settings, directory))
         await asyncio.gather(*(
             asyncio.to_thread(_open_bank, name, url, settings.accounts // 2)

@@ -1,0 +1,171 @@
+"""The whole tour as its user takes it: 2,000 transfers, and each program killed five times."""
+
+import os
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import NullPool, create_engine, text
+
+from examples.bank_transfer.__main__ import main
+from tests.serving import CHECKOUT, environment
+
+TOUR = [sys.executable, "-m", "examples.bank_transfer"]
+PATIENCE_S = 240
+NINE = [str(number) for number in range(1, 10)]
+
+
+def tour(*arguments):
+    return subprocess.run(
+        [*TOUR, *map(str, arguments)], cwd=CHECKOUT, env={**environment(), "COLUMNS": "200"},
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def touring(*arguments):
+    """A tour that is under way, once its first story is told."""
+    with subprocess.Popen(
+        [*TOUR, *map(str, arguments)], cwd=CHECKOUT, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as running:  # fmt: skip
+        try:
+            for line in running.stdout:
+                if "TAGA: the transfer is sent" in line:
+                    break
+            yield running
+        finally:
+            running.kill()
+
+
+def figure(said, name):
+    """A number of the last table."""
+    return float(re.search(rf"{name} +│ +([\d.]+) │", said)[1])
+
+
+def numbers_of(said, tag):
+    """The numbers of the steps of a story, in their order."""
+    story = said.partition(f"{tag}: customer A sends")[2].partition("└")[0]
+    return [row.split("│")[1].strip() for row in story.splitlines() if row.startswith("│")]
+
+
+def see_that_it_is_whole(done, transfers, kills):
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "money was conserved" in done.stdout
+    assert figure(done.stdout, "transfers asked for") == transfers + 3
+    assert figure(done.stdout, "programs killed, and started again") == 3 * kills
+    assert figure(done.stdout, "looks of the auditor") > 20
+    assert figure(done.stdout, "messages delivered once more than they were sent") > 0
+    for tag in ("TAGA", "TAGB"):
+        assert [each for each in numbers_of(done.stdout, tag) if each] == NINE
+    checked = numbers_of(done.stdout, "TAGC")
+    assert [each for each in checked if each] == NINE
+    assert checked[-1] == "", "the answer to a check comes behind the nine"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 20)
+def test_the_full_tour_on_sqlite():
+    done = tour("--transfers", 2000, "--chaos", 5, "--seed", 8)
+    see_that_it_is_whole(done, 2000, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 20)
+def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server):
+    where = "--postgres", postgres.url.render_as_string(hide_password=False)
+    done = tour("--transfers", 2000, "--chaos", 5, *where, "--redis", redis_server.url)
+    see_that_it_is_whole(done, 2000, 5)
+
+
+def children_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(each) for each in children.split()]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_ends_it_early_leaves_nothing_behind(postgres, told):
+    before = databases_of(postgres)
+    where = postgres.url.render_as_string(hide_password=False)
+    with touring("--transfers", 5000, "--postgres", where, "--chaos", 0) as running:
+        children = children_of(running)
+        assert len(children) == 3
+        assert len(databases_of(postgres)) == len(before) + 2
+        running.send_signal(told)
+        said, _ = running.communicate(timeout=30)
+
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert not any(map(is_running, children))
+    assert databases_of(postgres) == before
+
+
+def databases_of(server):
+    engine = create_engine(server.url, poolclass=NullPool)
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT datname FROM pg_database"))
+        return {name for (name,) in found if name.startswith("txmq_tour")}
+
+
+def test_programs_do_not_outlive_a_tour_that_is_killed(tmp_path):
+    with touring("--transfers", 5000, "--directory", tmp_path / "kept") as running:
+        children = children_of(running)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+        for each in children:
+            wait_until_gone(each)
+
+
+def wait_until_gone(pid):
+    """It dies with the tour, which is a moment earlier."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([watched], [], [], 10)[0], f"{pid} lives on"
+    finally:
+        os.close(watched)
+
+
+def test_money_that_somebody_puts_into_the_books_is_found(tmp_path):
+    with touring("--transfers", 60, "--chaos", 0, "--directory", tmp_path / "kept") as running:
+        with closing(sqlite3.connect(tmp_path / "kept" / "ccb.db", timeout=20)) as books:
+            books.execute("UPDATE accounts SET balance = balance + 1 WHERE number = 'CCB-7'")
+            books.commit()
+        said, _ = running.communicate(timeout=60)
+
+    assert running.returncode == 1, said
+    assert "0.01 CNY are there too many" in said
+    assert re.search(r"CCB: CCB-7 has \d+, and \d+ by the journal", said)
+    assert "money was conserved" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--way", "xa"], "XA needs PostgreSQL for both banks: give --postgres URL"),
+        (["--transfers", "0"], "transfers is at least 1, not 0"),
+        (["--postgres", "postgresql://nobody@127.0.0.1:1/none"], "no database can be made at"),
+        (["--directory", "tests"], "there is something in tests already"),
+    ],
+)
+def test_a_tour_that_cannot_begin_says_why(arguments, words, capsys):
+    assert main(arguments) == 2
+
+    said = capsys.readouterr().err
+    assert said.startswith("the tour cannot be run: ")
+    assert words in said

@@ -1,0 +1,267 @@
+"""The auditor finds what is wrong, and finds nothing where nothing is, at whatever moment."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from examples.bank_transfer.booking import debit, pay_in, refuse, settle
+from examples.bank_transfer.books import State
+from examples.bank_transfer.databases import Opening, async_engine, create_books, open_accounts
+from examples.bank_transfer.orders import Advice, Order, Outcome
+from examples.bank_transfer.tour.audit import Auditor, judged, read, snapshot
+from examples.bank_transfer.ways import Way
+
+NOW_MS = 1_700_000_000_000
+
+
+class Banks:
+    """Both banks' books, and what happens to a transfer in them, step by step."""
+
+    def __init__(self, directory):
+        self.urls = [f"sqlite:///{directory / name}.db" for name in ("icbc", "ccb")]
+        for url, bank in zip(self.urls, ("I", "C"), strict=True):
+            create_books(url)
+            accounts = [Opening(f"{bank}-{number}", "somebody", 1_000_00) for number in range(3)]
+            open_accounts(url, [*accounts, Opening(f"{bank}-X", "gone", 0, is_open=False)], NOW_MS)
+        self.count = 0
+        self.runner = asyncio.Runner()
+        self.engines = [async_engine(url) for url in self.urls]
+
+    def close(self):
+        for each in self.engines:
+            self.runner.run(each.dispose())
+        self.runner.close()
+
+    def auditor(self):
+        return Auditor(*self.urls)
+
+    def order(self, payee="C-0", amount=7):
+        self.count += 1
+        return Order(f"o-{self.count}", "I-0", payee, amount)
+
+    def at(self, bank, work):
+        """Do something in a transaction of one bank."""
+
+        async def done():
+            async with AsyncSession(self.engines[bank]) as session, session.begin():
+                return await work(session)
+
+        return self.runner.run(done())
+
+    def debit(self, order):
+        self.at(0, lambda session: debit(
+            session, order, NOW_MS, way=Way.HALF, xid="x", state=State.SENT
+        ))  # fmt: skip
+
+    def pay_in(self, order):
+        return self.at(1, lambda session: pay_in(session, order, NOW_MS))
+
+    def settle(self, advice):
+        self.at(0, lambda session: settle(session, advice, NOW_MS))
+
+    def transfer(self, order):
+        self.debit(order)
+        self.settle(self.pay_in(order))
+
+    def execute(self, bank, statement):
+        self.at(bank, lambda session: session.execute(text(statement)))
+
+
+@pytest.fixture
+def banks(tmp_path):
+    made = Banks(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def auditor(banks):
+    made = banks.auditor()
+    yield made
+    made.close()
+
+
+def mistakes(auditor):
+    return [*auditor.look().mistakes, *auditor.match()]
+
+
+def test_honest_books_have_no_mistakes(banks, auditor):
+    banks.transfer(banks.order())
+    banks.transfer(banks.order(payee="C-X"))
+    banks.at(0, lambda session: refuse(session, banks.order(), "half", "too little", NOW_MS))
+
+    assert mistakes(auditor) == []
+    assert auditor.look().in_flight == {"CNY": 0}
+    assert auditor.look().opening == {"CNY": 6_000_00}
+
+
+def test_what_is_on_its_way_is_missing_nowhere(banks, auditor):
+    banks.debit(banks.order(amount=50))
+
+    sheet = auditor.look()
+
+    assert sheet.mistakes == ()
+    assert sheet.in_flight == {"CNY": 50}
+    assert auditor.match() == ["transfer o-1 is sent at ICBC, and at no end"]
+
+
+def test_what_nobody_claims_is_not_missing(banks, auditor):
+    order = banks.order(payee="C-X")
+    banks.debit(order)
+    banks.execute(0, "UPDATE accounts SET is_open = false WHERE number = 'I-0'")
+    banks.settle(banks.pay_in(order))
+
+    assert mistakes(auditor) == []
+    assert auditor.look().icbc.journal["CNY", "unclaimed"] == order.amount
+
+
+FRAUDS = {
+    "a balance that was edited": (
+        1, "UPDATE accounts SET balance = balance + 1 WHERE number = 'C-0'",
+        ["CCB: C-0 has 100008, and 100007 by the journal", "0.01 CNY are there too many"],
+    ),
+    "a credit that was deleted": (
+        1, "DELETE FROM journal WHERE kind = 'credit'",
+        ["CCB: C-0 has 100007, and 100000 by the journal",
+         "on its way are 0.00 CNY by the transfers, and 0.07 CNY by the journals",
+         "transfer o-1 is credited at CCB, where these are booked: ()"],
+    ),
+    "a credit that was booked twice, on the balance too": (
+        1, ("INSERT INTO journal (transfer, kind, account, amount, currency, booked_ms) "
+           "SELECT transfer, kind, account, amount, currency, booked_ms FROM journal "
+           "WHERE kind = 'credit'; UPDATE accounts SET balance = balance + 7 WHERE number = 'C-0'"),
+        ["0.07 CNY are there too many",
+         "on its way are 0.00 CNY by the transfers, and -0.07 CNY by the journals",
+         ("transfer o-1 is credited at CCB, where these are booked: "
+         "((<Kind.CREDIT: 'credit'>, 'C-0', 7), (<Kind.CREDIT: 'credit'>, 'C-0', 7))")],
+    ),
+    "one side of a booking that was changed": (
+        0, "UPDATE journal SET amount = -8 WHERE kind = 'debit' AND account = 'I-0'",
+        ["ICBC: I-0 has 99993, and 99992 by the journal",
+         "ICBC: the debit of transfer o-1 adds up to -1, and not to nothing",
+         ("transfer o-1 is settled at ICBC, where these are booked: "
+         "((<Kind.DEBIT: 'debit'>, 'I-0', -8),)")],
+    ),
+    "a transfer that ICBC has forgotten": (
+        0, "DELETE FROM journal WHERE transfer = 'o-1'; DELETE FROM transfers WHERE id = 'o-1'",
+        ["ICBC: I-0 has 99993, and 100000 by the journal",
+         "0.07 CNY were credited, and never debited",
+         "0.07 CNY are missing" ,
+         "transfer o-1 is credited at CCB, and unknown at ICBC"],
+    ),
+    "a transfer that was sent to somebody else": (
+        1, "UPDATE transfers SET payee = 'C-1' WHERE id = 'o-1'",
+        ["transfer o-1 is ('I-0', 'C-0', 7, 'CNY') at ICBC, and ('I-0', 'C-1', 7, 'CNY') at CCB",
+         ("transfer o-1 is credited at CCB, where these are booked: "
+         "((<Kind.CREDIT: 'credit'>, 'C-0', 7),)")],
+    ),
+    "an entry of nobody's account": (
+        1, ("INSERT INTO journal (kind, account, amount, currency, booked_ms) "
+           "VALUES ('credit', 'C-99', 5, 'CNY', 0), ('credit', 'capital', -5, 'CNY', 0)"),
+        ["CCB: the journal has entries of C-99, which is no such account"],
+    ),
+    "a state that nobody has set": (
+        1, "UPDATE transfers SET state = 'returned' WHERE id = 'o-1'",
+        ["0.07 CNY are there too many",
+         "on its way are 0.07 CNY by the transfers, and 0.00 CNY by the journals",
+         "transfer o-1 is settled at ICBC, and returned at CCB",
+         ("transfer o-1 is returned at CCB, where these are booked: "
+         "((<Kind.CREDIT: 'credit'>, 'C-0', 7),)")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fraud", FRAUDS)
+def test_a_fraud_is_named(banks, auditor, fraud):
+    bank, statements, named = FRAUDS[fraud]
+    banks.transfer(banks.order())
+    assert mistakes(auditor) == []
+
+    for statement in statements.split("; "):
+        banks.execute(bank, statement)
+
+    found = mistakes(auditor)
+    assert found
+    for each in named:
+        assert each in found
+
+
+def test_a_forged_message_that_was_credited_is_named(banks, auditor):
+    """Nobody has debited what it says."""
+    banks.transfer(banks.order())
+    auditor.look()
+
+    banks.pay_in(Order("forged", "I-0", "C-1", 500))
+
+    assert "5.00 CNY were credited, and never debited" in auditor.look().mistakes
+    assert "transfer forged is credited at CCB, and unknown at ICBC" in auditor.match()
+
+
+# Whatever happens between the reading of one bank and the other
+
+
+@pytest.fixture(scope="module")
+def long_lived(tmp_path_factory):
+    made = Banks(tmp_path_factory.mktemp("banks"))
+    yield made
+    made.close()
+
+
+def interleaved(banks, turns):
+    """Transfers step by step, as their turns come; returns what reads at each step saw."""
+    orders, open_steps = {}, {}
+    for transfer in turns:
+        if transfer not in orders:
+            payee = "C-X" if transfer % 2 else "C-0"
+            orders[transfer] = banks.order(payee=payee, amount=transfer + 1)
+            open_steps[transfer] = 0
+        order, step = orders[transfer], open_steps[transfer]
+        if step == 0:
+            banks.debit(order)
+        elif step == 1:
+            banks.pay_in(order)
+        elif step == 2:
+            is_returned = order.payee == "C-X"
+            banks.settle(Advice(
+                order.id, Outcome.RETURNED if is_returned else Outcome.CREDITED
+            ))  # fmt: skip
+        open_steps[transfer] += 1
+        yield
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
+def test_books_that_are_read_one_after_the_other_agree(long_lived, turns, data):
+    auditor = long_lived.auditor()
+    try:
+        opening = auditor.look().opening
+        pause = data.draw(st.integers(0, len(turns)), label="steps before CCB is read")
+        between = data.draw(st.integers(0, len(turns)), label="steps between both")
+        steps = interleaved(long_lived, turns)
+        for _ in range(pause):
+            next(steps, None)
+        with snapshot(auditor._ccb) as connection:
+            ccb = read(connection, "CCB")
+        for _ in range(between):
+            next(steps, None)
+        with snapshot(auditor._icbc) as connection:
+            icbc = read(connection, "ICBC")
+
+        assert judged(icbc, ccb, opening).mistakes == ()
+    finally:
+        auditor.close()
+
+
+def test_the_other_order_would_see_money_that_nobody_has_sent(banks, auditor):
+    """That is why CCB's books are read first."""
+    opening = auditor.look().opening
+    with snapshot(auditor._icbc) as connection:
+        icbc = read(connection, "ICBC")
+    banks.transfer(banks.order())
+    with snapshot(auditor._ccb) as connection:
+        ccb = read(connection, "CCB")
+
+    assert "0.07 CNY were credited, and never debited" in judged(icbc, ccb, opening).mistakes

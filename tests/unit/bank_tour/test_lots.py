@@ -1,0 +1,76 @@
+"""What is drawn by lot is the same for the same seed, and has something of everything."""
+
+from collections import Counter
+
+import pytest
+
+from examples.bank_transfer.orders import Drill
+from examples.bank_transfer.tour.accidents import plan
+from examples.bank_transfer.tour.orders import accounts, wishes
+from examples.bank_transfer.tour.settings import TourSettings
+from examples.bank_transfer.ways import Way
+from txmq.errors import ConfigError
+
+PROGRAMS = ("the broker", "ICBC", "CCB")
+ALL = tuple(Way)
+
+
+def test_the_same_seed_wants_the_same():
+    assert list(wishes(500, 100, ALL, 7)) == list(wishes(500, 100, ALL, 7))
+    assert list(wishes(500, 100, ALL, 7)) != list(wishes(500, 100, ALL, 8))
+
+
+def test_wishes_are_of_all_kinds():
+    wanted = list(wishes(2_000, 100, ALL, 0))
+
+    assert len({each.id for each in wanted}) == 2_000
+    assert {each.way for each in wanted} == set(Way)
+    assert {each.drill for each in wanted} == {Drill.NONE, Drill.TAGB, Drill.TAGC}
+    assert {"CCB-NOBODY", "CCB-CLOSED", "CCB-EURO"} < {each.payee for each in wanted}
+    assert "ICBC-NOBODY" in {each.payer for each in wanted}
+    assert {each.times for each in wanted} == {1, 3}
+    assert all(each.way is Way.HALF for each in wanted if each.drill)
+
+
+def test_accounts_are_as_many_as_wanted_and_two_that_cannot_be_used():
+    assert [each.number for each in accounts("ICBC", 3)] == ["ICBC-0", "ICBC-1", "ICBC-2"]
+    assert [each.number for each in accounts("CCB", 1)] == ["CCB-0", "CCB-CLOSED", "CCB-EURO"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_program_is_killed_as_often_as_wanted_and_before_the_end(seed):
+    planned = plan(2_000, PROGRAMS, kills=5, copies=20, seed=seed)
+
+    assert planned == plan(2_000, PROGRAMS, kills=5, copies=20, seed=seed)
+    assert Counter(each.name for each in planned) == {**dict.fromkeys(PROGRAMS, 5), "": 20}
+    assert [each.after for each in planned] == sorted(each.after for each in planned)
+    assert planned[-1].after < 1_800
+
+
+def test_one_transfer_is_enough_for_an_accident():
+    assert {each.after for each in plan(1, PROGRAMS, kills=2, copies=1, seed=0)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"transfers": 0}, "transfers is at least 1"),
+        ({"accounts": 3}, "accounts is at least 4"),
+        ({"concurrent": 0}, "concurrent is at least 1"),
+        ({"kills": -1}, "kills is at least 0"),
+        ({"rate": -1.0}, "rate of -1.0"),
+        ({"rate": float("nan")}, "rate of nan"),
+        ({"rate": float("inf")}, "rate of inf"),
+        ({"patience_s": float("nan")}, "patience for nan"),
+        ({"ways": (Way.XA,)}, "XA needs PostgreSQL"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        TourSettings(**settings)
+
+
+def test_all_ways_that_the_databases_allow_are_taken():
+    assert TourSettings().chosen_ways == (Way.HALF, Way.OUTBOX)
+    assert TourSettings(postgres="postgresql://").chosen_ways == tuple(Way)
+    assert TourSettings(ways=(Way.OUTBOX,)).chosen_ways == (Way.OUTBOX,)

@@ -15,7 +15,7 @@ tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
 test: lint  ## every test, with modest counts
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest --durations 30 tests
 
 soak: $(READY)  ## the same tests with high counts, for an hour or more
 	TXMQ_SOAK=1 $(RUN) -m pytest --timeout 7200 tests

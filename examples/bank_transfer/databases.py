@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from examples.bank_transfer.books import CAPITAL, Account, Base, Entry, Kind
 from txmq import RelaySettings
-from txmq.errors import ConfigError
+from txmq.databases.failures import words
+from txmq.errors import ConfigError, DatabaseFailed
 from txmq.idempotent.schema import create_done
 from txmq.outbox.schema import create_outbox
 from txmq.transaction.resources.schema import create_fence
@@ -97,7 +99,12 @@ def create_books(url: str) -> None:
     """
     made = engine(url)
     try:
-        Base.metadata.create_all(made)
+        try:
+            Base.metadata.create_all(made)
+        except SQLAlchemyError as problem:
+            raise DatabaseFailed(
+                f"no books can be made in {made.url!r}: {words(problem)}"
+            ) from problem
         create_fence(made, "txmq_fence", None)
         create_done(made)
         create_outbox(made, "txmq_outbox", None)

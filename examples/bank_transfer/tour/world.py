@@ -131,6 +131,8 @@ def _world(settings: TourSettings, directory: Path, books: tuple[str, str]) -> W
         given = ["--database", database, "--names", names, "--listen", listen, *more]
         if settings.redis:
             given += ["--redis", settings.redis]
+        if settings.directory is not None:
+            given.append("--verbose")  # Somebody may want to read of each step afterwards.
         return Program(
             name.upper(), "examples.bank_transfer", [name, *given], directory / f"{name}.log"
         )

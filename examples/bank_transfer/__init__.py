@@ -8,6 +8,7 @@
 ``databases``           engines, and tables made
 ``icbc``                the bank that pays
 ``ccb``                 the bank that is paid
+``accounts``            accounts opened from the command line
 ``ways``                the same transfer by a half message, an outbox, and XA
 ``steps``               the nine steps of each transfer, as they happen
 ``listener``            the same in the form of RocketMQ's tutorials

@@ -41,6 +41,9 @@ async def debit(
     Raises:
         Refused: The books stand against it.
     """
+    # Its row first: who asks with the same id at the same moment is refused by its key, and from
+    # here on nobody else writes to a SQLite, which cannot lock the account alone.
+    await _open(session, order, now_ms, state, way=way, xid=xid)
     account = await _account(session, order.payer, order)
     today = now_ms // DAY_MS
     sent = order.amount + (account.sent_today if account.sent_on == today else 0)
@@ -50,8 +53,6 @@ async def debit(
         raise Refused(Reason.TOO_LITTLE_MONEY, f"{order.payer} has less than {order.money}")
     account.balance -= order.amount
     account.sent_on, account.sent_today = today, sent
-    # Its row first: who asks with the same id at the same moment is refused by its key.
-    await _open(session, order, now_ms, state, way=way, xid=xid)
     await _book(session, order, Kind.DEBIT, order.payer, -order.amount, now_ms)
 
 

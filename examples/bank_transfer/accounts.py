@@ -1,0 +1,78 @@
+"""Opens accounts: ``python -m examples.bank_transfer.accounts --database URL ICBC-A=30,000.00``.
+
+Those that are there already stay as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from examples.bank_transfer.books import Account
+from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts
+from examples.bank_transfer.money import Money
+from txmq.errors import TxmqError
+from txmq.runtime.clock import SystemClock
+
+__all__ = ["arguments", "main"]
+
+
+def arguments() -> ArgumentParser:
+    """What may be written on the command line."""
+    parser = ArgumentParser(
+        prog="python -m examples.bank_transfer.accounts", description="Open accounts at a bank."
+    )
+    parser.add_argument("--database", required=True, help="a URL of PostgreSQL or SQLite")
+    parser.add_argument("--currency", default="CNY")
+    parser.add_argument("accounts", nargs="+", metavar="NUMBER=AMOUNT")
+    return parser
+
+
+def opening(text: str, currency: str) -> Opening:
+    """An account as it is written on the command line.
+
+    Raises:
+        ValueError: It is written otherwise.
+    """
+    number, _, amount = text.partition("=")
+    return Opening(number, f"customer {number}", Money.read(amount, currency).minor, currency)
+
+
+def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
+    """Open what is not there, and say what that was.
+
+    Raises:
+        TxmqError: The database cannot be used.
+        SQLAlchemyError: Likewise.
+    """
+    create_books(database)
+    made = engine(database)
+    try:
+        with Session(made) as session:
+            there = set(session.scalars(select(Account.number)))
+    finally:
+        made.dispose()
+    missing = [each for each in wanted if each.number not in there]
+    open_accounts(database, missing, SystemClock().wall_ms())
+    return missing
+
+
+def main() -> None:
+    """Open what the command line names; end with 1 and a sentence where that fails."""
+    given = arguments().parse_args()
+    try:
+        opened = open_missing(
+            given.database, [opening(each, given.currency) for each in given.accounts]
+        )
+    except (TxmqError, SQLAlchemyError, ValueError) as problem:
+        sys.exit(f"{type(problem).__name__}: {problem}".partition("\n")[0])
+    for each in opened:
+        print(f"opened {each.number} with {Money(each.balance, each.currency)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""The bank transfer's listener form: what a check finds, whoever is dead, late or faster."""
+
+import asyncio
+import contextlib
+import sys
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+from sqlalchemy import event, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from broker.testing import embedded
+from examples.bank_transfer import accounts
+from examples.bank_transfer.booking import debit, settle
+from examples.bank_transfer.books import Account, Entry, State, Transfer
+from examples.bank_transfer.ccb import CCB
+from examples.bank_transfer.databases import Opening, async_engine, create_books, open_accounts
+from examples.bank_transfer.icbc import ICBC
+from examples.bank_transfer.listener import GROUP, ICBCTransactionListener, message_of
+from examples.bank_transfer.orders import TRANSFERS, Advice, Order, Outcome
+from examples.bank_transfer.steps import Steps
+from examples.bank_transfer.ways import Way
+from tests.serving import CHECKOUT, environment
+from txmq import (
+    Client,
+    HalfMessage,
+    LocalTransactionState,
+    Message,
+    Queue,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+    TransactionProducer,
+    TransactionState,
+)
+from txmq.config import Duration
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+PATIENCE_S = 30
+OPENING = 30_000_00
+AMOUNT = 10_000_00
+SOON = BrokerSettings(
+    store=StoreSettings(flush="async"),
+    transaction=TransactionSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
+)
+DYING = """
+import os, signal
+from examples.bank_transfer import listener
+
+class Dying(listener.ICBCTransactionListener):
+    async def execute_local_transaction(self, message, arg):
+        await super().execute_local_transaction(message, arg)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+listener.ICBCTransactionListener = Dying
+listener.main()
+"""
+
+
+class Bank:
+    """A bank's database, looked at from aside."""
+
+    def __init__(self, url, number, balance):
+        self.url = url
+        create_books(url)
+        open_accounts(url, [Opening(number, "holder", balance)], 0)
+        self.number = number
+
+    @contextlib.asynccontextmanager
+    async def engine(self, size=4):
+        made = async_engine(self.url, size)
+        try:
+            yield made
+        finally:
+            await made.dispose()
+
+    async def states(self):
+        """Of all transfers."""
+        async with self.engine() as engine, AsyncSession(engine) as session:
+            return sorted(map(State, await session.scalars(select(Transfer.state))))
+
+    async def balance(self):
+        """What the account says, which is what the journal says."""
+        async with self.engine() as engine, AsyncSession(engine) as session:
+            account = await session.get(Account, self.number)
+            wanted = select(func.sum(Entry.amount)).where(Entry.account == self.number)
+            assert (await session.scalar(wanted) or 0) == account.balance
+            return account.balance
+
+
+@pytest.fixture
+def bank_for(request, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def make(kind, number, balance=OPENING):
+            if kind == "sqlite":
+                return Bank(f"sqlite:///{tmp_path}/{number}.db", number, balance)
+            url = stack.enter_context(request.getfixturevalue("postgres").database())
+            return Bank(url.render_as_string(hide_password=False), number, balance)
+
+        yield make
+
+
+@pytest.fixture
+def icbc(kind, bank_for):
+    return bank_for(kind, "ICBC-A")
+
+
+@pytest.fixture
+def ccb(kind, bank_for):
+    return bank_for(kind, "CCB-B", 0)
+
+
+def order_of(transfer="t-1"):
+    return Order(transfer, "ICBC-A", "CCB-B", AMOUNT)
+
+
+def message_fields(order, tag):
+    made = message_of(order, tag)
+    return {each.name: getattr(made, each.name) for each in fields(Message)}
+
+
+def half(xid, order, tag="TAGA"):
+    sent = SendResult(SendStatus.OK, Queue(TRANSFERS, "broker-a", 0), 0, xid, "")
+    return HalfMessage(**message_fields(order, tag), id=xid, sent=sent)
+
+
+def asked(xid, order, tag="TAGA"):
+    place = {"queue": Queue(TRANSFERS, "broker-a", 0), "offset": 0, "position": 0, "offset_id": ""}
+    times = {"born_ms": 0, "stored_ms": 0, "attempts": 0}
+    return ReceivedMessage(**message_fields(order, tag), **place, **times, id=xid)
+
+
+async def becomes(look, wanted):
+    async with asyncio.timeout(PATIENCE_S):
+        while await look() != wanted:
+            await asyncio.sleep(0.02)
+
+
+# What a check finds
+
+
+@KINDS
+@pytest.mark.parametrize("ending", ["commits", "rolls back"])
+def test_a_check_waits_for_a_debit_that_is_not_committed(ending, icbc):
+    async def scenario():
+        async with icbc.engine() as ours, icbc.engine() as theirs:
+            asks = asyncio.Event()
+
+            @event.listens_for(theirs.sync_engine, "before_cursor_execute")
+            def inserts(connection, cursor, statement, *more):
+                if statement.startswith("INSERT"):
+                    asks.set()
+
+            checking = ICBCTransactionListener(theirs)
+            async with AsyncSession(ours) as session:
+                made = {"way": Way.HALF, "xid": "x-1", "state": State.SENT}
+                await debit(session, order_of(), 0, **made)
+                check = asyncio.ensure_future(
+                    checking.check_local_transaction(asked("x-1", order_of()))
+                )
+                await asyncio.wait_for(asks.wait(), PATIENCE_S)
+                assert not check.done()
+                await (session.commit() if ending == "commits" else session.rollback())
+            return await check
+
+    assert asyncio.run(scenario()) is (COMMIT if ending == "commits" else ROLLBACK)
+    (state,) = asyncio.run(icbc.states())
+    assert state is (State.SENT if ending == "commits" else State.REFUSED)
+    assert asyncio.run(icbc.balance()) == OPENING - (AMOUNT if ending == "commits" else 0)
+
+
+@KINDS
+def test_two_messages_of_one_transfer_make_it_once(icbc):
+    async def scenario():
+        async with icbc.engine() as engine:
+            bank = ICBCTransactionListener(engine)
+            first = await bank.execute_local_transaction(half("x-1", order_of()), order_of())
+            second = await bank.execute_local_transaction(half("x-2", order_of()), order_of())
+            checks = [
+                await bank.check_local_transaction(asked(xid, order_of())) for xid in ("x-2", "x-1")
+            ]
+            return first, second, checks
+
+    assert asyncio.run(scenario()) == (COMMIT, ROLLBACK, [ROLLBACK, COMMIT])
+    assert asyncio.run(icbc.balance()) == OPENING - AMOUNT
+
+
+@KINDS
+def test_a_check_of_one_message_refuses_the_transfer_for_all(icbc):
+    async def scenario():
+        async with icbc.engine() as engine, icbc.engine() as others:
+            banks = [ICBCTransactionListener(each) for each in (engine, others)]
+            checks = await asyncio.gather(
+                *(each.check_local_transaction(asked("x-2", order_of())) for each in banks)
+            )
+            late = await banks[0].execute_local_transaction(half("x-1", order_of()), order_of())
+            return [*checks, late, await banks[0].check_local_transaction(asked("x-1", order_of()))]
+
+    assert asyncio.run(scenario()) == [ROLLBACK] * 4
+    assert asyncio.run(icbc.states()) == [State.REFUSED]
+    assert asyncio.run(icbc.balance()) == OPENING
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_transfer_that_has_ended_meanwhile_was_debited_all_the_same(outcome, icbc):
+    async def scenario():
+        async with icbc.engine() as engine:
+            bank = ICBCTransactionListener(engine)
+            await bank.execute_local_transaction(half("x-1", order_of()), order_of())
+            async with AsyncSession(engine) as session, session.begin():
+                await settle(session, Advice("t-1", outcome), 0)
+            return await bank.check_local_transaction(asked("x-1", order_of()))
+
+    assert asyncio.run(scenario()) is COMMIT
+
+
+@KINDS
+def test_two_programs_that_debit_in_one_database_lose_nothing(icbc):
+    async def scenario():
+        async with icbc.engine() as ours, icbc.engine() as theirs:
+            banks = [ICBCTransactionListener(each) for each in (ours, theirs)] * 15
+            orders = [Order(f"t-{at}", "ICBC-A", "CCB-B", 1) for at in range(len(banks))]
+            said = await asyncio.gather(
+                *(
+                    bank.execute_local_transaction(half(f"x-{order.id}", order), order)
+                    for bank, order in zip(banks, orders, strict=True)
+                )
+            )
+            return Counter(said)
+
+    assert asyncio.run(scenario()) == {COMMIT: 30}
+    assert asyncio.run(icbc.balance()) == OPENING - 30
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_accounts_are_opened_once(icbc):
+    wanted = [accounts.opening(each, "CNY") for each in ("ICBC-A=5", "ICBC-B=20,000.00")]
+
+    assert [each.number for each in accounts.open_missing(icbc.url, wanted)] == ["ICBC-B"]
+    assert accounts.open_missing(icbc.url, wanted) == []
+    assert asyncio.run(icbc.balance()) == OPENING
+
+
+# With a broker, and processes
+
+
+@KINDS
+def test_a_check_that_overtakes_a_slow_debit_wins(icbc):
+    async def scenario():
+        async with (
+            embedded(SOON) as broker,
+            icbc.engine(1) as slow,
+            icbc.engine() as others,
+            TransactionProducer(GROUP, broker.names, ICBCTransactionListener(slow)) as late,
+            TransactionProducer(GROUP, broker.names, ICBCTransactionListener(others)) as member,
+        ):
+            async with slow.connect():  # The only one: the debit waits, and holds no lock.
+                message = message_of(order_of(), "TAGA")
+                sending = asyncio.ensure_future(late.send_in_transaction(message, order_of()))
+                await becomes(icbc.states, [State.REFUSED])
+                assert not sending.done()
+            outcome = await sending
+            assert (outcome.state, outcome.is_acknowledged) == (TransactionState.ROLLED_BACK, True)
+            status = await late.client.admin.topic_status(TRANSFERS)
+            assert sum(each.max_offset for each in status) == 0
+            assert member.tally.checks >= 1
+            assert (late.tally.conflicts, member.tally.conflicts) == (0, 0)
+
+    asyncio.run(scenario())
+    assert asyncio.run(icbc.balance()) == OPENING
+
+
+class Run:
+    """The listener's program, as its reader starts it."""
+
+    def __init__(self, bank, broker, *more, program=("-m", "examples.bank_transfer.listener")):
+        where = ("--database", bank.url, "--names", broker.names, "--wait", str(PATIENCE_S))
+        self._command = (sys.executable, *program, *where, *more)
+
+    async def ended(self):
+        """Its exit code, and the lines of both its outputs."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+            cwd=CHECKOUT,
+        )
+        said = await process.communicate()
+        return process.returncode, *(each.decode().splitlines() for each in said)
+
+
+@contextlib.asynccontextmanager
+async def banks_open(icbc, ccb):
+    """Both banks at work, and a broker that asks soon."""
+    async with contextlib.AsyncExitStack() as opening:
+        enter = opening.enter_async_context
+        broker = await enter(embedded(SOON))
+        client, other = await enter(Client(broker.names)), await enter(Client(broker.names))
+        for topic in ("advices", TRANSFERS):
+            await client.admin.create_topic(topic)
+        steps = opening.enter_context(Steps(is_on=False))
+        await enter(ICBC(await enter(icbc.engine()), client, steps=steps))
+        await enter(CCB(await enter(ccb.engine()), other))
+        yield broker, client
+
+
+def numbers_in(lines, xid):
+    return [int(line.split(" step ")[1].split(":")[0]) for line in lines if f"{xid}, step" in line]
+
+
+@KINDS
+def test_the_program_does_what_the_tutorial_says_and_answers_for_one_that_was_killed(icbc, ccb):
+    async def killed(broker):
+        """One that dies between its commit and its END; the id of its message."""
+        run = Run(icbc, broker, "--tags", "TAGA", program=("-c", DYING))
+        code, (line,), log = await run.ended()
+        assert code == -9, log
+        assert (await icbc.states(), await ccb.states()) == ([State.SENT], [])
+        return line.split()[-1]
+
+    async def scenario():
+        async with banks_open(icbc, ccb) as (broker, client):
+            xid = await killed(broker)
+            code, lines, log = await Run(icbc, broker, "--steps").ended()
+            assert code == 0, (lines, log)
+            results = [line.partition(", xid=") for line in lines if line.startswith("result of")]
+            assert [told for told, _, _ in results] == [
+                "result of TAGA: COMMITTED, acknowledged",
+                "result of TAGB: ROLLED_BACK, acknowledged",
+                "result of TAGC: UNKNOWN, to be asked about",
+            ]
+            assert all(numbers_in(log, xid) == list(range(1, 10)) for _, _, xid in results)
+            checked = {line for line in lines if line.startswith("checked: ")}
+            assert checked == {f"checked: TAGA {xid}", f"checked: TAGC {results[-1][-1]}"}
+            status = await client.admin.topic_status(TRANSFERS)
+            assert sum(each.max_offset for each in status) == 3
+            await becomes(ccb.states, [State.CREDITED] * 3)
+            await becomes(icbc.states, [State.REFUSED, *[State.SETTLED] * 3])
+
+    asyncio.run(scenario())
+    assert asyncio.run(icbc.balance()) == OPENING - 3 * AMOUNT
+    assert asyncio.run(ccb.balance()) == 3 * AMOUNT
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_who_is_not_asked_in_time_says_so(icbc):
+    async def scenario():
+        async with embedded() as broker:
+            return await Run(icbc, broker, "--tags", "TAGC", "--wait", "0.2").ended()
+
+    code, lines, log = asyncio.run(scenario())
+    assert code == 1
+    assert lines[-1] == "waiting to be asked about TAGC"
+    assert log[-1].startswith("not all was decided within 0.2 s")

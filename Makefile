@@ -6,7 +6,7 @@ RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 SOAK   ?= 1
 
-.PHONY: demo tour test soak check lint format bench docs pins clean
+.PHONY: demo tour test soak check lint browser format bench docs pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
@@ -14,10 +14,10 @@ demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
-test: lint  ## every test, with modest counts
+test: lint browser  ## every test, with modest counts
 	$(RUN) -m pytest --durations 30 tests
 
-soak: $(READY)  ## the same tests with high counts, for an hour or more
+soak: $(READY) browser  ## the same tests with high counts, for an hour or more
 	TXMQ_SOAK=1 $(RUN) -m pytest --timeout 7200 tests
 
 check: lint  ## what every commit passes: format, lint, types, import directions, fast tests
@@ -28,6 +28,9 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
+
+browser: $(READY)  ## Chromium for the tests of pages, where the machine has none
+	$(RUN) -m tests.browser
 
 format: $(READY)
 	$(VENV)/bin/ruff format .

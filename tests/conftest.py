@@ -61,3 +61,25 @@ def redis_server():
 
     with database_server.wanted(redis_server.redis_server) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium without a window; a missing one is a failure, never a skip.
+
+    Of one module: while it is open its thread has a running loop, and no other can be run there.
+    """
+    from tests import browser
+
+    with browser.opened() as found:
+        yield found
+
+
+@pytest.fixture
+def browser_page(browser):
+    """A page of a browser that knows nothing yet."""
+    context = browser.new_context(viewport={"width": 1100, "height": 900})
+    try:
+        yield context.new_page()
+    finally:
+        context.close()

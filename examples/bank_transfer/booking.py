@@ -26,7 +26,7 @@ from examples.bank_transfer.orders import (
     Refused,
 )
 
-__all__ = ["credit", "debit", "pay_in", "refuse", "settle"]
+__all__ = ["credit", "debit", "open_or_close", "pay_in", "refuse", "settle"]
 
 DAY_MS: Final = 86_400_000
 REASON_CHARS: Final = 200
@@ -110,6 +110,18 @@ async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
 async def refuse(session: AsyncSession, order: Order, way: str, reason: str, now_ms: int) -> None:
     """Note that a transfer was not made."""
     await _open(session, order, now_ms, State.REFUSED, way=way, reason=reason[:REASON_CHARS])
+
+
+async def open_or_close(session: AsyncSession, number: str, *, is_open: bool) -> None:
+    """Open an account again, or close it: then nothing is paid from it or into it.
+
+    Raises:
+        Refused: There is no such account.
+    """
+    account = await session.get(Account, number, with_for_update=True)
+    if account is None:
+        raise Refused(Reason.UNKNOWN_ACCOUNT, number)
+    account.is_open = is_open
 
 
 async def _account(session: AsyncSession, number: str, order: Order) -> Account:

@@ -120,7 +120,7 @@ class ICBC:
             TxmqError: Nothing is made, because no broker or no database can be reached.
             DBAPIError: Likewise.
         """
-        see_order(order)
+        self.see(order, way, drill)
         try:
             sent = await self._send(order, way, drill)
         except Refused as problem:
@@ -132,15 +132,25 @@ class ICBC:
             return found
         return Booked(order, sent.state, sent.xid)
 
-    async def _send(self, order: Order, way: Way, drill: Drill) -> Sent:
+    def see(self, order: Order, way: Way = Way.HALF, drill: Drill = Drill.NONE) -> None:
+        """See what can be seen without any book.
+
+        Raises:
+            Refused: The order makes no sense.
+            UsageError: There is no such way here.
+        """
+        see_order(order)
         if drill and way is not Way.HALF:
             raise UsageError("drills are made with half messages")
+        if way is Way.XA and self.xa is None:
+            raise UsageError("there is no XA here: it needs the database of both banks, PostgreSQL")
+
+    async def _send(self, order: Order, way: Way, drill: Drill) -> Sent:
         if way is Way.HALF:
             return await self.half.send(order, drill)
         if way is Way.OUTBOX:
             return await self.outbox.send(order)
-        if self.xa is None:
-            raise UsageError("there is no XA here: it needs the database of both banks, PostgreSQL")
+        assert self.xa is not None, "this was seen before"
         return await self.xa.send(order)
 
     async def _refuse(self, order: Order, way: Way, problem: Refused) -> Booked:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import Executable, func, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.books import Account, Entry, State, Transfer
+from examples.bank_transfer.books import (
+    CAPITAL,
+    CLEARING,
+    UNCLAIMED,
+    Account,
+    Entry,
+    State,
+    Transfer,
+)
 
-__all__ = ["Reading"]
+__all__ = ["CUSTOMERS", "Part", "Reading"]
+
+CUSTOMERS: Final = "customers"
+"""All their accounts together."""
 
 ROWS_MAX: Final = 500
 """Nobody is shown more at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the books, in one currency."""
+
+    name: str
+    """A state of transfers, or whose money it is."""
+    currency: str
+    count: int
+    amount: int
 
 
 class Reading:
@@ -66,6 +89,40 @@ class Reading:
         async with AsyncSession(self._engine) as session:
             rows = (await session.execute(wanted)).all()
         return {State(state): (count, int(amount)) for state, count, amount in rows}
+
+    async def movements(self) -> Sequence[Part]:
+        """How many transfers there are of each state and currency, and what they move. All of them
+        are looked at: some 30 ms of SQLite for 50,000.
+        """
+        wanted = (
+            select(Transfer.state, Transfer.currency, func.count(), func.sum(Transfer.amount))
+            .group_by(Transfer.state, Transfer.currency)
+            .order_by(Transfer.state, Transfer.currency)
+        )
+        return await self._parts(wanted)
+
+    async def totals(self) -> Sequence[Part]:
+        """Whose money there is. Each currency's add up to nothing, or the balances that stand on
+        the accounts are not those of the journal.
+
+        One statement, so that all of it is of one moment. It reads every account, and of the
+        journal the sides that are the bank's own, which is every second row: some 30 ms of SQLite
+        for 100,000 rows.
+        """
+        theirs = select(
+            literal(CUSTOMERS), Account.currency, func.count(), func.sum(Account.balance)
+        ).group_by(Account.currency)
+        own = (
+            select(Entry.account, Entry.currency, func.count(), func.sum(Entry.amount))
+            .where(Entry.account.in_((CAPITAL, CLEARING, UNCLAIMED)))
+            .group_by(Entry.account, Entry.currency)
+        )
+        return await self._parts(union_all(theirs, own))
+
+    async def _parts(self, wanted: Executable) -> Sequence[Part]:
+        async with AsyncSession(self._engine) as session:
+            rows = (await session.execute(wanted)).all()
+        return [Part(name, currency, count, int(amount)) for name, currency, count, amount in rows]
 
     async def well(self) -> None:
         """See that the database answers.

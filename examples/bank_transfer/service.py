@@ -13,13 +13,20 @@ from typing import Final, Literal
 
 import uvicorn
 from redis.asyncio import Redis
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute, Route
 
 from examples.bank_transfer.ccb import CCB
 from examples.bank_transfer.databases import async_engine, create_books
 from examples.bank_transfer.faces.api import api_of, paying_api_of
+from examples.bank_transfer.faces.desk import Desk
+from examples.bank_transfer.faces.door import Door
+from examples.bank_transfer.faces.looks import away, static_files
+from examples.bank_transfer.faces.pages import CustomerPages
+from examples.bank_transfer.faces.teller import TellerPage
 from examples.bank_transfer.icbc import ICBC
 from examples.bank_transfer.orders import ADVICES, TRANSFERS
 from examples.bank_transfer.reading import Reading
@@ -37,7 +44,7 @@ REQUESTS_MAX: Final = 256
 """Under way at once; one more is told to come again."""
 AGAIN_S: Final = 0.5
 STOP_S: Final = 3
-"""How long an end waits for requests; whoever looks on at steps would never leave."""
+"""How long an end waits for requests."""
 LEASE_S: Final = 5.0
 """How long Redis keeps the key of somebody who was killed; others wait for that."""
 
@@ -67,15 +74,21 @@ async def run(settings: BankSettings) -> None:
     """
     await asyncio.to_thread(create_books, settings.database)
     host, port = split_address(settings.listen)
+    ending = asyncio.Event()
     with socket.create_server((host, port)) as listening:
-        async with opened(settings) as routes:
+        async with opened(settings, ending) as routes:
+            app = Door(Starlette(routes=routes, exception_handlers={SQLAlchemyError: away}))
             server = Server(uvicorn.Config(
-                Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off",
+                app, log_level="warning", access_log=False, lifespan="off",
                 limit_concurrency=REQUESTS_MAX, timeout_graceful_shutdown=STOP_S,
             ))  # fmt: skip
-            loop = asyncio.get_running_loop()
+
+            def end() -> None:
+                server.should_exit = True
+                ending.set()
+
             for each in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(each, setattr, server, "should_exit", True)
+                asyncio.get_running_loop().add_signal_handler(each, end)
             await server.serve(sockets=[listening])
 
 
@@ -117,7 +130,7 @@ async def see_topics(client: Client) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: BankSettings) -> AsyncIterator[list[BaseRoute]]:
+async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator[list[BaseRoute]]:
     """The bank, as long as it is open; what it answers."""
     async with AsyncExitStack() as opening:
 
@@ -133,13 +146,17 @@ async def opened(settings: BankSettings) -> AsyncIterator[list[BaseRoute]]:
         if settings.redis:
             redis = await opening.enter_async_context(Redis.from_url(settings.redis))
             guard = RedisGuard(redis, lease_s=LEASE_S).before(UniqueKeyTable(writing))
-        routes: list[BaseRoute] = [*api_of(reading)]
+        links = "/transfers/" if settings.name == "icbc" else "/api/transfers/"
+        teller = TellerPage(settings.name.upper(), writing, reading, links)
+        routes: list[BaseRoute] = [*api_of(reading), *teller.routes(), static_files()]
         if settings.name == "ccb":
             await opening.enter_async_context(CCB(writing, client, guard=guard))
+            routes.append(Route("/", RedirectResponse("/teller")))
         else:
             other = engine(settings.other_database) if settings.other_database else None
             steps = opening.enter_context(Steps(is_on=settings.watches_steps))
             bank = ICBC(writing, client, steps=steps, guard=guard, ccb=other)
             await opening.enter_async_context(bank)
-            routes += paying_api_of(bank)
+            desk = await opening.enter_async_context(Desk(bank, reading))
+            routes += [*paying_api_of(bank), *CustomerPages(desk, reading, ending).routes()]
         yield routes

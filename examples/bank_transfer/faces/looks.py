@@ -1,0 +1,76 @@
+"""How pages look: templates and what they are filled by, which is escaped, all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.templating import Jinja2Templates
+
+from examples.bank_transfer.money import Money
+
+__all__ = ["away", "fragment", "page", "problem", "static_files"]
+
+HERE: Final = Path(__file__).parent
+
+
+def money(minor: int, currency: str) -> str:
+    """An amount as people read it."""
+    return str(Money(minor, currency))
+
+
+def moment(at_ms: int | None) -> str:
+    """When something was."""
+    if at_ms is None:
+        return "not yet"
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {"money": money, "moment": moment}
+    return made
+
+
+LOOKS: Final = Jinja2Templates(env=_environment())
+
+
+def page(request: Request, name: str, shown: Mapping[str, Any], status: int = 200) -> Response:
+    """A whole page; it says what is so now, and is not kept by anybody."""
+    return LOOKS.TemplateResponse(
+        request, name, dict(shown), status, headers={"cache-control": "no-cache"}
+    )
+
+
+def fragment(name: str, shown: Mapping[str, Any]) -> str:
+    """A part of a page, as it stands in there."""
+    return LOOKS.get_template(name).render(shown)
+
+
+def problem(request: Request, bank: str, status: int, title: str, text: str) -> Response:
+    """A page that says what is wrong, and what that means."""
+    shown = {"bank": bank, "title": title, "text": text}
+    return page(request, "problem.html", shown, status)
+
+
+async def away(request: Request, wrong: Exception) -> Response:
+    """The answer where a page's database does not."""
+    assert isinstance(wrong, SQLAlchemyError), wrong
+    text = "The books cannot be read now. What is booked stays booked; reload this page soon."
+    return problem(request, "", 503, "The database does not answer", text)
+
+
+def static_files() -> Mount:
+    """The style, the icon, and the few lines of JavaScript."""
+    return Mount("/static", StaticFiles(directory=HERE / "static"))

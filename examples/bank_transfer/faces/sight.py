@@ -1,0 +1,141 @@
+"""What can be seen of a transfer: its nine steps, its state in the books, and its bookings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from examples.bank_transfer.books import Entry, State, Transfer
+from examples.bank_transfer.faces.desk import Begun
+from examples.bank_transfer.faces.looks import fragment
+from examples.bank_transfer.orders import Order
+from examples.bank_transfer.steps import NINE, Step
+from examples.bank_transfer.ways import Way
+
+__all__ = ["HEADLINES", "Headline", "Line", "Note", "Sight", "lines_of"]
+
+
+class Note(NamedTuple):
+    """What happened beside the nine steps, and when."""
+
+    said: str
+    after_ms: float
+    """Since the first step."""
+
+
+class Line(NamedTuple):
+    """One of the nine: what it is in the story, and what the framework said when it was taken."""
+
+    number: int
+    story: str
+    said: str = ""
+    after_ms: float | None = None
+    """Since the first step; none where it was not taken yet."""
+    notes: tuple[Note, ...] = ()
+
+
+class Headline(NamedTuple):
+    """What became of a transfer, in a word and in a sentence."""
+
+    word: str
+    text: str
+    mood: str
+    """``good``, ``wait`` or ``bad``: for the eye, beside the word."""
+
+
+HEADLINES: Final = {
+    State.SENT: Headline("sent", "The debit is booked; CCB has not answered yet.", "wait"),
+    State.SETTLED: Headline("settled", "The money is on the payee's account at CCB.", "good"),
+    State.RETURNED: Headline("returned", "CCB could not credit it; the money came back.", "bad"),
+    State.REFUSED: Headline("refused", "Nothing was booked.", "bad"),
+    State.CREDITED: Headline("credited", "The money is on the payee's account.", "good"),
+}
+UNDER_WAY: Final = Headline("under way", "The debit is not booked yet.", "wait")
+UNKNOWN: Final = Headline("not known yet", "The broker will ask what became of it.", "wait")
+NOT_MADE: Final = Headline("not made", "Nothing was booked.", "bad")
+
+UNKNOWN_STATUS: Final = 202
+AGAIN_STATUS: Final = 503
+
+
+def lines_of(steps: Sequence[Step]) -> tuple[list[Line], list[Note]]:
+    """All nine, taken or not, with what happened within them; and what happened after the last."""
+    lines = [Line(number, story) for number, story in enumerate(NINE, 1)]
+    after: list[Note] = []
+    if not steps:
+        return lines, after
+    first_s, at = steps[0].at_s, 0
+    for each in steps:
+        after_ms = (each.at_s - first_s) * 1000
+        if each.number:
+            at = each.number - 1
+            lines[at] = lines[at]._replace(said=each.text, after_ms=after_ms)
+        elif at == len(NINE) - 1:
+            after.append(Note(each.text, after_ms))
+        else:
+            lines[at] = lines[at]._replace(notes=(*lines[at].notes, Note(each.text, after_ms)))
+    return lines, after
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A transfer at one moment: it was begun at the desk, or it is in the books, or both."""
+
+    id: str
+    begun: Begun | None
+    row: Transfer | None
+    entries: Sequence[Entry]
+    steps: Sequence[Step]
+
+    @property
+    def order(self) -> Order:
+        """What was asked for."""
+        if self.row is not None:
+            row = self.row
+            return Order(row.id, row.payer, row.payee, row.amount, row.currency)
+        assert self.begun is not None, "nobody knows it"
+        return self.begun.order
+
+    @property
+    def way(self) -> Way | None:
+        """How CCB hears of it; none in the books of the bank that is paid."""
+        if self.row is not None:
+            return Way(self.row.way) if self.row.way else None
+        return None if self.begun is None else self.begun.asked.way
+
+    @property
+    def headline(self) -> Headline:
+        """What became of it."""
+        if self.row is not None:
+            return HEADLINES[State(self.row.state)]
+        if self.begun is None or self.begun.status is None:
+            return UNDER_WAY
+        return UNKNOWN if self.begun.status == UNKNOWN_STATUS else NOT_MADE
+
+    @property
+    def reason(self) -> str:
+        """Why it became that, where somebody said so."""
+        if self.row is not None:
+            return self.row.reason
+        return "" if self.begun is None else self.begun.why
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the same order may work now that did not then."""
+        begun = self.begun
+        return self.row is None and begun is not None and begun.status == AGAIN_STATUS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more becomes of it."""
+        if self.row is not None:
+            return State(self.row.state).is_final
+        return self.headline is NOT_MADE
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Each part of the page that changes: its name there, and what stands in it."""
+        lines, after = lines_of(self.steps)
+        shown = {"sight": self, "lines": lines, "after": after}
+        for name in ("state", "steps", "books"):
+            yield name, fragment(f"_{name}.html", shown)

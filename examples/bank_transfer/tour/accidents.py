@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from examples.bank_transfer.orders import TRANSFERS
+from examples.bank_transfer.tour.orders import id_of
 from examples.bank_transfer.tour.programs import Program
 from examples.bank_transfer.tour.record import Record
 from txmq import Client, Message, Producer
@@ -51,10 +52,14 @@ class Accidents:
         programs: Who may be killed.
         names: The name server, for the postman.
         record: Where it is seen how far the story is.
+        mark: That of the transfers.
         seed: Decides which messages come twice.
     """
 
-    def __init__(self, programs: Sequence[Program], names: str, record: Record, seed: int) -> None:
+    def __init__(
+        self, programs: Sequence[Program], names: str, record: Record, mark: str, seed: int
+    ) -> None:
+        self._mark = mark
         self._programs = {each.name: each for each in programs}
         self._names = names
         self._record = record
@@ -80,7 +85,7 @@ class Accidents:
     async def _deliver_again(self, client: Client, producer: Producer) -> None:
         """Send a copy of a message that CCB has had already, or is about to have."""
         for _ in range(ATTEMPTS_MAX):
-            transfer = f"t-{self._lot.randrange(max(1, self._record.asked)):06d}"
+            transfer = id_of(self._mark, self._lot.randrange(max(1, self._record.asked)))
             try:
                 for each in await client.admin.query(TRANSFERS, transfer):
                     copy = Message(topic=TRANSFERS, tags=each.tags, keys=each.keys, body=each.body)

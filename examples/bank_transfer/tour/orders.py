@@ -13,7 +13,7 @@ from examples.bank_transfer.databases import Opening
 from examples.bank_transfer.orders import AMOUNT_MAX, Drill
 from examples.bank_transfer.ways import Way
 
-__all__ = ["STORY", "Wish", "accounts", "wishes"]
+__all__ = ["Wish", "accounts", "id_of", "story", "wishes"]
 
 OPENING: Final = 1_000_000_00
 """What an account begins with, in fen."""
@@ -34,11 +34,21 @@ class Wish(NamedTuple):
     """How often it is asked for at the same moment."""
 
 
-STORY: Final = tuple(
-    Wish(drill.lower(), "ICBC-0", "CCB-0", AMOUNT, Way.HALF, drill)
-    for drill in (Drill.TAGA, Drill.TAGB, Drill.TAGC)
-)
-"""Customer A sends 10,000 to customer B, three times: it commits, it rolls back, it is checked."""
+def story(mark: str) -> tuple[Wish, ...]:
+    """Customer A sends 10,000 to customer B: it commits, it rolls back, it is checked.
+
+    Args:
+        mark: The tour's. A Redis may still know the transfers of the tour before.
+    """
+    return tuple(
+        Wish(f"{mark}-{drill}", "ICBC-0", "CCB-0", AMOUNT, Way.HALF, drill)
+        for drill in (Drill.TAGA, Drill.TAGB, Drill.TAGC)
+    )
+
+
+def id_of(mark: str, number: int) -> str:
+    """The id of a wish."""
+    return f"{mark}-{number:06d}"
 
 
 def accounts(bank: str, count: int) -> Iterator[Opening]:
@@ -53,7 +63,9 @@ def accounts(bank: str, count: int) -> Iterator[Opening]:
         yield Opening("CCB-EURO", "who saves in euros", 500_00, "EUR")
 
 
-def wishes(count: int, accounts: int, ways: tuple[Way, ...], seed: int) -> Iterator[Wish]:
+def wishes(
+    mark: str, count: int, accounts: int, ways: tuple[Way, ...], seed: int
+) -> Iterator[Wish]:
     """What is wanted, one after the other."""
     lot = random.Random(f"wishes of {seed}")  # noqa: S311 - a lot, and no secret
     for number in range(count):
@@ -78,4 +90,4 @@ def wishes(count: int, accounts: int, ways: tuple[Way, ...], seed: int) -> Itera
                 drill = Drill.TAGB
             case 7 if way is Way.HALF:
                 drill = Drill.TAGC
-        yield Wish(f"t-{number:06d}", payer, payee, amount, way, drill, times)
+        yield Wish(id_of(mark, number), payer, payee, amount, way, drill, times)

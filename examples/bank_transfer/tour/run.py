@@ -12,7 +12,7 @@ from examples.bank_transfer.books import State
 from examples.bank_transfer.tour.accidents import Accidents, plan
 from examples.bank_transfer.tour.audit import Auditor
 from examples.bank_transfer.tour.customers import Customers
-from examples.bank_transfer.tour.orders import STORY, wishes
+from examples.bank_transfer.tour.orders import story, wishes
 from examples.bank_transfer.tour.record import Record
 from examples.bank_transfer.tour.report import report
 from examples.bank_transfer.tour.settings import TourSettings
@@ -69,7 +69,7 @@ async def visit(settings: TourSettings, world: World, record: Record) -> None:
     try:
         async with asyncio.TaskGroup() as beside, customers:
             looking = beside.create_task(keep_looking(auditor, record))
-            await tell_stories(customers, record)
+            await tell_stories(world.mark, customers, record)
             await crowd(settings, world, customers, record)
             record.phase = "what is under way comes to its end"
             await everything_ended(settings.patience_s, record)
@@ -91,14 +91,15 @@ async def keep_looking(auditor: Auditor, record: Record) -> None:
         await asyncio.sleep(max(LOOK_S, took_s * 2))
 
 
-async def tell_stories(customers: Customers, record: Record) -> None:
+async def tell_stories(mark: str, customers: Customers, record: Record) -> None:
     """Customer A sends 10,000 to customer B: it commits, it rolls back, it is checked."""
     record.phase = "customer A sends 10,000 to customer B"
-    record.wanted += len(STORY)
-    for wish in STORY:
+    stories = story(mark)
+    record.wanted += len(stories)
+    for wish in stories:
         state = await customers.ask(wish)
         record.tell(f"{wish.drill.name}: the transfer is {state}")
-    for wish in STORY:
+    for wish in stories:
         record.stories[wish.drill.name] = await customers.all_steps(wish.id)
 
 
@@ -107,10 +108,10 @@ async def crowd(settings: TourSettings, world: World, customers: Customers, reco
     record.phase = "many customers, and accidents"
     record.wanted += settings.transfers
     each_bank = settings.accounts // 2
-    wanted = wishes(settings.transfers, each_bank, settings.chosen_ways, settings.seed)
+    wanted = wishes(world.mark, settings.transfers, each_bank, settings.chosen_ways, settings.seed)
     programs = [each.name for each in world.programs]
     planned = plan(settings.transfers, programs, settings.kills, settings.copies, settings.seed)
-    accidents = Accidents(world.programs, world.names, record, settings.seed)
+    accidents = Accidents(world.programs, world.names, record, world.mark, settings.seed)
     async with asyncio.TaskGroup() as group:
         group.create_task(customers.ask_all(wanted))
         group.create_task(accidents.happen(planned))

@@ -36,6 +36,8 @@ BROKER_SETTINGS: Final = (
 class World:
     """What there is."""
 
+    mark: str
+    """Begins the ids of this tour's transfers."""
     icbc_database: str
     ccb_database: str
     names: str
@@ -143,7 +145,7 @@ def _world(settings: TourSettings, directory: Path, books: tuple[str, str]) -> W
         serving += ["--set", each]
     other = ["--ccb", books[1]] if Way.XA in settings.chosen_ways else []
     return World(
-        *books, names,
+        secrets.token_hex(3), *books, names,
         Program("the broker", "txmq", serving, directory / "broker.log"),
         bank("icbc", books[0], icbc, *other),
         bank("ccb", books[1], ccb),

@@ -16,12 +16,12 @@ ALL = tuple(Way)
 
 
 def test_the_same_seed_wants_the_same():
-    assert list(wishes(500, 100, ALL, 7)) == list(wishes(500, 100, ALL, 7))
-    assert list(wishes(500, 100, ALL, 7)) != list(wishes(500, 100, ALL, 8))
+    assert list(wishes("m", 500, 100, ALL, 7)) == list(wishes("m", 500, 100, ALL, 7))
+    assert list(wishes("m", 500, 100, ALL, 7)) != list(wishes("m", 500, 100, ALL, 8))
 
 
 def test_wishes_are_of_all_kinds():
-    wanted = list(wishes(2_000, 100, ALL, 0))
+    wanted = list(wishes("m", 2_000, 100, ALL, 0))
 
     assert len({each.id for each in wanted}) == 2_000
     assert {each.way for each in wanted} == set(Way)

@@ -7,6 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -79,8 +81,21 @@ def test_the_full_tour_on_sqlite():
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 20)
 def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server):
+    """And Redis forgets everything again and again, which costs time and nothing else."""
     where = "--postgres", postgres.url.render_as_string(hide_password=False)
-    done = tour("--transfers", 2000, "--chaos", 5, *where, "--redis", redis_server.url)
+    is_over = threading.Event()
+
+    def forget():
+        while not is_over.wait(1.0):
+            redis_server.flush()
+
+    with ThreadPoolExecutor() as beside:
+        forgetting = beside.submit(forget)
+        try:
+            done = tour("--transfers", 2000, "--chaos", 5, *where, "--redis", redis_server.url)
+        finally:
+            is_over.set()
+        forgetting.result()
     see_that_it_is_whole(done, 2000, 5)
 
 

@@ -22,7 +22,7 @@ from examples.bank_transfer.tour.world import World, opened
 __all__ = ["stay", "take"]
 
 LOOK_S: Final = 0.05
-"""Between two looks of the auditor; longer where a look itself takes long."""
+"""Between two looks of the auditor, who works a fifth of the time at most."""
 
 
 async def take(settings: TourSettings, console: Console) -> int:
@@ -88,7 +88,7 @@ async def keep_looking(auditor: Auditor, record: Record) -> None:
         began_s = loop.time()
         record.look(await asyncio.to_thread(auditor.look))
         took_s = loop.time() - began_s
-        await asyncio.sleep(max(LOOK_S, took_s * 2))
+        await asyncio.sleep(max(LOOK_S, took_s * 4))
 
 
 async def tell_stories(mark: str, customers: Customers, record: Record) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import uvloop
 from rich.console import Console
 
 from examples.bank_transfer.service import BankSettings, run
@@ -126,7 +127,7 @@ def main(asked: Sequence[str] | None = None) -> int:
         if given.program == "banks":
             asyncio.run(until_told(stay(tour_of(given), Console())))
         else:
-            asyncio.run(run(bank_of(given)))
+            uvloop.run(run(bank_of(given)))
     except (TxmqError, OSError) as problem:
         print(f"{given.program or 'the tour'} cannot be run: {problem}", file=sys.stderr)
         return CANNOT_RUN

@@ -139,9 +139,9 @@ def figures(measured):
 
 
 def _measured(bank, broker, server, way, at_once, seconds):
-    broker_s, server_s = broker.cpu_s(), _family_cpu_s(server.pid)
+    broker_s, server_s = broker.cpu_s(), family_cpu_s(server.pid)
     told = bank.run(way, at_once, seconds)
-    server_s = _family_cpu_s(server.pid) - server_s
+    server_s = family_cpu_s(server.pid) - server_s
     used = {
         "client": told["cpu_s"],
         "broker": broker.cpu_s() - broker_s,
@@ -151,7 +151,7 @@ def _measured(bank, broker, server, way, at_once, seconds):
     return {"transactions_per_s": told["per_s"], **each_us}
 
 
-def _family_cpu_s(pid):
+def family_cpu_s(pid):
     """CPU of a process and its children, which outlive what is measured; none of a stranger's."""
     if pid is None:
         return 0.0

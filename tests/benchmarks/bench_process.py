@@ -47,6 +47,11 @@ def allow_files():
     return hard
 
 
+def cpu_s(pid):
+    """CPU a whole process has used, user and system."""
+    return time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
+
+
 class Bench:
     """What all measurements share: where data may lie, and on which core servers run."""
 
@@ -143,7 +148,7 @@ class Server:
 
     def cpu_s(self):
         """CPU the whole process has used, user and system."""
-        return time.clock_gettime((~self.process.pid << 3) | CPUCLOCK_SCHED)
+        return cpu_s(self.process.pid)
 
     def rss_mb(self):
         """Resident memory."""

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 import bench_process
+from bench_bank import bank
 from bench_checks import checks
 from bench_consumer import consumer, soak
 from bench_decorated import decorated
@@ -43,6 +44,7 @@ SECTIONS = {
     "transactions": transactions,
     "decorated": decorated,
     "guards": guards,
+    "bank": bank,
     "pending": pending,
     "delays": delays,
     "idle": idle,
@@ -76,6 +78,8 @@ class Plan:
     relayed: int = 10_000
     relay_turns: int = 7
     committed: int = 300
+    bank_turns: int = 4
+    transfers_at_once: tuple[int, ...] = (1, 16, 64)
     consumed: int = 200_000
     soak_s: int = 300
     is_full: bool = False
@@ -108,6 +112,8 @@ def plan_for(options):
             relayed=3_000,
             relay_turns=3,
             committed=40,
+            bank_turns=2,
+            transfers_at_once=(1, 4),
             consumed=30_000,
             soak_s=5,
             is_full=options.full,
@@ -122,7 +128,9 @@ def read_options(arguments):
     )
     parser.add_argument("--seconds", type=float, help="of one row (default 4), and of a quick turn")
     parser.add_argument("--quick", action="store_true", help="under a minute; figures are rough")
-    parser.add_argument("--full", action="store_true", help="also rebuild all indexes of a log")
+    parser.add_argument(
+        "--full", action="store_true", help="rebuild a log's indexes; more turns of bank"
+    )
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="these sections alone")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a check fails")
     parser.add_argument("--pin", action="store_true", help="servers on one core, driver on another")

@@ -219,3 +219,21 @@ def test_a_quick_run_tells_how_fast_an_outbox_is_emptied():
     assert 0 < measured["relay"]["latency_ms"]["p50"] <= measured["relay"]["latency_ms"]["p99"]
     assert measured["polling"]["loose"]["rows_per_s"]["median"] > 0
     assert document["checks"].keys() == {"relay_latency", "relay_held", "relay_held_laned"}
+
+
+@pytest.mark.slow
+def test_a_quick_run_tells_what_a_transfer_between_two_banks_costs():
+    command = [sys.executable, str(RUN), "--quick", "--only", "bank"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr  # Where money was lost, among other reasons.
+    measured = json.loads(done.stdout)["bank"]
+    for way, parts in (("half", 4), ("outbox", 4), ("xa", 6)):
+        rows = measured[way]
+        assert list(rows) == ["1", "4"]
+        for figures in rows.values():
+            assert figures["credited_per_s"]["median"] > 0
+            assert 0 < figures["credited_ms"]["p50"] <= figures["credited_ms"]["p99"]
+            assert len(figures["shares"]) == parts
+            assert sum(figures["shares"].values()) == pytest.approx(1, abs=0.01)
+            assert all(figures["cpu_us"][who] > 0 for who in ("icbc", "ccb", "broker"))

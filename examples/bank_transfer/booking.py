@@ -8,6 +8,7 @@ from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from examples.bank_transfer.books import (
+    BALANCE_MAX,
     CLEARING,
     MOVES,
     UNCLAIMED,
@@ -17,6 +18,7 @@ from examples.bank_transfer.books import (
     State,
     Transfer,
 )
+from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import (
     DAY_MAX,
     Advice,
@@ -39,16 +41,21 @@ async def debit(
     """Take the money of a transfer from its payer; it is on its way then.
 
     Raises:
-        Refused: The books stand against it.
+        Refused: The books stand against it; the caller rolls back.
+        IntegrityError: There is a transfer with this id.
     """
-    # Its row first: who asks with the same id at the same moment is refused by its key, and from
-    # here on nobody else writes to a SQLite, which cannot lock the account alone.
+    # Its row first: who asks with the same id is refused by its key before an account is locked,
+    # and whoever ends a transfer locks in the same order. SQLite, which locks no rows, has its one
+    # writer from here on: what is read below stays so.
     await _open(session, order, now_ms, state, way=way, xid=xid)
     account = await _account(session, order.payer, order)
     today = now_ms // DAY_MS
+    if account.sent_on == today + 1:
+        today += 1  # Another program's clock is past midnight already; the day begins once.
     sent = order.amount + (account.sent_today if account.sent_on == today else 0)
     if sent > DAY_MAX:
-        raise Refused(Reason.OVER_LIMIT, f"{order.payer} sends {DAY_MAX} a day at most")
+        most = Money(DAY_MAX, order.currency)
+        raise Refused(Reason.OVER_LIMIT, f"{order.payer} sends {most} a day at most")
     if account.balance < order.amount:
         raise Refused(Reason.TOO_LITTLE_MONEY, f"{order.payer} has less than {order.money}")
     account.balance -= order.amount
@@ -65,6 +72,8 @@ async def credit(
         Refused: The books stand against it.
     """
     account = await _account(session, order.payee, order)
+    if account.balance + order.amount > BALANCE_MAX:
+        raise Refused(Reason.TOO_MUCH_MONEY, order.payee)
     account.balance += order.amount
     await _open(session, order, now_ms, State.CREDITED, way=way, xid=xid)
     await _book(session, order, Kind.CREDIT, order.payee, order.amount, now_ms)
@@ -87,20 +96,22 @@ async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
     """Note what the other bank did with a transfer, and give back what it could not use.
 
     Raises:
-        LookupError: No such transfer was ever sent, or it has ended otherwise.
+        Refused: No such transfer was ever sent, or it has ended otherwise.
     """
     row = await session.get(Transfer, advice.id, with_for_update=True)
     if row is None:
-        raise LookupError(f"an advice of transfer {advice.id}, which was never sent")
+        raise Refused(Reason.BAD_ADVICE, f"transfer {advice.id} was never sent")
     state = State.SETTLED if advice.outcome is Outcome.CREDITED else State.RETURNED
     if state not in MOVES[State(row.state)]:
-        raise LookupError(f"transfer {advice.id} is {row.state}, and cannot become {state}")
-    row.state, row.reason, row.ended_ms = state, advice.reason, now_ms
+        raise Refused(
+            Reason.BAD_ADVICE, f"transfer {advice.id} is {row.state}, and cannot become {state}"
+        )
+    row.state, row.reason, row.ended_ms = state, advice.reason[:REASON_CHARS], now_ms
     if state is State.RETURNED:
         order = Order(row.id, row.payer, row.payee, row.amount, row.currency)
         account = await session.get(Account, row.payer, with_for_update=True)
         to = UNCLAIMED
-        if account is not None and account.is_open:
+        if account is not None and account.is_open and account.balance + row.amount <= BALANCE_MAX:
             account.balance += row.amount
             to = row.payer
         await _book(session, order, Kind.RETURN, to, row.amount, now_ms)

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Integer, 
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 __all__ = [
+    "BALANCE_MAX",
     "CAPITAL",
     "CLEARING",
     "MOVES",
@@ -31,7 +32,10 @@ CAPITAL: Final = "capital"
 CLEARING: Final = "clearing"
 """What is on its way to the other bank, or has come from it."""
 UNCLAIMED: Final = "unclaimed"
-"""What came back, and whose account is closed."""
+"""What came back, and whose account takes it no more: it is closed, or full."""
+
+BALANCE_MAX: Final = 10**15
+"""No account holds more, so that also the sum over thousands of them fits into a BIGINT."""
 
 
 class State(StrEnum):

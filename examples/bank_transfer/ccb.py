@@ -12,10 +12,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from examples.bank_transfer.booking import pay_in
 from examples.bank_transfer.databases import RELAYING
-from examples.bank_transfer.orders import ADVICES, TRANSFERS, read_order, see_order
+from examples.bank_transfer.orders import (
+    ADVICES,
+    TRANSFERS,
+    Order,
+    Reason,
+    Refused,
+    read_order,
+    see_order,
+)
 from txmq import (
+    DEAD_LETTER,
     Client,
     ConsumerSettings,
+    Later,
     Message,
     Outbox,
     PushConsumer,
@@ -61,9 +71,12 @@ class CCB:
         @idempotent(
             guard or UniqueKeyTable(engine), key=lambda message: message.key, scope="transfer"
         )
-        async def transfer_in(session: AsyncSession, message: ReceivedMessage) -> None:
-            order = read_order(message.body)
-            see_order(order)
+        async def transfer_in(session: AsyncSession, message: ReceivedMessage) -> Later | None:
+            try:
+                order = order_in(message)
+            except Refused as problem:
+                # It makes no more sense when it comes again, and there is nobody to pay it back to.
+                return Later(DEAD_LETTER, reason=str(problem))
             advice = await pay_in(session, order, clock.wall_ms())
             # In the same transaction: what is credited is advised, and what is advised is credited.
             await outbox.add(
@@ -76,6 +89,7 @@ class CCB:
                 ),
             )
             log.info("transfer %s is %s %s", order.id, advice.outcome, advice.reason)
+            return None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as undo:
@@ -91,3 +105,16 @@ class CCB:
         trace: TracebackType | None,
     ) -> None:
         await self._open.aclose()
+
+
+def order_in(message: ReceivedMessage) -> Order:
+    """What a message says that ICBC has sent.
+
+    Raises:
+        Refused: ICBC sends no such message.
+    """
+    order = read_order(message.body)
+    see_order(order)
+    if message.key != order.id:
+        raise Refused(Reason.BAD_ORDER, f"the message of transfer {order.id} has another key")
+    return order

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from examples.bank_transfer.booking import refuse, settle
@@ -28,8 +28,16 @@ from examples.bank_transfer.ways.half_message import HalfMessageWay
 from examples.bank_transfer.ways.outbox import OutboxWay
 from examples.bank_transfer.ways.sent import Sent
 from examples.bank_transfer.ways.xa import XAWay
-from txmq import Client, ConsumerSettings, PushConsumer, ReceivedMessage, StartFrom
-from txmq.errors import UsageError
+from txmq import (
+    DEAD_LETTER,
+    Client,
+    ConsumerSettings,
+    Later,
+    PushConsumer,
+    ReceivedMessage,
+    StartFrom,
+)
+from txmq.errors import TransactionConflict, TxmqError
 from txmq.idempotent import SessionGuard, UniqueKeyTable, idempotent
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -86,10 +94,15 @@ class ICBC:
         @idempotent(
             guard or UniqueKeyTable(engine), key=lambda message: message.key, scope="advice"
         )
-        async def advised(session: AsyncSession, message: ReceivedMessage) -> None:
-            advice = read_advice(message.body)
-            state = await settle(session, advice, self._clock.wall_ms())
+        async def advised(session: AsyncSession, message: ReceivedMessage) -> Later | None:
+            try:
+                advice = read_advice(message.body)
+                state = await settle(session, advice, self._clock.wall_ms())
+            except Refused as problem:
+                # It makes no more sense when it comes again: somebody has to look at it.
+                return Later(DEAD_LETTER, reason=str(problem))
             log.info("transfer %s is %s %s", advice.id, state, advice.reason)
+            return None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as undo:
@@ -115,20 +128,27 @@ class ICBC:
         """Make a transfer, once for each id; who asks again is told what became of it.
 
         Raises:
-            Refused: The order makes no sense, or its id is another transfer's.
-            UsageError: There is no such way here.
-            TxmqError: Nothing is made, because no broker or no database can be reached.
-            DBAPIError: Likewise.
+            Refused: The order makes no sense, or there is no such way here, or its id is another
+                transfer's.
+            OutcomeUnknown: Nobody knows yet whether it is made.
+            TransactionConflict: Both banks do not agree; somebody must look at it.
+            TxmqError: It is not made now, because no broker or no database can be reached; what
+                became of it when it was asked for before cannot be seen in the books, either.
+            SQLAlchemyError: Likewise.
         """
         self.see(order, way, drill)
         try:
             sent = await self._send(order, way, drill)
         except Refused as problem:
             return await self._refuse(order, way, problem)
-        except IntegrityError:
+        except TransactionConflict:
+            raise
+        except (TxmqError, SQLAlchemyError):
+            # Mostly there is one with this id. Whatever it was: who has asked before, and may have
+            # had no answer, must not hear that nothing is made if it is.
             found = await self.find(order)
             if found is None:
-                raise  # It was not about the id.
+                raise
             return found
         return Booked(order, sent.state, sent.xid)
 
@@ -136,14 +156,16 @@ class ICBC:
         """See what can be seen without any book.
 
         Raises:
-            Refused: The order makes no sense.
-            UsageError: There is no such way here.
+            Refused: The order makes no sense, or there is no such way here.
         """
         see_order(order)
         if drill and way is not Way.HALF:
-            raise UsageError("drills are made with half messages")
+            raise Refused(Reason.BAD_ORDER, "drills are made with half messages")
         if way is Way.XA and self.xa is None:
-            raise UsageError("there is no XA here: it needs the database of both banks, PostgreSQL")
+            raise Refused(
+                Reason.BAD_ORDER,
+                "there is no XA here: it needs the database of both banks, PostgreSQL",
+            )
 
     async def _send(self, order: Order, way: Way, drill: Drill) -> Sent:
         if way is Way.HALF:

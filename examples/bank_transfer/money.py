@@ -10,6 +10,8 @@ __all__ = ["DIGITS", "Money"]
 
 DIGITS: Final = {"CNY": 2, "EUR": 2, "JPY": 0, "USD": 2}
 """The currencies that the banks know, with their digits behind the point."""
+WHOLE_MAX: Final = 15
+"""Digits in front of the point, so that every amount fits into the books."""
 
 _WRITTEN: Final = re.compile(r"(?P<whole>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<rest>\d+))?", re.ASCII)
 
@@ -36,7 +38,8 @@ class Money:
         """An amount as people write it: ``10000``, ``10,000.00``.
 
         Raises:
-            ValueError: It is no amount, or has more digits behind the point than there are coins.
+            ValueError: It is no amount, or more than there is, or has more digits behind the point
+                than there are coins.
         """
         nothing = cls(0, currency)
         digits = DIGITS[nothing.currency]
@@ -47,6 +50,8 @@ class Money:
         if len(rest) > digits:
             raise ValueError(f"{currency} has {digits} digits behind the point, not {len(rest)}")
         whole = found["whole"].replace(",", "")
+        if len(whole) > WHOLE_MAX:
+            raise ValueError(f"{whole[:WHOLE_MAX]}... is more money than there is")
         return cls(int(whole + rest.ljust(digits, "0")), currency)
 
     def __str__(self) -> str:

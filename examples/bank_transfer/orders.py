@@ -28,6 +28,8 @@ __all__ = [
     "Outcome",
     "Reason",
     "Refused",
+    "is_id",
+    "is_number",
     "read_advice",
     "read_order",
     "see_order",
@@ -51,12 +53,14 @@ class Reason(StrEnum):
     """Why a transfer is refused, or sent back."""
 
     BAD_ORDER = "the order makes no sense"
+    BAD_ADVICE = "the advice makes no sense"
     BAD_AMOUNT = "no such amount can be sent"
     OVER_LIMIT = "over the limit"
     UNKNOWN_ACCOUNT = "there is no such account"
     CLOSED_ACCOUNT = "the account is closed"
     WRONG_CURRENCY = "the account has another currency"
     TOO_LITTLE_MONEY = "too little money"
+    TOO_MUCH_MONEY = "the account holds no more money"
     SAME_ID = "another transfer has this id"
     DRILL = "the drill says so"
 
@@ -120,6 +124,7 @@ class Advice:
 
 _ORDERS: Final = msgspec.json.Decoder(Order)
 _ADVICES: Final = msgspec.json.Decoder(Advice)
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_order(body: bytes) -> Order:
@@ -130,7 +135,7 @@ def read_order(body: bytes) -> Order:
     """
     try:
         return _ORDERS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except _UNREADABLE as problem:
         raise Refused(Reason.BAD_ORDER, str(problem)) from problem
 
 
@@ -138,9 +143,25 @@ def read_advice(body: bytes) -> Advice:
     """The advice in a message.
 
     Raises:
-        ValueError: There is none in it.
+        Refused: There is none in it.
     """
-    return _ADVICES.decode(body)
+    try:
+        advice = _ADVICES.decode(body)
+    except _UNREADABLE as problem:
+        raise Refused(Reason.BAD_ADVICE, str(problem)) from problem
+    if not is_id(advice.id):
+        raise Refused(Reason.BAD_ADVICE, f"{advice.id!r} is no id")
+    return advice
+
+
+def is_id(text: str) -> bool:
+    """Whether a transfer may be called so."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_number(text: str) -> bool:
+    """Whether an account may have this number."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def see_order(order: Order) -> None:
@@ -149,16 +170,17 @@ def see_order(order: Order) -> None:
     Raises:
         Refused: It is not to be carried out, by anybody.
     """
-    if _ID.fullmatch(order.id) is None:
+    if not is_id(order.id):
         raise Refused(
             Reason.BAD_ORDER, f"{order.id!r} is no id: letters, digits, - _ . and 64 of them"
         )
     for number in (order.payer, order.payee):
-        if _NUMBER.fullmatch(number) is None:
+        if not is_number(number):
             raise Refused(Reason.BAD_ORDER, f"{number!r} is no account's number")
     if order.currency not in DIGITS:
         raise Refused(Reason.BAD_AMOUNT, f"{order.currency!r} is no currency of these banks")
     if order.amount <= 0:
         raise Refused(Reason.BAD_AMOUNT, f"{order.amount} is not more than nothing")
     if order.amount > AMOUNT_MAX:
-        raise Refused(Reason.OVER_LIMIT, f"one transfer moves {AMOUNT_MAX} at most")
+        most = Money(AMOUNT_MAX, order.currency)
+        raise Refused(Reason.OVER_LIMIT, f"one transfer moves {most} at most")

@@ -18,6 +18,7 @@ from examples.bank_transfer.books import (
     State,
     Transfer,
 )
+from examples.bank_transfer.orders import is_id, is_number
 
 __all__ = ["CUSTOMERS", "Part", "Reading"]
 
@@ -51,6 +52,8 @@ class Reading:
 
     async def account(self, number: str) -> Account | None:
         """One account."""
+        if not is_number(number):
+            return None
         async with AsyncSession(self._engine) as session:
             return await session.get(Account, number)
 
@@ -62,6 +65,8 @@ class Reading:
 
     async def transfer(self, of: str) -> Transfer | None:
         """One transfer."""
+        if not is_id(of):
+            return None
         async with AsyncSession(self._engine) as session:
             return await session.get(Transfer, of)
 

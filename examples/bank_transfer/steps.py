@@ -64,10 +64,12 @@ class Steps(logging.Handler):
         self._stories: OrderedDict[str, _Story] = OrderedDict()
         self._xids: OrderedDict[str, str] = OrderedDict()
         self._belongs = asyncio.Event()
+        self._levels: list[tuple[logging.Logger, int]] = []
 
     def __enter__(self) -> Self:
         if self._is_on:
             for each in map(logging.getLogger, LOGGERS):
+                self._levels.append((each, each.level))
                 each.setLevel(logging.DEBUG)
                 each.addHandler(self)
         return self
@@ -78,8 +80,10 @@ class Steps(logging.Handler):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for each in map(logging.getLogger, LOGGERS):
+        for each, level in self._levels:
             each.removeHandler(self)
+            each.setLevel(level)
+        self._levels.clear()
         self.close()
 
     def emit(self, record: logging.LogRecord) -> None:

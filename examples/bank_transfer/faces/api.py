@@ -1,16 +1,18 @@
 """The banks' API: JSON over HTTP, for programs.
 
-An answer says whether anything was booked, so that whoever asks knows whether to ask again: with
-the same id it is always safe to.
+Who gets no answer, or one that says to ask again, asks with the same id, as often as need be: that
+moves money once. With another id it would be another transfer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any, Final
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -20,7 +22,8 @@ from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import Drill, Order, Reason, Refused
 from examples.bank_transfer.reading import Reading
 from examples.bank_transfer.ways import Way
-from txmq.errors import Effect, OutcomeUnknown, TransactionConflict, TxmqError, UsageError
+from txmq.databases.failures import words
+from txmq.errors import OutcomeUnknown, TransactionConflict, TxmqError
 
 __all__ = ["Asked", "answer", "api_of", "ask", "paying_api_of"]
 
@@ -62,6 +65,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def api_of(reading: Reading) -> list[Route]:
     """What both banks answer."""
 
+    @from_books
     async def account(request: Request) -> Response:
         number = request.path_params["number"]
         found = await reading.account(number)
@@ -72,6 +76,7 @@ def api_of(reading: Reading) -> list[Route]:
             "balance": found.balance, "currency": found.currency,
         })  # fmt: skip
 
+    @from_books
     async def transfer(request: Request) -> Response:
         of = request.path_params["id"]
         found = await reading.transfer(of)
@@ -79,11 +84,9 @@ def api_of(reading: Reading) -> list[Route]:
             return _no(404, f"there is no transfer {of}")
         return JSONResponse(_shown(found))
 
+    @from_books
     async def health(_: Request) -> Response:
-        try:
-            await reading.well()
-        except SQLAlchemyError as problem:
-            return _no(503, f"the database does not answer: {problem}")
+        await reading.well()
         return JSONResponse({"state": "well"})
 
     return [
@@ -93,15 +96,35 @@ def api_of(reading: Reading) -> list[Route]:
     ]
 
 
+def from_books(
+    read: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Say so where the books cannot be read."""
+
+    @wraps(read)
+    async def answered(request: Request) -> Response:
+        try:
+            return await read(request)
+        except SQLAlchemyError as problem:
+            return _no(503, f"the database does not answer: {words(problem)}")
+
+    return answered
+
+
 def paying_api_of(bank: ICBC) -> list[Route]:
     """What the bank that pays answers beside that."""
 
     async def transfer(request: Request) -> Response:
-        if int(request.headers.get("content-length") or 0) > BODY_BYTES_MAX:
-            return _no(413, f"an order has {BODY_BYTES_MAX} bytes at most")
+        body = bytearray()
         try:
-            asked = msgspec.json.decode(await request.body(), type=Asked)
-        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY_BYTES_MAX:
+                    return _no(413, f"an order has {BODY_BYTES_MAX} bytes at most")
+            asked = msgspec.json.decode(body, type=Asked)
+        except ClientDisconnect:
+            return _no(400, "the order has no end")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
             return _no(422, f"{Reason.BAD_ORDER.value}: {problem}")
         status, booked, why = await ask(bank, asked)
         return _no(status, why) if booked is None else answer(status, booked)
@@ -121,15 +144,13 @@ async def ask(bank: ICBC, asked: Asked) -> tuple[int, Booked | None, str]:
         booked = await bank.transfer(asked.order(), asked.way, asked.drill)
     except Refused as problem:
         return 409 if problem.reason is Reason.SAME_ID else 422, None, str(problem)
-    except UsageError as problem:
-        return 422, None, str(problem)
     except OutcomeUnknown as problem:
         return 202, None, f"not known yet, ask again: {problem}"
     except TransactionConflict as problem:
         return 500, None, f"somebody must look at this: {problem}"
     except (TxmqError, SQLAlchemyError) as problem:
-        # Nothing is booked; the same may work a little later, and with the same id it is safe.
-        return 503, None, f"nothing is booked, ask again: {_words(problem)}"
+        # What became of it when it was asked for before is not known here: it may well be booked.
+        return 503, None, f"not made now, ask again with the same id: {words(problem)}"
     return STATUS[booked.state], booked, booked.reason
 
 
@@ -148,12 +169,6 @@ def _shown(found: Transfer) -> dict[str, Any]:
         "amount": found.amount, "currency": found.currency, "reason": found.reason,
         "way": found.way, "xid": found.xid, "made_ms": found.made_ms, "ended_ms": found.ended_ms,
     }  # fmt: skip
-
-
-def _words(problem: Exception) -> str:
-    effect = getattr(problem, "effect", Effect.NONE)
-    assert effect is not Effect.APPLIED, problem
-    return str(problem).partition("\n")[0]
 
 
 def _no(status: int, problem: str) -> Response:

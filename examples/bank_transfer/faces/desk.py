@@ -70,8 +70,8 @@ class Desk:
         """Begin a transfer, unless it was begun or made before: it is known by its id.
 
         Raises:
-            Refused: The order makes no sense, or its id is another transfer's.
-            UsageError: It cannot be made in this way.
+            Refused: The order makes no sense, or cannot be made in this way, or its id is another
+                transfer's.
             LimitExceeded: Too many are under way.
             DBAPIError: The database does not answer.
         """

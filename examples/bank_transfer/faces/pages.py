@@ -23,7 +23,7 @@ from examples.bank_transfer.money import DIGITS
 from examples.bank_transfer.orders import Drill, Reason, Refused
 from examples.bank_transfer.reading import Reading
 from examples.bank_transfer.ways import Way
-from txmq.errors import LimitExceeded, UsageError
+from txmq.errors import LimitExceeded
 from txmq.runtime.entropy import Entropy, SystemEntropy
 
 __all__ = ["CustomerPages"]
@@ -108,8 +108,6 @@ class CustomerPages:
             why = "this form made another transfer already; send it again to make this one too"
             status = 409 if is_used else 422
             return await self._form(request, typed, why if is_used else str(wrong), status)
-        except UsageError as wrong:
-            return await self._form(request, typed, str(wrong), 422)
         except LimitExceeded:
             why = "too many transfers are under way; send it again in a moment"
             return await self._form(request, typed, why, 503)

@@ -17,7 +17,7 @@ from examples.bank_transfer.orders import TRANSFERS, Order
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.ways.sent import Sent
 from txmq import Client, Message, Outbox, Relay
-from txmq.databases.failures import Failure, failure
+from txmq.databases.failures import is_settled
 from txmq.runtime.clock import Clock
 
 __all__ = ["OutboxWay"]
@@ -66,8 +66,8 @@ class OutboxWay:
                 is_asked = True
                 await session.commit()
             except DBAPIError as problem:
-                if is_asked and failure(problem) is Failure.LOST:
-                    # The answer to the COMMIT is lost. Whoever asks again with this id finds out.
+                if is_asked and not is_settled(problem):
+                    # What became of the COMMIT is open. Whoever asks again with this id finds out.
                     return Sent(None, problem=problem)
                 raise
         return Sent(State.SENT)

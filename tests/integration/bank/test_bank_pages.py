@@ -176,7 +176,7 @@ def test_a_form_with_a_mistake_comes_back_as_it_was_typed(customer, complaints):
     expect(page.locator("#payee")).to_have_value("<b>CCB</b>")
     fill(page, "ICBC-001", "CCB-001", "1", way="outbox", drill="TAGA")
     page.click("button[type=submit]")
-    expect(page.locator("#why")).to_contain_text("Drills are made with half messages")
+    expect(page.locator("#why")).to_contain_text("drills are made with half messages")
     expect(page.locator("input[name=drill][value=TAGA]")).to_be_checked()
     assert ["422" in each for each in complaints] == [True, True]
     complaints.clear()
@@ -260,7 +260,7 @@ def test_what_cannot_be_made_says_so_and_may_be_tried_again(customer, stage):
     stage.broker.stop()
     page = customer("ICBC-003", "CCB-001", "8")
     expect(state(page)).to_have_text("not made")
-    expect(page.locator("#state .reason")).to_contain_text("Nothing is booked, ask again")
+    expect(page.locator("#state .reason")).to_contain_text("Not made now, ask again")
     where = page.url
 
     stage.broker.start()

@@ -1,0 +1,185 @@
+"""Orders and advices: bytes to values and back, and that whatever is no order is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.bank_transfer.money import DIGITS
+from examples.bank_transfer.orders import (
+    AMOUNT_MAX,
+    Advice,
+    Order,
+    Outcome,
+    Reason,
+    Refused,
+    read_advice,
+    read_order,
+    see_order,
+)
+from txmq.errors import RollBack
+
+GOOD = Order("t-1", "A-1", "B-1", 10_000_00)
+BODY = '{{"id":"t","payer":"A","payee":"B","amount":{}}}'
+DEPTH = 100_000
+ODD = ["", " ", "\x00", "a\x00", "a b", "ä", "１", "a\n", "-a", "a/b", "a'--", "\ud800", "A" * 65]
+SENSELESS = {Reason.BAD_ORDER, Reason.BAD_ADVICE, Reason.BAD_AMOUNT, Reason.OVER_LIMIT}
+
+orders = st.builds(
+    Order,
+    id=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True),
+    payer=st.from_regex(r"[A-Z0-9][A-Z0-9-]{0,33}", fullmatch=True),
+    payee=st.from_regex(r"[A-Z0-9][A-Z0-9-]{0,33}", fullmatch=True),
+    amount=st.integers(1, AMOUNT_MAX),
+    currency=st.sampled_from(sorted(DIGITS)),
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+values = scalars | st.lists(scalars, max_size=2) | st.dictionaries(st.text(), scalars, max_size=2)
+fields = st.sampled_from(["id", "payer", "payee", "amount", "currency", "more"])
+
+
+@given(orders)
+def test_a_good_order_travels_unchanged(order):
+    see_order(order)
+
+    assert read_order(msgspec.json.encode(order)) == order
+
+
+@given(st.builds(Advice, orders.map(lambda each: each.id), st.sampled_from(Outcome), st.text()))
+def test_an_advice_travels_unchanged(advice):
+    assert read_advice(msgspec.json.encode(advice)) == advice
+
+
+@pytest.mark.parametrize("read", [read_order, read_advice])
+@given(body=st.binary())
+def test_bytes_are_one_or_are_refused(read, body):
+    with pytest.raises(Refused):
+        read(body)
+
+
+@pytest.mark.parametrize("read", [read_order, read_advice])
+@given(given=st.dictionaries(fields, values))
+def test_values_of_all_kinds_are_one_or_are_refused(read, given):
+    said = None
+    try:
+        found = read(msgspec.json.encode(given))
+        if isinstance(found, Order):
+            see_order(found)
+    except Refused as problem:
+        said = problem.reason
+
+    assert said is None or said in SENSELESS
+
+
+@pytest.mark.parametrize(
+    "amount",
+    [
+        *(
+            "1.0",
+            "1.5",
+            "1e2",
+            "1e400",
+            "NaN",
+            "Infinity",
+            "true",
+            "null",
+            '"5"',
+            "[5]",
+            "01",
+            "+1",
+        ),
+        "9" * 5_000,
+    ],
+)
+def test_an_amount_is_a_whole_number(amount):
+    with pytest.raises(Refused) as refused:
+        read_order(BODY.format(amount).encode())
+
+    assert refused.value.reason is Reason.BAD_ORDER
+
+
+@pytest.mark.parametrize(
+    ("amount", "reason"),
+    [
+        (0, Reason.BAD_AMOUNT),
+        (-1, Reason.BAD_AMOUNT),
+        (-(2**63) - 1, Reason.BAD_AMOUNT),
+        (-(10**4_000), Reason.BAD_AMOUNT),
+        (AMOUNT_MAX + 1, Reason.OVER_LIMIT),
+        (2**63, Reason.OVER_LIMIT),
+        (10**4_000, Reason.OVER_LIMIT),
+    ],
+)
+def test_an_amount_that_no_book_holds_is_refused(amount, reason):
+    order = read_order(BODY.format(amount).encode())
+
+    with pytest.raises(Refused) as refused:
+        see_order(order)
+
+    assert refused.value.reason is reason
+
+
+@pytest.mark.parametrize("amount", [1, AMOUNT_MAX])
+def test_the_limits_themselves_can_be_sent(amount):
+    see_order(read_order(BODY.format(amount).encode()))
+
+
+@pytest.mark.parametrize(
+    ("currency", "words"), [("CNY", "5,000,000.00 CNY"), ("JPY", "500,000,000 JPY")]
+)
+def test_limits_are_told_as_people_write_amounts(currency, words):
+    with pytest.raises(Refused, match=words):
+        see_order(Order("t", "A", "B", AMOUNT_MAX + 1, currency))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xef\xbb\xbf{}",
+        b'{"id":"t","payer":"A","payee":"B","amount":1} 2',
+        b'{"id":"\\ud800","payer":"A","payee":"B","amount":1}',
+        b'{"id":"\xff","payer":"A","payee":"B","amount":1}',
+        b'{"id":"t","payer":"A","payee":"B","amount":1,"currency":null}',
+        b"[" * DEPTH,
+        b'{"more":' * DEPTH,
+        b'{"more":' + b"[" * DEPTH + b"]" * DEPTH + b"}",
+    ],
+    ids=range(12),
+)
+@pytest.mark.parametrize("read", [read_order, read_advice])
+def test_a_body_that_says_nothing_is_refused(read, body):
+    with pytest.raises(Refused):
+        read(body)
+
+
+def test_what_a_later_version_adds_is_passed_over():
+    more = msgspec.json.encode({**msgspec.to_builtins(GOOD), "purpose": "rent"})
+
+    assert read_order(more) == GOOD
+
+
+@pytest.mark.parametrize("name", ["id", "payer", "payee", "currency"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_name_that_no_book_holds_is_refused(name, odd):
+    with pytest.raises(Refused):
+        see_order(Order(**{**msgspec.to_builtins(GOOD), name: odd}))
+
+
+@pytest.mark.parametrize("of", ["", " ", "\x00", "a" * 65, "../x", "ä"])
+def test_an_advice_of_what_can_be_no_transfer_is_refused(of):
+    with pytest.raises(Refused) as refused:
+        read_advice(msgspec.json.encode(Advice(of, Outcome.CREDITED)))
+
+    assert refused.value.reason is Reason.BAD_ADVICE
+
+
+def test_what_is_refused_rolls_back_and_says_why():
+    problem = Refused(Reason.UNKNOWN_ACCOUNT, "A-9")
+
+    assert isinstance(problem, RollBack)
+    assert str(problem) == "there is no such account: A-9"
+    assert str(Refused(Reason.DRILL)) == "the drill says so"

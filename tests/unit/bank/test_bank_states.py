@@ -1,0 +1,42 @@
+"""What may become of a transfer: every state can be reached, and what has ended stays so."""
+
+from itertools import product
+
+from examples.bank_transfer.books import MOVES, State
+
+FIRST = {
+    "the bank that pays": {State.REFUSED, State.SENT, State.SETTLED},
+    "the bank that is paid": {State.CREDITED, State.RETURNED},
+}
+
+
+def reachable(first):
+    found, new = set(), set(first)
+    while new:
+        found |= new
+        new = {after for each in new for after in MOVES[each]} - found
+    return found
+
+
+def test_every_state_has_its_moves():
+    assert set(MOVES) == set(State)
+
+
+def test_every_state_can_be_reached():
+    paying, paid = (reachable(each) for each in FIRST.values())
+
+    assert paying | paid == set(State)
+    assert State.CREDITED not in paying
+    assert State.SENT not in paid
+
+
+def test_a_final_state_is_left_by_nothing():
+    final = {each for each in State if each.is_final}
+
+    assert final == set(State) - {State.SENT}
+    assert not any(after in MOVES[before] for before, after in product(final, State))
+
+
+def test_from_everywhere_there_is_an_end():
+    for each in State:
+        assert any(after.is_final for after in reachable({each}))

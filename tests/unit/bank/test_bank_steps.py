@@ -1,0 +1,128 @@
+"""Who looks on at the steps of transactions: by the log, and without leaving traces in it."""
+
+import asyncio
+import logging
+
+import pytest
+
+from examples.bank_transfer.steps import LOGGERS, NINE, TRANSACTIONS_MAX, Steps
+from txmq.transaction.story import Step as Told
+from txmq.transaction.story import Stories
+
+STORY, CHECKS = map(logging.getLogger, LOGGERS)
+
+
+@pytest.fixture
+def steps():
+    with Steps() as found:
+        yield found
+
+
+def tell(xid, *numbers):
+    stories = Stories(lambda: None)
+    for each in Told:
+        if each.value[0] in numbers:
+            stories.tell(xid, each, "M" if "%s" in each.value[2] else "")
+
+
+def numbers(steps, transfer):
+    return [each.number for each in steps.of(transfer)]
+
+
+def test_there_are_nine():
+    assert len(NINE) == len(Told) == 9
+
+
+def test_the_steps_of_a_transfer_are_those_of_its_transaction(steps):
+    steps.belong("t-1", "X")
+    tell("Y", 1, 2)
+    tell("X", 1, 2, 3)
+
+    found = steps.of("t-1")
+
+    assert [each.number for each in found] == [1, 2, 3]
+    assert found[0].text == "it is opened by group M"
+    assert found[0].at_s <= found[2].at_s
+
+
+def test_steps_before_it_was_known_whose_they_are_are_there(steps):
+    tell("X", 1, 2)
+
+    steps.belong("t-1", "X")
+
+    assert numbers(steps, "t-1") == [1, 2]
+    assert steps.of("t-2") == []
+
+
+def test_what_happens_within_a_step_has_no_number(steps):
+    steps.belong("t-1", "X")
+    CHECKS.debug("the check of %s was answered with %s", "X", "COMMIT", extra={"xid": "X"})
+
+    assert [tuple(each[:2]) for each in steps.of("t-1")] == [
+        (0, "the check of X was answered with COMMIT")
+    ]
+
+
+def test_lines_of_no_transaction_are_passed_over(steps):
+    STORY.debug("something: %s", "else")
+
+    assert not steps._stories
+
+
+def test_old_ones_are_forgotten(steps):
+    for n in range(3 * TRANSACTIONS_MAX):
+        steps.belong(f"t-{n}", f"X-{n}")
+        tell(f"X-{n}", 1)
+
+    assert len(steps._stories) == len(steps._xids) == TRANSACTIONS_MAX
+    assert steps.of("t-0") == []
+    assert numbers(steps, f"t-{3 * TRANSACTIONS_MAX - 1}") == [1]
+
+
+def test_logs_are_left_as_they_were():
+    before = [(each.level, list(each.handlers)) for each in (STORY, CHECKS)]
+
+    with Steps():
+        assert STORY.isEnabledFor(logging.DEBUG)
+        with Steps():
+            pass
+        assert STORY.isEnabledFor(logging.DEBUG)
+
+    assert [(each.level, list(each.handlers)) for each in (STORY, CHECKS)] == before
+
+
+def test_switched_off_it_asks_for_no_lines():
+    level = STORY.level
+
+    with Steps(is_on=False) as steps:
+        steps.belong("t-1", "X")
+        tell("X", 1)
+        assert STORY.level == level
+
+    assert steps.of("t-1") == []
+    assert not steps._xids
+
+
+def test_who_follows_sees_what_was_and_what_comes(steps):
+    async def follow():
+        seen, all_seen = [], asyncio.Event()
+
+        async def look():
+            async for each in steps.follow("t-1"):
+                seen.append(each.number)
+                if each.number == 9:
+                    all_seen.set()
+
+        looking = asyncio.create_task(look())
+        tell("X", 1, 2)
+        await asyncio.sleep(0)
+        steps.belong("t-1", "X")
+        await asyncio.sleep(0)
+        tell("X", 3, 4, 5, 6, 7, 8, 9)
+        async with asyncio.timeout(5):
+            await all_seen.wait()
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        return seen
+
+    assert asyncio.run(follow()) == list(range(1, 10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,10 +25,10 @@ from examples.bank_transfer.orders import (
 )
 from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
-from examples.bank_transfer.ways.half_message import HalfMessageWay
-from examples.bank_transfer.ways.outbox import OutboxWay
-from examples.bank_transfer.ways.sent import Sent
-from examples.bank_transfer.ways.xa import XAWay
+from examples.bank_transfer.ways.half_message import half_message
+from examples.bank_transfer.ways.outbox import outbox
+from examples.bank_transfer.ways.sent import Send
+from examples.bank_transfer.ways.xa import xa
 from txmq import (
     DEAD_LETTER,
     Client,
@@ -82,11 +83,11 @@ class ICBC:
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
+        self._client = client
+        self._ccb = ccb
         self._clock = clock or SystemClock()
         self.steps = steps
-        self.half = HalfMessageWay(engine, client, self._clock, steps)
-        self.outbox = OutboxWay(engine, client, self._clock)
-        self.xa = None if ccb is None else XAWay(engine, ccb, client, self._clock, steps)
+        self._ways: dict[Way, Send] = {}
         self._consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
         self._open = AsyncExitStack()
 
@@ -106,11 +107,13 @@ class ICBC:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as undo:
-            await undo.enter_async_context(self.half)
-            await undo.enter_async_context(self.outbox)
-            if self.xa is not None:
-                await undo.enter_async_context(self.xa)
-            await undo.enter_async_context(self._consumer)
+            enter = undo.enter_async_context
+            engine, client, clock, steps = self._engine, self._client, self._clock, self.steps
+            self._ways[Way.HALF] = await enter(half_message(engine, client, clock, steps))
+            self._ways[Way.OUTBOX] = await enter(outbox(engine, client, clock))
+            if self._ccb is not None:
+                self._ways[Way.XA] = await enter(xa(engine, self._ccb, client, clock, steps))
+            await enter(self._consumer)
             self._open = undo.pop_all()
         return self
 
@@ -121,6 +124,11 @@ class ICBC:
         trace: TracebackType | None,
     ) -> None:
         await self._open.aclose()
+
+    @property
+    def ways(self) -> Collection[Way]:
+        """Those that are open."""
+        return self._ways
 
     async def transfer(
         self, order: Order, way: Way = Way.HALF, drill: Drill = Drill.NONE
@@ -138,7 +146,7 @@ class ICBC:
         """
         self.see(order, way, drill)
         try:
-            sent = await self._send(order, way, drill)
+            sent = await self._ways[way](order, drill)
         except Refused as problem:
             return await self._refuse(order, way, problem)
         except TransactionConflict:
@@ -161,19 +169,11 @@ class ICBC:
         see_order(order)
         if drill and way is not Way.HALF:
             raise Refused(Reason.BAD_ORDER, "drills are made with half messages")
-        if way is Way.XA and self.xa is None:
+        if way not in self._ways:
             raise Refused(
                 Reason.BAD_ORDER,
                 "there is no XA here: it needs the database of both banks, PostgreSQL",
             )
-
-    async def _send(self, order: Order, way: Way, drill: Drill) -> Sent:
-        if way is Way.HALF:
-            return await self.half.send(order, drill)
-        if way is Way.OUTBOX:
-            return await self.outbox.send(order)
-        assert self.xa is not None, "this was seen before"
-        return await self.xa.send(order)
 
     async def _refuse(self, order: Order, way: Way, problem: Refused) -> Booked:
         """Note that a transfer was refused, unless it was made or refused before."""

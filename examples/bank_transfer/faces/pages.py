@@ -119,10 +119,9 @@ class CustomerPages:
     ) -> Response:
         # Each form that is shown is one transfer, however often it is sent.
         new = f"web-{self._entropy.token(ID_BYTES).hex()}"
-        is_xa = self._desk.bank.xa is not None
         shown = {
             "bank": "ICBC", "id": new, "typed": typed, "why": why, "drills": DRILLS,
-            "ways": {each: text for each, text in WAYS.items() if each is not Way.XA or is_xa},
+            "ways": {each: text for each, text in WAYS.items() if each in self._desk.bank.ways},
             "currencies": list(DIGITS),
             "accounts": [
                 each for each in await self._reading.accounts(limit=OFFERED_MAX) if each.is_open

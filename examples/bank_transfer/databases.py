@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -160,3 +163,11 @@ def _prepare(made: Engine) -> None:
         for each in SQLITE:
             cursor.execute(each)
         cursor.close()
+
+    @event.listens_for(made, "invalidate")
+    def given_up(connection: Any, _: object, problem: BaseException | None) -> None:
+        # Where whoever ran a statement was cancelled. A connection that is closed while a statement
+        # of it is open keeps its lock, until nobody holds that statement any more.
+        if isinstance(problem, asyncio.CancelledError):
+            with suppress(sqlite3.Error):
+                connection.rollback()

@@ -402,7 +402,7 @@ def test_who_asks_again_does_not_hide_the_steps_that_were_taken(play):
         assert len(first) == 9
         assert await steps_of(banks, "t-1") == first
 
-    play(work)
+    play(work, broker_settings(asks_after_s=3_600))
 
 
 # Nobody knows

@@ -1,5 +1,6 @@
 """What transfers do to the books of one bank, on SQLite."""
 
+import asyncio
 import contextlib
 import sqlite3
 
@@ -271,4 +272,36 @@ def test_who_reads_a_balance_to_change_it_is_the_only_writer(books, tmp_path):
     run(spend())
 
     assert locked == ["database is locked"]
+    assert books.faults() == []
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO transfers", "SELECT accounts", "INSERT INTO journal"]
+)
+def test_who_is_cancelled_within_a_statement_keeps_no_lock(books, tmp_path, statement):
+    """SQLite keeps a connection that is closed with a statement of it still open, and its lock."""
+
+    async def spend(engine):
+        async with AsyncSession(engine) as session, session.begin():
+            await debit(session, ORDER, NOON_MS, **HALF)
+
+    async def cancelled():
+        async with books.engine() as engine:
+
+            @event.listens_for(engine.sync_engine, "before_cursor_execute")
+            def cancel(connection, cursor, text, *rest):
+                if text.startswith(statement):
+                    spending.cancel()
+
+            spending = asyncio.create_task(spend(engine))
+            try:
+                await spending
+            except asyncio.CancelledError as problem:
+                # Whoever still looks at what happened has the frames, and all that is in them.
+                with contextlib.closing(sqlite3.connect(tmp_path / "bank.db", timeout=0)) as rival:
+                    rival.execute("BEGIN IMMEDIATE")
+                return problem
+
+    assert run(cancelled()) is not None
+    assert books.transfers() == {}
     assert books.faults() == []

@@ -20,6 +20,7 @@ from tests.serving import CHECKOUT, environment
 
 TOUR = [sys.executable, "-m", "examples.bank_transfer"]
 PATIENCE_S = 240
+SEEDS = range(8, 18) if os.environ.get("TXMQ_SOAK") else [8]
 NINE = [str(number) for number in range(1, 10)]
 
 
@@ -73,16 +74,19 @@ def see_that_it_is_whole(done, transfers, kills):
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 20)
-def test_the_full_tour_on_sqlite():
-    done = tour("--transfers", 2000, "--chaos", 5, "--seed", 8)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_full_tour_on_sqlite(seed):
+    done = tour("--transfers", 2000, "--chaos", 5, "--seed", seed)
     see_that_it_is_whole(done, 2000, 5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 20)
-def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server):
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server, seed):
     """And Redis forgets everything again and again, which costs time and nothing else."""
-    where = "--postgres", postgres.url.render_as_string(hide_password=False)
+    where = ["--postgres", postgres.url.render_as_string(hide_password=False)]
+    where += ["--redis", redis_server.url, "--seed", seed]
     is_over = threading.Event()
 
     def forget():
@@ -92,7 +96,7 @@ def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server):
     with ThreadPoolExecutor() as beside:
         forgetting = beside.submit(forget)
         try:
-            done = tour("--transfers", 2000, "--chaos", 5, *where, "--redis", redis_server.url)
+            done = tour("--transfers", 2000, "--chaos", 5, *where)
         finally:
             is_over.set()
         forgetting.result()

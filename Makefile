@@ -45,6 +45,9 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 
 $(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "txmq needs Python 3.11 or newer: name one, like make demo PYTHON=python3.11")'
+	@echo "setting up $(VENV), which takes a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

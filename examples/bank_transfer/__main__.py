@@ -32,21 +32,24 @@ INTERRUPTED: Final = 130
 
 def arguments() -> ArgumentParser:
     """What may be written on the command line."""
-    parser = ArgumentParser(prog="python -m examples.bank_transfer", description=__doc__)
+    parser = ArgumentParser(
+        prog="python -m examples.bank_transfer",
+        description="Two banks and their broker, many transfers, and programs that are killed "
+        "meanwhile; or one of the programs alone. See docs/howto/bank-transfer.md.",
+    )
     programs = parser.add_subparsers(dest="program", metavar="PROGRAM")
     programs.add_parser("banks", help="run the broker and both banks until Ctrl-C, for their pages")
     for name, what in (("icbc", "the bank that pays"), ("ccb", "the bank that is paid")):
         bank = programs.add_parser(name, help=f"run {what}")
         bank.add_argument("--database", required=True, help="a URL of PostgreSQL or SQLite")
-        bank.add_argument("--names", default="127.0.0.1:9876", help="the name servers")
-        bank.add_argument("--listen", default="127.0.0.1:0", help="where to serve HTTP")
-        bank.add_argument("--redis", default="", help="the URL of a Redis before the guard's table")
-        bank.add_argument("--verbose", action="store_true", help="log what is booked")
-        bank.add_argument(
-            "--no-steps", action="store_true", help="do not look on at the nine steps"
-        )
+        add = bank.add_argument
+        add("--names", default="127.0.0.1:9876", help="the name servers (%(default)s)")
+        add("--listen", default="127.0.0.1:0", help="where to serve HTTP (a port that is free)")
+        add("--redis", default="", help="the URL of a Redis before the table of what is done")
+        add("--verbose", action="store_true", help="log what is booked, and the nine steps")
+        add("--no-steps", action="store_true", help="keep no steps, neither for pages nor the log")
         if name == "icbc":
-            bank.add_argument("--ccb", default="", help="the other bank's database, for XA")
+            add("--ccb", default="", help="CCB's database, for transfers by XA")
     add_tour(parser)
     return parser
 
@@ -57,15 +60,19 @@ def add_tour(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--transfers", type=int, default=default.transfers, help="how many (%(default)s)")
     add("--accounts", type=int, default=default.accounts, help="at both banks (%(default)s)")
-    add("--rate", type=float, default=default.rate, help="transfers a second at most")
+    add("--rate", type=float, default=default.rate, help="transfers a second at most (no limit)")
     add("--concurrent", type=int, default=default.concurrent, help="at once (%(default)s)")
-    add("--seed", type=int, default=default.seed, help="another one, another story")
+    add("--seed", type=int, default=default.seed, help="another one, another story (%(default)s)")
     add(
         "--chaos", type=int, nargs="?", const=5, default=default.kills, metavar="KILLS",
         help="how often each program is killed (%(default)s; 5 where no number is given)",
     )  # fmt: skip
-    add("--copies", type=int, default=default.copies, help="messages that come twice")
-    add("--way", action="append", choices=list(Way), help="one of the three ways, or several")
+    add("--copies", type=int, default=default.copies, help="messages that come twice (%(default)s)")
+    add(
+        "--way", action="append", choices=[str(each) for each in Way],
+        help="how transfers are made; several times for several, all that can be where it is not "
+        "given",
+    )  # fmt: skip
     add(
         "--postgres", nargs="?", const=POSTGRES, default="", metavar="URL",
         help=f"keep the books in two new databases of this server ({POSTGRES})",

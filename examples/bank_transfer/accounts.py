@@ -14,7 +14,9 @@ from sqlalchemy.orm import Session
 
 from examples.bank_transfer.books import Account
 from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts
-from examples.bank_transfer.money import Money
+from examples.bank_transfer.money import DIGITS, Money
+from examples.bank_transfer.orders import NUMBERS, is_number
+from txmq.databases.failures import words
 from txmq.errors import TxmqError
 from txmq.runtime.clock import SystemClock
 
@@ -27,8 +29,10 @@ def arguments() -> ArgumentParser:
         prog="python -m examples.bank_transfer.accounts", description="Open accounts at a bank."
     )
     parser.add_argument("--database", required=True, help="a URL of PostgreSQL or SQLite")
-    parser.add_argument("--currency", default="CNY")
-    parser.add_argument("accounts", nargs="+", metavar="NUMBER=AMOUNT")
+    parser.add_argument("--currency", default="CNY", choices=DIGITS, help="of all of them (CNY)")
+    parser.add_argument(
+        "accounts", nargs="+", metavar="NUMBER=AMOUNT", help="such as ICBC-A=30,000.00"
+    )
     return parser
 
 
@@ -38,7 +42,11 @@ def opening(text: str, currency: str) -> Opening:
     Raises:
         ValueError: It is written otherwise.
     """
-    number, _, amount = text.partition("=")
+    number, equals, amount = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} has no amount; write NUMBER=AMOUNT, like ICBC-A=30,000.00")
+    if not is_number(number):
+        raise ValueError(f"{number!r} is no account's number: {NUMBERS}")
     return Opening(number, f"customer {number}", Money.read(amount, currency).minor, currency)
 
 
@@ -48,7 +56,10 @@ def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
     Raises:
         TxmqError: The database cannot be used.
         SQLAlchemyError: Likewise.
+        ValueError: One is named twice.
     """
+    if len({each.number for each in wanted}) < len(wanted):
+        raise ValueError("an account is named twice")
     create_books(database)
     made = engine(database)
     try:
@@ -65,13 +76,15 @@ def main() -> None:
     """Open what the command line names; end with 1 and a sentence where that fails."""
     given = arguments().parse_args()
     try:
-        opened = open_missing(
-            given.database, [opening(each, given.currency) for each in given.accounts]
-        )
+        wanted = [opening(each, given.currency) for each in given.accounts]
+        opened = open_missing(given.database, wanted)
     except (TxmqError, SQLAlchemyError, ValueError) as problem:
-        sys.exit(f"{type(problem).__name__}: {problem}".partition("\n")[0])
-    for each in opened:
-        print(f"opened {each.number} with {Money(each.balance, each.currency)}")
+        sys.exit(f"no account is opened: {words(problem)}")
+    for each in wanted:
+        if each in opened:
+            print(f"opened {each.number} with {Money(each.balance, each.currency)}")
+        else:
+            print(f"{each.number} is there already, and stays as it is")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -144,9 +144,15 @@ def driven(url: str, *, is_async: bool = False) -> URL:
     """The URL with the driver that is used here.
 
     Raises:
-        ConfigError: The database is of another kind.
+        ConfigError: That is no URL, or the database is of another kind.
     """
-    given = make_url(url)
+    try:
+        given = make_url(url)
+    except ArgumentError as problem:
+        raise ConfigError(
+            "that is no URL of a database; write one like sqlite:///icbc.db or "
+            "postgresql://user@host/icbc"
+        ) from problem
     kind = given.get_backend_name()
     if kind not in DRIVERS:
         raise ConfigError(f"the banks keep their books in PostgreSQL or SQLite, not in {kind}")

@@ -51,6 +51,7 @@ from txmq import (
     TransactionSettings,
     TxmqError,
 )
+from txmq.databases.failures import words
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["GROUP", "ICBCTransactionListener", "main", "message_of", "produce"]
@@ -232,7 +233,7 @@ def main() -> None:
     except TimeoutError:
         sys.exit(f"not all was decided within {given.wait:g} s; `txmq tx list` shows what is open")
     except (TxmqError, SQLAlchemyError, ValueError) as problem:
-        sys.exit(f"{type(problem).__name__}: {problem}".partition("\n")[0])
+        sys.exit(f"the transfers cannot be made: {words(problem)}")
 
 
 if __name__ == "__main__":

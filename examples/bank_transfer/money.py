@@ -45,7 +45,8 @@ class Money:
         digits = DIGITS[nothing.currency]
         found = _WRITTEN.fullmatch(text.strip())
         if found is None:
-            raise ValueError(f"{text!r} is no amount; write one like {'10,000.00'[: 6 + digits]}")
+            usual = str(cls(10_000 * 10**digits, currency)).removesuffix(f" {currency}")
+            raise ValueError(f"{text!r} is no amount; write one like {usual}")
         rest = found["rest"] or ""
         if len(rest) > digits:
             raise ValueError(f"{currency} has {digits} digits behind the point, not {len(rest)}")

@@ -21,6 +21,7 @@ __all__ = [
     "ADVICES",
     "AMOUNT_MAX",
     "DAY_MAX",
+    "NUMBERS",
     "TRANSFERS",
     "Advice",
     "Drill",
@@ -44,6 +45,9 @@ AMOUNT_MAX: Final = 5_000_000_00
 """One transfer moves no more, in minor units."""
 DAY_MAX: Final = 20_000_000_00
 """The transfers of an account move no more on one day."""
+
+NUMBERS: Final = "it has up to 34 capital letters, digits and -, and does not begin with -"
+"""What accounts are called."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NUMBER: Final = re.compile(r"[A-Z0-9][A-Z0-9-]{0,33}", re.ASCII)
@@ -172,11 +176,13 @@ def see_order(order: Order) -> None:
     """
     if not is_id(order.id):
         raise Refused(
-            Reason.BAD_ORDER, f"{order.id!r} is no id: letters, digits, - _ . and 64 of them"
+            Reason.BAD_ORDER,
+            f"{order.id!r} is no id: it has up to 64 letters, digits and - _ . and begins with a "
+            "letter or a digit",
         )
     for number in (order.payer, order.payee):
         if not is_number(number):
-            raise Refused(Reason.BAD_ORDER, f"{number!r} is no account's number")
+            raise Refused(Reason.BAD_ORDER, f"{number!r} is no account's number: {NUMBERS}")
     if order.currency not in DIGITS:
         raise Refused(Reason.BAD_AMOUNT, f"{order.currency!r} is no currency of these banks")
     if order.amount <= 0:

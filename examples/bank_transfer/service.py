@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Route
 
 from examples.bank_transfer.ccb import CCB
-from examples.bank_transfer.databases import async_engine, create_books
+from examples.bank_transfer.databases import async_engine, create_books, driven
 from examples.bank_transfer.faces.api import api_of, paying_api_of
 from examples.bank_transfer.faces.desk import Desk
 from examples.bank_transfer.faces.door import Door
@@ -36,7 +36,7 @@ from txmq.errors import ConfigError, TransportError
 from txmq.idempotent import RedisGuard, SessionGuard, UniqueKeyTable
 from txmq.remoting.pool import split_address
 
-__all__ = ["BankSettings", "run"]
+__all__ = ["BankSettings", "redis_of", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,11 @@ LEASE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BankSettings:
-    """What a bank is started with."""
+    """What a bank is started with.
+
+    Raises:
+        ConfigError: The databases cannot do it.
+    """
 
     name: Literal["icbc", "ccb"]
     database: str
@@ -63,6 +67,15 @@ class BankSettings:
     """The other bank's: for XA, and only for that."""
     watches_steps: bool = True
     """Whether the nine steps of transfers can be looked at."""
+
+    def __post_init__(self) -> None:
+        """See that the databases can prepare, where they shall."""
+        for each in (self.database, self.other_database) if self.other_database else ():
+            if (kind := driven(each).get_backend_name()) != "postgresql":
+                raise ConfigError(
+                    f"transfers by XA need PostgreSQL at both banks, and one of them has {kind}: "
+                    "leave the other bank's database out, or name two of PostgreSQL"
+                )
 
 
 async def run(settings: BankSettings) -> None:
@@ -129,6 +142,20 @@ async def see_topics(client: Client) -> None:
             return
 
 
+def redis_of(url: str) -> Redis:
+    """A client of it; whether somebody is there is seen when it is used.
+
+    Raises:
+        ConfigError: That is no URL of a Redis.
+    """
+    try:
+        return Redis.from_url(url)
+    except ValueError as problem:
+        raise ConfigError(
+            "that is no URL of a Redis; write one like redis://127.0.0.1:6379/0"
+        ) from problem
+
+
 @asynccontextmanager
 async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator[list[BaseRoute]]:
     """The bank, as long as it is open; what it answers."""
@@ -144,7 +171,7 @@ async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator
         await see_topics(client)
         guard: SessionGuard[str, AsyncSession] = UniqueKeyTable(writing)
         if settings.redis:
-            redis = await opening.enter_async_context(Redis.from_url(settings.redis))
+            redis = await opening.enter_async_context(redis_of(settings.redis))
             guard = RedisGuard(redis, lease_s=LEASE_S).before(UniqueKeyTable(writing))
         links = "/transfers/" if settings.name == "icbc" else "/api/transfers/"
         teller = TellerPage(settings.name.upper(), writing, reading, links)

@@ -70,6 +70,7 @@ class Program:
                     assert process.stdout is not None, "it is a pipe"
                     said = await process.stdout.readline()
                     if not said:
+                        await process.wait()  # What is killed while it ends is waited for twice.
                         break
         if not said.startswith(b"ready"):
             await self.kill()

@@ -23,7 +23,7 @@ def report(record: Record, console: Console) -> None:
         console.print(transfers(record))
     console.print(figures(record))
     for each in record.mistakes[:MISTAKES_SHOWN]:
-        console.print(f"[bold red]{each}[/bold red]", highlight=False)
+        console.print(each, style="bold red", highlight=False, markup=False, soft_wrap=True)
     if len(record.mistakes) > MISTAKES_SHOWN:
         console.print(f"[bold red]and {len(record.mistakes) - MISTAKES_SHOWN} more[/bold red]")
     if not record.mistakes:
@@ -31,6 +31,7 @@ def report(record: Record, console: Console) -> None:
             f"[bold green]money was conserved at {record.looks} looks while it moved, and transfer "
             "by transfer in the end[/bold green]",
             highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -38,7 +39,9 @@ def story(name: str, steps: list[Step]) -> Table:
     """The steps of one transfer, in the words of the story and in those of txmq's log."""
     table = Table(title=f"{name}: customer A sends 10,000 to customer B", title_justify="left")
     for column in ("", "step", "txmq says", "ms"):
-        table.add_column(column, justify="right" if column == "ms" else "left")
+        # An id that is too wide goes on in the next line: it is looked for by the whole of it.
+        is_right = column == "ms"
+        table.add_column(column, justify="right" if is_right else "left", overflow="fold")
     for each in steps:
         told = NINE[each.number - 1] if each.number else ""
         after_ms = (each.at_s - steps[0].at_s) * 1000

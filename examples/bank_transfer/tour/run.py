@@ -19,7 +19,7 @@ from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.view import View
 from examples.bank_transfer.tour.world import World, opened
 
-__all__ = ["stay", "take"]
+__all__ = ["first", "stay", "take"]
 
 LOOK_S: Final = 0.05
 """Between two looks of the auditor, who works a fifth of the time at most."""
@@ -37,13 +37,20 @@ async def take(settings: TourSettings, console: Console) -> int:
         async with opened(settings) as world:
             await visit(settings, world, record)
     except BaseExceptionGroup as problem:
-        raise problem.exceptions[0] from problem  # What else has failed was ended by it.
+        raise first(problem) from problem  # What else has failed was ended by it.
     finally:
         view.cancel()
         with suppress(asyncio.CancelledError):
             await view
     report(record, console)
     return 1 if record.mistakes else 0
+
+
+def first(problem: BaseException) -> BaseException:
+    """What went wrong first, of all that did at once: groups of tasks stand within each other."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem
 
 
 async def stay(settings: TourSettings, console: Console) -> None:

@@ -60,17 +60,19 @@ class View:
         turns = 0
         while True:
             for each in self._news():
-                self._console.print(f"{each.at_s:7.1f} s  {each.text}", highlight=False)
+                self._say(each.at_s, each.text)
             if turns * TURN_S >= LINES_S:
                 turns = 0
                 record = self._record
-                self._console.print(
-                    f"{record.seconds:7.1f} s  {record.phase}: {record.asked} of {record.wanted} "
-                    f"answered, {_in_flight(record.sheet)} in flight",
-                    highlight=False,
-                )
+                self._say(
+                    record.seconds, f"{record.phase}: {record.asked} of {record.wanted} answered, "
+                    f"{_in_flight(record.sheet)} on its way",
+                )  # fmt: skip
             turns += 1
             await asyncio.sleep(TURN_S)
+
+    def _say(self, at_s: float, text: str) -> None:
+        self._console.print(f"{at_s:7.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def _news(self) -> list[Event]:
         record = self._record

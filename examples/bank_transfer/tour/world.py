@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from redis.exceptions import RedisError
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from examples.bank_transfer.databases import create_books, driven, open_accounts
+from examples.bank_transfer.service import redis_of
 from examples.bank_transfer.tour.orders import accounts
 from examples.bank_transfer.tour.programs import NotStarted, Program, free_port
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.ways import Way
+from txmq.databases.failures import words
 
 __all__ = ["World", "opened"]
 
@@ -71,6 +74,8 @@ async def opened(settings: TourSettings) -> AsyncIterator[World]:
             directory.mkdir(parents=True, exist_ok=True)
             if any(directory.iterdir()):
                 raise NotStarted(f"there is something in {directory} already: name a new directory")
+        if settings.redis:
+            await see_redis(settings.redis)
         books = closing.enter_context(databases(settings, directory))
         await asyncio.gather(*(
             asyncio.to_thread(_open_bank, name, url, settings.accounts // 2)
@@ -82,6 +87,21 @@ async def opened(settings: TourSettings) -> AsyncIterator[World]:
         await world.broker.start()
         await asyncio.gather(world.icbc.start(), world.ccb.start())
         yield world
+
+
+async def see_redis(url: str) -> None:
+    """See that one answers. Without any the banks do all the same, from their tables alone; but
+    whoever names one wants to see it take part.
+
+    Raises:
+        ConfigError: That is no URL.
+        NotStarted: Nobody answers.
+    """
+    async with redis_of(url) as redis:
+        try:
+            await redis.ping()
+        except RedisError as problem:
+            raise NotStarted(f"no Redis answers: {words(problem)}") from problem
 
 
 @contextmanager
@@ -106,7 +126,7 @@ def databases(settings: TourSettings, directory: Path) -> Iterator[tuple[str, st
     except SQLAlchemyError as problem:
         raise NotStarted(
             f"no database can be made at {make_url(settings.postgres)!r}, give the URL of a "
-            f"PostgreSQL whose user may: {problem}"
+            f"PostgreSQL whose user may: {words(problem)}"
         ) from problem
     try:
         given = make_url(settings.postgres)

@@ -109,3 +109,12 @@ def test_any_text_is_an_amount_or_a_value_error(text, currency):
 
     assert 0 <= money.minor < 10**18
     assert Money.read(str(money).partition(" ")[0], currency) == money
+
+
+@pytest.mark.parametrize("currency", CURRENCIES)
+def test_who_writes_none_is_shown_one(currency):
+    with pytest.raises(ValueError, match="write one like") as refused:
+        Money.read("ten", currency)
+
+    shown = str(refused.value).rpartition(" ")[2]
+    assert shown == str(Money.read(shown, currency)).partition(" ")[0]

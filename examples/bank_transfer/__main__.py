@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import uvloop
+from httpx import HTTPError
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
 from examples.bank_transfer.service import BankSettings, run
 from examples.bank_transfer.tour.run import stay, take
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.ways import Way
+from txmq.databases.failures import words
 from txmq.errors import TxmqError
 
 __all__ = ["main"]
@@ -135,8 +138,8 @@ def main(asked: Sequence[str] | None = None) -> int:
             asyncio.run(until_told(stay(tour_of(given), Console())))
         else:
             uvloop.run(run(bank_of(given)))
-    except (TxmqError, OSError) as problem:
-        print(f"{given.program or 'the tour'} cannot be run: {problem}", file=sys.stderr)
+    except (TxmqError, OSError, SQLAlchemyError, HTTPError) as problem:
+        print(f"{given.program or 'the tour'} cannot be run: {words(problem)}", file=sys.stderr)
         return CANNOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED

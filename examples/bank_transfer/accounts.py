@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer.books import Account
+from examples.bank_transfer.books import BALANCE_MAX, Account
 from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts
 from examples.bank_transfer.money import DIGITS, Money
 from examples.bank_transfer.orders import NUMBERS, is_number
@@ -40,14 +40,17 @@ def opening(text: str, currency: str) -> Opening:
     """An account as it is written on the command line.
 
     Raises:
-        ValueError: It is written otherwise.
+        ValueError: It is written otherwise, or no account can be like this.
     """
     number, equals, amount = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r} has no amount; write NUMBER=AMOUNT, like ICBC-A=30,000.00")
     if not is_number(number):
         raise ValueError(f"{number!r} is no account's number: {NUMBERS}")
-    return Opening(number, f"customer {number}", Money.read(amount, currency).minor, currency)
+    money = Money.read(amount, currency)
+    if money.minor > BALANCE_MAX:
+        raise ValueError(f"no account holds more than {Money(BALANCE_MAX, currency)}")
+    return Opening(number, f"customer {number}", money.minor, currency)
 
 
 def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:

@@ -35,12 +35,16 @@ __all__ = [
 
 DRIVERS: Final = {
     "postgresql": ("postgresql+psycopg", "postgresql+psycopg"),
+    "postgres": ("postgresql+psycopg", "postgresql+psycopg"),
     "sqlite": ("sqlite", "sqlite+aiosqlite"),
 }
 """By the kind of database: the driver that blocks, and the one of asyncio."""
 
 POOL_S: Final = 20.0
 """How long a transfer waits for a connection; then it is not made."""
+POSTGRES: Final = {"options": "-c lock_timeout=3s"}
+"""Who waits for an account that a killed program has left prepared must not keep its connection
+until there is none left for whoever ends that."""
 
 RELAYING: Final = RelaySettings(lease_s=5.0, poll_s=0.1)
 """A bank that was killed is back soon, and takes over from itself. SQLite tells nobody that there
@@ -88,8 +92,9 @@ def async_engine(url: str, size: int = 16) -> AsyncEngine:
         size = 1
     # A PostgreSQL that was restarted has left dead connections behind.
     made = create_async_engine(
-        address, pool_size=size, max_overflow=0, pool_timeout=POOL_S, pool_pre_ping=True
-    )
+        address, pool_size=size, max_overflow=0, pool_timeout=POOL_S, pool_pre_ping=True,
+        connect_args=POSTGRES if address.get_backend_name() == "postgresql" else {},
+    )  # fmt: skip
     _prepare(made.sync_engine)
     return made
 
@@ -144,15 +149,15 @@ def driven(url: str, *, is_async: bool = False) -> URL:
     """The URL with the driver that is used here.
 
     Raises:
-        ConfigError: That is no URL, or the database is of another kind.
+        ConfigError: The database is of another kind, or that is no URL.
     """
     try:
         given = make_url(url)
-    except ArgumentError as problem:
+    except (ArgumentError, ValueError):  # The latter for a port that is no number.
         raise ConfigError(
-            "that is no URL of a database; write one like sqlite:///icbc.db or "
-            "postgresql://user@host/icbc"
-        ) from problem
+            "that is no URL of a database; write postgresql://user:password@host/name, or "
+            "sqlite:///file"
+        ) from None  # There may be a password in what was said.
     kind = given.get_backend_name()
     if kind not in DRIVERS:
         raise ConfigError(f"the banks keep their books in PostgreSQL or SQLite, not in {kind}")

@@ -61,6 +61,7 @@ GROUP: Final = "tpg-icbc"
 TAG: Final = "TUTORIAL_TAG"
 """The property with one of the tutorial's tags; the message's own is the bank that it is for."""
 TAGS: Final = ("TAGA", "TAGB", "TAGC")
+INTERRUPTED: Final = 130
 
 # The tutorial's 20 s, and its thread pool: up to five checks at once, two hundred that wait.
 SETTINGS: Final = TransactionSettings(timeout_s=20, check_workers=5, check_queue=200)
@@ -232,6 +233,8 @@ def main() -> None:
         asyncio.run(run(given))
     except TimeoutError:
         sys.exit(f"not all was decided within {given.wait:g} s; `txmq tx list` shows what is open")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except (TxmqError, SQLAlchemyError, ValueError) as problem:
         sys.exit(f"the transfers cannot be made: {words(problem)}")
 

@@ -88,7 +88,8 @@ async def run(settings: BankSettings) -> None:
     await asyncio.to_thread(create_books, settings.database)
     host, port = split_address(settings.listen)
     ending = asyncio.Event()
-    with socket.create_server((host, port)) as listening:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
         async with opened(settings, ending) as routes:
             app = Door(Starlette(routes=routes, exception_handlers={SQLAlchemyError: away}))
             server = Server(uvicorn.Config(
@@ -114,8 +115,8 @@ class Server(uvicorn.Server):
         """See uvicorn."""
         await super().startup(sockets)
         for each in sockets or ():
-            where = ":".join(map(str, each.getsockname()[:2]))
-            print(f"ready http://{where}", flush=True)
+            host, port = each.getsockname()[:2]
+            print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

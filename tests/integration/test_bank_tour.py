@@ -16,6 +16,9 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from examples.bank_transfer.__main__ import main
+from examples.bank_transfer.databases import driven
+from examples.bank_transfer.tour.settings import TourSettings
+from examples.bank_transfer.tour.world import databases
 from tests.serving import CHECKOUT, environment
 
 TOUR = [sys.executable, "-m", "examples.bank_transfer"]
@@ -179,6 +182,9 @@ def test_money_that_somebody_puts_into_the_books_is_found(tmp_path):
         (["--way", "xa"], "XA needs PostgreSQL for both banks: give --postgres URL"),
         (["--transfers", "0"], "transfers is at least 1, not 0"),
         (["--postgres", "postgresql://nobody@127.0.0.1:1/none"], "no database can be made at"),
+        (["--postgres", "postgres://nobody@127.0.0.1:1/none"], "no database can be made at"),
+        (["--postgres", "127.0.0.1"], "that is no URL of a database"),
+        (["--postgres", "postgresql://secret@host:port/none"], "that is no URL of a database"),
         (["--directory", "tests"], "there is something in tests already"),
     ],
 )
@@ -188,3 +194,29 @@ def test_a_tour_that_cannot_begin_says_why(arguments, words, capsys):
     said = capsys.readouterr().err
     assert said.startswith("the tour cannot be run: ")
     assert words in said
+    assert "secret" not in said
+
+
+def test_a_program_that_does_not_come_back_ends_the_tour(tmp_path):
+    kept = tmp_path / "kept"
+    with touring("--transfers", 400, "--chaos", 1, "--directory", kept) as running:
+        (kept / "broker").rename(tmp_path / "elsewhere")
+        (kept / "broker").write_bytes(b"")
+        said, _ = running.communicate(timeout=60)
+
+    assert running.returncode == 2, said
+    assert "the tour cannot be run: the broker is not ready: " in said
+    assert "Traceback" not in said
+
+
+def test_what_is_prepared_in_a_database_does_not_keep_it(postgres, tmp_path):
+    before = databases_of(postgres)
+    settings = TourSettings(postgres=postgres.url.render_as_string(hide_password=False))
+    with databases(settings, tmp_path) as (icbc, _):
+        engine = create_engine(driven(icbc), poolclass=NullPool)
+        with engine.connect() as connection:
+            connection.execute(text("CREATE TABLE t AS SELECT 1"))
+            connection.exec_driver_sql("PREPARE TRANSACTION 'it''s open'")
+            connection.detach()
+
+    assert databases_of(postgres) == before

@@ -16,7 +16,7 @@ from examples.bank_transfer.books import CAPITAL, CLEARING, UNCLAIMED, State
 from examples.bank_transfer.faces.door import TooLarge, read_form
 from examples.bank_transfer.faces.looks import page, problem
 from examples.bank_transfer.faces.sight import HEADLINES
-from examples.bank_transfer.orders import Refused
+from examples.bank_transfer.orders import Refused, is_number
 from examples.bank_transfer.reading import CUSTOMERS, Part, Reading
 
 __all__ = ["TellerPage"]
@@ -59,7 +59,7 @@ class TellerPage:
 
     async def teller(self, request: Request) -> Response:
         """The books, as they stand."""
-        after = request.query_params.get("after", "")
+        after = number_in(request.query_params.get("after", ""))
         accounts = await self._reading.accounts(after, ACCOUNTS + 1)
         movements = await self._reading.movements()
         totals = await self._reading.totals()
@@ -80,7 +80,7 @@ class TellerPage:
             fields = await read_form(request)
         except TooLarge as wrong:
             return problem(request, self._bank, 413, "That is too much", f"{wrong}.")
-        number, wanted = fields.get("number", ""), fields.get("wanted", "")
+        number, wanted = number_in(fields.get("number", "")), fields.get("wanted", "")
         if wanted not in {"open", "closed"}:
             text = "An account is open or closed."
             return problem(request, self._bank, 422, "Nothing is changed", text)
@@ -89,9 +89,14 @@ class TellerPage:
                 await open_or_close(session, number, is_open=wanted == "open")
         except Refused as wrong:
             return problem(request, self._bank, 404, "Nothing is changed", f"{wrong}.")
-        after = fields.get("after", "")
+        after = number_in(fields.get("after", ""))
         where = f"?{urlencode({'after': after})}" if after else ""
         return RedirectResponse(f"/teller{where}#accounts", 303)
+
+
+def number_in(text: str) -> str:
+    """An account's number; nothing where it is none, which a database may not even take."""
+    return text if is_number(text) else ""
 
 
 def sides(totals: Sequence[Part]) -> list[Part]:

@@ -26,6 +26,7 @@ from sqlalchemy import Connection, Engine, case, func, select
 from examples.bank_transfer.books import (
     CAPITAL,
     CLEARING,
+    MOVES,
     UNCLAIMED,
     Account,
     Entry,
@@ -37,7 +38,7 @@ from examples.bank_transfer.databases import engine
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.ways import Way
 
-__all__ = ["Auditor", "Books", "Line", "Moved", "Sheet", "judged", "matched"]
+__all__ = ["Auditor", "Books", "Line", "Moved", "Sheet", "judged", "matched", "unkept"]
 
 INNER: Final = (CAPITAL, CLEARING, UNCLAIMED)
 SHOWN_MAX: Final = 10
@@ -124,13 +125,17 @@ class Auditor:
             icbc = read(connection, "ICBC")
         return judged(icbc, ccb, self._opening)
 
-    def match(self) -> list[str]:
-        """Every transfer at both banks, one by one; what is wrong, once nothing moves any more."""
+    def match(self, told: Mapping[str, str]) -> list[str]:
+        """Every transfer at both banks, one by one; what is wrong, once nothing moves any more.
+
+        Args:
+            told: What customers were told of their transfers.
+        """
         with snapshot(self._ccb) as connection:
             ccb = lines(connection)
         with snapshot(self._icbc) as connection:
             icbc = lines(connection)
-        return list(matched(icbc, ccb))
+        return [*matched(icbc, ccb), *unkept(icbc, told)]
 
     def close(self) -> None:
         """Let go of both databases."""
@@ -205,6 +210,17 @@ def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
         if number not in icbc:
             yield f"transfer {number} is {theirs.state} at CCB, and unknown at ICBC"
         yield from _misbooked(number, theirs, "CCB")
+
+
+def unkept(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
+    """Where customers were told what is not so; on a transfer that both lost both banks agree."""
+    states = {each.value: each for each in State}
+    for number, said in told.items():
+        if (state := states.get(said)) is None:
+            continue  # They had no answer.
+        found = icbc[number].state if number in icbc else None
+        if found is not state and found not in MOVES[state]:
+            yield f"transfer {number} is {found or 'unknown'} at ICBC, and said to be {said}"
 
 
 def _misbooked(number: str, line: Line, bank: str) -> Iterator[str]:

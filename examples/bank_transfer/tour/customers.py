@@ -76,7 +76,7 @@ class Customers:
         if len(told) > 1 and not told <= {"sent", "settled", "returned"}:
             self._record.mistake(f"transfer {wish.id} was asked for {wish.times} times: {told}")
         state = min(told)
-        self._record.answer(state)
+        self._record.answer(wish.id, state)
         return state
 
     async def all_steps(self, transfer: str) -> list[Step]:

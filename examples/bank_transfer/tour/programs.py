@@ -83,10 +83,12 @@ class Program:
     async def stop(self) -> None:
         """Let it finish what it has begun, for a while."""
         try:
-            async with asyncio.timeout(STOP_S):
-                await self._end(signal.SIGTERM)
-        except TimeoutError:
-            await self.kill()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._end(signal.SIGTERM)
+        finally:
+            if self.is_running:  # Also where nobody waits any longer.
+                await self.kill()
 
     async def _end(self, by: signal.Signals) -> None:
         if (process := self._process) is not None:

@@ -33,8 +33,8 @@ class Record:
     began_s: float = field(default_factory=time.monotonic)
     asked: int = 0
     """Wishes that have their answer."""
-    answers: Counter[str] = field(default_factory=Counter)
-    """By what they were told last."""
+    heard: dict[str, str] = field(default_factory=dict)
+    """What was said of each transfer."""
     retries: int = 0
     """How often somebody had to ask again."""
     kills: Counter[str] = field(default_factory=Counter)
@@ -61,11 +61,11 @@ class Record:
         """How long it has gone on."""
         return time.monotonic() - self.began_s
 
-    def answer(self, state: str) -> None:
+    def answer(self, transfer: str, state: str) -> None:
         """A customer has had an answer."""
         self.asked += 1
         self.asked_s = self.seconds
-        self.answers[state] += 1
+        self.heard[transfer] = state
         self._more.set()
         self._more = asyncio.Event()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +60,7 @@ def figures(record: Record) -> Table:
     rows = [
         ("transfers asked for", f"{record.asked}"),
         *((f"  and answered with {each!r}", f"{count}") for each, count in
-          sorted(record.answers.items())),
+          sorted(Counter(record.heard.values()).items())),
         ("asked for again, for want of an answer", f"{record.retries}"),
         ("programs killed, and started again", f"{kills}"),
         ("messages delivered once more than they were sent", f"{record.copies}"),

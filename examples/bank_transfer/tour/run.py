@@ -82,7 +82,7 @@ async def visit(settings: TourSettings, world: World, record: Record) -> None:
             await everything_ended(settings.patience_s, record)
             looking.cancel()
         record.look(await asyncio.to_thread(auditor.look))
-        for each in await asyncio.to_thread(auditor.match):
+        for each in await asyncio.to_thread(auditor.match, record.heard):
             record.mistake(each)
     finally:
         auditor.close()

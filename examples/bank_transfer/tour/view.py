@@ -23,6 +23,8 @@ TURN_S: Final = 0.2
 LINES_S: Final = 5.0
 """How often it is said how far it is, where nobody sees it live."""
 EVENTS_SHOWN: Final = 8
+FRAME: Final = 2
+"""Lines of a panel that are not its own."""
 CURRENCY: Final = "CNY"
 
 
@@ -46,7 +48,7 @@ class View:
 
     async def show(self) -> None:
         """Show it, until cancelled."""
-        if not self._console.is_terminal:
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
             await self._lines()
         with Live(self._drawn(), console=self._console, auto_refresh=False, transient=True) as live:
             try:
@@ -91,10 +93,15 @@ class View:
             parts += [balances(record.sheet), transfers(record)]
         events = Text("\n").join(
             Text(f"{each.at_s:6.1f} s  {each.text}", style="bold red" if each.is_bad else "")
-            for each in list(record.events)[-EVENTS_SHOWN:]
+            for each in list(record.events)[-self._room(parts) :]
         )
         parts.append(Panel(events, title="events", title_align="left"))
         return Group(*parts)
+
+    def _room(self, above: list[RenderableType]) -> int:
+        """How many events there is room for: what stands behind the last line is not seen."""
+        taken = len(self._console.render_lines(Group(*above))) + FRAME
+        return max(1, min(EVENTS_SHOWN, self._console.height - taken))
 
 
 def balances(sheet: Sheet) -> Table:

@@ -16,7 +16,7 @@ NOBODY = "redis://127.0.0.1:1/0"
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (["icbc", "--database", "icbc.db"], "is no URL of a database; write one like sqlite://"),
+        (["icbc", "--database", "icbc.db"], "that is no URL of a database; write postgresql://"),
         (["icbc", "--database", "mysql://a/b"], "PostgreSQL or SQLite, not in mysql"),
         (["icbc", "--database", "sqlite:///nowhere/b.db", "--ccb", "sqlite://"], "by XA need"),
         (["--postgres", "banks"], "is no URL of a database"),

@@ -86,7 +86,7 @@ def auditor(banks):
 
 
 def mistakes(auditor):
-    return [*auditor.look().mistakes, *auditor.match()]
+    return [*auditor.look().mistakes, *auditor.match({})]
 
 
 def test_honest_books_have_no_mistakes(banks, auditor):
@@ -106,7 +106,7 @@ def test_what_is_on_its_way_is_missing_nowhere(banks, auditor):
 
     assert sheet.mistakes == ()
     assert sheet.in_flight == {"CNY": 50}
-    assert auditor.match() == ["transfer o-1 is sent at ICBC, and at no end"]
+    assert auditor.match({}) == ["transfer o-1 is sent at ICBC, and at no end"]
 
 
 def test_what_nobody_claims_is_not_missing(banks, auditor):
@@ -198,7 +198,30 @@ def test_a_forged_message_that_was_credited_is_named(banks, auditor):
     banks.pay_in(Order("forged", "I-0", "C-1", 500))
 
     assert "5.00 CNY were credited, and never debited" in auditor.look().mistakes
-    assert "transfer forged is credited at CCB, and unknown at ICBC" in auditor.match()
+    assert "transfer forged is credited at CCB, and unknown at ICBC" in auditor.match({})
+
+
+@pytest.mark.parametrize(
+    ("said", "mistakes"),
+    [
+        ("sent", []),
+        ("settled", []),
+        ("unanswered", []),
+        ("returned", ["transfer o-1 is settled at ICBC, and said to be returned"]),
+        ("refused", ["transfer o-1 is settled at ICBC, and said to be refused"]),
+    ],
+)
+def test_what_customers_heard_is_so(banks, auditor, said, mistakes):
+    banks.transfer(banks.order())
+
+    assert auditor.match({"o-1": said}) == mistakes
+
+
+def test_a_transfer_that_both_banks_have_lost_is_named(auditor):
+    """No money is missing then, and no two books contradict each other."""
+    assert auditor.match({"o-1": "sent"}) == [
+        "transfer o-1 is unknown at ICBC, and said to be sent"
+    ]
 
 
 # Whatever happens between the reading of one bank and the other

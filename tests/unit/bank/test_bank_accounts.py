@@ -1,0 +1,30 @@
+"""Accounts from the command line: only such as transfers can name, and not too rich."""
+
+import pytest
+
+from examples.bank_transfer.accounts import opening
+from examples.bank_transfer.databases import Opening
+
+
+def test_an_account_is_opened_as_it_is_written():
+    assert opening("ICBC-A=30,000.00", "CNY") == Opening("ICBC-A", "customer ICBC-A", 30_000_00)
+    assert opening("ICBC-A=10,000,000,000,000.00", "CNY").balance == 10**15
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("icbc-a=5", "'icbc-a' is no account's number: it has up to 34"),
+        ("capital=5", "'capital' is no account's number"),
+        ("=5", "'' is no account's number"),
+        ("A" * 35 + "=5", "is no account's number"),
+        ("ICBC-A", "'ICBC-A' has no amount; write NUMBER=AMOUNT"),
+        ("ICBC-A=-5", "'-5' is no amount"),
+        ("ICBC-A=10,000,000,000,000.01", "no account holds more than 10,000,000,000,000.00 CNY"),
+    ],
+)
+def test_an_account_that_cannot_be_is_not_opened(written, words):
+    with pytest.raises(ValueError, match="account|amount") as problem:
+        opening(written, "CNY")
+
+    assert words in str(problem.value)

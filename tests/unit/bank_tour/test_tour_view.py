@@ -1,0 +1,79 @@
+"""What is shown of the tour fits on the screen, and says what happened as it was said."""
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from examples.bank_transfer.books import State
+from examples.bank_transfer.tour.audit import Books, Moved, Sheet
+from examples.bank_transfer.tour.record import Record
+from examples.bank_transfer.tour.report import report
+from examples.bank_transfer.tour.view import LINES_S, View
+
+MARKUP = "transfer 7: 500 ['not a style'] [/nor the end of one]"
+
+
+def screen(**how):
+    return Console(file=io.StringIO(), color_system=None, **how)
+
+
+@pytest.fixture
+def record():
+    made = Record(wanted=20)
+    books = Books("", {"CNY": 5, "EUR": 5}, {}, {("CNY", State.SENT, False): Moved(1, 2)})
+    made.sheet = Sheet(books, books, {"CNY": 10, "EUR": 10}, {"CNY": 0}, ())
+    for number in range(20):
+        made.tell(f"event {number}.")
+    return made
+
+
+@pytest.mark.parametrize(("height", "events"), [(24, 2), (30, 8), (60, 8)])
+def test_the_latest_events_are_seen_on_a_low_screen(record, height, events):
+    console = screen(force_terminal=True, width=80, height=height)
+
+    console.print(View(record, console)._drawn())
+
+    said = console.file.getvalue()
+    assert said.count("\n") <= height
+    assert [f"event {number}." in said for number in range(20)] == [
+        number >= 20 - events for number in range(20)
+    ]
+
+
+@pytest.mark.parametrize("size", [(10, 5), (40, 24)])
+def test_a_narrow_screen_is_no_reason_to_stop(record, size):
+    width, height = size
+    console = screen(force_terminal=True, width=width, height=height)
+
+    console.print(View(record, console)._drawn())
+
+    assert console.file.getvalue()
+
+
+@pytest.mark.parametrize("how", [
+    {"force_terminal": False},
+    {"force_terminal": True, "_environ": {"TERM": "dumb"}},
+])  # fmt: skip
+def test_what_cannot_be_drawn_anew_is_said_in_lines(record, how):
+    console = screen(width=200, **how)
+    record.tell(MARKUP)
+
+    async def shown():
+        async with asyncio.timeout(LINES_S):
+            showing = asyncio.create_task(View(record, console).show())
+            while MARKUP not in console.file.getvalue():
+                await asyncio.sleep(0)
+            showing.cancel()
+
+    asyncio.run(shown())
+
+
+def test_the_report_says_mistakes_as_they_are(record):
+    console = screen(width=200)
+    record.mistake(MARKUP)
+
+    report(record, console)
+
+    assert MARKUP in console.file.getvalue()

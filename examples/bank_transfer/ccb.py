@@ -88,7 +88,7 @@ class CCB:
                     body=msgspec.json.encode(advice),
                 ),
             )
-            log.info("transfer %s is %s%s", order.id, advice.outcome, advice.reason and f": {advice.reason}")
+            log.info("transfer %s is %s", order.id, advice)
             return None
 
     async def __aenter__(self) -> Self:

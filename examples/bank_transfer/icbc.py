@@ -102,7 +102,7 @@ class ICBC:
             except Refused as problem:
                 # It makes no more sense when it comes again: somebody has to look at it.
                 return Later(DEAD_LETTER, reason=str(problem))
-            log.info("transfer %s is %s%s", advice.id, state, advice.reason and f": {advice.reason}")
+            log.info("transfer %s is %s here: it was %s", advice.id, state, advice)
             return None
 
     async def __aenter__(self) -> Self:

@@ -125,6 +125,9 @@ class Advice:
     outcome: Outcome
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.reason}" if self.reason else str(self.outcome)
+
 
 _ORDERS: Final = msgspec.json.Decoder(Order)
 _ADVICES: Final = msgspec.json.Decoder(Advice)

@@ -22,6 +22,8 @@ PORTS: Final = range(20_000, 32_000)
 """Below those that systems give to whoever connects: a program that was killed finds its own free
 again."""
 PR_SET_PDEATHSIG: Final = 1
+LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""Loaded here: a child that has not begun yet may load nothing."""
 
 
 class NotStarted(TxmqError):
@@ -103,8 +105,8 @@ class Program:
 
 def die_with_us() -> None:
     """Whoever kills the tour leaves nothing behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port(taken: set[int]) -> int:

@@ -6,11 +6,12 @@ never waits inside them, so :func:`drive` runs them to their end in the calling 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Answer", "Borrowed", "Door", "Kept", "Standing", "drive"]
+__all__ = ["Answer", "Borrowed", "Door", "Kept", "Standing", "drive", "reading"]
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -154,6 +155,27 @@ class Kept(Generic[S]):
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
         await self._borrowed.alone(statement)
+
+
+@asynccontextmanager
+async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]:
+    """A transaction that only reads; it is committed, unless something is raised inside.
+
+    At a rollback psycopg forgets all statements that its connection has prepared, and whoever has
+    that next, in the same pool, would have to begin anew with all of them.
+
+    Args:
+        opening: Begins it.
+
+    Raises:
+        Exception: Whatever the door's library raises, also at the end.
+    """
+    borrowed = await opening
+    try:
+        yield borrowed
+        await borrowed.commit(is_last=True)
+    finally:
+        await borrowed.close()
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:

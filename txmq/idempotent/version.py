@@ -21,7 +21,7 @@ from typing import (
 )
 
 from txmq.databases.connecting import AsyncPool, DjangoConnection, Pool
-from txmq.databases.door import Borrowed, Door, drive
+from txmq.databases.door import Borrowed, Door, drive, reading
 from txmq.databases.failures import Failure, failure
 from txmq.databases.given import AwaitedSession, BlockingSession, Lender
 from txmq.databases.shown import SAME
@@ -317,11 +317,8 @@ class _Attempt(Within[S]):
         """Whether it is worth trying again, in a transaction of its own."""
         if not self._patience.wait_s:
             return False
-        borrowed = await self._door.open()
-        try:
+        async with reading(self._door.open()) as borrowed:
             return await self._row.is_its_turn(borrowed)
-        finally:
-            await borrowed.close()
 
     async def finish(self, borrowed: Borrowed[Any]) -> None:
         await self._row.see_that_it_is_there(borrowed)

@@ -138,6 +138,8 @@ class Ledger:
             if self._door.kind == "postgresql":
                 await borrowed.ask(_BY_INDEX)
             found = await borrowed.ask(self._said[name], count=count, bytes=size, **values)
+            # A rollback would have psycopg forget what the service has prepared on its connection.
+            await borrowed.commit(is_last=True)
             there = found.rows[0][-1] if found.rows else 0
             return Page(found.rows, there >= count or len(found.rows) < there)
 
@@ -228,6 +230,7 @@ class Ledger:
 
         async def count(borrowed: Borrowed[Any]) -> Waiting:
             rows, oldest_ms, failed = (await borrowed.ask(self._said["waiting"])).rows[0]
+            await borrowed.commit(is_last=True)  # As for what is read.
             age_s = max(0.0, float(oldest_ms or 0) / 1000)
             return Waiting(rows=int(rows), oldest_s=age_s, failed=int(failed))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import random
 import uuid
 
@@ -12,9 +13,12 @@ from shop_stage import SOAK, SOME, Account
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from test_guard_contract import until_it_is_done
 
+from tests.one_connection import SMALL, is_prepared, small
 from txmq.databases.failures import Failure, failure
+from txmq.databases.sources import door_of
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.version import VersionGuard
+from txmq.runtime.clock import SystemClock
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 LAST = 40 if SOAK else 12
@@ -374,3 +378,30 @@ WRONG = [
 def test_what_cannot_work_is_refused_when_it_is_made(how, match):
     with pytest.raises(ConfigError, match=match):
         VersionGuard(sa.create_engine("sqlite://"), **how)
+
+
+class Hasty(SystemClock):
+    """A second goes by whenever somebody looks."""
+
+    seconds = 0
+
+    def monotonic(self):
+        self.seconds += 1
+        return self.seconds
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_who_waits_for_a_version_asks_by_what_is_prepared(shop_of, kind):
+    shop = shop_of("version", "postgres")
+
+    async def story():
+        async with contextlib.AsyncExitStack() as stack:
+            source = await small(kind, shop.url, stack)
+            guard = VersionGuard(source, Account, gaps="wait", wait_s=8.0, clock=Hasty())
+            # In this thread: what blocks it waits for nobody else here.
+            begun = guard.attempt(("a", 3)).begin()
+            with pytest.raises(VersionGap):
+                await begun
+            return await stack.enter_async_context(is_prepared(door_of(source), "FROM account"))
+
+    assert asyncio.run(story())

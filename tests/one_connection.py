@@ -1,0 +1,67 @@
+"""Pools of one connection, or few, and what psycopg keeps prepared for whoever has it next."""
+
+import contextlib
+
+import psycopg_pool
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests.databases import conninfo
+from txmq.databases.door import reading
+
+__all__ = ["SMALL", "is_prepared", "prepare", "see_it_is_prepared", "small"]
+
+SMALL = ["alchemy", "alchemy-async", "psycopg-pool", "psycopg-pool-async"]
+OFTEN = 6
+"""psycopg prepares what is said for the sixth time."""
+MINE = "SELECT 'what the service says again and again'"
+
+
+async def small(kind, url, stack, size=1):
+    """A pool of one connection, or some more, of a kind."""
+    match kind:
+        case "psycopg-pool":
+            return stack.enter_context(
+                psycopg_pool.ConnectionPool(conninfo(url), min_size=size, max_size=size, open=True)
+            )
+        case "psycopg-pool-async":
+            pool = psycopg_pool.AsyncConnectionPool(
+                conninfo(url), min_size=size, max_size=size, open=False
+            )
+            return await stack.enter_async_context(pool)
+        case "alchemy":
+            engine = create_engine(url, pool_size=size, max_overflow=0)
+            stack.callback(engine.dispose)
+            return engine
+    engine = create_async_engine(url, pool_size=size, max_overflow=0)
+    stack.push_async_callback(engine.dispose)
+    return engine
+
+
+@contextlib.asynccontextmanager
+async def prepare(door):
+    """Have something prepared on a connection behind a door, as a service does; ours inside."""
+    async with reading(door.open()) as borrowed:
+        for _ in range(OFTEN):
+            await borrowed.ask(MINE)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def is_prepared(door, statement=MINE):
+    """Whether it is still, on the one that is next."""
+    async with reading(door.open()) as borrowed:
+        found = await borrowed.ask("SELECT statement FROM pg_prepared_statements")
+        yield any(statement in each for (each,) in found.rows)
+
+
+@contextlib.asynccontextmanager
+async def see_it_is_prepared(*doors):
+    """What is prepared on the only connection behind each is there afterwards."""
+    for each in doors:
+        async with prepare(each):
+            pass
+    yield
+    for each in doors:
+        async with is_prepared(each) as is_there:
+            assert is_there, "a rollback has taken it away"

@@ -412,6 +412,11 @@ class Lanes:
             lane = self._landed(row)
             if row.slot not in self._slots or (row.lane is not None and lane is None):
                 continue
+            if lane is not None and row.id > lane.seen:
+                # One before it was left meanwhile: both are fetched again, in their order.
+                self._set_behind(lane)
+                self._place(lane)
+                continue
             if self._has_its_share(row.topic):
                 if lane is None:
                     self.has_left_some = True

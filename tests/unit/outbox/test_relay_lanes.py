@@ -149,6 +149,25 @@ def test_a_lane_has_no_more_room_than_its_share_and_is_fetched_later():
     assert ids(at_hand.take(0.0)) == [3, 4]
 
 
+def test_rows_of_a_lane_that_come_back_one_by_one_do_not_overtake_each_other():
+    at_hand = lanes(rows_max=8)
+    at_hand.add(rows(1, 2, lane="a"), 0, 0.0)
+    first = at_hand.take(0.0)
+    at_hand.add(rows(3, 4, 5), 0, 0.0)
+    at_hand.take(0.0)
+    at_hand.pause("T", 5.0)  # It has its share of the room until one of them is gone.
+
+    for each in first.rows:
+        at_hand.give_back([each])
+
+    assert at_hand.take(10.0) is None
+    (asked,) = at_hand.wanted(10.0, 10)
+    assert (asked.lane, asked.seen) == ("a", 0)
+    at_hand.works("T")
+    at_hand.fetched([asked], rows(1, 2, lane="a"), 10.0, is_cut=False)
+    assert ids(at_hand.take(10.0)) == [1, 2]
+
+
 def test_a_topic_in_trouble_leaves_room_for_others():
     at_hand = lanes(rows_max=10)
     at_hand.pause("T", 5.0)

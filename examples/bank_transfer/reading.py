@@ -86,15 +86,6 @@ class Reading:
         async with AsyncSession(self._engine) as session:
             return (await session.scalars(wanted)).all()
 
-    async def states(self) -> dict[State, tuple[int, int]]:
-        """How many transfers there are of each state, and what they move."""
-        wanted = select(Transfer.state, func.count(), func.sum(Transfer.amount)).group_by(
-            Transfer.state
-        )
-        async with AsyncSession(self._engine) as session:
-            rows = (await session.execute(wanted)).all()
-        return {State(state): (count, int(amount)) for state, count, amount in rows}
-
     async def movements(self) -> Sequence[Part]:
         """How many transfers there are of each state and currency, and what they move. All of them
         are looked at: some 30 ms of SQLite for 50,000.

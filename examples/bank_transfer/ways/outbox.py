@@ -44,7 +44,7 @@ async def outbox(engine: AsyncEngine, client: Client, clock: Clock) -> AsyncIter
             except DBAPIError as problem:
                 if is_asked and not is_settled(problem):
                     # What became of the COMMIT is open. Whoever asks again with this id finds out.
-                    return Sent(None, problem=problem)
+                    return Sent(None)
                 raise
         return Sent(State.SENT)
 

@@ -18,7 +18,6 @@ class Sent(NamedTuple):
     state: State | None
     """None where nobody knows yet; then a broker asks, until somebody does."""
     xid: str = ""
-    problem: Exception | None = None
 
 
 Send: TypeAlias = Callable[[Order, Drill], Awaitable[Sent]]
@@ -36,4 +35,4 @@ def sent_by(outcome: TransactionOutcome, state: State) -> Sent:
         assert outcome.problem is not None, "nothing is rolled back without a reason"
         raise outcome.problem
     is_known = outcome.state is TransactionState.COMMITTED
-    return Sent(state if is_known else None, outcome.xid, outcome.problem)
+    return Sent(state if is_known else None, outcome.xid)

@@ -5,7 +5,7 @@ in the tutorial, in Java          here
 ================================  ==================================================================
 ``ICBCTransactionListener``       :class:`ICBCTransactionListener`, whose local transaction is real
 ``TransactionProducer.main``      :func:`produce`
-``TransactionConsumer``           :class:`examples.bank_transfer.ccb.CCB`, which credits
+``TransactionConsumer``           :func:`examples.bank_transfer.ccb.open_ccb`, which credits
 ================================  ==================================================================
 
 The same with a decorated function is :mod:`examples.bank_transfer.ways.half_message`: there nobody

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Route
 
-from examples.bank_transfer.ccb import CCB
+from examples.bank_transfer.ccb import open_ccb
 from examples.bank_transfer.databases import async_engine, create_books, driven
 from examples.bank_transfer.faces.api import api_of, paying_api_of
 from examples.bank_transfer.faces.desk import Desk
@@ -178,7 +178,7 @@ async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator
         teller = TellerPage(settings.name.upper(), writing, reading, links)
         routes: list[BaseRoute] = [*api_of(reading), *teller.routes(), static_files()]
         if settings.name == "ccb":
-            await opening.enter_async_context(CCB(writing, client, guard=guard))
+            await opening.enter_async_context(open_ccb(writing, client, guard=guard))
             routes.append(Route("/", RedirectResponse("/teller")))
         else:
             other = engine(settings.other_database) if settings.other_database else None

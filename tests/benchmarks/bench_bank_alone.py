@@ -319,7 +319,7 @@ async def be_paid(names, database, pipe):
 
     ccb.idempotent = stamped(ccb.idempotent, tell)
     engine = async_engine(database)
-    async with Client(names) as client, ccb.CCB(engine, client):
+    async with Client(names) as client, ccb.open_ccb(engine, client):
         print("ready", flush=True)
         async for _ in orders():
             pass

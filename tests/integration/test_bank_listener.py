@@ -15,7 +15,7 @@ from broker.testing import embedded
 from examples.bank_transfer import accounts
 from examples.bank_transfer.booking import debit, settle
 from examples.bank_transfer.books import Account, Entry, State, Transfer
-from examples.bank_transfer.ccb import CCB
+from examples.bank_transfer.ccb import open_ccb
 from examples.bank_transfer.databases import Opening, async_engine, create_books, open_accounts
 from examples.bank_transfer.icbc import ICBC
 from examples.bank_transfer.listener import GROUP, ICBCTransactionListener, message_of
@@ -306,7 +306,7 @@ async def banks_open(icbc, ccb):
             await client.admin.create_topic(topic)
         steps = opening.enter_context(Steps(is_on=False))
         await enter(ICBC(await enter(icbc.engine()), client, steps=steps))
-        await enter(CCB(await enter(ccb.engine()), other))
+        await enter(open_ccb(await enter(ccb.engine()), other))
         yield broker, client
 
 

@@ -18,6 +18,7 @@
     ├─ VersionGap                 versions in between have not come yet
     ├─ TokenRefused               a token that was not issued here, or is too old
     ├─ LeaseLost                  what was done took longer than its lease
+    ├─ ReconcileRefused           a reconciliation cannot run on what it was given
     ├─ ProtocolError              bytes break the protocol
     │   ├─ LocalProtocolError     our fault
     │   └─ RemoteProtocolError    the peer's fault
@@ -81,6 +82,7 @@ __all__ = [
     "ProtocolError",
     "PullNotFound",
     "PullRetryImmediately",
+    "ReconcileRefused",
     "RemoteProtocolError",
     "ReplicaTimeout",
     "ReplicaUnavailable",
@@ -285,6 +287,10 @@ class LeaseLost(TxmqError):
     """Something was done, and took longer than it had leave to: it may be done a second time."""
 
     effect = Effect.APPLIED
+
+
+class ReconcileRefused(TxmqError):
+    """A reconciliation cannot run on what it was given; no result was written."""
 
 
 class ProtocolError(TxmqError):

@@ -1,0 +1,126 @@
+"""Rules say what cannot be before anything is read, and know to which day a moment belongs."""
+
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.errors import ConfigError
+from txmq.reconcile.rules import Day, read_rules
+
+RULES = """
+name = "icbc-ccb"
+directory = "recon"
+
+[day]
+zone = "Asia/Shanghai"
+cut_off = "17:00"
+
+[money.CNY]
+materiality = 1_000_00
+
+[[bank]]
+name = "icbc"
+database = "sqlite:///icbc.db"
+[bank.entries]
+table = "journal"
+key = "transfer"
+account = "account"
+amount = "amount"
+currency = { is = "CNY" }
+kind = "kind"
+booked = "booked_ms"
+namespace = "icbc"
+kinds = { debit = ["debit"], credit = ["credit"], return = ["return"] }
+
+[log]
+directory = "data"
+[[log.flow]]
+topic = "transfers"
+namespace = "icbc"
+"""
+
+
+def read(tmp_path, text, **environ):
+    path = tmp_path / "recon.toml"
+    path.write_text(text)
+    return read_rules(path, environ)
+
+
+def test_directories_begin_where_the_rules_are(tmp_path):
+    rules = read(tmp_path, RULES)
+
+    assert rules.directory == str(tmp_path / "recon")
+    assert rules.log.directory == str(tmp_path / "data")
+    assert rules.bank[0].database == f"sqlite:///{tmp_path / 'icbc.db'}"
+
+
+def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
+    here = read(tmp_path, RULES)
+    elsewhere = read(tmp_path, RULES.replace('"data"', '"other"').replace("icbc.db", "copy.db"))
+    stricter = read(tmp_path, RULES.replace("1_000_00", "1_00"))
+
+    assert here.digest == elsewhere.digest
+    assert here.digest != stricter.digest
+
+
+def test_a_variable_stands_for_a_secret(tmp_path):
+    text = RULES.replace("sqlite:///icbc.db", "${ICBC}")
+
+    assert read(tmp_path, text, ICBC="postgresql://bank").bank[0].database == "postgresql://bank"
+    with pytest.raises(ConfigError, match="ICBC, which is not set"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"17:00"', '"25:00"', "cut_off"),
+        ('"Asia/Shanghai"', '"Asia/Nowhere"', "zone"),
+        ("[day]", '[day]\ngrace = "soon"', "grace"),
+        ("[money.CNY]", "[money.yuan]", "no currency"),
+        ('name = "icbc"\n', 'name = "log"\n', "none is called log"),
+        ("debit =", "debits =", "kinds"),
+        ('topic = "transfers"', "", "topic"),
+        ("[day]", "[day]\nfoo = 1", "foo"),
+        ("[day]", "[day", "TOML"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_place(tmp_path, old, new, told):
+    with pytest.raises(ConfigError, match=told):
+        read(tmp_path, RULES.replace(old, new, 1))
+
+
+def test_a_day_that_ends_in_the_afternoon_begins_in_the_afternoon_before():
+    start, end = Day(zone="Asia/Shanghai", cut_off="17:00").window(date(2026, 11, 20))
+
+    assert datetime.fromtimestamp(start / 1000, UTC).isoformat() == "2026-11-19T09:00:00+00:00"
+    assert end - start == 86_400_000
+
+
+def test_a_calendar_day_has_25_hours_when_summer_ends():
+    start, end = Day(zone="Europe/Berlin").window(date(2026, 10, 25))
+
+    assert end - start == 25 * 3_600_000
+
+
+@given(
+    st.integers(0, 4_102_444_800_000),
+    st.sampled_from(["UTC", "Asia/Shanghai", "America/New_York", "Australia/Lord_Howe"]),
+    st.sampled_from(["00:00", "02:30", "17:00", "23:59"]),
+)
+def test_every_moment_belongs_to_one_day(ms, zone, cut_off):
+    day = Day(zone=zone, cut_off=cut_off)
+    found = day.of(ms)
+
+    assert day.window(found).start_ms <= ms < day.window(found).end_ms
+    assert day.window(found).end_ms == day.window(found + timedelta(days=1)).start_ms
+
+
+def test_nobody_works_at_the_weekend():
+    day = Day(holidays=frozenset({date(2026, 11, 24)}))
+
+    assert day.age(date(2026, 11, 20), date(2026, 11, 20)) == 0
+    assert day.age(date(2026, 11, 20), date(2026, 11, 22)) == 0
+    assert day.age(date(2026, 11, 20), date(2026, 11, 25)) == 2

@@ -1,0 +1,1 @@
+"""Nightly reconciliation of three ledgers: both banks' books and the log, on Spark."""

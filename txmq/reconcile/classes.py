@@ -1,0 +1,177 @@
+"""The closed table of classes: what may be the matter with a transfer, in the order it is looked
+for; pure.
+
+Every transfer of a day is in exactly one class, so that the classes add up to what the banks and
+the log have. ``agreed`` classes need nobody, ``open`` ones wait for their time, and ``break`` ones
+are somebody's work.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+__all__ = ["ABOUT", "About", "Class", "Group"]
+
+Group: TypeAlias = Literal["agreed", "open", "break"]
+
+
+class Class(StrEnum):
+    """What is the matter with a transfer."""
+
+    DUPLICATE_DEBIT = "duplicate-debit"
+    DUPLICATE_CREDIT = "duplicate-credit"
+    DUPLICATE_MESSAGE = "duplicate-message"
+    DOUBLE_CREDIT = "double-credit"
+    CURRENCY_MISMATCH = "currency-mismatch"
+    AMOUNT_MISMATCH = "amount-mismatch"
+    ACCOUNT_MISMATCH = "account-mismatch"
+    CREDIT_WITHOUT_MESSAGE = "credit-without-message"
+    ROLLED_BACK_BUT_DEBITED = "rolled-back-but-debited"
+    COMMITTED_BUT_NOT_DEBITED = "committed-but-not-debited"
+    MESSAGE_WITHOUT_DEBIT = "message-without-debit"
+    DEBIT_WITHOUT_MESSAGE = "debit-without-message"
+    PARKED = "parked"
+    DEAD_LETTER = "dead-letter"
+    COMMITTED_UNDELIVERED = "committed-undelivered"
+    DELIVERED_UNCREDITED = "delivered-uncredited"
+    IN_FLIGHT = "in-flight"
+    PRIOR_PERIOD = "prior-period"
+    EXPLAINED = "explained"
+    RETURNED = "returned"
+    ROLLED_BACK = "rolled-back"
+    MATCHED = "matched"
+
+
+class About(NamedTuple):
+    """What is to be told of a class."""
+
+    group: Group
+    meaning: str
+    cause: str
+    """The most likely one."""
+    action: str
+
+
+ABOUT: Final[dict[Class, About]] = {
+    Class.DUPLICATE_DEBIT: About(
+        "break",
+        "the payer was debited, or paid back, more than once",
+        "a transfer was repeated with its id, and the bank that pays has no unique key on it",
+        "pay the payer back, and give the ledger a unique key on the transfer",
+    ),
+    Class.DUPLICATE_CREDIT: About(
+        "break",
+        "the same row of the payee's bank is there more than once",
+        "an import, a restored backup or a partition of the table was read twice",
+        "remove the copies from the ledger, or correct what reads it",
+    ),
+    Class.DUPLICATE_MESSAGE: About(
+        "break",
+        "several messages with ids of their own order the same transfer",
+        "a program sent the order again as a new message, or somebody forged one",
+        "find the sender by the messages' ids; see that the payee's bank credited once",
+    ),
+    Class.DOUBLE_CREDIT: About(
+        "break",
+        "the payee was credited more than once, or was credited and the payer was paid back",
+        "the payee's bank handled a message twice without a guard, or somebody booked by hand",
+        "take the money back from the payee, and guard the handler with an idempotent key",
+    ),
+    Class.CURRENCY_MISMATCH: About(
+        "break",
+        "the sides of a transfer have different currencies",
+        "a row or a message was changed, or a service took a default currency",
+        "compare the three sides with the customer's order, and correct the wrong one",
+    ),
+    Class.AMOUNT_MISMATCH: About(
+        "break",
+        "the sides of a transfer have different amounts",
+        "a row or a message was changed after the fact, or a fee was booked under the same id",
+        "compare the three sides with the customer's order, and correct the wrong one",
+    ),
+    Class.ACCOUNT_MISMATCH: About(
+        "break",
+        "another account was booked than the message names",
+        "a row was changed, or a payment was posted to a wrong account by hand",
+        "see which account the customer named, and move the money there",
+    ),
+    Class.CREDIT_WITHOUT_MESSAGE: About(
+        "break",
+        "the payee was credited, and no message that was ever visible ordered it",
+        "somebody booked by hand, or a transfer of this id was never made",
+        "ask who booked it; take the money back if nobody can say",
+    ),
+    Class.ROLLED_BACK_BUT_DEBITED: About(
+        "break",
+        "the payer was debited, and the message was rolled back",
+        "the debit was committed outside its transaction, or a database lost its last commits",
+        "pay the payer back, or send the transfer again",
+    ),
+    Class.COMMITTED_BUT_NOT_DEBITED: About(
+        "break",
+        "the message was committed, and the payer was not debited",
+        "the debit was deleted, a database lost its last commits, or somebody decided by hand",
+        "debit the payer, or take the credit back",
+    ),
+    Class.MESSAGE_WITHOUT_DEBIT: About(
+        "break",
+        "a message outside any transaction orders a transfer that was not debited",
+        "a forged message, or an outbox whose database lost its last commits",
+        "find the sender by the message's id; take the credit back if there is one",
+    ),
+    Class.DEBIT_WITHOUT_MESSAGE: About(
+        "break",
+        "the payer was debited, and the other bank was never told",
+        "no relay works at the outbox, or the message was lost before it was stored",
+        "see that a relay runs; else pay the payer back or send the transfer again",
+    ),
+    Class.PARKED: About(
+        "break",
+        "nobody has decided about the message: all checks said UNKNOWN, or nobody was asked",
+        "the service that answers checks is down, or cannot see its database",
+        "decide it: txmq resolve, or txmq tx commit or rollback with the reason",
+    ),
+    Class.DEAD_LETTER: About(
+        "break",
+        "the payee's bank could not handle the message, and gave it up",
+        "the handler failed each time; the reason stands in the dead letter",
+        "mend the handler and resend it (txmq dlq resend), or pay the payer back",
+    ),
+    Class.COMMITTED_UNDELIVERED: About(
+        "break",
+        "the message waits for longer than it may, and nobody has taken it",
+        "the payee's bank does not consume, or is far behind",
+        "see the group's progress (txmq group progress), and start its consumers",
+    ),
+    Class.DELIVERED_UNCREDITED: About(
+        "break",
+        "the payee's bank has taken the message, and the payee was not credited",
+        "the credit was deleted, the handler is still retrying, or it lied about its success",
+        "see the payee's bank's log for the message; credit the payee by hand if it must be",
+    ),
+    Class.IN_FLIGHT: About(
+        "open",
+        "the transfer was under way when the day ended, for no longer than it may",
+        "it began shortly before the cut-off",
+        "none; it is matched on the next day, or becomes a break",
+    ),
+    Class.PRIOR_PERIOD: About(
+        "break",
+        "all sides agree, and they were booked into a day that is over",
+        "a late or backdated booking",
+        "reconcile that day again, and have it signed again",
+    ),
+    Class.EXPLAINED: About(
+        "open",
+        "somebody has looked at the break, and said what it is",
+        "see who explained it, and how",
+        "none, as long as nothing about it changes",
+    ),
+    Class.RETURNED: About(
+        "agreed", "the payer was debited and paid back, and the payee was not credited", "", ""
+    ),
+    Class.ROLLED_BACK: About("agreed", "the transfer was rolled back on all sides", "", ""),
+    Class.MATCHED: About("agreed", "all sides agree", "", ""),
+}
+"""In the order in which classes are looked for: a transfer is in the first that fits."""

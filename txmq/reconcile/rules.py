@@ -1,0 +1,345 @@
+"""The rules of a reconciliation: where the three ledgers are, what their columns mean, and how much
+of what is forgiven. They are data, read from a TOML file; pure but for reading it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from txmq.config import parse_duration
+from txmq.errors import ConfigError
+
+__all__ = [
+    "AccountColumns",
+    "Bank",
+    "Constant",
+    "Day",
+    "EntryColumns",
+    "Flow",
+    "Limits",
+    "Log",
+    "Money",
+    "Rules",
+    "Window",
+    "read_rules",
+]
+
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Weekday: TypeAlias = Literal[
+    "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"
+]
+_WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-defined]  # of a Literal
+
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
+_HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Window(NamedTuple):
+    """A business date as moments: from the first on, and before the second."""
+
+    start_ms: int
+    end_ms: int
+
+
+class Constant(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a table does not say because it is the same for all rows: ``{ is = "CNY" }``."""
+
+    value: str = field(name="is")
+
+
+Source: TypeAlias = str | Constant
+"""A column's name, or what stands for all rows."""
+
+
+class Day(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a business date is."""
+
+    zone: str = "UTC"
+    """Where the clock hangs that decides on the date."""
+    cut_off: str = "00:00"
+    """When a business date ends. One that ends at 17:00 begins at 17:00 on the day before; one that
+    ends at 00:00 is a calendar day."""
+    grace: str = "2h"
+    """A transfer that is under way for no longer, at the end of the day, is no break."""
+    weekend: frozenset[Weekday] = frozenset({"saturday", "sunday"})
+    holidays: frozenset[date] = frozenset()
+    """Both do not count for how old a break is."""
+    history: Annotated[int, Meta(ge=0, le=366)] = 7
+    """So many business dates are looked back for a transfer that is booked again."""
+
+    @property
+    def grace_ms(self) -> int:
+        """``grace`` in milliseconds."""
+        return round(parse_duration(self.grace) * 1000)
+
+    def window(self, day: date) -> Window:
+        """The moments of a date."""
+        hour, minute = (int(each) for each in self.cut_off.split(":"))
+        at, zone = time(hour, minute), ZoneInfo(self.zone)
+        last = day if (hour, minute) != (0, 0) else day + timedelta(days=1)
+        start, end = (datetime.combine(each, at, zone) for each in (last - timedelta(days=1), last))
+        return Window(_ms(start), _ms(end))
+
+    def of(self, ms: int) -> date:
+        """The date that a moment belongs to."""
+        day = datetime.fromtimestamp(ms / 1000, ZoneInfo(self.zone)).date()
+        while ms >= self.window(day).end_ms:
+            day += timedelta(days=1)
+        while ms < self.window(day).start_ms:
+            day -= timedelta(days=1)
+        return day
+
+    def is_business(self, day: date) -> bool:
+        """Whether people work on it."""
+        return _WEEKDAYS[day.weekday()] not in self.weekend and day not in self.holidays
+
+    def age(self, first: date, today: date) -> int:
+        """How many business days lie between two dates; 0 on the same day."""
+        days = (today - first).days
+        return sum(self.is_business(first + timedelta(days=each)) for each in range(1, days + 1))
+
+
+class Money(Struct, frozen=True, forbid_unknown_fields=True):
+    """A currency; its amounts here are minor units."""
+
+    digits: Annotated[int, Meta(ge=0, le=6)] = 2
+    tolerance: Annotated[int, Meta(ge=0)] = 0
+    """Sides of a transfer that differ by no more agree."""
+    materiality: Annotated[int, Meta(ge=0)] = 0
+    """Breaks worth no more, all together, are within limits."""
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Breaks beyond these are over the limits, whatever they are worth."""
+
+    breaks: Annotated[int, Meta(ge=0)] = 100
+    age_days: Annotated[int, Meta(ge=0)] = 7
+    evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
+    """So many breaks of a class are shown in the report."""
+
+
+class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
+    """A bank's journal, or its table of transfers: one row for each side of a booking."""
+
+    table: str
+    key: str
+    account: str
+    amount: str
+    booked: str
+    currency: Source
+    kind: Source
+    namespace: Name
+    """The bank that gives out the ids of transfers that are found here, by its name."""
+    kinds: dict[str, tuple[str, ...]] = {}
+    """What the bank calls a debit, a credit and a return: lists under ``debit``, ``credit`` and
+    ``return``. All else is other: no transfer has made it."""
+    id: str = ""
+    recorded: str = ""
+    where: str = ""
+    """A condition in the database's own language; rows that do not meet it are left out."""
+    time: Literal["milliseconds", "seconds", "timestamp", "timestamptz"] = "milliseconds"
+    """What ``booked`` and ``recorded`` hold. A ``timestamp`` is read in the bank's zone."""
+    units: Literal["minor", "major"] = "minor"
+    """What amounts are counted in; balances likewise."""
+    amounts: Literal["signed", "unsigned"] = "signed"
+    """A debit is less than nothing, or its kind alone says that it is one."""
+    clearing: tuple[str, ...] = ()
+    """Accounts of what is on its way to another bank."""
+    suspense: tuple[str, ...] = ()
+    """Accounts of what nobody could be given."""
+    capital: tuple[str, ...] = ()
+    """Accounts of money from outside."""
+    double_entry: bool = False
+    """The rows of each booking add up to nothing."""
+    gapless: bool = False
+    """No number is missing among the ids. Most databases leave gaps by themselves."""
+
+
+class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
+    """A bank's table of accounts, with what each of them has."""
+
+    table: str
+    account: str
+    currency: Source
+    balance: str
+    where: str = ""
+
+
+class Bank(Struct, frozen=True, forbid_unknown_fields=True):
+    """One bank."""
+
+    name: Name
+    database: str
+    """Its URL: ``postgresql://``, ``sqlite:///`` or ``jdbc:``; ``${VARIABLE}`` stands for one."""
+    entries: EntryColumns
+    accounts: AccountColumns | None = None
+    zone: str = "UTC"
+    readers: Annotated[int, Meta(ge=1, le=64)] = 4
+    """So many connections read at once."""
+    properties: dict[str, str] = {}
+    """More for a driver of JDBC's, such as the name of its class."""
+
+
+class Flow(Struct, frozen=True, forbid_unknown_fields=True):
+    """Messages that order transfers: their topic, and where in their JSON is what."""
+
+    topic: str
+    namespace: Name
+    group: str = ""
+    """The consumers that credit."""
+    tags: tuple[str, ...] = ()
+    """Only messages with one of these; with any, where there are none."""
+    key: str = ""
+    """The message's own key where it is empty."""
+    payer: str = "payer"
+    payee: str = "payee"
+    amount: str = "amount"
+    currency: Source = "currency"
+
+
+class Log(Struct, frozen=True, forbid_unknown_fields=True):
+    """The broker's log."""
+
+    directory: str
+    flow: tuple[Flow, ...] = ()
+
+
+class Rules(Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    name: Name
+    directory: str
+    """Where extracts and results are kept; the workers of a cluster see it at the same place."""
+    bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
+    log: Log
+    version: str = "1"
+    """Raise it with each change, so that a result says by which rules it was made."""
+    day: Day = Day()
+    money: dict[str, Money] = {}
+    limits: Limits = Limits()
+
+    @property
+    def digest(self) -> str:
+        """The same for the same rules; where the ledgers are does not count."""
+        plain = msgspec.to_builtins(self)
+        del plain["directory"], plain["log"]["directory"]
+        for bank in plain["bank"]:
+            del bank["database"], bank["properties"], bank["readers"]
+        text = msgspec.json.encode(plain, order="sorted")
+        return hashlib.sha256(text).hexdigest()
+
+
+def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
+    """The rules in a file; directories in it begin where the file is.
+
+    Args:
+        path: The TOML file.
+        environ: Where ``${VARIABLE}`` is looked up; the process's environment where it is left out.
+
+    Raises:
+        ConfigError: There is no such file, or it says what cannot be.
+    """
+    try:
+        text = path.read_text()
+        plain = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"the rules cannot be read: {problem}") from problem
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"{path} is no TOML: {problem}") from problem
+    plain = _filled(plain, os.environ if environ is None else environ, path)
+    try:
+        rules = msgspec.convert(plain, Rules)
+    except msgspec.ValidationError as problem:
+        raise ConfigError(f"{path}: {problem}") from problem
+    _see(rules, path)
+    here = path.resolve().parent
+    return msgspec.structs.replace(
+        rules,
+        directory=str(here / rules.directory),
+        log=msgspec.structs.replace(rules.log, directory=str(here / rules.log.directory)),
+        bank=tuple(
+            msgspec.structs.replace(each, database=_located(each.database, here))
+            for each in rules.bank
+        ),
+    )
+
+
+def _filled(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
+    """All texts with what their variables hold."""
+    if isinstance(plain, dict):
+        return {name: _filled(each, environ, path) for name, each in plain.items()}
+    if isinstance(plain, list):
+        return [_filled(each, environ, path) for each in plain]
+    if not isinstance(plain, str):
+        return plain
+
+    def held(found: re.Match[str]) -> str:
+        if found[1] not in environ:
+            raise ConfigError(f"{path} asks for the variable {found[1]}, which is not set")
+        return environ[found[1]]
+
+    return _HELD.sub(held, plain)
+
+
+def _located(database: str, here: Path) -> str:
+    """A database whose file is named from where the rules are."""
+    scheme, three, file = database.partition(":///")
+    if scheme.partition("+")[0] != "sqlite" or not three:
+        return database
+    return f"{scheme}:///{here / file}"
+
+
+def _see(rules: Rules, path: Path) -> None:
+    """See what no type says.
+
+    Raises:
+        ConfigError: The rules cannot work.
+    """
+    for problem in (*_of_the_day(rules), *_of_the_banks(rules), *_of_the_money(rules)):
+        raise ConfigError(f"{path}: {problem}")
+
+
+def _of_the_day(rules: Rules) -> Iterator[str]:
+    zones = {"day": rules.day.zone} | {each.name: each.zone for each in rules.bank}
+    for where, zone in zones.items():
+        try:
+            ZoneInfo(zone)
+        except (OSError, ValueError, KeyError):
+            yield f"the zone {zone!r} of {where} is unknown; write one such as Asia/Shanghai"
+    if _CLOCK.fullmatch(rules.day.cut_off) is None:
+        yield f"cut_off {rules.day.cut_off!r} is no time; write one such as 17:00"
+    try:
+        _ = rules.day.grace_ms
+    except ValueError as problem:
+        yield f"grace {rules.day.grace!r} is none: write {problem}"
+
+
+def _of_the_banks(rules: Rules) -> Iterator[str]:
+    names = {each.name.casefold() for each in rules.bank}
+    if len(names) < len(rules.bank) or "log" in names:
+        yield "every bank has a name of its own, and none is called log"
+    for bank in rules.bank:
+        for kind in bank.entries.kinds.keys() - {"debit", "credit", "return"}:
+            yield f"{bank.name}: kinds are debit, credit and return, not {kind}"
+
+
+def _of_the_money(rules: Rules) -> Iterator[str]:
+    for currency in rules.money:
+        if _CURRENCY.fullmatch(currency) is None:
+            yield f"{currency!r} is no currency; write one such as CNY"
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

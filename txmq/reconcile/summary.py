@@ -1,0 +1,240 @@
+"""What a run came to, small enough for a page: written as JSON, shown as HTML and as figures; pure.
+
+Nothing in :class:`Result` depends on when or where it was worked out, so that the same day by the
+same rules has the same hash. What does depend on it stands in :class:`Run` around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+__all__ = [
+    "BUCKETS",
+    "Aged",
+    "Control",
+    "Item",
+    "Past",
+    "Proof",
+    "Result",
+    "Run",
+    "SignOff",
+    "Stage",
+    "Total",
+    "Verdict",
+]
+
+BUCKETS: Final = ("0", "1", "2-3", "4-7", ">7")
+"""Ages in business days."""
+
+Verdict: TypeAlias = Literal["clean", "within limits", "over limits"]
+
+
+class Control(Struct, frozen=True):
+    """The control totals of one table of one source: whatever is lost, doubled or changed on the
+    way from the source to the result differs in one of them.
+    """
+
+    source: str
+    """A bank's name, or ``log``."""
+    table: str
+    rows: int
+    amounts: dict[str, int] = {}
+    """Sums by currency."""
+    hash_total: int = 0
+    """A sum that means nothing: of ids, moments and keys, modulo 2^63."""
+    least: int | None = None
+    most: int | None = None
+    """The least and the greatest id."""
+
+
+class Total(Struct, frozen=True):
+    """A row of the table of totals."""
+
+    class_: str = msgspec.field(name="class")
+    group: str
+    currency: str
+    transfers: int
+    debited: int
+    returned: int
+    credited: int
+    ordered: int
+    at_risk: int
+
+
+class Proof(Struct, frozen=True):
+    """A row of the table of proofs."""
+
+    proof: str
+    bank: str | None
+    account: str | None
+    currency: str | None
+    expected: int
+    found: int
+    holds: bool
+    about: str
+
+
+class Aged(Struct, frozen=True):
+    """A cell of the aging matrix."""
+
+    class_: str = msgspec.field(name="class")
+    bucket: str
+    currency: str
+    transfers: int
+    at_risk: int
+
+
+class Item(Struct, frozen=True):
+    """A transfer that is shown as evidence; account numbers are masked."""
+
+    break_id: str
+    key: str
+    class_: str = msgspec.field(name="class")
+    status: str
+    amount: int
+    currency: str
+    holder: str
+    payer: str | None
+    payee: str | None
+    debited: int
+    returned: int
+    credited: int
+    ordered: int
+    messages: int
+    message_id: str | None
+    message_state: str | None
+    delivery: str | None
+    decided_by: str | None
+    reason: str | None
+    first_ms: int
+    first_seen: str
+    age_days: int
+    bucket: str
+    is_late: bool
+    explained_by: str | None = None
+    explanation: str | None = None
+    was: str | None = None
+
+
+class Result(Struct, frozen=True):
+    """What a day came to."""
+
+    name: str
+    business_date: str
+    rules_version: str
+    rules_digest: str
+    start_ms: int
+    end_ms: int
+    as_of_ms: int
+    """The end of the day, or when the books were read where the day was not over yet."""
+    is_final: bool
+    """Whether the day was over."""
+    verdict: Verdict
+    why: tuple[str, ...]
+    """What is over the limits, or what is a break at all; in sentences."""
+    controls: tuple[Control, ...]
+    totals: tuple[Total, ...]
+    aging: tuple[Aged, ...]
+    proofs: tuple[Proof, ...]
+    """All that hold together as one for each bank and currency; each that does not by itself, up to
+    a number that the rules give."""
+    broken_proofs: int
+    """How many do not hold, shown or not."""
+    items: tuple[Item, ...]
+    """A sample of each class that is not agreed."""
+    closed: int
+    """How many items of earlier days were agreed on this one."""
+    digits: dict[str, int]
+    """Of each currency."""
+    contents: dict[str, str]
+    """A hash of each table's content, in whatever order its rows stand."""
+
+    @property
+    def digest(self) -> str:
+        """The result's hash: it is what people sign."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    @property
+    def transfers(self) -> int:
+        """All of them."""
+        return sum(each.transfers for each in self.totals)
+
+    @property
+    def match_rate(self) -> float:
+        """The share of transfers that need nobody; 1 where there are none."""
+        agreed = sum(each.transfers for each in self.totals if each.group == "agreed")
+        return agreed / self.transfers if self.transfers else 1.0
+
+    @property
+    def at_risk(self) -> dict[str, int]:
+        """What breaks are worth, by currency."""
+        found: dict[str, int] = {}
+        for each in self.totals:
+            if each.group == "break":
+                found[each.currency] = found.get(each.currency, 0) + each.at_risk
+        return found
+
+    @property
+    def breaks(self) -> int:
+        """How many."""
+        return sum(each.transfers for each in self.totals if each.group == "break")
+
+
+class Past(Struct, frozen=True):
+    """An earlier day, for the trend."""
+
+    business_date: str
+    transfers: int
+    match_rate: float
+    breaks: int
+    open: int
+    at_risk: dict[str, int]
+    verdict: Verdict
+
+
+class Stage(Struct, frozen=True):
+    """A part of the work, and how long it took."""
+
+    name: str
+    seconds: float
+    rows: int = 0
+
+
+class SignOff(Struct, frozen=True):
+    """Two people's names under a result."""
+
+    result_digest: str
+    preparer: str
+    prepared_ms: int
+    prepared_note: str = ""
+    reviewer: str = ""
+    reviewed_ms: int = 0
+    reviewed_note: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both have signed."""
+        return bool(self.reviewer)
+
+
+class Run(Struct, frozen=True):
+    """A run: what went in, what came out, and how long it took."""
+
+    run_id: str
+    """The same for the same date, rules and inputs."""
+    extract_id: str
+    result: Result
+    result_digest: str
+    trend: tuple[Past, ...]
+    """Earlier days, oldest first; it is no part of the result."""
+    stages: tuple[Stage, ...]
+    began_ms: int
+    ended_ms: int
+    txmq_version: str
+    spark_version: str
+    previous_run_id: str | None = None
+    sign_off: SignOff | None = None

@@ -26,12 +26,16 @@ class Yesterday(NamedTuple):
 
     items: DataFrame | None = None
     """What was not agreed when the day before ended, as ``ITEMS``."""
-    facts: DataFrame | None = None
-    """All that was known of these, as ``FACTS``."""
+    entries: DataFrame | None = None
+    """What the banks had booked of these, whenever that was; as ``ENTRIES``, with their bank."""
+    messages: DataFrame | None = None
+    """What the log had of these, as it was known when that day ended; as ``MESSAGES``."""
+    failures: DataFrame | None = None
+    """Likewise, as ``FAILURES``."""
     balances: DataFrame | None = None
-    """What accounts had then."""
-    matches: DataFrame | None = None
-    """What was agreed on the days that are looked back, as ``MATCHES``."""
+    """What accounts had when the day began, by the result of the day that ended then."""
+    history: Ledgers | None = None
+    """All that was read on the days that are looked back."""
     explanations: DataFrame | None = None
     """What people have said about breaks: break_id, class, explained_by, explanation."""
 
@@ -44,7 +48,10 @@ class Outcome(NamedTuple):
     """Those that are not agreed when the day ends."""
     closed: DataFrame
     """Those that were not, and are agreed now; also ``ITEMS``."""
-    facts: DataFrame
+    entries: DataFrame
+    """All that the banks have booked of the items; the next day goes on from it."""
+    messages: DataFrame
+    failures: DataFrame
     balances: DataFrame
     proofs: DataFrame
     totals: DataFrame

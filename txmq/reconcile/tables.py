@@ -187,7 +187,7 @@ ITEMS: Final = Table(
         _is("ordered", "long", "what a message says"),
         _may("message_id", "string", "of one of them"),
         _may("message_state", "string", "as in messages"),
-        _may("delivery", "string", "undelivered, unacknowledged, retrying, dead or consumed"),
+        _may("delivery", "string", "undelivered, unacknowledged, retrying, dead, consumed"),
         _may("decided_by", "string", "as in messages"),
         _may("reason", "string", "of a decision by hand, or of a dead letter"),
         _is("is_late", "boolean", "whether something was booked into a day that was over"),

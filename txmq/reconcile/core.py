@@ -1,0 +1,198 @@
+"""A day's reconciliation: DataFrames in, DataFrames out; nothing is read or written here.
+
+The rows of the three ledgers go through the sieve. What does not fall through is put together from
+all of its rows, gets its class, and joins what was left open before. Beside it accounts are proved.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from txmq.reconcile import tables
+from txmq.reconcile.balances import Books, balances_of, proofs_of
+from txmq.reconcile.classes import ABOUT
+from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
+from txmq.reconcile.matching import classified
+from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, together
+from txmq.reconcile.rules import Rules, Window
+from txmq.reconcile.sieve import sieved
+from txmq.reconcile.units import units_of
+
+__all__ = ["reconcile"]
+
+_KEPT: Final = StorageLevel.MEMORY_AND_DISK
+_SUMS: Final = {"debited": ("debit", -1), "returned": ("return", 1), "credited": ("credit", 1)}
+
+
+def reconcile(
+    ledgers: Ledgers, yesterday: Yesterday, rules: Rules, day: date, as_of_ms: int
+) -> Outcome:
+    """Reconcile a day.
+
+    Args:
+        ledgers: What was extracted for it.
+        yesterday: What earlier days have left.
+        rules: What columns mean, and what is forgiven.
+        day: The business date.
+        as_of_ms: When the day ended, or the books were read before that.
+    """
+    window = rules.day.window(day)
+    as_of_ms = min(as_of_ms, window.end_ms)
+    entries = entries_of(ledgers.entries, window)
+    messages = messages_of(ledgers.messages, window)
+    carried = _keys(yesterday)
+
+    passed = sieved(entries, messages, carried, rules, window).persist(_KEPT)
+    suspects = few(passed.where(~f.col("is_plain")))
+    booked = one_of(entries, suspects).persist(_KEPT)
+    told = one_of(messages, suspects)
+    history = _history(_orphans(suspects, booked, carried), yesterday.history, window)
+    before = _under(yesterday.entries, None if history is None else history.entries)
+    booked = together(booked, before).persist(_KEPT)
+    told = together(told, yesterday.messages, None if history is None else history.messages)
+    told = told.persist(_KEPT)
+    given_back = together(ledgers.failures, yesterday.failures).where(f.col("key").isNotNull())
+
+    units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
+    judged = classified(_marked(units, carried), rules, as_of_ms).persist(_KEPT)
+    lives = carry(
+        judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
+        yesterday.items,
+        yesterday.explanations,
+        rules,
+        day,
+        agreed_before=None if history is None else history.entries.select("key").distinct(),
+    )
+    items = lives.items.persist(_KEPT)
+    open_ = few(items)
+    final = _final(judged, items).persist(_KEPT)
+    matched = passed.where("is_plain")
+    totals = _totals(matched, final, booked)
+    totals = totals.persist(_KEPT)
+    accounts = balances_of(entries, ledgers).persist(_KEPT)
+    books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
+    return Outcome(
+        matches=_matches(matched, final),
+        items=items,
+        closed=lives.closed,
+        entries=one_of(booked, open_),
+        messages=one_of(told, open_),
+        failures=one_of(given_back, open_),
+        balances=accounts.select(*tables.BALANCES.names),
+        proofs=proofs_of(books),
+        totals=totals,
+    )
+
+
+def _keys(yesterday: Yesterday) -> DataFrame | None:
+    """The transfers that were left open."""
+    some = [each for each in (yesterday.entries, yesterday.messages) if each is not None]
+    if not some:
+        return None
+    return few(together(*(each.select("key") for each in some)).distinct())
+
+
+def _orphans(suspects: DataFrame, booked: DataFrame, carried: DataFrame | None) -> DataFrame:
+    """Transfers of which somebody hears today, that nobody was debited for, and that were not left
+    open: perhaps they were agreed on another day.
+    """
+    begun = booked.where(f.col("kind") == "debit").select("key")
+    known = begun if carried is None else together(begun, carried)
+    return few(suspects.join(known, "key", "left_anti"))
+
+
+def _history(orphans: DataFrame, history: Ledgers | None, window: Window) -> Ledgers | None:
+    """Their rows of the days that are looked back."""
+    if history is None:
+        return None
+    entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
+    messages = history.messages.where(f.col("stored_ms") < window.start_ms)
+    return history._replace(
+        entries=one_of(entries, orphans).persist(_KEPT),
+        messages=one_of(messages, orphans).persist(_KEPT),
+    )
+
+
+def _under(*some: DataFrame | None) -> DataFrame | None:
+    there = [each for each in some if each is not None]
+    return together(*there) if there else None
+
+
+def _marked(units: DataFrame, carried: DataFrame | None) -> DataFrame:
+    """Units, and which of them were left open before."""
+    if carried is None:
+        return units.withColumn("was_open", f.lit(False))
+    marks = carried.withColumn("was_open", f.lit(True))
+    found = units.join(marks, "key", "left")
+    return found.withColumn("was_open", f.coalesce("was_open", f.lit(False)))
+
+
+def _final(judged: DataFrame, items: DataFrame) -> DataFrame:
+    """Units with the class that they end the day in: what was explained is explained."""
+    ended = items.select("key", f.col("class").alias("ended"))
+    return judged.join(ended, "key", "left").withColumn("class", f.coalesce("ended", "class"))
+
+
+def _group_of(name: Column) -> Column:
+    pairs = ((each.value, about.group) for each, about in ABOUT.items())
+    return f.create_map(*(f.lit(each) for pair in pairs for each in pair))[name]
+
+
+def _totals(matched: DataFrame, final: DataFrame, booked: DataFrame) -> DataFrame:
+    """What each class has. Sums are those of the rows, in the rows' own currencies."""
+    zero = f.lit(0).cast("long")
+    plain = matched.select(
+        f.lit("matched").alias("class"),
+        "currency",
+        f.lit(1).cast("long").alias("transfers"),
+        f.col("amount").alias("debited"),
+        zero.alias("returned"),
+        f.col("amount").alias("credited"),
+        f.col("amount").alias("ordered"),
+        zero.alias("at_risk"),
+    )
+    is_agreed = _group_of(f.col("class")) == "agreed"
+    of_units = final.select(
+        "class",
+        "currency",
+        f.lit(1).cast("long").alias("transfers"),
+        *(zero.alias(each) for each in _SUMS),
+        f.col("ordered").cast("long").alias("ordered"),
+        f.when(is_agreed, zero).otherwise(f.col("amount")).alias("at_risk"),
+    )
+    of_rows = (
+        legs_of(booked)
+        .join(final.select("key", "class"), "key")
+        .select(
+            "class",
+            "currency",
+            zero.alias("transfers"),
+            *(
+                f.when(f.col("kind") == kind, f.col("amount") * sign).otherwise(zero).alias(name)
+                for name, (kind, sign) in _SUMS.items()
+            ),
+            zero.alias("ordered"),
+            zero.alias("at_risk"),
+        )
+    )
+    numbers = ("transfers", *_SUMS, "ordered", "at_risk")
+    found = (
+        together(plain, of_units, of_rows)
+        .groupBy("class", "currency")
+        .agg(*(f.sum(each).alias(each) for each in numbers))
+    )
+    return found.withColumn("group", _group_of(f.col("class"))).select(*tables.TOTALS.names)
+
+
+def _matches(matched: DataFrame, final: DataFrame) -> DataFrame:
+    """What is agreed, by the first pass and by the second."""
+    names = tables.MATCHES.names
+    plain = matched.withColumn("class", f.lit("matched")).select(*names)
+    others = final.where(_group_of(f.col("class")) == "agreed").select(*names)
+    return together(plain, others)

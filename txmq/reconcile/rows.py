@@ -1,0 +1,93 @@
+"""The rows of one day as they count on it: in the window, with a key, and as far as was decided by
+its end.
+
+Whatever is read later than the day ended says more than was known then. It is masked here, so that
+a day comes to the same whenever it is worked out.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from txmq.reconcile.rules import Window
+
+__all__ = [
+    "UNDECIDED",
+    "VISIBLE",
+    "entries_of",
+    "few",
+    "legs_of",
+    "messages_of",
+    "one_of",
+    "together",
+]
+
+VISIBLE: Final = ("sent", "committed")
+"""States of messages that consumers have seen, or may see."""
+UNDECIDED: Final = ("prepared", "parked")
+
+_SENT_MAX: Final = 2_000_000
+"""Keys of some 30 bytes each, in the memory of every worker."""
+
+_TRANSFERS: Final = ("debit", "credit", "return")
+
+
+def entries_of(entries: DataFrame, window: Window) -> DataFrame:
+    """What was recorded on the day. What no transfer's id stands at is a transfer of its own, if
+    its kind says that it is one.
+    """
+    at = f.col("recorded_ms")
+    alone = f.concat_ws("/#", "bank", f.coalesce(f.col("id"), at).cast("string"))
+    return entries.where((at >= window.start_ms) & (at < window.end_ms)).withColumn(
+        "key", f.when(_is_transfer(), f.coalesce("key", alone))
+    )
+
+
+def legs_of(entries: DataFrame) -> DataFrame:
+    """Those that give a transfer's money to somebody, or take it."""
+    return entries.where(_is_transfer() & (f.col("role") != "clearing"))
+
+
+def _is_transfer() -> Column:
+    return f.col("kind").isin(*_TRANSFERS)
+
+
+def messages_of(messages: DataFrame, window: Window) -> DataFrame:
+    """What was stored or decided on the day, as it was known at its end."""
+    stored, state = f.col("stored_ms"), f.col("state")
+    decided = f.coalesce("decided_ms", stored)
+    is_known = (state == "sent") | (decided < window.end_ms)
+    moment = f.when(state.isin("prepared", "sent") | ~is_known, stored).otherwise(decided)
+    masked = {
+        "state": f.when(is_known, state).otherwise("prepared"),
+        "key": f.coalesce("key", f.concat(f.lit("log/#"), f.col("position").cast("string"))),
+        "queue_offset": f.when(is_known, f.col("queue_offset")),
+    } | {name: f.when(is_known, f.col(name)) for name in ("decided_ms", "decided_by", "reason")}
+    return messages.where(
+        (stored < window.end_ms) & (moment >= window.start_ms) & (moment < window.end_ms)
+    ).withColumns(masked)
+
+
+def few(keys: DataFrame) -> DataFrame:
+    """Keys that are kept, and are sent to wherever rows are looked up by them, as long as they are
+    not too many for that.
+    """
+    kept = keys.select("key").persist(StorageLevel.MEMORY_AND_DISK)
+    # Before it is counted nobody can know, and to be careful means to sort three whole ledgers.
+    return f.broadcast(kept) if kept.count() <= _SENT_MAX else kept
+
+
+def one_of(values: DataFrame, keys: DataFrame) -> DataFrame:
+    """The rows of some keys."""
+    return values.join(keys, "key", "left_semi")
+
+
+def together(*some: DataFrame | None) -> DataFrame:
+    """One under the other, those that there are."""
+    there = [each for each in some if each is not None]
+    return reduce(DataFrame.unionByName, there)

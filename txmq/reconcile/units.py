@@ -1,0 +1,201 @@
+"""The second pass: every transfer that is not plainly matched, put together from all of its rows.
+
+They are few on most days, so texts are compared as texts here, and sets are kept of what should be
+one thing. A transfer that was left open before brings its earlier rows along; one that was agreed
+before and is booked again has them looked up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as f
+
+from txmq.reconcile.rows import UNDECIDED, VISIBLE, legs_of
+from txmq.reconcile.rules import Rules, Window
+
+__all__ = ["units_of"]
+
+_STATES: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
+"""From the weakest on: of several things that are known of one message, the last one holds."""
+
+
+def units_of(
+    entries: DataFrame,
+    messages: DataFrame,
+    failures: DataFrame,
+    offsets: DataFrame,
+    rules: Rules,
+    window: Window,
+) -> DataFrame:
+    """One row for each key, with all that is known of it.
+
+    Args:
+        entries: All rows of these transfers in any bank, whenever they were booked.
+        messages: All messages about them, as they were known at the end of the day.
+        failures: Those that were given back, likewise.
+        offsets: How far groups of consumers have come.
+        rules: They say who consumes.
+        window: The day; what was booked before it and recorded in it is late.
+    """
+    keys = entries.select("key").union(messages.select("key")).distinct()
+    return (
+        keys.join(_booked(entries, window), "key", "left")
+        .join(_said(messages), "key", "left")
+        .join(_delivered(messages, failures, offsets, rules), "key", "left")
+        .select("key", *_facts())
+    )
+
+
+def _booked(entries: DataFrame, window: Window) -> DataFrame:
+    """What the banks have of each key."""
+    legs, kind, amount = legs_of(entries), f.col("kind"), f.col("amount")
+    is_late = (f.col("booked_ms") < window.start_ms) & (f.col("recorded_ms") >= window.start_ms)
+    is_customers = f.col("role") == "customer"
+
+    def number(which: str) -> Column:
+        return f.count(f.when(kind == which, 1)).cast("int")
+
+    def total(which: str, sign: int) -> Column:
+        return f.sum(f.when(kind == which, amount * sign).otherwise(0))
+
+    return legs.groupBy("key").agg(
+        number("debit").alias("debits"),
+        total("debit", -1).alias("debited"),
+        number("return").alias("returns"),
+        total("return", 1).alias("returned"),
+        number("credit").alias("credits"),
+        total("credit", 1).alias("credited"),
+        f.count(f.when(kind == "credit", f.col("id"))).alias("numbered"),
+        f.count_distinct(f.when(kind == "credit", f.col("id"))).alias("numbers"),
+        _set(f.when(kind == "debit", f.col("bank"))).alias("debit_banks"),
+        _set(f.when(kind == "credit", f.col("bank"))).alias("credit_banks"),
+        _set(f.when((kind != "credit") & is_customers, f.col("account"))).alias("payers"),
+        _set(f.when((kind == "credit") & is_customers, f.col("account"))).alias("payees"),
+        _set(f.col("currency")).alias("currencies"),
+        _set(f.abs(amount)).alias("amounts"),
+        f.count(f.when(f.when(kind == "debit", -amount).otherwise(amount) < 0, 1)).alias("odd"),
+        f.max(is_late).alias("is_late"),
+        f.min("recorded_ms").alias("booked_first_ms"),
+        f.max("recorded_ms").alias("booked_last_ms"),
+    )
+
+
+def _told(messages: DataFrame) -> DataFrame:
+    """One row for each message, however often it was stored and whatever was known in between."""
+    rank = f.array_position(f.array(*map(f.lit, _STATES)), f.col("state"))
+    latest = Over.partitionBy("key", "id").orderBy(rank.desc(), f.col("position"))
+    return (
+        messages.withColumn("place", f.row_number().over(latest))
+        .where(f.col("place") == 1)
+        .drop("place")
+    )
+
+
+def _said(messages: DataFrame) -> DataFrame:
+    """What the log has of each key."""
+    state = f.col("state")
+    is_visible = state.isin(*VISIBLE)
+    one = f.struct("position", "id", "state", "decided_by", "reason", "payer", "payee")
+    of_each = _told(messages).groupBy("key").agg(
+        f.count(f.when(is_visible, 1)).cast("int").alias("messages"),
+        f.count(f.when(state == "committed", 1)).alias("committed"),
+        f.count(f.when(state.isin(*UNDECIDED), 1)).alias("undecided"),
+        f.count(f.when(state == "parked", 1)).alias("parked"),
+        f.count(f.when(state == "rolled_back", 1)).alias("rolled_back"),
+        f.max_by(one, f.struct(is_visible, f.col("position"))).alias("message"),
+    )  # fmt: skip
+    # Each copy counts: who changes one of them and keeps its id is found as well.
+    counts_for = ~(state == "rolled_back")
+    is_unread = f.col("amount").isNull() | f.col("currency").isNull()
+    of_copies = messages.groupBy("key").agg(
+        f.count(f.when(is_visible & is_unread, 1)).alias("unread"),
+        _set(f.when(is_visible, f.col("payer"))).alias("told_payers"),
+        _set(f.when(is_visible, f.col("payee"))).alias("told_payees"),
+        _set(f.when(is_visible, f.col("currency"))).alias("told_currencies"),
+        _set(f.when(is_visible, f.col("amount"))).alias("told_amounts"),
+        f.max(f.when(counts_for, f.col("amount"))).alias("ordered"),
+        f.max(f.when(counts_for, f.col("currency"))).alias("ordered_currency"),
+        f.min("stored_ms").alias("told_first_ms"),
+        f.max(f.coalesce("decided_ms", "stored_ms")).alias("told_last_ms"),
+    )
+    return of_each.join(of_copies, "key")
+
+
+def _delivered(
+    messages: DataFrame, failures: DataFrame, offsets: DataFrame, rules: Rules
+) -> DataFrame:
+    """What became of each key's visible messages on their way."""
+    groups = {each.topic: each.group for each in reversed(rules.log.flow) if each.group}
+    group = f.lit(None).cast("string")
+    for topic, name in sorted(groups.items()):
+        group = f.when(f.col("topic") == topic, name).otherwise(group)
+    waiting = (
+        messages.where(f.col("state").isin(*VISIBLE))
+        .withColumn("group", group)
+        .join(offsets, ["group", "topic", "queue"], "left")
+        # The log does not know who was handed what, but how far a group has come.
+        .withColumn("is_behind", f.col("next_offset") > f.col("queue_offset"))
+        .groupBy("key")
+        .agg(f.max("is_behind").alias("is_taken"))
+    )
+    last = f.max_by(f.struct("state", "reason"), f.struct("position", "state"))
+    of_theirs = failures.where(f.col("group").isin(*sorted(set(groups.values()))))
+    given_back = of_theirs.groupBy("key").agg(last.alias("failure"))
+    return waiting.join(given_back, "key", "full_outer")
+
+
+def _facts() -> list[Column]:
+    """All columns, with nothing where there is nothing."""
+    numbers = (
+        "debits", "debited", "returns", "returned", "credits", "credited", "numbered", "numbers",
+        "messages", "committed", "undecided", "parked", "rolled_back", "unread", "odd",
+        "ordered",
+    )  # fmt: skip
+    pairs = {
+        "payers": "told_payers",
+        "payees": "told_payees",
+        "currencies": "told_currencies",
+        "amounts": "told_amounts",
+    }
+    failure, message = f.col("failure"), f.col("message")
+    on_its_way = (
+        f.when(f.col("messages").isNull() | (f.col("messages") == 0), None)
+        .when(failure.isNotNull(), failure.state)
+        .when(f.col("is_taken"), "consumed")
+        .when(f.col("is_taken").isNotNull(), "unacknowledged")
+        .otherwise("undelivered")
+    )
+    zero = f.lit(0)
+    return [
+        *(f.coalesce(each, zero).alias(each) for each in numbers),
+        *(_union(a, b).alias(a) for a, b in pairs.items()),
+        _union("debit_banks").alias("debit_banks"),
+        _union("credit_banks").alias("credit_banks"),
+        f.col("ordered_currency"),
+        on_its_way.alias("delivery"),
+        message.id.alias("message_id"),
+        message.state.alias("message_state"),
+        message.decided_by.alias("decided_by"),
+        f.coalesce(
+            f.when(failure.state == "dead", failure.reason), message.reason
+        ).alias("reason"),
+        message.payer.alias("told_payer"),
+        message.payee.alias("told_payee"),
+        f.coalesce("is_late", f.lit(False)).alias("is_late"),
+        f.least("booked_first_ms", "told_first_ms").alias("first_ms"),
+        f.greatest("booked_last_ms", "told_last_ms").alias("last_ms"),
+    ]  # fmt: skip
+
+
+def _set(values: Column) -> Column:
+    """What there is, once each and in order."""
+    return f.array_sort(f.collect_set(values))
+
+
+def _union(*names: str) -> Column:
+    empty = f.array()
+    found = [f.coalesce(f.col(each), empty) for each in names]
+    return f.array_sort(f.array_distinct(f.concat(*found)))

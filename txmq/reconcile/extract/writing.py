@@ -1,0 +1,273 @@
+"""A table of an extract is written: Parquet in parts, with its control totals counted on the way.
+
+A control total is counted three times, always from other bytes: by the database in SQL, here from
+what is written, and by Spark from what it reads. Nothing that is lost, doubled or changed between
+two of them stays unseen. So a total is made of what all three add up alike and quickly: numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.summary import Control
+from txmq.reconcile.tables import Table
+
+__all__ = ["LIMIT", "Part", "TableWriter", "money_of", "numbers_of", "schema_of"]
+
+LIMIT: Final = 1 << 63
+"""Hash totals are what is left of a sum when this is taken away often enough."""
+
+_ROWS_A_PART: Final = 4_000_000
+_LOW: Final = 0xFFFFFFFF
+_TYPES: Final = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+}
+
+
+class Part(NamedTuple):
+    """A file of a table."""
+
+    path: str
+    """Its name in the table's directory."""
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def schema_of(table: Table) -> pa.Schema:
+    """A table's columns as Arrow declares them."""
+    return pa.schema(
+        [pa.field(each.name, _TYPES[each.type], each.is_optional) for each in table.columns]
+    )
+
+
+def numbers_of(table: Table) -> tuple[str, ...]:
+    """The columns that its hash total adds up: all its numbers."""
+    return tuple(each.name for each in table.columns if each.type in ("long", "int"))
+
+
+def money_of(table: Table) -> str | None:
+    """The column that is added up by currency; none in a table without money."""
+    return next((each for each in ("amount", "balance") if each in table.names), None)
+
+
+class TableWriter:
+    """Writes a table of an extract; its files have their names when the block is left.
+
+    Several threads may write at once: each has a part of its own, so that none waits for another.
+
+    Args:
+        table: What is written.
+        directory: Where; it is made. Its parent is called as the source is.
+        rows_a_part: A part has about so many at most.
+    """
+
+    def __init__(self, table: Table, directory: Path, *, rows_a_part: int = _ROWS_A_PART) -> None:
+        self.parts: tuple[Part, ...] = ()
+        """What was written, once the block is left."""
+        self._table = table
+        self._directory = directory
+        self._rows_a_part = rows_a_part
+        self._schema = schema_of(table)
+        self._lock = threading.Lock()
+        self._open: dict[int, _OpenPart] = {}
+        self._done: list[Part] = []
+        self._begun = 0
+        self._sums = _Sums(table)
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        left, self._open = list(self._open.values()), {}
+        for each in left:
+            if problem is None:
+                self._done.append(each.finish())
+            else:
+                each.drop()
+        if problem is None:
+            if not self._done:
+                self._done.append(self._begin().finish())  # A table without rows has its columns.
+            self.parts = tuple(sorted(self._done))
+            _sync(self._directory)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write rows; their columns are the table's, in any order.
+
+        Raises:
+            ReconcileRefused: A place is empty that may not be, or holds what does not fit.
+        """
+        if not batch.num_rows:
+            return
+        batch = self._cast(batch)
+        counted = _Sums(self._table)
+        counted.add(batch)
+        mine = threading.get_ident()
+        with self._lock:
+            self._sums.join(counted)
+            part = self._open.get(mine)
+            if part is None:
+                part = self._open[mine] = self._begin()
+        part.write(batch)
+        if part.rows >= self._rows_a_part:
+            del self._open[mine]
+            done = part.finish()
+            with self._lock:
+                self._done.append(done)
+
+    def control(self, source: str) -> Control:
+        """The control totals of what was written so far.
+
+        Args:
+            source: A bank's name, or ``log``.
+        """
+        return self._sums.control(source)
+
+    def _begin(self) -> _OpenPart:
+        self._begun += 1
+        return _OpenPart(self._directory / f"part-{self._begun - 1:05}.parquet", self._schema)
+
+    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        where = f"{self._directory.parent.name}/{self._table.name}"
+        columns = []
+        for each in self._schema:
+            found = batch.column(each.name)
+            if found.null_count and not each.nullable:
+                raise ReconcileRefused(f"{where}: {each.name} is empty in {found.null_count} rows")
+            try:
+                columns.append(found.cast(each.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+                raise ReconcileRefused(f"{where}: {each.name} does not fit: {problem}") from problem
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class _OpenPart:
+    """A file that has another name until all of it is on the disk."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._path = path
+        self._early = path.with_name(f".{path.name}.writing")
+        self._writer = pq.ParquetWriter(
+            self._early,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            # Distinct numbers gain nothing from a dictionary, and it takes its time to see that.
+            use_dictionary=[each.name for each in schema if each.type == pa.string()],
+            write_page_checksum=True,
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+
+    def finish(self) -> Part:
+        """Let it have its name."""
+        self._writer.close()
+        with self._early.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+        self._early.rename(self._path)
+        return Part(self._path.name, self.rows, size, digest)
+
+    def drop(self) -> None:
+        """Leave nothing of it."""
+        self._writer.close()
+        self._early.unlink()
+
+
+class _Sums:
+    """Control totals while they are counted."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._numbers = numbers_of(table)
+        self._money = money_of(table)
+        self._has_id = any(each.name == "id" and each.type == "long" for each in table.columns)
+        self._rows = 0
+        self._amounts: Counter[str] = Counter()
+        self._hash = 0
+        self._least: int | None = None
+        self._most: int | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count rows."""
+        self._rows += batch.num_rows
+        self._hash += sum(_sum(batch.column(each)) for each in self._numbers)
+        if self._money is not None:
+            amounts, currencies = batch.column(self._money), batch.column("currency")
+            for currency in pc.unique(currencies).to_pylist():
+                is_it = (
+                    pc.is_null(currencies) if currency is None else pc.equal(currencies, currency)
+                )
+                self._amounts[currency or ""] += _sum(amounts.filter(is_it))
+        if self._has_id:
+            ends: Any = pc.min_max(batch.column("id")).as_py()
+            self._widen(ends["min"], ends["max"])
+
+    def join(self, other: _Sums) -> None:
+        """Count what another has counted."""
+        self._rows += other._rows
+        self._hash += other._hash
+        for currency, amount in other._amounts.items():
+            self._amounts[currency] += amount
+        self._widen(other._least, other._most)
+
+    def control(self, source: str) -> Control:
+        """What was counted."""
+        amounts = {each: self._amounts[each] for each in sorted(self._amounts)}
+        if not amounts.get("", 1):
+            del amounts[""]  # Nothing without a currency is nothing.
+        return Control(
+            source,
+            self._table.name,
+            self._rows,
+            amounts,
+            self._hash % LIMIT,
+            self._least,
+            self._most,
+        )
+
+    def _widen(self, least: int | None, most: int | None) -> None:
+        if least is not None:
+            self._least = least if self._least is None else min(least, self._least)
+        if most is not None:
+            self._most = most if self._most is None else max(most, self._most)
+
+
+def _sum(column: pa.Array) -> int:
+    """The whole sum, however large: of the halves of its numbers, which fit."""
+    values = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return int(np.sum(values & _LOW)) + (int(np.sum(values >> 32)) << 32)
+
+
+def _sync(directory: Path) -> None:
+    file = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

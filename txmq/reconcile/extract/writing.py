@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.controls import control_of, has_number, money_of, numbers_of
+from txmq.reconcile.extract.manifest import Part
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import Table
 
-__all__ = ["LIMIT", "Part", "TableWriter", "money_of", "numbers_of", "schema_of"]
-
-LIMIT: Final = 1 << 63
-"""Hash totals are what is left of a sum when this is taken away often enough."""
+__all__ = ["TableWriter", "schema_of"]
 
 _ROWS_A_PART: Final = 4_000_000
 _LOW: Final = 0xFFFFFFFF
@@ -39,31 +37,11 @@ _TYPES: Final = {
 }
 
 
-class Part(NamedTuple):
-    """A file of a table."""
-
-    path: str
-    """Its name in the table's directory."""
-    rows: int
-    bytes: int
-    sha256: str
-
-
 def schema_of(table: Table) -> pa.Schema:
     """A table's columns as Arrow declares them."""
     return pa.schema(
         [pa.field(each.name, _TYPES[each.type], each.is_optional) for each in table.columns]
     )
-
-
-def numbers_of(table: Table) -> tuple[str, ...]:
-    """The columns that its hash total adds up: all its numbers."""
-    return tuple(each.name for each in table.columns if each.type in ("long", "int"))
-
-
-def money_of(table: Table) -> str | None:
-    """The column that is added up by currency; none in a table without money."""
-    return next((each for each in ("amount", "balance") if each in table.names), None)
 
 
 class TableWriter:
@@ -79,7 +57,7 @@ class TableWriter:
 
     def __init__(self, table: Table, directory: Path, *, rows_a_part: int = _ROWS_A_PART) -> None:
         self.parts: tuple[Part, ...] = ()
-        """What was written, once the block is left."""
+        """What was written, once the block is left; called from two directories above."""
         self._table = table
         self._directory = directory
         self._rows_a_part = rows_a_part
@@ -121,11 +99,9 @@ class TableWriter:
         if not batch.num_rows:
             return
         batch = self._cast(batch)
-        counted = _Sums(self._table)
-        counted.add(batch)
+        self._sums.add(batch)
         mine = threading.get_ident()
         with self._lock:
-            self._sums.join(counted)
             part = self._open.get(mine)
             if part is None:
                 part = self._open[mine] = self._begin()
@@ -192,7 +168,7 @@ class _OpenPart:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
         self._early.rename(self._path)
-        return Part(self._path.name, self.rows, size, digest)
+        return Part("/".join(self._path.parts[-3:]), self.rows, size, digest)
 
     def drop(self) -> None:
         """Leave nothing of it."""
@@ -207,56 +183,27 @@ class _Sums:
         self._table = table
         self._numbers = numbers_of(table)
         self._money = money_of(table)
-        self._has_id = any(each.name == "id" and each.type == "long" for each in table.columns)
-        self._rows = 0
-        self._amounts: Counter[str] = Counter()
-        self._hash = 0
-        self._least: int | None = None
-        self._most: int | None = None
+        self._has_number = has_number(table)
+        self._rows: list[tuple[str | None, int, int | None, int | None, int, int]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count rows."""
-        self._rows += batch.num_rows
-        self._hash += sum(_sum(batch.column(each)) for each in self._numbers)
-        if self._money is not None:
-            amounts, currencies = batch.column(self._money), batch.column("currency")
-            for currency in pc.unique(currencies).to_pylist():
-                is_it = (
-                    pc.is_null(currencies) if currency is None else pc.equal(currencies, currency)
-                )
-                self._amounts[currency or ""] += _sum(amounts.filter(is_it))
-        if self._has_id:
+        numbers = sum(_sum(batch.column(each)) for each in self._numbers)
+        least = most = None
+        if self._has_number:
             ends: Any = pc.min_max(batch.column("id")).as_py()
-            self._widen(ends["min"], ends["max"])
-
-    def join(self, other: _Sums) -> None:
-        """Count what another has counted."""
-        self._rows += other._rows
-        self._hash += other._hash
-        for currency, amount in other._amounts.items():
-            self._amounts[currency] += amount
-        self._widen(other._least, other._most)
+            least, most = ends["min"], ends["max"]
+        self._rows.append((None, batch.num_rows, least, most, 0, numbers))
+        if self._money is None:
+            return
+        amounts, currencies = batch.column(self._money), batch.column("currency")
+        for currency in pc.unique(currencies).to_pylist():
+            is_it = pc.is_null(currencies) if currency is None else pc.equal(currencies, currency)
+            self._rows.append((currency, 0, None, None, _sum(amounts.filter(is_it)), 0))
 
     def control(self, source: str) -> Control:
         """What was counted."""
-        amounts = {each: self._amounts[each] for each in sorted(self._amounts)}
-        if not amounts.get("", 1):
-            del amounts[""]  # Nothing without a currency is nothing.
-        return Control(
-            source,
-            self._table.name,
-            self._rows,
-            amounts,
-            self._hash % LIMIT,
-            self._least,
-            self._most,
-        )
-
-    def _widen(self, least: int | None, most: int | None) -> None:
-        if least is not None:
-            self._least = least if self._least is None else min(least, self._least)
-        if most is not None:
-            self._most = most if self._most is None else max(most, self._most)
+        return control_of(source, self._table, self._rows)
 
 
 def _sum(column: pa.Array) -> int:

@@ -1,0 +1,345 @@
+"""Both kinds of databases are read alike, whatever their columns hold."""
+
+import pytest
+from sqlalchemy import text
+
+from tests.extracts import DAY, JOURNAL, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from txmq.errors import ReconcileRefused
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def bank(request, postgres, tmp_path):
+    with book(request.param, postgres, tmp_path) as found:
+        found.kind = request.param
+        yield found
+
+
+def entry(**more):
+    usual = {"id": 1, "key": "icbc/t-1", "kind": "debit", "role": "customer", "account": "alice"}
+    usual |= {"amount": 0, "currency": "CNY", "booked_ms": NOON_MS, "recorded_ms": NOON_MS}
+    return usual | more
+
+
+def test_the_day_is_read_with_what_was_before_and_after(bank, tmp_path):
+    bank.journal(
+        [
+            {"amount": 70, "booked": START_MS - 1, "kind": "other"},
+            {"amount": 5, "booked": START_MS - DAY_MS, "account": "bob"},
+            {"amount": 30, "booked": START_MS - DAY_MS},
+            {"amount": -10, "booked": START_MS},
+            {"amount": 10, "account": "clearing", "booked": START_MS + DAY_MS - 1},
+            {"amount": -3, "booked": START_MS + DAY_MS},
+        ]
+    )
+    bank.run("CREATE TABLE balances (account TEXT, balance BIGINT)")
+    bank.run("INSERT INTO balances VALUES ('alice', 87)")
+    accounts = {"table": "balances", "account": "account", "balance": "balance"}
+    accounts["currency"] = {"is": "CNY"}
+
+    manifest, folder = taken(rules_of(tmp_path, bank_of(bank, accounts=accounts)))
+
+    assert rows_of(folder) == [
+        entry(id=4, amount=-10, booked_ms=START_MS, recorded_ms=START_MS),
+        entry(
+            id=5,
+            amount=10,
+            account="clearing",
+            role="clearing",
+            booked_ms=START_MS + DAY_MS - 1,
+            recorded_ms=START_MS + DAY_MS - 1,
+        ),
+    ]
+    usual = {"role": "customer", "currency": "CNY"}
+    assert rows_of(folder, table="opening") == [
+        {"account": "alice", "amount": 100, "rows": 2} | usual,
+        {"account": "bob", "amount": 5, "rows": 1} | usual,
+    ]
+    assert rows_of(folder, table="later") == [{"account": "alice", "amount": -3, "rows": 1} | usual]
+    assert rows_of(folder, table="accounts") == [
+        {"account": "alice", "currency": "CNY", "balance": 87}
+    ]
+    entries, opening, later, balances = manifest.sources[0].tables
+    assert (entries.told.rows, entries.told.amounts) == (2, {"CNY": 0})
+    assert (entries.told.least, entries.told.most) == (4, 5)
+    assert entries.told.hash_total == 4 + 5 + 2 * (START_MS + START_MS + DAY_MS - 1)
+    assert (opening.told.rows, opening.told.amounts) == (2, {"CNY": 105})
+    assert (later.told.rows, balances.told.amounts) == (1, {"CNY": 87})
+
+
+def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
+    before = START_MS - 1
+    bank.journal(
+        [{"amount": 1, "booked": before, "recorded": NOON_MS}, {"amount": 2, "recorded": before}],
+        JOURNAL | {"recorded": "BIGINT"},
+    )
+
+    _, folder = taken(rules_of(tmp_path, bank_of(bank, recorded="recorded")))
+
+    assert rows_of(folder) == [entry(amount=1, booked_ms=before)]
+    assert [each["amount"] for each in rows_of(folder, table="opening")] == [2]
+
+
+def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, tmp_path):
+    kinds = ["D", "C", "return", "fee", None]
+    bank.journal([{"transfer": None, "kind": kind} for kind in kinds])
+
+    _, folder = taken(rules_of(tmp_path, bank_of(bank)))
+
+    found = rows_of(folder)
+    assert [each["kind"] for each in found] == ["debit", "credit", "return", "other", "other"]
+    assert {each["key"] for each in found} == {None}
+
+
+def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
+    bank.run("CREATE TABLE transfers (transfer INTEGER, account TEXT, amount INTEGER, at INTEGER)")
+    bank.run(f"INSERT INTO transfers VALUES (4711, 'alice', 250, {NOON_MS // 1000})")
+    told = bank_of(
+        bank,
+        table="transfers",
+        currency={"is": "CNY"},
+        kind={"is": "D"},
+        booked="at",
+        time="seconds",
+        amounts="unsigned",
+        id="",
+    )
+
+    manifest, folder = taken(rules_of(tmp_path, told))
+
+    assert rows_of(folder) == [entry(id=None, key="icbc/4711", amount=-250)]
+    assert manifest.sources[0].tables[0].told.least is None
+
+
+def test_unsigned_amounts_are_less_than_nothing_where_their_kind_is_a_debit(bank, tmp_path):
+    bank.journal([{"amount": 5, "kind": each} for each in ("debit", "credit", "return", "fee")])
+
+    _, folder = taken(rules_of(tmp_path, bank_of(bank, amounts="unsigned")))
+
+    assert {each["kind"]: each["amount"] for each in rows_of(folder)} == {
+        "debit": -5,
+        "credit": 5,
+        "return": 5,
+        "other": 5,
+    }
+
+
+@pytest.mark.parametrize("type_", ["NUMERIC(20, 4)", "TEXT", "DOUBLE PRECISION"])
+def test_major_units_become_minor_ones_as_each_currency_has_them(bank, tmp_path, type_):
+    amounts = [
+        ("12.34", "CNY"),
+        ("-7.00", "CNY"),
+        ("500", "JPY"),
+        ("0.001", "BHD"),
+        ("0.07", "USD"),
+    ]
+    bank.journal(
+        [{"amount": each, "currency": currency} for each, currency in amounts],
+        JOURNAL | {"amount": type_},
+    )
+    money = {"CNY": {}, "JPY": {"digits": 0}, "BHD": {"digits": 3}, "USD": {}}
+
+    _, folder = taken(rules_of(tmp_path, bank_of(bank, units="major"), money=money))
+
+    assert [each["amount"] for each in rows_of(folder)] == [1234, -700, 500, 1, 7]
+
+
+def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
+    types = ("TIMESTAMP", "TIMESTAMPTZ") if bank.kind == "postgresql" else ("TEXT", "TEXT")
+    at = "2026-11-20 12:00:00.123456"
+    for name, type_, given in (
+        ("local", types[0], at),
+        ("zoned", types[1], f"{at}+08:00"),
+    ):
+        bank.run(
+            f"CREATE TABLE {name} (id BIGINT, transfer TEXT, account TEXT, amount BIGINT, "
+            f"currency TEXT, kind TEXT, booked {type_})"
+        )
+        bank.run(f"INSERT INTO {name} VALUES (1, 't-1', 'alice', 0, 'CNY', 'debit', '{given}')")
+    here = {"zone": "Asia/Shanghai"}
+
+    told = [
+        bank_of(bank, name=name, table=name, time=time, **here)
+        for name, time in (("local", "timestamp"), ("zoned", "timestamptz"))
+    ]
+    _, folder = taken(rules_of(tmp_path, *told))
+
+    expected = NOON_MS - 8 * 3_600_000 + 123
+    assert [each["booked_ms"] for each in rows_of(folder, "local")] == [expected]
+    assert [each["booked_ms"] for each in rows_of(folder, "zoned")] == [expected]
+
+
+def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
+    columns = {"row": "BIGINT"} | {each: JOURNAL[each] for each in JOURNAL if each != "id"}
+    columns = {("the order" if each == "transfer" else each): columns[each] for each in columns}
+    bank.run(
+        'CREATE TABLE "odd book" (' + ", ".join(f'"{n}" {t}' for n, t in columns.items()) + ")"
+    )
+    for number, account in ((1, "alice"), (2, "o''neil"), (3, "test")):
+        bank.run(
+            f"INSERT INTO \"odd book\" VALUES ({number}, 't', '{account}', "
+            f"0, 'CNY', 'debit', {NOON_MS})"
+        )
+    told = bank_of(
+        bank,
+        table="odd book",
+        id="row",
+        key="the order",
+        where="account <> 'test' OR 1 = 0",
+        suspense=["o'neil"],
+    )
+
+    _, folder = taken(rules_of(tmp_path, told))
+
+    assert [each["role"] for each in rows_of(folder)] == ["customer", "suspense"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "told"),
+    [
+        ([{"amount": "12.345"}], {"units": "major"}, "amount of the row id 1, key t-1 is '12.345"),
+        ([{"amount": "1"}, {"amount": "0.5"}], {}, "amount of the row id 2, key t-1 is '0.5"),
+        ([{"amount": "92233720368547758.08"}], {"units": "major"}, "no whole minor units"),
+        ([{"amount": None}], {}, "amount of the row id 1, key t-1 is empty"),
+        ([{"currency": "yuan"}], {}, "currency of the row id 1, key t-1 is 'yuan'"),
+        ([{"currency": None}], {}, "currency of the row id 1, key t-1 is empty"),
+        ([{"account": None}], {}, "account of the row id 1, key t-1 is empty"),
+        ([{"booked": None}], {}, "booked of the row id 1, key t-1 is empty"),
+        ([{"booked": START_MS - 1, "amount": "0.5"}], {}, "amount of the row id 1"),
+        ([{}], {"key": "order_no"}, "there is no column order_no, but id, transfer"),
+        ([{}], {"table": "nowhere"}, "nowhere"),
+        ([{}], {"where": "nowhere > 1"}, "nowhere"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(bank, tmp_path, rows, more, told):
+    bank.journal(rows, JOURNAL | {"amount": "NUMERIC"})
+
+    with pytest.raises(ReconcileRefused, match=told) as refused:
+        taken(rules_of(tmp_path, bank_of(bank, **more)))
+
+    assert str(refused.value).startswith("icbc")
+    assert not list((tmp_path / "recon" / "extracts" / DAY.isoformat()).iterdir())
+
+
+def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path):
+    bank.journal([{"currency": "USD"}])
+
+    with pytest.raises(ReconcileRefused, match="'USD': none of CNY"):
+        taken(rules_of(tmp_path, bank_of(bank), money={"CNY": {}}))
+
+
+def test_an_id_that_is_no_number_is_refused_and_an_empty_one_is_not(bank, tmp_path):
+    bank.journal([{"id": None}, {"id": "17"}], JOURNAL | {"id": "TEXT"})
+    rules = rules_of(tmp_path, bank_of(bank))
+    _, folder = taken(rules)
+    assert [each["id"] for each in rows_of(folder)] == [None, 17]
+
+    bank.add([{"id": "A-18"}])
+
+    with pytest.raises(ReconcileRefused, match="id of the row id A-18, key t-1 is 'A-18'"):
+        taken(rules)
+
+
+def test_a_table_of_accounts_that_does_not_fit_is_refused(bank, tmp_path):
+    bank.journal([{}])
+    bank.run("CREATE TABLE balances (account TEXT, currency TEXT, balance NUMERIC)")
+    bank.run("INSERT INTO balances VALUES ('alice', 'CNY', 1.5)")
+    accounts = {"table": "balances", "account": "account", "balance": "balance"}
+
+    with pytest.raises(ReconcileRefused, match=r"icbc/accounts: balance .* '1.5'"):
+        taken(rules_of(tmp_path, bank_of(bank, accounts=accounts | {"currency": "currency"})))
+
+
+def test_books_without_rows_make_an_extract_without_rows(bank, tmp_path):
+    bank.journal([])
+
+    manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
+
+    assert rows_of(folder) == rows_of(folder, table="opening") == []
+    assert {each.rows for each in manifest.controls} == {0}
+
+
+def test_totals_that_no_longer_fit_into_64_bits_are_added_up_all_the_same(bank, tmp_path):
+    many = [{"id": (1 << 62) + each, "amount": (1 << 61) - each} for each in range(5)]
+    bank.journal(many)
+
+    manifest, _ = taken(rules_of(tmp_path, bank_of(bank)))
+
+    control = manifest.sources[0].tables[0].told
+    assert control.amounts == {"CNY": sum(each["amount"] for each in many)}
+    whole = sum(each["id"] + each["amount"] + 2 * NOON_MS for each in many)
+    assert control.hash_total == whole % (1 << 63)
+
+
+def test_the_same_books_give_the_same_extract_and_others_another(bank, tmp_path):
+    bank.journal([{"amount": 1}])
+    rules = rules_of(tmp_path, bank_of(bank))
+    first, folder = taken(rules)
+
+    again, _ = taken(rules)
+    assert again == first
+    bank.add([{"id": 2, "amount": 2}])
+    other, elsewhere = taken(rules)
+
+    assert other.extract_id != first.extract_id
+    assert {each.name for each in folder.parent.iterdir()} == {folder.name, elsewhere.name}
+
+
+def test_the_password_stands_in_no_error(tmp_path, postgres, bank):
+    told = bank_of(bank) | {"database": "postgresql://u:s3cret@127.0.0.1:1/bank?s3cret=s3cret"}
+
+    with pytest.raises(ReconcileRefused) as refused:
+        taken(rules_of(tmp_path, told))
+
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_schema_is_named_before_its_table(postgres, tmp_path):
+    with book("postgresql", postgres, tmp_path) as bank:
+        bank.run("CREATE SCHEMA core")
+        bank.journal([{"amount": 9}], name="core.journal")
+
+        _, folder = taken(rules_of(tmp_path, bank_of(bank, table="core.journal")))
+
+    assert [each["amount"] for each in rows_of(folder)] == [9]
+
+
+def test_a_view_has_no_pages_and_is_read_as_a_whole(postgres, tmp_path):
+    with book("postgresql", postgres, tmp_path) as bank:
+        bank.journal([{"amount": each} for each in range(100)])
+        bank.run("CREATE VIEW seen AS SELECT * FROM journal")
+
+        _, folder = taken(rules_of(tmp_path, bank_of(bank, table="seen")))
+
+    assert len(rows_of(folder)) == 100
+
+
+@pytest.mark.parametrize(
+    ("held", "type_"), [("timestamp", "TIMESTAMPTZ"), ("timestamptz", "TIMESTAMP")]
+)
+def test_a_moment_in_the_wrong_zone_is_refused(postgres, tmp_path, held, type_):
+    with book("postgresql", postgres, tmp_path) as bank:
+        bank.journal([], JOURNAL | {"booked": type_})
+
+        with pytest.raises(ReconcileRefused, match="booked is a timestamp"):
+            taken(rules_of(tmp_path, bank_of(bank, time=held)))
+
+
+def test_large_tables_are_read_in_slices_and_every_row_once(postgres, tmp_path):
+    with book("postgresql", postgres, tmp_path) as bank:
+        bank.journal([])
+        with bank.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "INSERT INTO journal SELECT n, 't-' || n, 'a-' || n % 50, n, 'CNY', 'debit', "
+                    f"{NOON_MS} FROM generate_series(1, 150000) AS n"
+                )
+            )
+
+        manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
+
+    entries = manifest.sources[0].tables[0]
+    assert entries.told.rows == 150_000
+    assert len(entries.parts) > 1
+    assert [each["id"] for each in rows_of(folder)] == list(range(1, 150_001))

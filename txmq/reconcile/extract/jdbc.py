@@ -1,0 +1,289 @@
+"""The books of a bank with any other database: read by Spark, with a driver that the user brings.
+
+JDBC lends no snapshot to several connections. What is booked while they read may be in one of
+their parts and not in another; so let such a bank be read when it rests, or from a copy. What the
+driver has handed over is put down first, and everything else is worked out from that, so that the
+tables of an extract agree with each other at least.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import DecimalType, IntegralType, NumericType
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.books import Books, blamed, extracted, see_columns, words, write_sums
+from txmq.reconcile.extract.controls import difference
+from txmq.reconcile.extract.loading import counted
+from txmq.reconcile.extract.manifest import Extracted, Part, Source
+from txmq.reconcile.extract.statements import (
+    AccountStatements,
+    EntryStatements,
+    told,
+    told_control,
+)
+from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES
+from txmq.runtime.clock import Clock
+
+__all__ = ["SparkDialect", "options", "read_jdbc"]
+
+_LOW: Final = 0xFFFFFFFF
+_GREATEST: Final = (1 << 63) - 1
+_WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
+_RAW: Final = "raw"
+
+
+class SparkDialect:
+    """Spark's words.
+
+    Args:
+        types: What the columns are, by their names, in the words of Spark's schemas.
+    """
+
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self._types = types
+
+    def quoted(self, name: str) -> str:
+        """See :meth:`Dialect.quoted`."""
+        return "`" + name.replace("`", "``") + "`"
+
+    def literal(self, text: str) -> str:
+        """See :meth:`Dialect.literal`."""
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+    def text(self, column: str) -> str:
+        """See :meth:`Dialect.text`."""
+        text = f"CAST({self.quoted(column)} AS STRING)"
+        if self._types.get(column) == "decimal":
+            # Some databases have one kind of number only, and a transfer is 4711, not 4711.000.
+            return f"regexp_replace({text}, '[.]0*$', '')"
+        return text
+
+    def code(self, text: str) -> str:
+        """See :meth:`Dialect.code`."""
+        return f"{text} RLIKE '^[A-Z]{{3}}$'"
+
+    def whole(self, column: str) -> str:
+        """See :meth:`Dialect.whole`."""
+        return self.minor(column, "1")
+
+    def minor(self, column: str, scale: str) -> str:
+        """See :meth:`Dialect.minor`."""
+        if self._types.get(column) in _WHOLE and scale == "1":
+            return f"CAST({self.quoted(column)} AS BIGINT)"
+        scaled = self._scaled(column, scale)
+        return (
+            f"(CASE WHEN {scaled} = floor({scaled}) AND abs({scaled}) <= {_GREATEST} "
+            f"THEN CAST({scaled} AS BIGINT) END)"
+        )
+
+    def moment(self, column: str, held: str, zone: str) -> str:
+        """See :meth:`Dialect.moment`."""
+        quoted = self.quoted(column)
+        if held in ("milliseconds", "seconds"):
+            floor = f"floor({self._scaled(column, '1' if held == 'milliseconds' else '1000')})"
+            return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN CAST({floor} AS BIGINT) END)"
+        if held == "timestamptz":
+            return f"unix_millis({quoted})"
+        local = f"convert_timezone({self.literal(zone)}, 'UTC', CAST({quoted} AS TIMESTAMP_NTZ))"
+        micros = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {local})"
+        return f"CAST(floor({micros} / 1000BD) AS BIGINT)"
+
+    def sums(self, number: str) -> tuple[str, ...]:
+        """See :meth:`Dialect.sums`."""
+        return f"sum({number} & {_LOW})", f"sum(shiftright({number}, 32))"
+
+    def total(self, number: str) -> str:
+        """See :meth:`Dialect.total`."""
+        return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
+
+    def _scaled(self, column: str, scale: str) -> str:
+        number = f"try_cast({self.quoted(column)} AS DECIMAL(28, 10))"
+        return f"({number} * CAST({scale} AS DECIMAL(7, 0)))"
+
+
+def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str]:
+    """What Spark's reader is told of a table."""
+    table = columns.table
+    if columns.where:
+        table = f"(SELECT * FROM {table} WHERE ({columns.where})) txmq_found"
+    return {
+        "url": bank.database,
+        "dbtable": table,
+        "preferTimestampNTZ": "true",
+        "fetchsize": "10000",
+        **bank.properties,
+    }
+
+
+def read_jdbc(
+    books: Books, money: Mapping[str, Money], spark: SparkSession, clock: Clock
+) -> Source:
+    """Extract a bank's books.
+
+    Args:
+        books: Whose, for which day, and where to.
+        money: The currencies that are known.
+        spark: Reads them; it knows the driver's jar.
+        clock: Ours; nobody asks for the database's.
+
+    Raises:
+        ReconcileRefused: The database cannot be read, or holds what does not fit.
+    """
+    name, taken_ms = books.bank.name, clock.wall_ms()
+    reader = _Reader(books, money, spark)
+    try:
+        tables = (*reader.entries(), *reader.accounts())
+    except (PySparkException, Py4JError) as problem:
+        raise ReconcileRefused(f"{name}: {_said(problem, books.bank.database)}") from problem
+    finally:
+        shutil.rmtree(books.directory / _RAW, ignore_errors=True)
+    return Source(name, "jdbc", "", taken_ms, taken_ms, tables)
+
+
+class _Reader:
+    """Reads a bank's tables through Spark."""
+
+    def __init__(self, books: Books, money: Mapping[str, Money], spark: SparkSession) -> None:
+        self._books = books
+        self._money = money
+        self._spark = spark
+
+    def entries(self) -> tuple[Extracted, ...]:
+        """The day's, and the sums before and after."""
+        bank = self._books.bank
+        where = f"{bank.name}/entries"
+        view, types = self._raw(where, bank.entries)
+        entries = msgspec.structs.replace(bank.entries, table=view, where="")
+        dialect = SparkDialect(types)
+        statements = EntryStatements(
+            msgspec.structs.replace(bank, entries=entries),
+            self._money,
+            self._books.window,
+            dialect,
+        )
+        blamed(where, statements.faults(), self._ask)
+        control = told_control(
+            bank.name, ENTRIES, self._ask(told(statements.rows(), ENTRIES, dialect))
+        )
+        parts = self._written(statements.rows())
+        frame = self._spark.read.schema(ENTRIES.ddl).parquet(
+            *(str(self._books.directory.parent / each.path) for each in parts)
+        )
+        (written,) = counted([(bank.name, ENTRIES, frame)])
+        if (problem := difference(control, written)) is not None:
+            raise ReconcileRefused(problem)
+        sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
+        return (Extracted(ENTRIES.name, control, written, parts), *sums)
+
+    def accounts(self) -> tuple[Extracted, ...]:
+        """The bank's own table, if the rules name one."""
+        bank, accounts = self._books.bank, self._books.bank.accounts
+        if accounts is None:
+            return ()
+        where = f"{bank.name}/accounts"
+        view, types = self._raw(where, accounts)
+        dialect = SparkDialect(types)
+        statements = AccountStatements(
+            msgspec.structs.replace(accounts, table=view, where=""),
+            bank.entries.units,
+            self._money,
+            dialect,
+        )
+        blamed(where, statements.faults(), self._ask)
+        control = told_control(
+            bank.name, ACCOUNTS, self._ask(told(statements.rows(), ACCOUNTS, dialect))
+        )
+        with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
+            for batch in self._spark.sql(statements.rows()).toArrow().to_batches():
+                writer.write(batch)
+        return (extracted(bank.name, ACCOUNTS, control, writer),)
+
+    def _raw(
+        self, where: str, columns: EntryColumns | AccountColumns
+    ) -> tuple[str, dict[str, str]]:
+        """What the driver hands over of a table is put down, and gets a name."""
+        bank = self._books.bank
+        given = self._spark.read.format("jdbc").options(**options(bank, columns))
+        frame = given.load()
+        types = {each.name: each.dataType.typeName() for each in frame.schema}
+        types |= {
+            each.name: "whole decimal"
+            for each in frame.schema
+            if isinstance(each.dataType, DecimalType) and not each.dataType.scale
+        }
+        wanted = _named(columns)
+        see_columns(where, wanted, types)
+        number = getattr(columns, "id", "")
+        if number and isinstance(frame.schema[number].dataType, NumericType):
+            frame = _partitioned(given, frame, number, bank.readers)
+        place = self._books.directory / _RAW / where.partition("/")[2]
+        frame.select(*(f.col(f"`{each}`") for each in sorted(wanted))).write.parquet(str(place))
+        view = "txmq_" + hashlib.sha256(str(place).encode()).hexdigest()[:16]
+        self._spark.read.parquet(str(place)).createOrReplaceTempView(view)
+        return view, types
+
+    def _written(self, statement: str) -> tuple[Part, ...]:
+        """Spark's files, under the names that ours have."""
+        final = self._books.directory / ENTRIES.name
+        early = self._books.directory / _RAW / "written"
+        self._spark.sql(statement).write.option("compression", "zstd").parquet(str(early))
+        final.mkdir(parents=True)
+        found = []
+        for number, path in enumerate(sorted(early.glob("part-*.parquet"))):
+            found.append(_moved(path, final / f"part-{number:05}.parquet"))
+        return tuple(found)
+
+    def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
+        return [tuple(each) for each in self._spark.sql(statement).collect()]
+
+
+def _named(columns: EntryColumns | AccountColumns) -> frozenset[str]:
+    """The bank's columns that are read."""
+    given = [getattr(columns, each, "") for each in ("id", "key", "account", "amount", "balance")]
+    given += [getattr(columns, each, "") for each in ("booked", "recorded", "kind", "currency")]
+    return frozenset(each for each in given if isinstance(each, str) and each)
+
+
+def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
+    """Ranges of numbers for several connections; rows without one go with the first."""
+    ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
+    if least is None or not isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
+        return frame
+    bounds = {"partitionColumn": number, "numPartitions": str(readers)}
+    bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}
+    found: DataFrame = given.options(**bounds).load()
+    return found
+
+
+def _moved(path: Path, final: Path) -> Part:
+    path.rename(final)
+    with final.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+    return Part("/".join(final.parts[-3:]), pq.read_metadata(final).num_rows, size, digest)
+
+
+def _said(problem: PySparkException | Py4JError, url: str) -> str:
+    """What went wrong, in a sentence."""
+    text = str(problem)
+    if "No suitable driver" in text or "ClassNotFoundException" in text:
+        kind = ":".join(url.split(":")[:2])
+        return f"Spark has no driver for {kind}; name the jar that has it in spark.jars"
+    java = getattr(problem, "java_exception", None)
+    return words(Exception(java.getMessage() or text) if java is not None else problem, url)

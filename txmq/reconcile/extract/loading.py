@@ -1,0 +1,234 @@
+"""An extract is loaded into Spark, and refused where it is not exactly what was written.
+
+First the files are looked at: each is there once, none besides, and none has changed. Then Spark
+adds up the control totals once more from what it reads, in one scan of the numbers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.controls import (
+    control_of,
+    difference,
+    has_number,
+    money_of,
+    numbers_of,
+    whole,
+)
+from txmq.reconcile.extract.manifest import FILE, Extracted, Manifest, Part, Source
+from txmq.reconcile.ledgers import Ledgers
+from txmq.reconcile.summary import Control
+from txmq.reconcile.tables import (
+    ACCOUNTS,
+    ENTRIES,
+    FAILURES,
+    LATER,
+    MESSAGES,
+    OFFSETS,
+    OPENING,
+    SOURCES,
+    Table,
+)
+
+__all__ = ["counted", "load", "load_unchecked", "see_files", "see_totals"]
+
+_OF_BANKS: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
+_OF_THE_LOG: Final = (MESSAGES, FAILURES, OFFSETS)
+_TABLES: Final = {each.name: each for each in SOURCES}
+_LOW: Final = 0xFFFFFFFF
+
+
+class _Place(NamedTuple):
+    """A table of a source."""
+
+    source: Source
+    table: Table
+    extracted: Extracted
+
+
+def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
+    """The ledgers of a day, once it is certain that they are what was extracted.
+
+    Args:
+        spark: Where.
+        manifest: Says what was extracted.
+        directory: The extract's own.
+
+    Raises:
+        ReconcileRefused: A file is missing, changed, or one too many, or a control total differs;
+            it says which.
+    """
+    see_files(manifest, directory)
+    see_totals(spark, manifest, directory)
+    return load_unchecked(spark, manifest, directory)
+
+
+def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
+    """The same, for what was looked at before."""
+    found: dict[str, DataFrame] = {}
+    for table in _OF_BANKS:
+        frames = [
+            _frame(spark, each, directory).withColumn("bank", f.lit(each.source.name))
+            for each in _places(manifest)
+            if each.table == table
+        ]
+        empty = spark.createDataFrame([], f"{table.ddl}, bank STRING")
+        found[table.name] = reduce(DataFrame.unionByName, frames) if frames else empty
+    for table in _OF_THE_LOG:
+        frames = [
+            _frame(spark, each, directory) for each in _places(manifest) if each.table == table
+        ]
+        found[table.name] = frames[0] if frames else spark.createDataFrame([], table.ddl)
+    return Ledgers(**found)
+
+
+def see_files(manifest: Manifest, directory: Path) -> None:
+    """See that all files are there, unchanged, and no others.
+
+    Raises:
+        ReconcileRefused: They are not.
+    """
+    try:
+        there = {
+            str(each.relative_to(directory))
+            for each in directory.rglob("*")
+            if each.is_file() and each.name != FILE and not each.name.startswith((".", "_"))
+        }
+        told = [part for each in _places(manifest) for part in each.extracted.parts]
+        for each in _places(manifest):
+            _see_names(each, {one for one in there if _is_of(one, each)}, directory)
+        for one in sorted(there - {each.path for each in told}):
+            raise ReconcileRefused(f"{one} is there, and was not extracted")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda part: _see_content(part, directory), told))
+    except OSError as problem:
+        raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
+
+
+def see_totals(spark: SparkSession, manifest: Manifest, directory: Path) -> None:
+    """See that Spark counts what was counted when the extract was written.
+
+    Raises:
+        ReconcileRefused: A control total differs; it says which.
+    """
+    places = list(_places(manifest))
+    try:
+        found = counted(
+            [
+                (one.name, table, _frame(spark, _Place(one, table, each), directory))
+                for one, table, each in places
+            ]
+        )
+    except PySparkException as problem:
+        text = str(problem).strip().partition("\n")[0]
+        raise ReconcileRefused(f"the extract cannot be read: {text}") from problem
+    for place, now in zip(places, found, strict=True):
+        if (differs := difference(place.extracted.written, now)) is not None:
+            raise ReconcileRefused(differs)
+
+
+def counted(frames: Sequence[tuple[str, Table, DataFrame]]) -> list[Control]:
+    """The control totals of tables as Spark counts them, in one job.
+
+    Args:
+        frames: Each with its source's name.
+    """
+    sums = [_sums(*each) for each in frames]
+    rows: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+    for source, table, currency, count, least, most, *halves in reduce(
+        DataFrame.unionAll, sums
+    ).collect():
+        row = (currency, count, least, most, whole(halves[:2]), whole(halves[2:]))
+        rows.setdefault((source, table), []).append(row)
+    return [
+        control_of(source, table, rows.get((source, table.name), [])) for source, table, _ in frames
+    ]
+
+
+def _places(manifest: Manifest) -> Iterator[_Place]:
+    for source in manifest.sources:
+        for each in source.tables:
+            yield _Place(source, _TABLES[each.table], each)
+
+
+def _frame(spark: SparkSession, place: _Place, directory: Path) -> DataFrame:
+    paths = [str(directory / each.path) for each in place.extracted.parts]
+    return spark.read.schema(place.table.ddl).parquet(*paths)
+
+
+def _sums(source: str, table: Table, frame: DataFrame) -> DataFrame:
+    """Control totals by currency; numbers in halves, whose sums fit."""
+    money = money_of(table)
+    numbers = [f.coalesce(f.col(each).cast("long"), f.lit(0)) for each in numbers_of(table)]
+    lows = [each.bitwiseAND(f.lit(_LOW)) for each in numbers]
+    highs = [f.shiftright(each, 32) for each in numbers]
+    of_money = f.col(money) if money else f.lit(0)
+    own = f.col("id") if has_number(table) else f.lit(None).cast("long")
+    currency = f.col("currency") if money else f.lit(None).cast("string")
+    found = frame.groupBy(currency.alias("currency")).agg(
+        f.count("*").alias("rows"),
+        f.min(own).alias("least"),
+        f.max(own).alias("most"),
+        f.sum(of_money.bitwiseAND(f.lit(_LOW))).alias("low_money"),
+        f.sum(f.shiftright(of_money, 32).cast("long")).alias("high_money"),
+        f.sum(reduce(lambda one, other: one + other, lows)).alias("low"),
+        f.sum(reduce(lambda one, other: one + other, highs)).alias("high"),
+    )
+    return found.select(f.lit(source), f.lit(table.name), "*")
+
+
+def _is_of(path: str, place: _Place) -> bool:
+    return path.startswith(f"{place.source.name}/{place.table.name}/")
+
+
+def _see_names(place: _Place, there: Iterable[str], directory: Path) -> None:
+    """Each part is there once; the rows tell what is wrong, and the files where."""
+    parts = {each.path: each for each in place.extracted.parts}
+    missing, foreign = sorted(parts.keys() - set(there)), sorted(set(there) - parts.keys())
+    if not missing and not foreign:
+        return
+    was = sum(each.rows for each in parts.values())
+    now = was - sum(parts[each].rows for each in missing)
+    now += sum(_rows(directory / each) for each in foreign)
+    why = [f"{each} is missing" for each in missing]
+    why += [f"{each} was not extracted" for each in foreign]
+    raise ReconcileRefused(
+        f"{place.source.name}/{place.table.name}: {was} rows were extracted and {now} are there; "
+        f"{', '.join(why)}"
+    )
+
+
+def _rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except pa.ArrowInvalid:
+        return 0
+
+
+def _see_content(part: Part, directory: Path) -> None:
+    path = directory / part.path
+    if (size := path.stat().st_size) != part.bytes:
+        raise ReconcileRefused(
+            f"{part.path}: {part.bytes} bytes were extracted and {size} are there"
+        )
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != part.sha256:
+        raise ReconcileRefused(
+            f"{part.path}: its bytes are not those that were extracted; their hash (SHA-256) was "
+            f"{part.sha256[:12]}… and is {digest[:12]}…"
+        )

@@ -1,0 +1,385 @@
+"""A PostgreSQL bank's books: read by several connections that see one and the same state.
+
+One transaction exports its snapshot and stays open; all others take that snapshot over. So every
+booking is there with all of its rows or with none, however much is booked meanwhile. The rows come
+as Arrow through ADBC; the database itself counts them, under the same snapshot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.books import (
+    Books,
+    blamed,
+    extracted,
+    see_columns,
+    words,
+    write_sums,
+)
+from txmq.reconcile.extract.manifest import Extracted, Source
+from txmq.reconcile.extract.statements import (
+    AccountStatements,
+    EntryStatements,
+    told,
+    told_control,
+)
+from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.rules import Money
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES
+from txmq.runtime.clock import Clock
+
+__all__ = ["PostgresDialect", "read_postgres"]
+
+_CONNECT_S: Final = 15
+_LOCK_S: Final = 30
+_STATEMENT_S: Final = 4 * 3600
+_TID_RANGES: Final = 140_000
+"""The first version that reads a range of pages without reading all others."""
+_PAGES: Final = (256, 16_384)
+"""A slice has at least and at most so many."""
+_SLICES_A_READER: Final = 6
+
+_GREATEST: Final = (1 << 63) - 1
+_EXACT: Final = 10**15
+"""Floating point knows a number's last digit up to here."""
+_WHOLE: Final = frozenset({"int2", "int4", "int8"})
+_BROKEN: Final = frozenset({"float4", "float8"})
+_NUMBERS: Final = frozenset({"numeric", "money"})
+
+
+class PostgresDialect:
+    """PostgreSQL's words.
+
+    Args:
+        types: What its columns are, by their names.
+    """
+
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self._types = types
+
+    def quoted(self, name: str) -> str:
+        """See :meth:`Dialect.quoted`."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def literal(self, text: str) -> str:
+        """See :meth:`Dialect.literal`."""
+        doubled = text.replace("'", "''")
+        if "\\" in text:
+            return "E'" + doubled.replace("\\", "\\\\") + "'"
+        return f"'{doubled}'"
+
+    def text(self, column: str) -> str:
+        """See :meth:`Dialect.text`."""
+        quoted = self.quoted(column)
+        return quoted if self._types.get(column) == "text" else f"{quoted}::text"
+
+    def code(self, text: str) -> str:
+        """See :meth:`Dialect.code`."""
+        return f"{text} ~ '^[A-Z]{{3}}$'"
+
+    def whole(self, column: str) -> str:
+        """See :meth:`Dialect.whole`."""
+        return self.minor(column, "1")
+
+    def minor(self, column: str, scale: str) -> str:
+        """See :meth:`Dialect.minor`."""
+        if self._types.get(column) in _WHOLE and scale == "1":
+            return f"{self.quoted(column)}::bigint"
+        scaled = f"({self._number(column)} * {scale})"
+        most = _EXACT if self._types.get(column) in _BROKEN else _GREATEST
+        return (
+            f"(CASE WHEN {scaled} = trunc({scaled}) AND abs({scaled}) <= {most} "
+            f"THEN {scaled}::bigint END)"
+        )
+
+    def moment(self, column: str, held: str, zone: str) -> str:
+        """See :meth:`Dialect.moment`."""
+        quoted = self.quoted(column)
+        if held in ("milliseconds", "seconds"):
+            if held == "milliseconds" and self._types.get(column) in _WHOLE:
+                return f"{quoted}::bigint"
+            floor = f"floor({self._number(column)} * {1 if held == 'milliseconds' else 1000})"
+            return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN {floor}::bigint END)"
+        given = f"{quoted}::{held}"
+        moment = f"({given} AT TIME ZONE {self.literal(zone)})" if held == "timestamp" else given
+        # As a double it still knows its microseconds, and comes much faster than as a numeric.
+        micros = f"round(date_part('epoch', {moment}) * 1000000)"
+        return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
+
+    def sums(self, number: str) -> tuple[str, ...]:
+        """See :meth:`Dialect.sums`."""
+        return (f"sum({number})::text",)
+
+    def total(self, number: str) -> str:
+        """See :meth:`Dialect.total`."""
+        return (
+            f"CASE WHEN count(*) = count({number}) AND abs(sum({number})) <= {_GREATEST} "
+            f"THEN sum({number})::bigint END"
+        )
+
+    def _number(self, column: str) -> str:
+        quoted, type_ = self.quoted(column), self._types.get(column, "")
+        if type_ in _WHOLE | _NUMBERS | _BROKEN:
+            return f"{quoted}::numeric"
+        return (
+            rf"(CASE WHEN {quoted}::text ~ '^\s*[+-]?[0-9]{{1,30}}(\.[0-9]{{1,30}})?\s*$' "
+            f"THEN {quoted}::text::numeric END)"
+        )
+
+
+class _Snapshot(NamedTuple):
+    """The state of the database that all connections see."""
+
+    name: str
+    source_ms: int
+    version: int
+
+
+def read_postgres(books: Books, money: Mapping[str, Money], clock: Clock) -> Source:
+    """Extract a bank's books.
+
+    Args:
+        books: Whose, for which day, and where to.
+        money: The currencies that are known.
+        clock: Ours.
+
+    Raises:
+        ReconcileRefused: The database cannot be read, or holds what does not fit.
+    """
+    url = _url(books.bank.database)
+    try:
+        with _connected(url) as first:
+            snapshot = _exported(first)
+            taken_ms = clock.wall_ms()
+            reader = _Reader(books, money, url, snapshot)
+            return Source(
+                books.bank.name,
+                "postgresql",
+                snapshot.name,
+                taken_ms,
+                snapshot.source_ms,
+                reader.read(first),
+            )
+    except adbc.Error as problem:
+        raise ReconcileRefused(f"{books.bank.name}: {words(problem, url)}") from problem
+
+
+class _Reader:
+    """Reads a bank's tables under a snapshot."""
+
+    def __init__(
+        self, books: Books, money: Mapping[str, Money], url: str, snapshot: _Snapshot
+    ) -> None:
+        self._books = books
+        self._money = money
+        self._url = url
+        self._snapshot = snapshot
+        self._stopped = threading.Event()
+
+    def read(self, first: Any) -> tuple[Extracted, ...]:
+        """All of them; the first connection is the one whose snapshot it is."""
+        bank = self._books.bank
+        where = f"{bank.name}/entries"
+        relation = EntryStatements(
+            bank, self._money, self._books.window, PostgresDialect({})
+        ).relation
+        types = _types(first, relation)
+        dialect = PostgresDialect(types)
+        statements = EntryStatements(bank, self._money, self._books.window, dialect)
+        see_columns(where, statements.columns, types)
+        self._see_zones(where, types)
+        if bank.entries.id and types[bank.entries.id] not in _WHOLE:
+            # No empty place would show it, since a row may have no number.
+            blamed(where, statements.faults()[-1:], lambda each: _asked(first, each))
+        slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
+        try:
+            return (*self._entries(statements, dialect, slices), *self._accounts(first))
+        except (ReconcileRefused, adbc.Error):
+            with _connected(self._url) as another:
+                self._join(another)
+                blamed(where, statements.faults(), lambda each: _asked(another, each))
+            raise
+
+    def _entries(
+        self, statements: EntryStatements, dialect: PostgresDialect, slices: _Slices
+    ) -> tuple[Extracted, ...]:
+        books, bank = self._books, self._books.bank
+        with (
+            TableWriter(ENTRIES, books.directory / ENTRIES.name) as writer,
+            ThreadPoolExecutor(bank.readers + 2, f"extract-{bank.name}") as pool,
+        ):
+            answers = [
+                pool.submit(self._answer, told(statements.rows(), ENTRIES, dialect)),
+                pool.submit(self._answer, statements.sums()),
+            ]
+            readers: list[Future[Any]] = [
+                pool.submit(self._copy, statements, slices, writer) for _ in range(bank.readers)
+            ]
+            try:
+                done, _ = wait([*answers, *readers], return_when=FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+            finally:
+                self._stopped.set()
+        counted, sums = (each.result() for each in answers)
+        control = told_control(bank.name, ENTRIES, _rows(counted))
+        return extracted(bank.name, ENTRIES, control, writer), *write_sums(books, sums)
+
+    def _copy(self, statements: EntryStatements, slices: _Slices, writer: TableWriter) -> None:
+        """What one connection does: a slice after the other, as long as there are any."""
+        with _connected(self._url) as connection:
+            self._join(connection)
+            for each in slices:
+                with closing(connection.cursor()) as cursor:
+                    cursor.execute(statements.rows(each))
+                    for batch in cursor.fetch_record_batch():
+                        if self._stopped.is_set():
+                            return
+                        writer.write(batch)
+
+    def _answer(self, statement: str) -> pa.Table:
+        with _connected(self._url) as connection:
+            self._join(connection)
+            return _table(connection, statement)
+
+    def _accounts(self, first: Any) -> tuple[Extracted, ...]:
+        bank, accounts = self._books.bank, self._books.bank.accounts
+        if accounts is None:
+            return ()
+        named = AccountStatements(accounts, bank.entries.units, self._money, PostgresDialect({}))
+        types = _types(first, named.relation)
+        dialect = PostgresDialect(types)
+        statements = AccountStatements(accounts, bank.entries.units, self._money, dialect)
+        see_columns(f"{bank.name}/accounts", statements.columns, types)
+        blamed(f"{bank.name}/accounts", statements.faults(), lambda each: _asked(first, each))
+        counted = _asked(first, told(statements.rows(), ACCOUNTS, dialect))
+        with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
+            for batch in _table(first, statements.rows()).to_batches():
+                writer.write(batch)
+        control = told_control(bank.name, ACCOUNTS, counted)
+        return (extracted(bank.name, ACCOUNTS, control, writer),)
+
+    def _join(self, connection: Any) -> None:
+        _begin(connection)
+        _say(connection, f"SET TRANSACTION SNAPSHOT '{self._snapshot.name}'")
+        _settle(connection)
+
+    def _see_zones(self, where: str, types: Mapping[str, str]) -> None:
+        """A moment in the wrong zone is wrong by hours, and nothing else would say so."""
+        entries = self._books.bank.entries
+        other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
+        for each in (entries.booked, entries.recorded):
+            if each and types[each] == other:
+                raise ReconcileRefused(
+                    f'{where}: {each} is a {other}, and the rules say time = "{entries.time}"'
+                )
+
+
+class _Slices:
+    """Conditions that several threads take one after the other."""
+
+    def __init__(self, conditions: list[str]) -> None:
+        self._left = iter(conditions)
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        with self._lock:
+            return next(self._left)
+
+
+def _url(given: str) -> str:
+    """As the driver's library wants it; it waits for a connection no longer than it should."""
+    scheme, colon, rest = given.partition("://")
+    url = f"{scheme.partition('+')[0]}{colon}{rest}"
+    if "connect_timeout=" in url:
+        return url
+    return f"{url}{'&' if urlsplit(url).query else '?'}connect_timeout={_CONNECT_S}"
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Any]:
+    with closing(adbc.connect(url)) as connection:
+        yield connection
+
+
+def _begin(connection: Any) -> None:
+    _say(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+
+def _settle(connection: Any) -> None:
+    for name, value in (
+        ("lock_timeout", f"{_LOCK_S}s"),
+        ("statement_timeout", f"{_STATEMENT_S}s"),
+        ("idle_in_transaction_session_timeout", "0"),  # The first waits for all others.
+        ("TimeZone", "UTC"),
+        ("extra_float_digits", "1"),
+    ):
+        _say(connection, f"SET LOCAL {name} = '{value}'")
+
+
+def _exported(connection: Any) -> _Snapshot:
+    _begin(connection)
+    _settle(connection)
+    statement = (
+        "SELECT pg_export_snapshot(), floor(date_part('epoch', clock_timestamp()) * 1000)::bigint, "
+        "current_setting('server_version_num')::bigint"
+    )
+    ((name, source_ms, version),) = _asked(connection, statement)
+    return _Snapshot(name, source_ms, version)
+
+
+def _slices(connection: Any, relation: str, readers: int, version: int) -> list[str]:
+    """Ranges of pages: only the pages themselves say where a table's rows really are."""
+    oid = f"to_regclass({PostgresDialect({}).literal(relation)})"
+    size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
+    statement = f"SELECT relkind::text, {size} FROM pg_class WHERE oid = {oid}"
+    ((kind, pages),) = _asked(connection, statement)
+    if kind not in ("r", "m") or version < _TID_RANGES:
+        return [""]  # A view or a partitioned table has no pages of its own.
+    least, most = _PAGES
+    step = max(least, min(most, -(-pages // (readers * _SLICES_A_READER))))
+    starts = list(range(0, max(pages, 1), step))
+    ranges = [
+        f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid" for start in starts[:-1]
+    ]
+    return [*ranges, f"ctid >= '({starts[-1]},0)'::tid"]
+
+
+def _types(connection: Any, relation: str) -> dict[str, str]:
+    """What the columns of a table are."""
+    schema = _table(connection, f"SELECT * FROM {relation} LIMIT 0").schema
+    return {
+        each.name: (each.metadata or {}).get(b"POSTGRESQL:type", b"").decode() for each in schema
+    }
+
+
+def _say(connection: Any, statement: str) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement)
+
+
+def _table(connection: Any, statement: str) -> pa.Table:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement)
+        return cursor.fetch_arrow_table()
+
+
+def _asked(connection: Any, statement: str) -> list[tuple[Any, ...]]:
+    return _rows(_table(connection, statement))
+
+
+def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(each.to_pylist() for each in answer.columns), strict=True))

@@ -1,0 +1,356 @@
+"""What a bank is asked in SQL, as its rules say; pure. Each dialect has words of its own.
+
+An expression holds what the extract's column holds, or NULL where the bank's does not fit: that is
+then refused, and the row is looked for that shows why. Sums are added up in the database, under the
+same snapshot, so that what gets lost between it and the files is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from txmq.reconcile.extract.controls import (
+    control_of,
+    has_number,
+    money_of,
+    numbers_of,
+    whole,
+)
+from txmq.reconcile.rules import AccountColumns, Bank, Constant, EntryColumns, Money, Window
+from txmq.reconcile.rules import Source as From
+from txmq.reconcile.summary import Control
+from txmq.reconcile.tables import ENTRIES, Table
+
+__all__ = ["AccountStatements", "Dialect", "EntryStatements", "Fault", "told", "told_control"]
+
+_POWERS: Final = {digits: 10**digits for digits in range(7)}
+
+
+class Dialect(Protocol):
+    """How a database says things; columns are given by their names."""
+
+    def quoted(self, name: str) -> str:
+        """A name."""
+        ...
+
+    def literal(self, text: str) -> str:
+        """A text."""
+        ...
+
+    def text(self, column: str) -> str:
+        """A column as text."""
+        ...
+
+    def code(self, text: str) -> str:
+        """Whether a text is three capital letters."""
+        ...
+
+    def whole(self, column: str) -> str:
+        """A column as a whole number."""
+        ...
+
+    def minor(self, column: str, scale: str) -> str:
+        """A column as minor units, given how many a major one has."""
+        ...
+
+    def moment(self, column: str, held: str, zone: str) -> str:
+        """A column as milliseconds, given what it holds; see ``EntryColumns.time``."""
+        ...
+
+    def sums(self, number: str) -> tuple[str, ...]:
+        """The sum of a number: itself, or those of its halves."""
+        ...
+
+    def total(self, number: str) -> str:
+        """The sum of a number where it fits and is nowhere NULL."""
+        ...
+
+
+class Fault(NamedTuple):
+    """A way in which a row may not fit."""
+
+    column: str
+    """The bank's."""
+    expected: str
+    statement: str
+    """Finds one: its id, its key, and what it holds; all as text."""
+
+
+class _Statements:
+    """What both of a bank's tables have in common."""
+
+    def __init__(
+        self,
+        columns: EntryColumns | AccountColumns,
+        units: str,
+        money: Mapping[str, Money],
+        dialect: Dialect,
+    ) -> None:
+        self._columns = columns
+        self._units = units
+        self._money = money
+        self._dialect = dialect
+
+    @property
+    def relation(self) -> str:
+        """The table's name, quoted."""
+        return ".".join(self._dialect.quoted(each) for each in self._columns.table.split("."))
+
+    def currency(self) -> str:
+        """The currency, where it is known."""
+        given = self._columns.currency
+        if isinstance(given, Constant):
+            return self._dialect.literal(given.value)
+        text = self._dialect.text(given)
+        if not self._money:
+            return f"CASE WHEN {self._dialect.code(text)} THEN {text} END"
+        known = ", ".join(self._dialect.literal(each) for each in sorted(self._money))
+        return f"CASE WHEN {text} IN ({known}) THEN {text} END"
+
+    def _minor(self, column: str) -> str:
+        return self._dialect.minor(column, self._scale())
+
+    def _scale(self) -> str:
+        """How many minor units a major one has."""
+        given = self._columns.currency
+        if self._units == "minor":
+            return "1"
+        if isinstance(given, Constant):
+            return str(_POWERS[self._money.get(given.value, Money()).digits])
+        powers = {each: _POWERS[money.digits] for each, money in sorted(self._money.items())}
+        if len(set(powers.values())) <= 1:
+            return str(next(iter(powers.values()), _POWERS[Money().digits]))
+        text = self._dialect.text(given)
+        whens = (f"WHEN {self._dialect.literal(each)} THEN {powers[each]}" for each in powers)
+        return f"(CASE {text} {' '.join(whens)} END)"
+
+    def _from(self, *conditions: str) -> str:
+        given = [f"({self._columns.where})"] if self._columns.where else []
+        all_ = " AND ".join([*given, *(each for each in conditions if each)])
+        return f"FROM {self.relation}" + (f" WHERE {all_}" if all_ else "")
+
+    def _fault(
+        self, column: str, expression: str, expected: str, *, optional: bool = False
+    ) -> Fault:
+        named = []
+        for name in ("id", "key"):
+            given = getattr(self._columns, name, "")
+            named.append(self._dialect.text(given) if given else "NULL")
+        held = self._dialect.text(column)
+        when = f"{expression} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
+        return Fault(
+            column, expected, f"SELECT {', '.join(named)}, {held} {self._from(f'({when})')} LIMIT 1"
+        )
+
+    def _faulty_currency(self) -> list[Fault]:
+        given = self._columns.currency
+        if isinstance(given, Constant):
+            return []
+        known = f"none of {', '.join(sorted(self._money))}" if self._money else "no currency's code"
+        return [self._fault(given, self.currency(), known)]
+
+
+class EntryStatements(_Statements):
+    """What a bank's journal is asked.
+
+    Args:
+        bank: The bank.
+        money: The currencies that are known; any where there are none.
+        window: The day.
+        dialect: The database's.
+    """
+
+    def __init__(
+        self, bank: Bank, money: Mapping[str, Money], window: Window, dialect: Dialect
+    ) -> None:
+        super().__init__(bank.entries, bank.entries.units, money, dialect)
+        self._bank = bank
+        self._entries = bank.entries
+        self._window = window
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The names of the bank's columns that are read."""
+        entries = self._entries
+        given: list[From] = [entries.currency, entries.kind, entries.id, entries.recorded]
+        given += [entries.key, entries.account, entries.amount, entries.booked]
+        return frozenset(each for each in given if isinstance(each, str) and each)
+
+    def rows(self, slice_: str = "") -> str:
+        """The day's entries; the columns are those of ``ENTRIES``.
+
+        Args:
+            slice_: A condition of those that are wanted; of all where it is left out.
+        """
+        booked = self._moment(self._entries.booked)
+        recorded = self._entries.recorded
+        values = {
+            "id": self._id(),
+            "key": self._key(),
+            "kind": self._kind(),
+            "role": self._role(),
+            "account": self._dialect.text(self._entries.account),
+            "amount": self._amount(),
+            "currency": self.currency(),
+            "booked_ms": booked,
+            "recorded_ms": self._moment(recorded) if recorded else booked,
+        }
+        chosen = ", ".join(f"{values[each]} AS {each}" for each in ENTRIES.names)
+        by = self._deciding()
+        start_ms, end_ms = self._window
+        within = f"{by} >= {start_ms} AND {by} < {end_ms}"
+        return f"SELECT {chosen} {self._from(slice_, within)}"
+
+    def sums(self) -> str:
+        """What every account had when the day began, and has had since it was over.
+
+        Rows are: 0, period (0 before, 1 after; NULL where there is no moment), account, role,
+        currency, amount, how many entries, and 0. Those that begin with 1 are the sums of these by
+        period and currency, which end with how many there are.
+        """
+        by, total = self._deciding(), self._dialect.total
+        start_ms, end_ms = self._window
+        return (
+            f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 WHEN {by} >= {end_ms} "
+            f"THEN 1 END AS period, {self._dialect.text(self._entries.account)} AS account, "
+            f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
+            f"{self._from(f'({by} IS NULL OR {by} < {start_ms} OR {by} >= {end_ms})')}), "
+            "found AS (SELECT period, account, role, currency, "
+            f"{total('amount')} AS amount, count(*) AS lines "
+            "FROM lines GROUP BY period, account, role, currency) "
+            "SELECT 0 AS is_sum, period, account, role, currency, amount, lines, 0 AS accounts "
+            "FROM found UNION ALL SELECT 1, period, NULL, NULL, currency, "
+            f"{total('amount')}, {total('lines')}, count(*) FROM found GROUP BY period, currency"
+        )
+
+    def faults(self) -> list[Fault]:
+        """Where to look when something does not fit, most likely first."""
+        entries = self._entries
+        found = [
+            self._fault(entries.amount, self._minor(entries.amount), "no whole minor units"),
+            *self._faulty_currency(),
+            self._fault(entries.account, self._dialect.text(entries.account), "no account"),
+        ]
+        moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
+        found += [self._fault(each, self._moment(each), "no moment") for each in moments]
+        if entries.id:
+            found.append(self._fault(entries.id, self._id(), "no whole number", optional=True))
+        return found
+
+    def _deciding(self) -> str:
+        return self._moment(self._entries.recorded or self._entries.booked)
+
+    def _id(self) -> str:
+        return self._dialect.whole(self._entries.id) if self._entries.id else "CAST(NULL AS BIGINT)"
+
+    def _key(self) -> str:
+        namespace = self._dialect.literal(f"{self._entries.namespace}/")
+        return f"{namespace} || {self._dialect.text(self._entries.key)}"
+
+    def _kind(self) -> str:
+        given = self._entries.kind
+        kinds = {word: kind for kind, words in self._entries.kinds.items() for word in words}
+        if isinstance(given, Constant):
+            return self._dialect.literal(kinds.get(given.value, "other"))
+        return self._chosen(given, kinds, "other")
+
+    def _role(self) -> str:
+        roles = {
+            account: role
+            for role in ("capital", "suspense", "clearing")
+            for account in getattr(self._entries, role)
+        }
+        return self._chosen(self._entries.account, roles, "customer")
+
+    def _chosen(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
+        text, literal = self._dialect.text(column), self._dialect.literal
+        whens = [f"WHEN {literal(each)} THEN {literal(word)}" for each, word in words.items()]
+        if not whens:
+            return literal(otherwise)
+        return f"CASE {text} {' '.join(whens)} ELSE {literal(otherwise)} END"
+
+    def _amount(self) -> str:
+        amount = self._minor(self._entries.amount)
+        if self._entries.amounts == "signed":
+            return amount
+        return f"CASE WHEN {self._kind()} = 'debit' THEN -({amount}) ELSE {amount} END"
+
+    def _moment(self, column: str) -> str:
+        return self._dialect.moment(column, self._entries.time, self._bank.zone)
+
+
+class AccountStatements(_Statements):
+    """What a bank's table of accounts is asked.
+
+    Args:
+        accounts: Its columns.
+        units: What balances are counted in.
+        money: The currencies that are known; any where there are none.
+        dialect: The database's.
+    """
+
+    def __init__(
+        self,
+        accounts: AccountColumns,
+        units: str,
+        money: Mapping[str, Money],
+        dialect: Dialect,
+    ) -> None:
+        super().__init__(accounts, units, money, dialect)
+        self._accounts = accounts
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The names of the bank's columns that are read."""
+        given: list[From] = [self._accounts.account, self._accounts.balance]
+        given.append(self._accounts.currency)
+        return frozenset(each for each in given if isinstance(each, str))
+
+    def rows(self) -> str:
+        """All of it; the columns are those of ``ACCOUNTS``."""
+        return (
+            f"SELECT {self._dialect.text(self._accounts.account)} AS account, "
+            f"{self.currency()} AS currency, {self._minor(self._accounts.balance)} AS balance "
+            f"{self._from()}"
+        )
+
+    def faults(self) -> list[Fault]:
+        """Where to look when something does not fit, most likely first."""
+        accounts = self._accounts
+        return [
+            self._fault(accounts.balance, self._minor(accounts.balance), "no whole minor units"),
+            *self._faulty_currency(),
+            self._fault(accounts.account, self._dialect.text(accounts.account), "no account"),
+        ]
+
+
+def told(rows: str, table: Table, dialect: Dialect) -> str:
+    """What the control totals of a table are, where it comes from; for :func:`told_control`.
+
+    Args:
+        rows: The statement that reads the table.
+        table: Which one.
+        dialect: The database's.
+    """
+    ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
+    sums = (half for each in numbers_of(table) for half in dialect.sums(each))
+    return (
+        f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
+        "GROUP BY currency"
+    )
+
+
+def told_control(source: str, table: Table, rows: Sequence[Sequence[Any]]) -> Control:
+    """The control totals that the answers to :func:`told` make."""
+    numbers, money = numbers_of(table), money_of(table)
+    found = []
+    for currency, count, least, most, *sums in rows:
+        halves = len(sums) // len(numbers)
+        each = {
+            name: whole(sums[place * halves : (place + 1) * halves])
+            for place, name in enumerate(numbers)
+        }
+        total = each[money] if money is not None else 0
+        found.append((currency, count, least, most, total, sum(each.values())))
+    return control_of(source, table, found)

@@ -2,13 +2,14 @@
 
 import contextlib
 from datetime import date
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
-from txmq.reconcile.extract.manifest import Source, place
+from txmq.reconcile.extract.manifest import place
 from txmq.reconcile.extract.taking import take
 from txmq.reconcile.extract.writing import TableWriter
 from txmq.reconcile.rules import Rules
@@ -102,17 +103,20 @@ def bank_of(book, name="icbc", accounts=None, zone="UTC", **entries):
     return found | ({} if accounts is None else {"accounts": accounts})
 
 
+class NoLog(NamedTuple):
+    controls: tuple
+    position: int = 0
+    moment_ms: int = 1 << 50
+
+
 def no_log(rules, window, directory):
     """A log with nothing in it."""
-    from txmq.reconcile.extract.manifest import Extracted
-
     found = []
     for table in (MESSAGES, FAILURES, OFFSETS):
-        with TableWriter(table, directory / table.name) as writer:
+        with TableWriter(table, directory / "log" / table.name) as writer:
             pass
-        control = writer.control("log")
-        found.append(Extracted(table.name, control, control, writer.parts))
-    return Source("log", "log", "", 1 << 50, 1 << 50, tuple(found), 0)
+        found.append(writer.control("log"))
+    return NoLog(tuple(found))
 
 
 def taken(rules, day=DAY, **more):

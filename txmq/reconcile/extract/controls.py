@@ -84,7 +84,7 @@ def difference(was: Control, now: Control) -> str | None:
     if was.rows != now.rows:
         return f"{where}: {was.rows} rows were extracted and {now.rows} are there"
     for currency in sorted(was.amounts.keys() | now.amounts.keys()):
-        one, other = was.amounts.get(currency, 0), now.amounts.get(currency, 0)
+        one, other = was.amounts.get(currency), now.amounts.get(currency)
         if one != other:
             money = currency or "no currency"
             return f"{where}: the sum of {money} was {one} when it was extracted and is {other}"

@@ -9,14 +9,11 @@ tables of an extract agree with each other at least.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +31,7 @@ from txmq.reconcile.extract.statements import (
     told,
     told_control,
 )
-from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.extract.writing import TableWriter, part_of
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
@@ -243,10 +240,9 @@ class _Reader:
         early = self._books.directory / _RAW / "written"
         self._spark.sql(statement).write.option("compression", "zstd").parquet(str(early))
         final.mkdir(parents=True)
-        found = []
-        for number, path in enumerate(sorted(early.glob("part-*.parquet"))):
-            found.append(_moved(path, final / f"part-{number:05}.parquet"))
-        return tuple(found)
+        names = enumerate(sorted(early.glob("part-*.parquet")))
+        moved = [path.rename(final / f"part-{number:05}.parquet") for number, path in names]
+        return tuple(part_of(each) for each in moved)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return [tuple(each) for each in self._spark.sql(statement).collect()]
@@ -268,15 +264,6 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
     bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}
     found: DataFrame = given.options(**bounds).load()
     return found
-
-
-def _moved(path: Path, final: Path) -> Part:
-    path.rename(final)
-    with final.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = file.tell()
-    return Part("/".join(final.parts[-3:]), pq.read_metadata(final).num_rows, size, digest)
 
 
 def _said(problem: PySparkException | Py4JError, url: str) -> str:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -147,11 +148,13 @@ def counted(frames: Sequence[tuple[str, Table, DataFrame]]) -> list[Control]:
     Args:
         frames: Each with its source's name.
     """
-    sums = [_sums(*each) for each in frames]
+    lines = reduce(DataFrame.unionAll, (_lines(*each) for each in frames))
+    sums = [f.sum(each) for each in ("low_money", "high_money", "low", "high")]
+    found = lines.groupBy("source", "table", "currency").agg(
+        f.count("*"), f.min("number"), f.max("number"), *sums
+    )
     rows: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
-    for source, table, currency, count, least, most, *halves in reduce(
-        DataFrame.unionAll, sums
-    ).collect():
+    for source, table, currency, count, least, most, *halves in found.collect():
         row = (currency, count, least, most, whole(halves[:2]), whole(halves[2:]))
         rows.setdefault((source, table), []).append(row)
     return [
@@ -170,25 +173,23 @@ def _frame(spark: SparkSession, place: _Place, directory: Path) -> DataFrame:
     return spark.read.schema(place.table.ddl).parquet(*paths)
 
 
-def _sums(source: str, table: Table, frame: DataFrame) -> DataFrame:
-    """Control totals by currency; numbers in halves, whose sums fit."""
+def _lines(source: str, table: Table, frame: DataFrame) -> DataFrame:
+    """What is added up of each row: numbers in halves, whose sums fit."""
     money = money_of(table)
     numbers = [f.coalesce(f.col(each).cast("long"), f.lit(0)) for each in numbers_of(table)]
-    lows = [each.bitwiseAND(f.lit(_LOW)) for each in numbers]
-    highs = [f.shiftright(each, 32) for each in numbers]
-    of_money = f.col(money) if money else f.lit(0)
-    own = f.col("id") if has_number(table) else f.lit(None).cast("long")
+    amount = f.coalesce(f.col(money), f.lit(0)) if money else f.lit(0).cast("long")
+    number = f.col("id") if has_number(table) else f.lit(None).cast("long")
     currency = f.col("currency") if money else f.lit(None).cast("string")
-    found = frame.groupBy(currency.alias("currency")).agg(
-        f.count("*").alias("rows"),
-        f.min(own).alias("least"),
-        f.max(own).alias("most"),
-        f.sum(of_money.bitwiseAND(f.lit(_LOW))).alias("low_money"),
-        f.sum(f.shiftright(of_money, 32).cast("long")).alias("high_money"),
-        f.sum(reduce(lambda one, other: one + other, lows)).alias("low"),
-        f.sum(reduce(lambda one, other: one + other, highs)).alias("high"),
+    return frame.select(
+        f.lit(source).alias("source"),
+        f.lit(table.name).alias("table"),
+        currency.alias("currency"),
+        number.alias("number"),
+        amount.bitwiseAND(f.lit(_LOW)).alias("low_money"),
+        f.shiftright(amount, 32).alias("high_money"),
+        reduce(add, (each.bitwiseAND(f.lit(_LOW)) for each in numbers)).alias("low"),
+        reduce(add, (f.shiftright(each, 32) for each in numbers)).alias("high"),
     )
-    return found.select(f.lit(source), f.lit(table.name), "*")
 
 
 def _is_of(path: str, place: _Place) -> bool:

@@ -13,31 +13,54 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import Books
 from txmq.reconcile.extract.manifest import (
     FILE,
+    Extracted,
     Manifest,
     Source,
     place,
     read_manifest,
     write_manifest,
 )
+from txmq.reconcile.extract.writing import part_of
 from txmq.reconcile.rules import Bank, Constant, Rules, Window
+from txmq.reconcile.summary import Control
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Progress", "TakeLog", "take"]
+__all__ = ["Log", "Progress", "TakeLog", "take"]
 
 Progress: TypeAlias = Callable[[str, int], None]
 """Is told of each source that is there, and how many rows it has."""
 
-TakeLog: TypeAlias = Callable[[Rules, Window, Path], Source]
-"""Extracts the broker's log into a directory."""
+
+class Log(Protocol):
+    """What was taken of the broker's log."""
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        """Of each of its tables."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The log was read up to here."""
+        ...
+
+    @property
+    def moment_ms(self) -> int:
+        """When that was its end."""
+        ...
+
+
+TakeLog: TypeAlias = Callable[[Rules, Window, Path], Log]
+"""Writes the log's tables into the directory ``log`` of an extract."""
 
 _KINDS: Final = {
     "postgresql": "postgresql",
@@ -109,7 +132,22 @@ def _sources(
             for each in rules.bank
         ]
         banks = [told(each.result()) for each in waited]
-    return (*banks, told(take_log(rules, window, directory / "log")))
+    return (*banks, told(_of_the_log(take_log(rules, window, directory), directory)))
+
+
+def _of_the_log(log: Log, directory: Path) -> Source:
+    # Nobody else counts a log; what was written of it is what it says.
+    tables = tuple(
+        Extracted(
+            each.table, each, each, tuple(map(part_of, _files(directory / "log" / each.table)))
+        )
+        for each in log.controls
+    )
+    return Source("log", "log", "", log.moment_ms, log.moment_ms, tables, log.position)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("part-*.parquet"))
 
 
 def _read(rules: Rules, books: Books, spark: SparkSession | None, clock: Clock) -> Source:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +26,7 @@ from txmq.reconcile.extract.manifest import Part
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import Table
 
-__all__ = ["TableWriter", "schema_of"]
+__all__ = ["TableWriter", "part_of", "schema_of"]
 
 _ROWS_A_PART: Final = 4_000_000
 _LOW: Final = 0xFFFFFFFF
@@ -42,6 +43,22 @@ def schema_of(table: Table) -> pa.Schema:
     return pa.schema(
         [pa.field(each.name, _TYPES[each.type], each.is_optional) for each in table.columns]
     )
+
+
+def part_of(path: Path, rows: int | None = None) -> Part:
+    """What a manifest says of a file, once all of it is on the disk.
+
+    Args:
+        path: The file's, in the directory of its table.
+        rows: How many it has; it is asked where they are left out.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+    if rows is None:
+        rows = int(pq.read_metadata(path).num_rows)
+    return Part("/".join(path.parts[-3:]), rows, size, digest)
 
 
 class TableWriter:
@@ -79,16 +96,17 @@ class TableWriter:
         trace: TracebackType | None,
     ) -> None:
         left, self._open = list(self._open.values()), {}
-        for each in left:
-            if problem is None:
-                self._done.append(each.finish())
-            else:
+        if problem is not None:
+            for each in left:
                 each.drop()
-        if problem is None:
-            if not self._done:
-                self._done.append(self._begin().finish())  # A table without rows has its columns.
-            self.parts = tuple(sorted(self._done))
-            _sync(self._directory)
+            for done in self._done:
+                (self._directory / Path(done.path).name).unlink()
+            return
+        if not left and not self._done:
+            left = [self._begin()]  # A table without rows has its columns.
+        self._done += [each.finish() for each in left]
+        self.parts = tuple(sorted(self._done))
+        _sync(self._directory)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows; their columns are the table's, in any order.
@@ -163,12 +181,9 @@ class _OpenPart:
     def finish(self) -> Part:
         """Let it have its name."""
         self._writer.close()
-        with self._early.open("rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
+        part = part_of(self._early, self.rows)
         self._early.rename(self._path)
-        return Part("/".join(self._path.parts[-3:]), self.rows, size, digest)
+        return msgspec.structs.replace(part, path="/".join(self._path.parts[-3:]))
 
     def drop(self) -> None:
         """Leave nothing of it."""

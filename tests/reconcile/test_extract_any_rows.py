@@ -1,0 +1,125 @@
+"""Whatever rows a bank has, they come out of the extract as they went in."""
+
+import tempfile
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.extracts import JOURNAL, START_MS, bank_of, book, rows_of, rules_of, taken
+
+LONG = st.integers(-(1 << 63) + 1, (1 << 63) - 1)
+WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+ROW = st.fixed_dictionaries(
+    {
+        "id": st.none() | LONG,
+        "transfer": st.none() | WORD,
+        "account": WORD | st.sampled_from(["clearing", "capital", "it's", 'a "b"', "\\'"]),
+        "amount": LONG,
+        "currency": st.sampled_from(["CNY", "USD", "JPY"]),
+        "kind": st.none() | st.sampled_from(["debit", "C", "return", "fee", "D'"]),
+        "booked": st.integers(START_MS - 1000, START_MS + 86_401_000)
+        | st.sampled_from([START_MS - 1, START_MS, START_MS + 86_399_999, START_MS + 86_400_000]),
+    }
+)
+KINDS = {"debit": ["debit", "D'"], "credit": ["C"], "return": ["return"]}
+KIND = {word: kind for kind, words in KINDS.items() for word in words}
+ROLES = {"clearing": "clearing", "capital": "capital", "it's": "suspense", "\\'": "suspense"}
+
+
+def expected(row):
+    key = row["transfer"]
+    return {
+        "id": row["id"],
+        "key": None if key is None else f"icbc/{key}",
+        "kind": KIND.get(row["kind"], "other"),
+        "role": ROLES.get(row["account"], "customer"),
+        "account": row["account"],
+        "amount": row["amount"],
+        "currency": row["currency"],
+        "booked_ms": row["booked"],
+        "recorded_ms": row["booked"],
+    }
+
+
+def in_order(rows):
+    return sorted(rows, key=lambda row: [(each is not None, each) for each in row.values()])
+
+
+@pytest.fixture(params=["postgresql", "sqlite"], scope="module")
+def bank(request, postgres, tmp_path_factory):
+    with book(request.param, postgres, tmp_path_factory.mktemp("any")) as found:
+        found.kind = request.param
+        found.journal([])
+        decimal = "NUMERIC(24, 4)" if found.kind == "postgresql" else "TEXT"
+        moment = "TIMESTAMPTZ" if found.kind == "postgresql" else "TEXT"
+        found.journal([], JOURNAL | {"amount": decimal, "booked": moment}, name="typed")
+        yield found
+
+
+@settings(max_examples=15)
+@given(rows=st.lists(ROW, max_size=20))
+def test_rows_come_out_as_they_went_in(bank, rows):
+    bank.run("DELETE FROM journal")
+    if rows:
+        bank.add(rows)
+    told = bank_of(bank, kinds=KINDS, capital=["capital"], suspense=["it's", "\\'"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        _, found = taken(rules_of(Path(folder), told))
+        entries, opening, later = (
+            rows_of(found, table=each) for each in ("entries", "opening", "later")
+        )
+
+    end = START_MS + 86_400_000
+    assert entries == in_order(expected(row) for row in rows if START_MS <= row["booked"] < end)
+    for table, wanted in (
+        (opening, [row for row in rows if row["booked"] < START_MS]),
+        (later, [row for row in rows if row["booked"] >= end]),
+    ):
+        assert sum(each["amount"] for each in table) == sum(each["amount"] for each in wanted)
+        assert sum(each["rows"] for each in table) == len(wanted)
+        named = {(each["account"], each["role"], each["currency"]) for each in table}
+        assert len(named) == len(table)
+
+
+@settings(max_examples=15)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.decimals(-(10**15), 10**15, places=2, allow_nan=False),
+            st.datetimes(datetime(2026, 11, 20), datetime(2026, 11, 20, 23, 59, 59, 999_999)),
+        ),
+        max_size=10,
+    )
+)
+def test_decimals_and_moments_keep_all_their_digits(bank, rows):
+    bank.run("DELETE FROM typed")
+    given_rows = [
+        {
+            "amount": amount if bank.kind == "postgresql" else str(amount),
+            "booked": moment.replace(tzinfo=UTC)
+            if bank.kind == "postgresql"
+            else f"{moment.isoformat(sep=' ')}+00:00",
+        }
+        for amount, moment in rows
+    ]
+    if rows:
+        bank.add(given_rows, JOURNAL, name="typed")
+    told = bank_of(bank, table="typed", units="major", time="timestamptz")
+
+    with tempfile.TemporaryDirectory() as folder:
+        _, found = taken(rules_of(Path(folder), told))
+        entries = rows_of(found)
+
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert [(each["amount"], each["booked_ms"]) for each in entries] == [
+        (
+            int(Decimal(amount) * 100),
+            int((moment.replace(tzinfo=UTC) - epoch) / (epoch.resolution * 1000)),
+        )
+        for amount, moment in rows
+    ]

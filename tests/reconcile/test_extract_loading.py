@@ -1,0 +1,228 @@
+"""What is loaded is what was extracted, or the run is refused with what differs."""
+
+import json
+import shutil
+from datetime import timedelta
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.loading import load, load_unchecked, see_totals
+from txmq.reconcile.extract.manifest import FILE, read_manifest
+from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.tables import ENTRIES
+
+ROWS = 1000
+
+pytestmark = pytest.mark.timeout(180)  # Spark takes its time where others work beside it.
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("extracts")
+    with book("sqlite", None, folder) as bank:
+        bank.journal(
+            [
+                {
+                    "amount": each,
+                    "transfer": f"t-{each}",
+                    "booked": START_MS - 86_400_000 * (each % 2),
+                }
+                for each in range(2 * ROWS)
+            ]
+        )
+        bank.run("CREATE TABLE balances (account TEXT, balance BIGINT)")
+        bank.run("INSERT INTO balances VALUES ('alice', 1)")
+        accounts = {"table": "balances", "account": "account", "balance": "balance"}
+        accounts["currency"] = {"is": "CNY"}
+        rules = rules_of(
+            folder,
+            bank_of(bank, accounts=accounts),
+            bank_of(bank, name="ccb"),
+        )
+        _, here = taken(rules)
+        _, yesterday = taken(rules, DAY - timedelta(days=1))
+        yield here, yesterday
+
+
+@pytest.fixture
+def extract(made, tmp_path):
+    """A copy that may be spoiled."""
+    folder = tmp_path / "extract"
+    shutil.copytree(made[0], folder)
+    return folder
+
+
+def refused(spark, folder):
+    with pytest.raises(ReconcileRefused) as found:
+        load(spark, read_manifest(folder), folder)
+    return str(found.value)
+
+
+def part(folder, source="icbc"):
+    return folder / source / "entries" / "part-00000.parquet"
+
+
+def test_all_ledgers_have_their_columns_and_the_banks_name(spark, made):
+    found = load(spark, read_manifest(made[0]), made[0])
+
+    assert {each.bank for each in found.entries.select("bank").distinct().collect()} == {
+        "icbc",
+        "ccb",
+    }
+    assert found.entries.count() == 2 * ROWS
+    assert tuple(found.entries.columns) == (*ENTRIES.names, "bank")
+    assert found.opening.count() == 2
+    assert found.later.count() == 0
+    assert found.accounts.count() == 1
+    assert found.messages.count() == found.failures.count() == found.offsets.count() == 0
+    rows = sorted(found.entries.where("bank = 'icbc'").drop("bank").collect())
+    assert [each.asDict() for each in rows] == rows_of(made[0])
+
+
+def test_a_missing_part_is_told_with_its_rows(spark, extract):
+    part(extract).unlink()
+
+    told = refused(spark, extract)
+
+    assert "icbc/entries: 1000 rows were extracted and 0 are there" in told
+    assert "part-00000.parquet is missing" in told
+
+
+def test_a_truncated_part_is_told_with_its_bytes(spark, extract):
+    path = part(extract)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size // 2)
+
+    told = refused(spark, extract)
+
+    assert told == (
+        f"icbc/entries/part-00000.parquet: {size} bytes were extracted and {size // 2} are there"
+    )
+
+
+def test_a_changed_byte_is_told_by_the_hash(spark, extract):
+    path = part(extract, "ccb")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+    assert "ccb/entries/part-00000.parquet: its bytes are not those" in refused(spark, extract)
+
+
+def test_a_part_that_is_there_twice_is_told_with_its_rows(spark, extract):
+    shutil.copy(part(extract), part(extract).with_name("part-00001.parquet"))
+
+    told = refused(spark, extract)
+
+    assert "icbc/entries: 1000 rows were extracted and 2000 are there" in told
+    assert "part-00001.parquet was not extracted" in told
+
+
+def test_a_part_of_another_day_is_told(spark, extract, made):
+    shutil.copy(part(made[1]), part(extract))
+
+    assert "icbc/entries/part-00000.parquet" in refused(spark, extract)
+
+
+def test_a_file_that_belongs_to_nothing_is_told(spark, extract):
+    (extract / "boc" / "entries").mkdir(parents=True)
+    shutil.copy(part(extract), extract / "boc" / "entries" / "part-00000.parquet")
+
+    assert "boc/entries/part-00000.parquet is there, and was not" in refused(spark, extract)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.slice(1), "icbc/entries: 1000 rows were extracted and 999 are there"),
+        (
+            lambda t: t.set_column(
+                5,
+                "amount",
+                [[each + (place == 3) for place, each in enumerate(t["amount"].to_pylist())]],
+            ),
+            "icbc/entries: the sum of CNY was 999000 when it was extracted and is 999001",
+        ),
+        (
+            lambda t: t.set_column(6, "currency", [["USD", *t["currency"].to_pylist()[1:]]]),
+            "icbc/entries: the sum of CNY was 999000",
+        ),
+        (
+            lambda t: t.set_column(0, "id", [[0, *t["id"].to_pylist()[1:]]]),
+            "icbc/entries: the least id was 1 when it was extracted and is 0",
+        ),
+        (
+            lambda t: t.set_column(7, "booked_ms", [[NOON_MS, *t["booked_ms"].to_pylist()[1:]]]),
+            "icbc/entries: the hash total was",
+        ),
+    ],
+    ids=["rows", "amount", "currency", "id", "moment"],
+)
+def test_spark_counts_again_and_names_the_total_that_differs(spark, extract, change, told):
+    """Files may lie where nobody can hash them: then Spark's own totals are what is left."""
+    table = pq.read_table(part(extract))
+    if told.startswith("icbc/entries: the sum of CNY was 999000 when"):
+        assert sum(table["amount"].to_pylist()) == 999_000
+    pq.write_table(change(table).cast(table.schema), part(extract))
+
+    with pytest.raises(ReconcileRefused, match=told):
+        see_totals(spark, read_manifest(extract), extract)
+
+
+def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(spark, tmp_path):
+    with book("sqlite", None, tmp_path) as bank:
+        bank.journal([{"id": (1 << 62) + each, "amount": -(1 << 61) - each} for each in range(9)])
+        manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
+
+    see_totals(spark, manifest, folder)
+    assert manifest.sources[0].tables[0].written.amounts["CNY"] < -(1 << 63)
+
+
+def test_a_manifest_that_was_changed_or_is_missing_is_told(extract):
+    path = extract / FILE
+    plain = json.loads(path.read_text())
+    plain["sources"][0]["tables"][0]["written"]["rows"] += 1
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ReconcileRefused, match="was changed"):
+        read_manifest(extract)
+
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(ReconcileRefused, match="cannot be read"):
+        read_manifest(extract)
+
+    path.unlink()
+    with pytest.raises(ReconcileRefused, match="no whole extract"):
+        read_manifest(extract)
+
+
+def test_an_unchecked_load_reads_the_same(spark, made):
+    manifest = read_manifest(made[0])
+
+    assert load_unchecked(spark, manifest, made[0]).entries.count() == 2 * ROWS
+
+
+def test_a_block_that_fails_leaves_no_file(tmp_path):
+    folder = tmp_path / "icbc" / "entries"
+    batch = pq.read_table(_some(tmp_path)).to_batches()[0]
+
+    def fail():
+        with TableWriter(ENTRIES, folder, rows_a_part=1) as writer:
+            writer.write(batch)
+            assert [each.name for each in folder.iterdir()] == ["part-00000.parquet"]
+            writer.write(batch.slice(0, 0))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(folder.iterdir()) == []
+
+
+def _some(folder):
+    with book("sqlite", None, folder) as bank:
+        bank.journal([{}])
+        _, made = taken(rules_of(folder, bank_of(bank)))
+    return part(made)

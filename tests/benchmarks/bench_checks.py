@@ -141,6 +141,13 @@ CHECKS = {
         10.0,
         is_most=False,
     ),
+    "reconcile_extract": Check(
+        "seconds of Spark's JDBC reader over those of the extract, the same rows into Parquet",
+        "reconcile_extract",
+        "jdbc_over_extract",
+        1.0,
+        is_most=False,
+    ),
     "relay_latency": Check(
         "milliseconds from a commit until the message can be consumed, half of the time",
         "relay",

@@ -28,6 +28,7 @@ from bench_guards import guards
 from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
+from bench_reconcile_extract import reconcile_extract
 from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart
@@ -51,6 +52,7 @@ SECTIONS = {
     "producer": producer,
     "resolve": resolve,
     "relay": relay,
+    "reconcile_extract": reconcile_extract,
     "restart": restart,
     "consumer": consumer,
     "soak": soak,
@@ -77,6 +79,8 @@ class Plan:
     resolutions: int = 3
     relayed: int = 10_000
     relay_turns: int = 7
+    extracted: int = 5_000_000
+    extract_turns: int = 3
     committed: int = 300
     bank_turns: int = 4
     transfers_at_once: tuple[int, ...] = (1, 16, 64)
@@ -111,6 +115,8 @@ def plan_for(options):
             resolutions=2,
             relayed=3_000,
             relay_turns=3,
+            extracted=200_000,
+            extract_turns=2,
             committed=40,
             bank_turns=2,
             transfers_at_once=(1, 4),

@@ -32,6 +32,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
             "held_over_free": {"median": 0.8},
             "held_over_free_laned": {"median": 0.79},
         },
+        "reconcile_extract": {"jdbc_over_extract": {"median": 1.0}},
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
             "cpu_over_send": {"median": 2.2},
@@ -71,6 +72,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "consumer_rate",
         "relay_latency",
         "relay_held",
+        "reconcile_extract",
     }
     assert found.keys() == CHECKS.keys()
 
@@ -237,3 +239,18 @@ def test_a_quick_run_tells_what_a_transfer_between_two_banks_costs():
             assert len(figures["shares"]) == parts
             assert sum(figures["shares"].values()) == pytest.approx(1, abs=0.01)
             assert all(figures["cpu_us"][who] > 0 for who in ("icbc", "ccb", "broker"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_quick_run_tells_how_fast_books_are_extracted():
+    command = [sys.executable, str(RUN), "--quick", "--only", "reconcile_extract"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    measured = document["reconcile_extract"]
+    assert measured["rows"] == 200_000
+    assert measured["extract_s"]["median"] > 0
+    assert measured["jdbc_s"]["median"] > 0
+    assert document["checks"].keys() == {"reconcile_extract"}

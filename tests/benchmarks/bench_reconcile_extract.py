@@ -1,0 +1,151 @@
+"""How fast a PostgreSQL bank's books become Parquet: the extract with its control totals beside
+Spark's reader of JDBC, which reads the same rows in as many parts and writes the same columns.
+
+Both read the same table by turns, warm. The extract counts everything in the database once more,
+and asks for what was before and after the day; JDBC does neither.
+"""
+
+import os
+import shutil
+import time
+from datetime import date
+from pathlib import Path
+
+import msgspec
+from bench_process import CannotStart
+from bench_sends import spread
+
+JAR = os.environ.get("TXMQ_JDBC_JAR", "/usr/share/java/postgresql.jar")
+DAY = date(2026, 11, 20)
+NOON_MS = 1_795_176_000_000
+READERS = 4
+TABLE = (
+    "CREATE TABLE journal (id bigint PRIMARY KEY, transfer bigint, account text NOT NULL, amount "
+    "bigint NOT NULL, currency text NOT NULL, kind text NOT NULL, booked bigint NOT NULL)"
+)
+FILL = (
+    "INSERT INTO journal SELECT n, n / 2, CASE n % 2 WHEN 0 THEN 'account-' || n % 100000 ELSE "
+    "'clearing' END, CASE n % 2 WHEN 0 THEN -1 ELSE 1 END * (n / 2 % 100000), 'CNY', CASE n % 2 "
+    f"WHEN 0 THEN 'debit' ELSE 'other' END, {NOON_MS} + n % 10000000 "
+    "FROM generate_series(1, {rows}) AS n"
+)
+
+
+def reconcile_extract(bench, plan):
+    """Seconds of each way, and how much faster the extract is."""
+    if not Path(JAR).exists():
+        raise CannotStart(
+            f"reconcile_extract compares with Spark's JDBC and needs its driver: {JAR} is missing "
+            "(Debian: apt install libpostgresql-jdbc-java, or set TXMQ_JDBC_JAR)"
+        )
+    from tests import databases  # Other sections need no database.
+
+    server = databases.postgres()
+    try:
+        with server.database() as url:
+            _fill(url, plan.extracted)
+            rules = _rules(databases.conninfo(url), bench.new_folder())
+            return _measured(rules, plan)
+    finally:
+        server.stop()
+
+
+def _measured(rules, plan):
+    spark = _spark()
+    try:
+        ours, theirs = [], []
+        for turn in range(1 + plan.extract_turns):
+            for way, taken in ((_extract, ours), (_jdbc, theirs))[:: 1 if turn % 2 else -1]:
+                plan.say(f"reconcile_extract: {way.__name__[1:]}")
+                folder = Path(rules.directory) / "out"
+                begun = time.perf_counter()
+                rows = way(rules, folder, spark)
+                taken.append(time.perf_counter() - begun)
+                shutil.rmtree(folder)
+                if rows != plan.extracted:
+                    raise CannotStart(f"{rows} of {plan.extracted} rows were extracted")
+    finally:
+        spark.stop()
+    ours, theirs = ours[1:], theirs[1:]  # The first warms up.
+    return {
+        "rows": plan.extracted,
+        "extract_s": spread(ours),
+        "jdbc_s": spread(theirs),
+        "rows_per_s": round(plan.extracted / spread(ours)["median"]),
+        "jdbc_over_extract": spread([one / other for one, other in zip(theirs, ours, strict=True)]),
+    }
+
+
+def _extract(rules, folder, spark):
+    from txmq.reconcile.extract.books import Books
+    from txmq.reconcile.extract.postgres import read_postgres
+    from txmq.runtime.clock import SystemClock
+
+    books = Books(rules.bank[0], rules.day.window(DAY), folder / "icbc")
+    return read_postgres(books, rules.money, SystemClock()).tables[0].written.rows
+
+
+def _jdbc(rules, folder, spark):
+    import pyarrow.parquet as pq
+
+    from txmq.reconcile.extract.jdbc import SparkDialect, options
+    from txmq.reconcile.extract.statements import EntryStatements
+
+    (bank,) = rules.bank
+    given = options(bank, bank.entries) | {"url": _jdbc_url(bank.database)}
+    ends = {"dbtable": "(SELECT min(id) AS least, max(id) AS most FROM journal) AS ends"}
+    ((least, most),) = spark.read.format("jdbc").options(**(given | ends)).load().collect()
+    bounds = {"partitionColumn": "id", "lowerBound": least, "upperBound": most + 1}
+    reader = spark.read.format("jdbc").options(**given, **bounds, numPartitions=READERS)
+    frame = reader.load()
+    frame.createOrReplaceTempView("journal")
+    dialect = SparkDialect({each.name: each.dataType.typeName() for each in frame.schema})
+    statement = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect).rows()
+    out = folder / "jdbc"
+    spark.sql(statement).write.option("compression", "zstd").parquet(str(out))
+    return sum(pq.read_metadata(each).num_rows for each in out.glob("*.parquet"))
+
+
+def _fill(url, rows):
+    from sqlalchemy import NullPool, create_engine
+
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for each in (TABLE, FILL, "VACUUM ANALYZE journal"):
+            connection.exec_driver_sql(each.format(rows=rows).replace("%", "%%"))
+
+
+def _rules(url, folder):
+    from txmq.reconcile.rules import Rules
+
+    columns = {each: each for each in ("id", "account", "amount", "currency", "kind", "booked")}
+    columns |= {"table": "journal", "key": "transfer", "namespace": "icbc"}
+    columns |= {"kinds": {"debit": ["debit"], "credit": ["credit"]}, "clearing": ["clearing"]}
+    bank = {"name": "icbc", "database": url, "entries": columns, "readers": READERS}
+    bank |= {"properties": {"driver": "org.postgresql.Driver"}}
+    plain = {"name": "bench", "directory": str(folder), "bank": [bank], "money": {"CNY": {}}}
+    return msgspec.convert(plain | {"log": {"directory": "log"}}, Rules)
+
+
+def _jdbc_url(url):
+    from sqlalchemy.engine import make_url
+
+    found = make_url(url)
+    secret = f"&password={found.password}" if found.password else ""
+    return f"jdbc:postgresql://{found.host}:{found.port}/{found.database}?user={found.username}{secret}"
+
+
+def _spark():
+    from pyspark.sql import SparkSession
+
+    chosen = {
+        "spark.jars": JAR,
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "2g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local[*]").appName("reconcile_extract")
+    return builder.config(map=chosen).getOrCreate()

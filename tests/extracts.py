@@ -15,8 +15,9 @@ from txmq.reconcile.extract.writing import TableWriter
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
-DAY = date(2026, 11, 20)
-START_MS = 1_795_132_800_000
+DAY = date(2024, 11, 20)
+"""It was over before anybody ran this."""
+START_MS = 1_732_060_800_000
 """When the day begins in UTC."""
 NOON_MS = START_MS + 43_200_000
 

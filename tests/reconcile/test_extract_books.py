@@ -1,10 +1,24 @@
 """Both kinds of databases are read alike, whatever their columns hold."""
 
+from datetime import date
+
 import pytest
 from sqlalchemy import text
 
-from tests.extracts import DAY, JOURNAL, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from tests.extracts import (
+    DAY,
+    JOURNAL,
+    NOON_MS,
+    START_MS,
+    bank_of,
+    book,
+    no_log,
+    rows_of,
+    rules_of,
+    taken,
+)
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.taking import take
 
 DAY_MS = 86_400_000
 
@@ -147,7 +161,7 @@ def test_major_units_become_minor_ones_as_each_currency_has_them(bank, tmp_path,
 
 def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
     types = ("TIMESTAMP", "TIMESTAMPTZ") if bank.kind == "postgresql" else ("TEXT", "TEXT")
-    at = "2026-11-20 12:00:00.123456"
+    at = "2024-11-20 12:00:00.123456"
     for name, type_, given in (
         ("local", types[0], at),
         ("zoned", types[1], f"{at}+08:00"),
@@ -284,6 +298,33 @@ def test_the_same_books_give_the_same_extract_and_others_another(bank, tmp_path)
 
     assert other.extract_id != first.extract_id
     assert {each.name for each in folder.parent.iterdir()} == {folder.name, elsewhere.name}
+
+
+def test_the_log_is_read_when_all_banks_are_there(bank, tmp_path):
+    bank.journal([{}, {}])
+    rules = rules_of(tmp_path, bank_of(bank), bank_of(bank, name="ccb"))
+    told = []
+
+    def take_log(rules, window, directory):
+        told.append({each.parent.parent.name for each in directory.rglob("*.parquet")})
+        return no_log(rules, window, directory)
+
+    take(rules, DAY, take_log=take_log, progress=lambda source, rows: told.append((source, rows)))
+
+    assert told == [("icbc", 2), ("ccb", 2), {"icbc", "ccb"}, ("log", 0)]
+
+
+def test_a_day_that_is_not_over_is_extracted_as_it_stands(bank, tmp_path):
+    bank.journal([{}])
+    rules = rules_of(tmp_path, bank_of(bank))
+
+    past, _ = taken(rules)
+    future, _ = taken(rules, date(2999, 1, 1))
+
+    assert (past.is_final, past.as_of_ms) == (True, past.end_ms)
+    assert not future.is_final
+    (source, _) = future.sources
+    assert future.as_of_ms == min(source.taken_ms, source.source_ms)
 
 
 def test_the_password_stands_in_no_error(tmp_path, postgres, bank):

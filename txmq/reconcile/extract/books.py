@@ -4,21 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.controls import control_of, difference
 from txmq.reconcile.extract.manifest import Extracted
 from txmq.reconcile.extract.statements import Fault
-from txmq.reconcile.extract.writing import TableWriter, schema_of
+from txmq.reconcile.extract.writing import TableWriter
 from txmq.reconcile.rules import Bank, Window
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import LATER, OPENING, Table
 
 __all__ = ["Ask", "Books", "blamed", "extracted", "see_columns", "words", "write_sums"]
+
+_SUMS: Final = pa.schema(
+    {
+        "is_sum": pa.int64(),
+        "period": pa.int64(),
+        "account": pa.string(),
+        "role": pa.string(),
+        "currency": pa.string(),
+        "amount": pa.int64(),
+        "lines": pa.int64(),
+        "accounts": pa.int64(),
+    }
+)
+"""What :meth:`EntryStatements.sums` answers."""
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
 """Answers a statement with rows."""
@@ -103,28 +118,37 @@ def write_sums(books: Books, answer: pa.Table) -> tuple[Extracted, Extracted]:
     Raises:
         ReconcileRefused: Something of it does not fit.
     """
-    found = []
-    where = f"{books.bank.name}/entries"
-    for period, table in enumerate((OPENING, LATER)):
-        rows, controls = [], []
-        for is_sum, when, account, role, currency, amount, lines, accounts in _rows(answer):
-            if when is None or amount is None or lines is None:
-                raise ReconcileRefused(f"{where}: there are moments or amounts that do not fit")
-            if when != period:
-                continue
-            if is_sum:
-                controls.append((currency, accounts, None, None, amount, amount + lines))
-            else:
-                rows.append((account, role, currency, amount, lines))
-        with TableWriter(table, books.directory / table.name) as writer:
-            columns = list(zip(*rows, strict=True)) or [()] * len(table.columns)
-            schema = schema_of(table).remove_metadata()
-            arrays = [pa.array(each, one.type) for each, one in zip(columns, schema, strict=True)]
-            writer.write(pa.RecordBatch.from_arrays(arrays, names=schema.names))
-        told = control_of(books.bank.name, table, controls)
-        found.append(extracted(books.bank.name, table, told, writer))
-    return found[0], found[1]
+    answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
+    if any(answer[each].null_count for each in ("period", "amount", "lines")):
+        raise ReconcileRefused(
+            f"{books.bank.name}/entries: there are moments or amounts that do not fit"
+        )
+    before, after = (
+        _written(books, table, answer.filter(pc.equal(answer["period"], period)))
+        for period, table in enumerate((OPENING, LATER))
+    )
+    return before, after
 
 
-def _rows(answer: pa.Table) -> Iterable[tuple[Any, ...]]:
-    return zip(*(each.to_pylist() for each in answer.columns), strict=True)
+def _written(books: Books, table: Table, answer: pa.Table) -> Extracted:
+    is_sum = pc.equal(answer["is_sum"], 1)
+    rows = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"}).select(table.names)
+    with TableWriter(table, books.directory / table.name) as writer:
+        for batch in rows.to_batches():
+            writer.write(batch)
+    told = control_of(
+        books.bank.name,
+        table,
+        (
+            (
+                each["currency"],
+                each["accounts"],
+                None,
+                None,
+                each["amount"],
+                each["amount"] + each["lines"],
+            )
+            for each in answer.filter(is_sum).to_pylist()
+        ),
+    )
+    return extracted(books.bank.name, table, told, writer)

@@ -272,8 +272,8 @@ def _said(problem: PySparkException | Py4JError, url: str) -> str:
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         kind = ":".join(url.split(":")[:2])
         return (
-            f"Spark has no driver for {kind}; name the jar that has it in spark.jars, and its class "
-            "as driver in the bank's properties"
+            f"Spark has no driver for {kind}; name the jar that has it in spark.jars, and its "
+            "class as driver in the bank's properties"
         )
     java = getattr(problem, "java_exception", None)
     return words(Exception(java.getMessage() or text) if java is not None else problem, url)

@@ -170,7 +170,7 @@ def read_postgres(books: Books, money: Mapping[str, Money], clock: Clock) -> Sou
                 snapshot.source_ms,
                 reader.read(first),
             )
-    except adbc.Error as problem:
+    except (adbc.Error, pa.ArrowException, OSError) as problem:
         raise ReconcileRefused(f"{books.bank.name}: {words(problem, url)}") from problem
 
 
@@ -216,7 +216,7 @@ class _Reader:
         books, bank = self._books, self._books.bank
         with (
             TableWriter(ENTRIES, books.directory / ENTRIES.name) as writer,
-            ThreadPoolExecutor(bank.readers + 2, f"extract-{bank.name}") as pool,
+            ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
             answers = [
                 pool.submit(self._answer, told(statements.rows(), ENTRIES, dialect)),
@@ -231,6 +231,7 @@ class _Reader:
                     each.result()
             finally:
                 self._stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
         counted, sums = (each.result() for each in answers)
         control = told_control(bank.name, ENTRIES, _rows(counted))
         return extracted(bank.name, ENTRIES, control, writer), *write_sums(books, sums)

@@ -140,11 +140,10 @@ class _Reader:
         self._see(where, statements.relation, statements.columns)
         blamed(where, statements.faults(), self._ask)
         entries = self._written(ENTRIES, statements.rows())
-        names = ["is_sum", "period", "account", "role", "currency", "amount", "lines", "accounts"]
-        rows = self._ask(statements.sums())
-        columns = list(zip(*rows, strict=True)) or [()] * len(names)
-        answer = pa.table(dict(zip(names, columns, strict=True)))
-        return (entries, *write_sums(books, answer))
+        cursor = self._connection.execute(statements.sums())
+        names = [each[0] for each in cursor.description]
+        columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
+        return (entries, *write_sums(books, pa.table([*map(pa.array, columns)], names)))
 
     def accounts(self) -> tuple[Extracted, ...]:
         """The bank's own table, if the rules name one."""

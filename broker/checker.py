@@ -18,13 +18,13 @@ import msgspec
 from broker.core.checks import Checks
 from broker.core.clients import Clients, Member
 from broker.core.coordinator import Coordinator
-from broker.store.decision import Kind
 from broker.store.message_store import Span
 from broker.store.pending import Half
 from txmq.errors import TransportError, TxmqError
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.decision import Kind
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock

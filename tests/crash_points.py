@@ -19,12 +19,12 @@ from broker.flusher import Flusher
 from broker.handlers.pull import PullHandlers
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.decision import Kind
 from broker.store.delay_store import DelayStore
 from broker.store.half_store import HalfStore
 from broker.store.key_index import KeyIndex
 from broker.store.message_store import MessageStore
 from txmq.limits import SPAN_BYTES_MAX
+from txmq.protocol.decision import Kind
 from txmq.remoting.connection import Connection
 
 __all__ = [

@@ -14,7 +14,6 @@ from broker.config import TransactionSettings
 from broker.core.arrival import HalfArrival
 from broker.core.topics import Topic, Topics
 from broker.core.transaction import STEPS, Event, State
-from broker.store.decision import Kind, Source
 from broker.store.half_store import Done, HalfStore
 from broker.store.pending import Half, transaction_key
 from txmq.errors import (
@@ -27,6 +26,7 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
+from txmq.protocol.decision import Kind, Source
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from broker.config import DelaySettings
 from broker.core.topics import Topic, Topics
 from broker.store.key_index import key_hash, keys_in, topic_seed
-from broker.store.lines import WAITING_TOPICS, WHEEL_LINES, Line
+from broker.store.lines import WHEEL_LINES, Line
 from broker.store.message_store import MessageStore
 from broker.store.waiting import Due
 from txmq.errors import CorruptRecord, IllegalOperation, MessageIllegal
@@ -17,6 +17,7 @@ from txmq.limits import PROPERTIES_BYTES_MAX, RECALLED_BYTES_MAX, RECALLED_TOGET
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.record import Postmark, Record
+from txmq.protocol.topics import WAITING_TOPICS
 
 __all__ = ["Schedule", "Wish"]
 

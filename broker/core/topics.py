@@ -10,16 +10,23 @@ from typing import Final
 
 from broker.config import BrokerSettings, TopicDefaults
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.key_index import topic_seed
-from broker.store.lines import SCHEDULE_TOPIC, WHEEL_QUEUES, WHEEL_TOPIC
+from broker.store.lines import WHEEL_QUEUES
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
 from txmq.protocol.record import topic_field
-from txmq.protocol.topics import RETRY, TRACES
+from txmq.protocol.topics import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    PARKED_TOPIC,
+    RETRY,
+    SCHEDULE_TOPIC,
+    TRACES,
+    WHEEL_TOPIC,
+)
 
 __all__ = ["TEMPLATE", "Topic", "Topics", "check_name"]
 

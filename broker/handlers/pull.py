@@ -19,7 +19,6 @@ from broker.core.offsets import Offsets
 from broker.core.statistics import Statistics
 from broker.core.topics import Topic, Topics
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC
 from broker.store.message_store import MessageStore, Span
 from txmq.errors import (
     InternalError,
@@ -37,6 +36,7 @@ from txmq.protocol.bodies import Subscription
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock

@@ -16,8 +16,6 @@ from broker.core.topics import Topic, Topics, check_name
 from broker.flusher import Flusher
 from broker.handlers.send import queues_to_write
 from broker.identity import Identity
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC
-from broker.store.lines import WAITING_TOPICS
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError
 from txmq.protocol import properties
@@ -25,7 +23,7 @@ from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import SendBack
 from txmq.protocol.record import Postmark, Record, tail_of, unpack
-from txmq.protocol.topics import DLQ, RETRY
+from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, RETRY, WAITING_TOPICS
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock

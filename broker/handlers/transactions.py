@@ -12,7 +12,6 @@ from broker.checker import Checker
 from broker.core.coordinator import Coordinator, Transaction
 from broker.core.transaction import Event, State
 from broker.flusher import Flusher
-from broker.store.decision import REASON_BYTES_MAX, Source
 from broker.store.pending import Half, transaction_key
 from txmq.errors import (
     BrokerRefused,
@@ -29,6 +28,7 @@ from txmq.protocol.answers import done
 from txmq.protocol.bodies import OpenTransaction, OpenTransactions
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command, answer
+from txmq.protocol.decision import REASON_BYTES_MAX, Source
 from txmq.protocol.headers import (
     DecideTransaction,
     EndTransaction,

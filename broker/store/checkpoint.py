@@ -26,8 +26,8 @@ from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
 from broker.store.lines import LineState
 from broker.store.pending import Changes
 from broker.store.sealed import Sealed
-from broker.store.segment import name_of
 from txmq.protocol.checksum import crc32
+from txmq.protocol.span import name_of
 from txmq.runtime.disk import Disk, File
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.store.segment import Segments
-from broker.store.span import HEAD_BYTES, head
+from txmq.protocol.span import HEAD_BYTES, head
 from txmq.runtime.disk import File
 
 __all__ = ["CommitLog"]

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.store.consume_queue import Entry
 from broker.store.key_index import key_hash, keys_in, topic_seed
-from broker.store.lines import RECALLS, WAITING_TOPICS, Line, Lines, LineState
+from broker.store.lines import RECALLS, Line, Lines, LineState
 from broker.store.waiting import Due, Place, Waiting, split_where, where_of
 from txmq.errors import CorruptRecord, RemoteProtocolError, ServiceUnavailable
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
+from txmq.protocol.topics import WAITING_TOPICS
 
 if TYPE_CHECKING:
     from broker.store.message_store import MessageStore

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from broker.store.consume_queue import ConsumeQueue, Entry
-from broker.store.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, Kind
 from broker.store.key_index import key_hash, keys_in, topic_seed
 from broker.store.pending import Half
 from txmq.errors import CorruptRecord, RemoteProtocolError
@@ -20,25 +19,20 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, Kind
 from txmq.protocol.record import Record
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 
 if TYPE_CHECKING:
     from broker.store.message_store import MessageStore
 
 __all__ = [
-    "HALF_TOPIC",
     "HIDDEN",
-    "OP_TOPIC",
-    "PARKED_TOPIC",
     "HalfReader",
     "Sent",
     "moved",
     "seconds_in",
 ]
-
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-PARKED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 
 HIDDEN: Final = 0xFFFFFFFF
 """What the checksum of an entry is inverted with that is shown in another form."""

@@ -12,17 +12,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
-from broker.store.decision import REASON_BYTES_MAX, Decision, Kind, Source, marker_of
-from broker.store.half_reader import HIDDEN, PARKED_TOPIC, HalfReader, moved
+from broker.store.half_reader import HIDDEN, HalfReader, moved
 from broker.store.pending import Changes, Half, Pending, transaction_key
-from broker.store.span import HEAD_BYTES
 from txmq.errors import CorruptRecord
 from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import REASON_BYTES_MAX, Decision, Kind, Source, marker_of
 from txmq.protocol.record import Postmark, Record
+from txmq.protocol.span import HEAD_BYTES
+from txmq.protocol.topics import PARKED_TOPIC
 
 if TYPE_CHECKING:
     from broker.store.message_store import MessageStore

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.waiting import LINES_MAX, NOWHERE
+from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
 
 if TYPE_CHECKING:
     from broker.store.message_store import MessageStore
@@ -18,23 +19,16 @@ if TYPE_CHECKING:
 __all__ = [
     "LEVELS_MAX",
     "RECALLS",
-    "SCHEDULE_TOPIC",
-    "WAITING_TOPICS",
     "WHEEL_LINES",
     "WHEEL_QUEUES",
-    "WHEEL_TOPIC",
     "Line",
     "LineState",
     "Lines",
 ]
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
-
 WHEEL_LINES: Final = 8
 """Queues of the wheel topic that messages wait in; the one behind them holds what was recalled."""
 WHEEL_QUEUES: Final = WHEEL_LINES + 1
-WAITING_TOPICS: Final = (SCHEDULE_TOPIC, WHEEL_TOPIC)
 
 LEVELS_MAX: Final = LINES_MAX // 2
 """Delay levels there can be."""

@@ -18,22 +18,22 @@ from broker.store.checkpoint import (
 )
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.decision import MARKER, MARKER_BYTES, Decision, decided_ms_of
 from broker.store.delay_store import Delayed, DelayStore
 from broker.store.half_store import Closing, HalfStore, Opening
 from broker.store.key_index import KeyIndex, key_hash, keys_in, topic_seed
-from broker.store.lines import WAITING_TOPICS
-from broker.store.recovery import Found, scan
+from broker.store.recovery import scan
 from broker.store.retention import Age
 from broker.store.segment import Extent, Segments
-from broker.store.span import HEAD_BYTES
 from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import MARKER, MARKER_BYTES, Decision, decided_ms_of
 from txmq.protocol.record import Postmark
+from txmq.protocol.span import HEAD_BYTES, Found
+from txmq.protocol.topics import WAITING_TOPICS
 from txmq.runtime.disk import Disk, Lock
 
 __all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]

@@ -7,24 +7,17 @@ the size of the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from broker.store.decision import MARKER, Decision
 from broker.store.segment import Extent, Segments
-from broker.store.span import HEAD_BYTES, MAGIC, read_head
-from txmq.errors import CorruptRecord, RemoteProtocolError
-from txmq.protocol import record as records
+from txmq.errors import CorruptRecord
 from txmq.protocol.checksum import crc32
-from txmq.protocol.record import Record
+from txmq.protocol.span import HEAD_BYTES, Found, found_in, heads_in, read_head
 
-__all__ = ["Found", "Scan", "scan"]
+__all__ = ["Scan", "scan"]
 
-_MAGIC_BYTES: Final = Struct(">I").pack(MAGIC)
 _WINDOW: Final = 4 * 1024 * 1024
-
-Found: TypeAlias = Record | Decision
 
 
 class Scan(NamedTuple):
@@ -55,7 +48,7 @@ def scan(
         if payload is None:
             _refuse_damage(segments, at)
             return Scan(count, at, is_torn=True)
-        for record, where, data in _records(payload, at):
+        for record, where, data in found_in(payload, at + HEAD_BYTES):
             found(record, where, data)
             count += 1
         at += HEAD_BYTES + len(payload)
@@ -72,27 +65,6 @@ def _payload(segments: Segments, at: int, end: int) -> bytes | None:
     return payload
 
 
-def _records(payload: bytes, span_at: int) -> Iterator[tuple[Found, int, bytes]]:
-    at = 0
-    while at < len(payload):
-        where = span_at + HEAD_BYTES + at
-        if payload[at + 4 : at + 8] == MARKER:
-            size = int.from_bytes(payload[at : at + 4], "big")
-            data = payload[at : at + size]
-            yield Decision.unpack(data, where), where, data
-            at += size
-            continue
-        try:
-            record, after = records.unpack(payload, at)
-        except RemoteProtocolError as problem:
-            # The checksum holds, so these are the bytes that were written: a fault of the writer.
-            raise CorruptRecord(where, str(problem)) from problem
-        if record.position != where:
-            raise CorruptRecord(where, f"a record says it lies at {record.position}")
-        yield record, where, payload[at:after]
-        at = after
-
-
 def _refuse_damage(segments: Segments, bad: int) -> None:
     """Look behind a bad span for one that declares it durable."""
     goes_on_at = segments.goes_on_at(bad)
@@ -100,11 +72,8 @@ def _refuse_damage(segments: Segments, bad: int) -> None:
         at = max(bad + 1, extent.start)
         while at < extent.end:
             window = segments.read(at, _WINDOW + HEAD_BYTES)
-            here = window.find(_MAGIC_BYTES)
-            while here >= 0:
-                # The magic number stands behind the head's first word.
-                head = read_head(window, here - 4, at + here - 4) if here >= 4 else None
-                if head is not None and head.durable > bad:
+            for head in heads_in(window, at):
+                if head.durable > bad:
                     reason = (
                         f"a later write, at {head.position}, found it whole on the disk; restore "
                         "the file from a backup, or cut the log there by hand to lose what follows"
@@ -113,5 +82,4 @@ def _refuse_damage(segments: Segments, bad: int) -> None:
                         "cut; put it back, or restore the directory from a backup"
                     )
                     raise CorruptRecord(bad, reason)
-                here = window.find(_MAGIC_BYTES, here + 1)
             at += _WINDOW

@@ -12,12 +12,11 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
+from txmq.protocol.span import FOLDER, SUFFIX, name_of, start_in
 from txmq.runtime.disk import Disk, File
 
-__all__ = ["Extent", "Segments", "name_of"]
+__all__ = ["Extent", "Segments"]
 
-FOLDER: Final = "log"
-SUFFIX: Final = ".log"
 _HARDENED_AT_ONCE: Final = 4 * 1024 * 1024
 
 
@@ -26,11 +25,6 @@ class Extent(NamedTuple):
 
     start: int
     end: int
-
-
-def name_of(start: int) -> str:
-    """A segment's name, bare: twenty digits, so that names sort as positions do."""
-    return f"{start:020d}"
 
 
 class Segments:
@@ -52,10 +46,9 @@ class Segments:
         the next begins is no damage yet: that is for recovery to judge (:meth:`goes_on_at`).
         """
         for name in self._disk.names(FOLDER):
-            digits = name.removesuffix(SUFFIX)
-            if not digits.isdecimal() or name != f"{name_of(int(digits))}{SUFFIX}":
+            if (start := start_in(name)) is None:
                 continue
-            start, path = int(digits), f"{FOLDER}/{name}"
+            path = f"{FOLDER}/{name}"
             file = self._disk.open(path)
             size = file.size()
             if self._starts and start < self.end:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from broker.config import BrokerSettings
 from broker.keeper import Keeper
 from broker.store.delay_store import DelayStore
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.message_store import MessageStore
 from tests.simulation.checkers.recovery import AGAIN
 from tests.simulation.history import (
@@ -37,6 +36,7 @@ from txmq.message import Queue
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.headers import OffsetAnswer, OffsetQuery, PullMessage, QueueHeader
 from txmq.protocol.record import Record, unpack_all
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
 from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.store.lines import WAITING_TOPICS
 from tests.simulation.client_history import Handled, Sent
 from tests.simulation.client_stage import ClientStage
 from tests.simulation.delivery_history import (
@@ -26,7 +25,7 @@ from txmq.client import Admin
 from txmq.errors import TopicNotFound, TxmqError
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import properties
-from txmq.protocol.topics import DLQ, RETRY
+from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.testing import SeededEntropy
 from txmq.testing.clock import EPOCH_MS
 

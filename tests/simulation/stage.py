@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context
 
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from tests.simulation.audit import Auditor, recover_in_several_ways
 from tests.simulation.history import (
     Acknowledged,
@@ -27,6 +26,7 @@ from tests.simulation.workload import AUTO_TOPIC, Client, Consumer, Producer
 from txmq.client import Admin, Session
 from txmq.client.routes import TEMPLATE_QUEUES_MAX
 from txmq.message import Queue
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import SeededEntropy, World
 
 __all__ = ["Stage"]

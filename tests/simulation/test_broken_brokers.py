@@ -10,7 +10,6 @@ from broker.core.coordinator import Coordinator, Transaction
 from broker.core.transaction import Event, State
 from broker.flusher import Flusher
 from broker.handlers.transactions import TransactionHandlers
-from broker.store.decision import Kind, Source
 from broker.store.half_store import HalfStore
 from broker.store.pending import Pending
 from tests.simulation.checkers import decisions, kept, undecided, visible
@@ -18,6 +17,7 @@ from tests.simulation.mix import Mix, TransactionMix, kib
 from tests.simulation.runs import CHECKERS, run_seed
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
+from txmq.protocol.decision import Kind, Source
 
 LOUD = TransactionMix(
     timeout_s=0.5,

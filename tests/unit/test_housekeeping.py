@@ -15,9 +15,9 @@ from broker.core.statistics import Statistics
 from broker.core.topics import Topics
 from broker.housekeeping import ROUND_S, Housekeeping
 from broker.keeper import Keeper
-from broker.store.decision import Kind
 from tests.unit.store.shelf import Shelf
 from txmq.errors import CorruptRecord, ServiceUnavailable
+from txmq.protocol.decision import Kind
 from txmq.testing import simulate
 
 BIG = b"x" * 1500

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from broker.store.lines import WAITING_TOPICS
 from tests.simulation.checkers.clocks import Clocks
 from tests.simulation.client_history import Handling, Sent
 from tests.simulation.delivery_history import (
@@ -32,7 +31,7 @@ from tests.simulation.delivery_history import (
 )
 from tests.simulation.history import Calm, Event
 from txmq.message import Queue
-from txmq.protocol.topics import DLQ, RETRY
+from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 
 __all__ = ["broken"]
 

@@ -5,7 +5,7 @@ import pytest
 from broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from broker.core.schedule import Schedule, Wish
 from broker.core.topics import Topics, system_topics
-from broker.store.lines import SCHEDULE_TOPIC, WHEEL_LINES, WHEEL_TOPIC
+from broker.store.lines import WHEEL_LINES
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.shelf import HOST, START_MS, Sizes
 from txmq.errors import CorruptRecord, IllegalOperation, MessageIllegal
@@ -14,6 +14,7 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.protocol.message_id import host_bytes
+from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
 
 NOW = START_MS + 1_000_000
 DAY_MS = 86_400_000

@@ -31,7 +31,6 @@ from transaction_stage import (
 
 from broker.core import checks
 from broker.store import half_store
-from broker.store.segment import FOLDER, SUFFIX, name_of
 from tests.simulation.mix import SmallStore, kib
 from txmq.protocol import properties
 from txmq.protocol import record as records
@@ -44,6 +43,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
     ResumeCheck,
 )
+from txmq.protocol.span import FOLDER, SUFFIX, name_of
 from txmq.testing import Loss
 
 HOUR = 3600.0

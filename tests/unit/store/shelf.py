@@ -6,12 +6,12 @@ import gc
 from typing import NamedTuple
 
 from broker.core.fetch import Outcome, fetch
-from broker.store.decision import Kind, Source
 from broker.store.key_index import key_hash, keys_in, topic_seed
 from broker.store.message_store import MessageStore
 from broker.store.pending import transaction_key
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
+from txmq.protocol.decision import Kind, Source
 from txmq.protocol.record import tail_of, topic_field
 from txmq.testing import MemoryDisk
 

@@ -4,8 +4,8 @@ import pytest
 
 from broker.store.commit_log import CommitLog
 from broker.store.segment import Segments
-from broker.store.span import HEAD_BYTES, read_head
 from txmq.errors import DiskFull, WriteFailed
+from txmq.protocol.span import HEAD_BYTES, read_head
 from txmq.testing import Loss, MemoryDisk
 
 SIZE = 1000

@@ -10,14 +10,14 @@ import os
 import pytest
 
 from broker.keeper import Keeper
-from broker.store.decision import Kind
-from broker.store.half_reader import HALF_TOPIC, PARKED_TOPIC
 from broker.store.pending import transaction_key
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
+from txmq.protocol.decision import Kind
+from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)

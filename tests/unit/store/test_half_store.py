@@ -5,8 +5,6 @@ import errno
 import pytest
 
 from broker.config import RetentionSettings
-from broker.store.decision import Decision, Kind, Source
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from broker.store.half_store import Done
 from broker.store.pending import transaction_key
 from broker.store.retention import decide as retain
@@ -14,6 +12,8 @@ from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol import record as records
+from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 
 COMMITTED, ROLLED_BACK, PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED

@@ -7,12 +7,12 @@ import pytest
 
 from broker.handlers.offsets import offset_by_time
 from broker.store.consume_queue import ENTRY
-from broker.store.span import HEAD_BYTES
 from tests.unit.store.shelf import HOST, START_MS, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, StoreError, WriteFailed
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.record import Record
+from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 

@@ -3,14 +3,14 @@
 import pytest
 
 from broker.store.checkpoint import path_of
-from broker.store.decision import Decision, Kind, Source
-from broker.store.half_reader import HALF_TOPIC, OP_TOPIC
 from broker.store.pending import transaction_key
-from broker.store.span import HEAD_BYTES, head
 from tests.unit.store.shelf import Shelf, Sizes, rewrite
 from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
 from txmq.protocol import record as records
+from txmq.protocol.decision import Decision, Kind, Source
 from txmq.protocol.record import Record
+from txmq.protocol.span import HEAD_BYTES, head
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
 

@@ -5,9 +5,10 @@ from contextlib import suppress
 
 import pytest
 
-from broker.store.segment import Extent, Segments, name_of
+from broker.store.segment import Extent, Segments
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
+from txmq.protocol.span import name_of
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.store.span import HEAD_BYTES, SpanHead, head, read_head
+from txmq.protocol.span import HEAD_BYTES, SpanHead, head, read_head
 
 PAYLOAD = b"records"
 WRITTEN = head(1000, 900, PAYLOAD, 3)

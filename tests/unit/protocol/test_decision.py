@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.decision import (
+from txmq.errors import CorruptRecord, RemoteProtocolError
+from txmq.protocol import record as records
+from txmq.protocol.decision import (
     MARKER,
     MARKER_BYTES,
     REASON_BYTES_MAX,
@@ -13,8 +15,6 @@ from broker.store.decision import (
     Source,
     decided_ms_of,
 )
-from txmq.errors import CorruptRecord, RemoteProtocolError
-from txmq.protocol import record as records
 
 ONE = Decision(Kind.COMMITTED, Source.OPERATOR, 1, 2, 3, 4, 5, "ann: the bank said so")
 LONGS = st.integers(-(2**63), 2**63 - 1)

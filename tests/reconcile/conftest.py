@@ -1,5 +1,8 @@
 """One Spark for all tests of reconciliation: it takes seconds to start."""
 
+import os
+import sys
+
 import pytest
 
 
@@ -7,6 +10,7 @@ import pytest
 def spark():
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = (
         SparkSession.builder.master("local[2]")
         .appName("tests")

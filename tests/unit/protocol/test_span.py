@@ -2,7 +2,19 @@
 
 import pytest
 
-from txmq.protocol.span import HEAD_BYTES, SpanHead, head, read_head
+from txmq.errors import CorruptRecord
+from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.record import Record, pack
+from txmq.protocol.span import (
+    HEAD_BYTES,
+    SpanHead,
+    found_in,
+    head,
+    heads_in,
+    name_of,
+    read_head,
+    start_in,
+)
 
 PAYLOAD = b"records"
 WRITTEN = head(1000, 900, PAYLOAD, 3)
@@ -35,3 +47,58 @@ def test_a_head_with_any_bit_turned_over_is_none():
 def test_a_head_that_claims_less_than_itself_is_none():
     assert read_head(head(0, 0, b"", 0), 0, 0) is not None
     assert read_head(bytes(4) + WRITTEN[4:], 0, 1000) is None
+
+
+def test_heads_are_found_wherever_they_are():
+    other = head(2000, 1000, b"", 0)
+    data = b"?" * 7 + WRITTEN + PAYLOAD + WRITTEN + b"txmq" + other
+
+    at = 1000 - 7
+    assert [each.position for each in heads_in(data, at)] == [1000]
+    second = 2000 - data.index(other)
+    assert [each.position for each in heads_in(data, second)] == [2000]
+    assert list(heads_in(WRITTEN[4:], 1004)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1.log", f"{name_of(1)}", f"{name_of(1)}.idx", f"{name_of(1)}.log.bak", "x.log"]
+)
+def test_other_names_are_no_files_of_the_log(name):
+    assert start_in(name) is None
+    assert start_in(f"{name_of(4711)}.log") == 4711
+
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
+DECISION = Decision(Kind.COMMITTED, Source.CHECK, 3, 1000, 2, 7, 1_700_000_000_000)
+
+
+def record_at(position):
+    return Record(0, 0, 1, position, 0, 1, HOST, 2, HOST, 0, 0, b"body", "T", "A\x01b\x02")
+
+
+def test_what_a_span_holds():
+    marker, record = DECISION.pack(), record_at(1000 + len(DECISION.pack()))
+    payload = marker + pack(record) + marker
+
+    found = list(found_in(payload, 1000))
+
+    assert [each for each, _, _ in found] == [DECISION, record, DECISION]
+    assert [where for _, where, _ in found] == [
+        1000,
+        record.position,
+        1000 + len(payload) - len(marker),
+    ]
+    assert b"".join(data for _, _, data in found) == payload
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (pack(record_at(1001)), "says it lies at 1001"),
+        (pack(record_at(1000))[:-1], "no record of"),
+        (DECISION.pack()[:-1], "ends in the middle"),
+    ],
+)
+def test_what_a_span_cannot_hold(payload, why):
+    with pytest.raises(CorruptRecord, match=f"at position 1000: .*{why}"):
+        list(found_in(payload, 1000))

@@ -1,0 +1,63 @@
+"""A broker's log as files, and what is taken of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from txmq.reconcile.log.taking import extract_log
+from txmq.reconcile.rules import Bank, EntryColumns, Flow, Log, Rules, Window
+from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
+
+FLOW = Flow(topic="Transfers", namespace="icbc", group="ccb", key="id")
+ALWAYS = Window(0, 1 << 60)
+
+
+def rules_of(data, *flows):
+    columns = EntryColumns("entries", "id", "account", "amount", "booked", "c", "k", "icbc")
+    bank = Bank("icbc", "sqlite:///none.db", columns)
+    return Rules("test", "here", (bank,), Log(str(data), flows or (FLOW,)))
+
+
+def order(key, amount=100, **more):
+    """The body of a message that orders a transfer."""
+    body = {"id": key, "payer": f"a{key}", "payee": f"b{key}", "amount": amount, "currency": "CNY"}
+    return json.dumps(body | more).encode()
+
+
+def dump(disk, directory):
+    """A copy of a broker's directory that was kept in memory."""
+    for folder in ("log", "config"):
+        (directory / folder).mkdir(parents=True, exist_ok=True)
+        for name in disk.names(folder):
+            file = disk.open(f"{folder}/{name}")
+            try:
+                (directory / folder / name).write_bytes(file.read(0, file.size()))
+            finally:
+                file.close()
+    return directory
+
+
+class Taken:
+    """What was taken of a log, read again from its files."""
+
+    def __init__(self, data, out, window=ALWAYS, flows=(), **how):
+        self.log = extract_log(rules_of(data, *flows), window, Path(out), **how)
+        self.messages, self.failures, self.offsets = (
+            pq.read_table(out / "log" / each.name).to_pylist()
+            for each in (MESSAGES, FAILURES, OFFSETS)
+        )
+        rows = [control.rows for control in self.log.controls]
+        assert rows == [len(self.messages), len(self.failures), len(self.offsets)]
+        assert [each.table for each in self.log.controls] == ["messages", "failures", "offsets"]
+        assert {each.source for each in self.log.controls} == {"log"}
+
+    def message(self, key):
+        """The only row of a transfer."""
+        (found,) = [each for each in self.messages if each["key"] == f"icbc/{key}"]
+        return found
+
+    def states(self):
+        return {each["key"].removeprefix("icbc/"): each["state"] for each in self.messages}

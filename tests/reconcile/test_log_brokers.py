@@ -1,0 +1,338 @@
+"""What brokers write into their logs is told as it was, whatever they did."""
+
+import asyncio
+import inspect
+
+from broker.app import Broker
+from broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from broker.testing import settings_for_test
+from tests.reconcile.log_stage import Taken, dump, order
+from txmq import (
+    Client,
+    ConsumerSettings,
+    LocalTransactionState,
+    Message,
+    Producer,
+    PushConsumer,
+    StartFrom,
+    TransactionListener,
+    TransactionProducer,
+)
+from txmq.config import Duration
+from txmq.reconcile.log.raw import read_log
+from txmq.reconcile.rules import Constant, Flow, Window
+from txmq.testing import World
+
+SEEDS = TransactionSettings(timeout=Duration(20), check_interval=Duration(10), check_max=2)
+COMMIT, ROLLBACK, UNKNOWN = (
+    LocalTransactionState.COMMIT,
+    LocalTransactionState.ROLLBACK,
+    LocalTransactionState.UNKNOWN,
+)
+
+
+class Bank(TransactionListener):
+    """The tag says what becomes of a message, and what a check says."""
+
+    async def execute_local_transaction(self, message, arg):
+        return {"yes": COMMIT, "no": ROLLBACK}.get(message.tags, UNKNOWN)
+
+    async def check_local_transaction(self, message):
+        return COMMIT if message.tags == "asked" else UNKNOWN
+
+
+class Stage:
+    def __init__(self, world, broker, client, directory):
+        self.world, self.broker, self.client, self.directory = world, broker, client, directory
+        self.admin = client.admin
+        self.desk = world.machine("desk")
+
+    def ports(self):
+        return {each: getattr(self.desk, each) for each in ("network", "clock", "entropy")}
+
+    def now_ms(self):
+        return self.desk.clock.wall_ms()
+
+    def producer(self):
+        return TransactionProducer("payers", self.broker.names, Bank(), **self.ports())
+
+    def taken(self, **how):
+        data = dump(self.broker.disk, self.directory / "copy")
+        return Taken(data, self.directory / "out", **how)
+
+
+def staged(scenario):
+    """A real broker in a world where minutes take no time; its files are copied."""
+
+    def test(tmp_path):
+        with World(1) as world:
+            world.run(on_stage(world, tmp_path), timeout=3600.0)
+
+    async def on_stage(world, tmp_path):
+        server, desk = world.machine("server"), world.machine("desk")
+        settings = BrokerSettings(
+            listen=f"{server.address}:10911",
+            names_listen=f"{server.address}:9876",
+            transaction=SEEDS,
+        )
+        ports = {"clock": server.clock, "network": server.network, "entropy": server.entropy}
+        async with (
+            Broker(settings, disk=server.disk, **ports) as broker,
+            Client(broker.names, None, desk.network, desk.clock, desk.entropy) as client,
+        ):
+            await scenario(Stage(world, broker, client, tmp_path))
+
+    test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
+    return test
+
+
+def transfer(key, tags="", **more):
+    return Message(topic="Transfers", body=order(key, **more), tags=tags, keys=(key,))
+
+
+@staged
+async def test_what_became_of_transactions(stage):
+    began = stage.now_ms()
+    async with stage.producer() as producer:
+        for key, tags in [("1", "yes"), ("2", "no"), ("3", "asked"), ("4", "never")]:
+            await producer.send_in_transaction(transfer(key, tags, amount=int(key)))
+        await asyncio.sleep(60)
+        forced = await producer.send_in_transaction(transfer("5", "never"))
+        why = {"operator": "ann", "reason": "the customer\ncalled"}
+        await stage.admin.decide_transaction(forced.xid, "rollback", **why)
+        open_ = await producer.send_in_transaction(transfer("6", "never"))
+        taken = stage.taken()
+
+    assert taken.states() == {
+        "1": "committed",
+        "2": "rolled_back",
+        "3": "committed",
+        "4": "parked",
+        "5": "rolled_back",
+        "6": "prepared",
+    }
+    by = {each["key"][-1]: (each["decided_by"], each["reason"]) for each in taken.messages}
+    assert by == {
+        "1": ("producer", None),
+        "2": ("producer", None),
+        "3": ("check", None),
+        "4": ("broker", None),
+        "5": ("operator", "ann: the customer called"),
+        "6": (None, None),
+    }
+    first = taken.message("1")
+    assert (first["payer"], first["payee"], first["amount"]) == ("a1", "b1", 1)
+    assert (first["currency"], first["topic"], first["problem"]) == ("CNY", "Transfers", None)
+    assert began <= first["stored_ms"] <= first["decided_ms"] < began + 1000
+    found = await stage.admin.find("Transfers", first["id"])
+    assert (found.queue.number, found.offset) == (first["queue"], first["queue_offset"])
+    assert taken.message("6")["id"] == open_.xid
+    assert all(taken.message(key)["queue_offset"] is None for key in "2456")
+    assert taken.message("3")["decided_ms"] - taken.message("3")["stored_ms"] >= 20_000
+
+
+@staged
+async def test_a_parked_message_that_was_decided_later(stage):
+    async with stage.producer() as producer:
+        outcome = await producer.send_in_transaction(transfer("1", "never"))
+        await asyncio.sleep(60)
+        evening = stage.now_ms()
+        await asyncio.sleep(1)
+        why = {"operator": "ann", "reason": "it is in the books"}
+        await stage.admin.decide_transaction(outcome.xid, "commit", **why)
+        await asyncio.sleep(1)
+
+        row = stage.taken().message("1")
+        then = stage.taken(window=Window(0, evening)).message("1")
+        next_day = stage.taken(window=Window(evening, 1 << 60)).message("1")
+
+    assert (row["state"], row["decided_by"]) == ("committed", "operator")
+    assert row["reason"] == "ann: it is in the books"
+    assert row["queue_offset"] == 0
+    # On that evening it was parked; the next day decided it, and it has not become another one.
+    assert (then["state"], then["decided_by"], then["reason"]) == ("parked", "broker", None)
+    assert next_day == row
+    assert then["stored_ms"] == row["stored_ms"] < evening
+
+
+@staged
+async def test_messages_outside_of_transactions(stage):
+    async with Producer("writers", stage.broker.names, **stage.ports()) as producer:
+        plain = await producer.send(transfer("1"))
+        await producer.send(Message(topic="Other", body=order("x")))
+        waits = await producer.send(
+            Message(topic="Transfers", body=order("2"), deliver_after_s=3600)
+        )
+        recalled = await producer.send(
+            Message(topic="Transfers", body=order("3"), deliver_after_s=3600)
+        )
+        await producer.recall("Transfers", recalled.recall_handle)
+        soon = await producer.send(Message(topic="Transfers", body=order("4"), deliver_after_s=5))
+        await asyncio.sleep(2)
+        between = stage.now_ms()
+        await asyncio.sleep(10)
+        taken = stage.taken()
+        in_pieces = stage.taken(stretch_bytes=300)
+        then = stage.taken(window=Window(0, between))
+        next_day = stage.taken(window=Window(between, 1 << 60))
+
+    assert sorted(map(str, in_pieces.messages)) == sorted(map(str, taken.messages))
+    # In the evening it had no place yet; in the morning it is there, and it is still the same one.
+    assert then.message("4") == taken.message("4") | {"queue_offset": None}
+    assert next_day.states() == {"4": "sent"}
+    assert next_day.message("4")["id"] == soon.id
+    assert next_day.message("4")["queue_offset"] == 0
+    assert taken.states() == {"1": "sent", "2": "sent", "3": "rolled_back", "4": "sent"}
+    row = taken.message("1")
+    assert (row["id"], row["queue"], row["queue_offset"]) == (
+        plain.id,
+        plain.queue.number,
+        plain.offset,
+    )
+    assert (row["decided_ms"], row["decided_by"]) == (None, None)
+    assert (taken.message("2")["id"], taken.message("2")["queue_offset"]) == (waits.id, None)
+    assert taken.message("3")["decided_by"] == "producer"
+    assert (taken.message("4")["id"], taken.message("4")["queue_offset"]) == (soon.id, 0)
+
+
+@staged
+async def test_only_the_messages_of_the_flows_count(stage):
+    flows = (
+        Flow(topic="Transfers", namespace="icbc", tags=("pay",), key="id"),
+        Flow(
+            topic="Transfers",
+            namespace="ccb",
+            tags=("back",),
+            amount="order.sum",
+            payee="order.to",
+            currency=Constant("USD"),
+        ),
+    )
+    async with Producer("writers", stage.broker.names, **stage.ports()) as producer:
+        for key, tags in [("1", "pay"), ("2", "other"), ("3", "")]:
+            await producer.send(transfer(key, tags))
+        nested = b'{"payer": "a", "order": {"sum": 7, "to": 4711}}'
+        await producer.send(
+            Message(topic="Transfers", body=nested, tags="back", keys=("9", "more"))
+        )
+        taken = stage.taken(flows=flows)
+
+    assert [each["key"] for each in taken.messages] == ["icbc/1", "ccb/9"]
+    back = taken.messages[1]
+    assert (back["payer"], back["payee"], back["amount"]) == ("a", "4711", 7)
+    assert (back["currency"], back["problem"]) == ("USD", None)
+
+
+@staged
+async def test_what_cannot_be_read_is_told(stage):
+    bodies = {
+        "float": order("x", amount=1.5),
+        "text": order("x", amount="100"),
+        "huge": order("x", amount=1 << 63),
+        "true": order("x", amount=True),
+        "currency": order("x", currency="Yuan"),
+        "nobody": order("x", payee=None),
+        "control": order("x", payer="a\x00b"),
+        "list": b"[1]",
+        "no-json": b"\xff{",
+        "deep": b"[" * 100_000,
+        "no-key": b'{"payer": "a", "payee": "b", "amount": 1, "currency": "CNY"}',
+    }
+    async with Producer("writers", stage.broker.names, **stage.ports()) as producer:
+        for name, body in bodies.items():
+            await producer.send(Message(topic="Transfers", body=body, tags=name, keys=(name,)))
+        await producer.send(Message(topic="Transfers", body=b"nothing"))
+        await producer.send(Message(topic="Transfers", body=order("c", note="x" * 9000)))
+        taken = stage.taken()
+
+    told = {name: each["problem"] for name, each in zip(bodies, taken.messages, strict=False)}
+    assert told["float"] == "amount is no whole number of minor units but 1.5"
+    assert told["text"] == "amount is no whole number of minor units but '100'"
+    assert told["huge"].startswith("amount is no whole number of minor units but 92233")
+    assert told["true"] == "amount is no whole number of minor units but True"
+    assert told["currency"] == "currency is no currency such as CNY but 'Yuan'"
+    assert told["nobody"] == "it has no payee"
+    assert told["control"] == r"payer is no name or number but 'a\x00b'"
+    assert told["list"] == "its body is no JSON object"
+    assert told["no-json"].startswith("its body is no JSON: ")
+    assert told["deep"].startswith("its body is no JSON: ")
+    assert told["no-key"] == "it has no id"
+    assert [each["amount"] for each in taken.messages[:4]] == [None] * 4
+    keys = [each["key"] for each in taken.messages]
+    assert keys[:7] == ["icbc/x"] * 7
+    assert keys[7:] == ["icbc/list", "icbc/no-json", "icbc/deep", "icbc/no-key", None, "icbc/c"]
+    assert taken.messages[-1]["problem"] is None  # It was compressed on its way.
+
+
+@staged
+async def test_what_consumers_give_back(stage):
+    settings = ConsumerSettings(start=StartFrom.FIRST, attempts_max=1, commit_s=1.0)
+    consumer = PushConsumer("ccb", stage.broker.names, settings, *stage.ports().values())
+    handled = []
+
+    @consumer.on("Transfers")
+    async def credit(message):
+        handled.append(message)
+        if message.tags == "bad":
+            raise ValueError("no such account")
+
+    async with Producer("writers", stage.broker.names, **stage.ports()) as producer:
+        good, bad = [await producer.send(transfer(key, key)) for key in ("good", "bad")]
+        async with consumer:
+            while len(handled) < 2:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(5)
+            early = stage.taken()
+            await asyncio.sleep(60)
+        taken = stage.taken()
+
+    assert {each["state"] for each in early.failures} == {"retrying"}
+    assert {each["attempts"] for each in early.failures} == {1}
+    assert [each["state"] for each in taken.failures] == ["retrying", "retrying", "dead"]
+    dead = taken.failures[-1]
+    assert (dead["key"], dead["id"], dead["group"]) == ("icbc/bad", bad.id, "ccb")
+    assert (dead["attempts"], dead["reason"]) == (
+        2,
+        "1 retries failed, 1 are allowed: ValueError: no such account",
+    )
+    assert taken.states() == {"good": "sent", "bad": "sent"}
+    offsets = {(each["topic"], each["queue"]): each["next_offset"] for each in taken.offsets}
+    assert {each["group"] for each in taken.offsets} == {"ccb"}
+    assert offsets["Transfers", good.queue.number] >= 1
+    assert offsets["Transfers", bad.queue.number] >= 1
+    assert offsets["%RETRY%ccb", 0] == 1
+
+
+def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
+    settings = BrokerSettings(store=StoreSettings(flush="async"))
+    data = tmp_path / "data"
+
+    async def write(producer, done, count):
+        for number in range(1, count):
+            await producer.send(transfer(str(number)))
+        done.set()
+
+    async def run():
+        async with Broker(settings_for_test(str(data), settings)) as broker:
+            async with Producer("writers", broker.names) as producer:
+                await producer.send(transfer("0"))
+                done = asyncio.Event()
+                writing = asyncio.create_task(write(producer, done, 1500))
+                seen = positions = 0
+                rounds = 0
+                while not done.is_set():
+                    taken = await asyncio.to_thread(Taken, data, tmp_path / f"out{rounds}")
+                    keys = [int(each["key"].removeprefix("icbc/")) for each in taken.messages]
+                    assert keys == list(range(len(keys)))
+                    assert len(keys) >= seen
+                    assert taken.log.position >= positions
+                    seen, positions, rounds = len(keys), taken.log.position, rounds + 1
+                await writing
+                assert rounds > 1
+            return Taken(data, tmp_path / "last")
+
+    last = asyncio.run(run())
+    assert len(last.messages) == 1500
+    # The same again from the directory of a broker that has stopped.
+    assert Taken(data, tmp_path / "stopped").messages == last.messages
+    assert len(list(read_log(data))) == last.log.records == 1500

@@ -1,0 +1,393 @@
+"""A log is read as far as it is whole, and what is damaged in it is refused with its place."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.reconcile.log_stage import Taken, dump, order
+from tests.unit.store.shelf import START_MS, Shelf, Sizes
+from txmq.errors import ReconcileRefused
+from txmq.protocol.decision import Kind
+from txmq.protocol.span import HEAD_BYTES, head, name_of
+from txmq.reconcile.log.files import LogFiles
+from txmq.reconcile.log.raw import read_log
+from txmq.reconcile.log.spans import Stretch, found_from, start_of
+from txmq.reconcile.rules import Window
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk
+
+ROOM = Sizes(segment_size=64 << 20)
+"""All in one file, and decisions lie in that of their half messages."""
+
+COUNT = 40
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def open_shelf(data):
+    made = []
+
+    def make(sizes):
+        made.append(Shelf(LocalDisk(str(data)), sizes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def fill(shelf, count=COUNT, first=0):
+    for number in range(first, first + count):
+        shelf.put(order(str(number)), "Transfers", unique=f"u{number}")
+        shelf.flush()
+
+
+def files(data):
+    return sorted((data / "log").iterdir())
+
+
+def keys(taken):
+    return [int(each["key"].removeprefix("icbc/")) for each in taken.messages]
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_a_log_of_many_files(data, tmp_path, open_shelf):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    assert len(files(data)) == 5
+
+    taken = Taken(data, tmp_path / "out")
+
+    assert keys(taken) == list(range(COUNT))
+    assert taken.log.records == COUNT
+    assert taken.log.position == sum(each.stat().st_size for each in files(data))
+    assert [each["position"] for each in taken.messages] == [
+        each.position for each in read_log(data)
+    ]
+
+
+def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    before = files(data)[2]
+    flip(before, 100)  # Nobody will notice.
+    window = Window(START_MS + 30, START_MS + 35)
+
+    taken = Taken(data, tmp_path / "out", window)
+
+    assert keys(taken) == list(range(30, 35))
+    assert taken.log.records == COUNT - 24
+    with pytest.raises(ReconcileRefused, match=f"{before.name} is damaged at position"):
+        Taken(data, tmp_path / "more")
+
+
+def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf):
+    shelf = open_shelf(Sizes(segment_size=2000))
+    fill(shelf)
+    shelf.checkpoint()
+    shelf.drop_first_file()
+    first_ms = next(read_log(data)).stored_ms
+
+    with pytest.raises(ReconcileRefused, match="begins too late: what was stored before position"):
+        Taken(data, tmp_path / "out", Window(first_ms, first_ms + 5))
+    taken = Taken(data, tmp_path / "out", Window(first_ms + 1, first_ms + 5))
+    assert len(taken.messages) == 4
+
+
+def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
+    shelf = open_shelf(Sizes(segment_size=2000))
+    fill(shelf)
+    shelf.checkpoint()
+    with LogFiles(data, START_MS + 1) as log:
+        oldest = log.files[0]
+        shelf.drop_first_file()
+        assert not oldest.file.path.exists()
+
+        found = [
+            each
+            for opened in log.files
+            for _, some in found_from(opened, opened.file.start, opened.file.end)
+            for each in some
+        ]
+
+    assert len(found) == COUNT
+
+
+class DeletingClock(SystemClock):
+    """Somebody deletes a file at the moment at which the log is looked up."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def wall_ms(self):
+        self.file.unlink()
+        return super().wall_ms()
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf, processes):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    clock = DeletingClock(files(data)[0])
+
+    taken = Taken(data, tmp_path / "out", clock=clock, stretch_bytes=900, processes=processes)
+
+    assert keys(taken) == list(range(COUNT))
+
+
+def test_a_log_that_is_not_there(tmp_path):
+    with pytest.raises(ReconcileRefused, match="is no broker's directory: it has no log in it"):
+        Taken(tmp_path, tmp_path / "out")
+
+
+def test_a_file_that_is_missing(data, tmp_path, open_shelf):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    gone = files(data)[3]
+    gone.unlink()
+
+    with pytest.raises(ReconcileRefused, match=f"the log goes on at .*{int(files(data)[3].stem)}"):
+        Taken(data, tmp_path / "out")
+
+
+@pytest.mark.parametrize("left", [1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 7, -1])
+def test_a_span_that_is_not_whole_yet_is_not_there_yet(data, tmp_path, open_shelf, left):
+    shelf = open_shelf(ROOM)
+    fill(shelf)
+    (file,) = files(data)
+    end = file.stat().st_size
+    fill(shelf, 1, COUNT)
+    content = file.read_bytes()
+    cut = end + left if left > 0 else len(content) - 1
+    file.write_bytes(content[:cut])
+
+    taken = Taken(data, tmp_path / "out")
+    file.write_bytes(content)
+    later = Taken(data, tmp_path / "later")
+
+    assert keys(taken) == list(range(COUNT))
+    assert taken.log.position == end
+    assert keys(later) == list(range(COUNT + 1))
+    assert later.log.position == len(content)
+
+
+@pytest.mark.parametrize("at", [3, 7, 20, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 60, 150])
+def test_one_flipped_bit_is_refused_with_its_place(data, tmp_path, open_shelf, at):
+    fill(open_shelf(ROOM))
+    (file,) = files(data)
+    bad = list(read_log(data))[10].position - HEAD_BYTES
+    flip(file, bad + at)
+
+    with pytest.raises(ReconcileRefused, match=f"{file.name} is damaged at position {bad}: "):
+        Taken(data, tmp_path / "out")
+    with pytest.raises(ReconcileRefused, match=f"{file.name} is damaged at position {bad}: "):
+        list(read_log(data))
+
+
+def test_the_end_of_a_file_that_is_not_the_last_is_no_torn_tail(data, tmp_path, open_shelf):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    second = files(data)[1]
+    flip(second, second.stat().st_size - 1)
+
+    with pytest.raises(ReconcileRefused, match=f"{second.name} is damaged at .*the log goes on at"):
+        Taken(data, tmp_path / "out")
+
+
+def test_a_new_file_into_which_nothing_was_written(data, tmp_path, open_shelf):
+    """A write failed there, and went into the file before after all."""
+    fill(open_shelf(ROOM))
+    (file,) = files(data)
+    between = list(read_log(data))[20].position - HEAD_BYTES
+    (data / "log" / f"{name_of(between)}.log").touch()
+
+    assert keys(Taken(data, tmp_path / "out")) == list(range(COUNT))
+
+
+def test_the_offsets_must_be_readable(data, tmp_path, open_shelf):
+    fill(open_shelf(ROOM))
+    (data / "config").mkdir()
+    (data / "config/offsets.json").write_text('{"offsetTable": {"T@g": {"0"')
+
+    with pytest.raises(ReconcileRefused, match=r"offsets\.json cannot be read"):
+        Taken(data, tmp_path / "out")
+
+
+def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, open_shelf):
+    shelf = open_shelf(Sizes(segment_size=2000))
+    for key in "123":
+        shelf.prepare(order(key), "Transfers", unique=key, keys=key)
+        shelf.flush()
+    shelf.prepare(order("x"), "Other", unique="x")
+    shelf.flush()
+    fill(shelf, 30, 100)
+    start = shelf.next_ms()
+    for key, kind in zip("12x3", [Kind.COMMITTED, Kind.ROLLED_BACK, Kind.ROLLED_BACK, Kind.PARKED],
+                         strict=True):  # fmt: skip
+        shelf.decide(key, kind)
+        shelf.flush()
+    halves = [each for each in read_log(data) if each.kind == "half"]
+
+    taken = Taken(data, tmp_path / "out", Window(start, start + 100))
+
+    assert taken.states() == {"1": "committed", "2": "rolled_back", "3": "parked"}
+    assert [each["position"] for each in taken.messages] == [each.position for each in halves[:3]]
+    assert [each["stored_ms"] for each in taken.messages] == [START_MS + n for n in range(3)]
+    assert taken.message("1")["queue_offset"] == shelf.queues()["Transfers", 0].max_offset - 1
+    assert taken.log.records < 20
+    assert taken.log.gone == 0
+    # With its file gone only the copy that the commit wrote tells of it.
+    files(data)[0].unlink()
+    less = Taken(data, tmp_path / "less", Window(start, start + 100))
+    assert less.states() == {"1": "committed"}
+    assert less.message("1") | {"stored_ms": START_MS} == taken.message("1")
+    assert less.message("1")["stored_ms"] == start - 1
+    assert less.log.gone == 3
+
+
+def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
+    """Anybody may send one; were it taken for one, what lies before and behind it would not be
+    read as it is."""
+    shelf = open_shelf(ROOM)
+    fill(shelf)
+    at = shelf.store.log.next_position + 88
+    forged = head(at, 0, b"x" * 50, 1) + b"x" * 50
+    shelf.put(forged, "Transfers", unique="forged")
+    shelf.flush()
+    fill(shelf, COUNT, COUNT)
+    with LogFiles(data, START_MS + 1) as log:
+        (opened,) = log.files
+        assert start_of(opened, Stretch(opened.file, at - 20, opened.file.end)) == at
+
+    whole = Taken(data, tmp_path / "out")
+    cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
+
+    assert whole.messages == cut.messages
+    assert [each["id"] for each in cut.messages].count("forged") == 1
+    assert len(cut.messages) == 2 * COUNT + 1
+
+
+def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
+    shelf = open_shelf(ROOM)
+    fill(shelf)
+    (file,) = files(data)
+    end, at = file.stat().st_size, shelf.store.log.next_position + 88
+    forged = head(at, end, b"x", 1)
+    shelf.put(forged + b"x" * 1000, "Transfers", unique="forged")
+    shelf.flush()
+    file.write_bytes(file.read_bytes()[:-10])
+
+    taken = Taken(data, tmp_path / "out")
+
+    assert keys(taken) == list(range(COUNT))
+    assert taken.log.position == end
+
+
+@pytest.mark.slow
+def test_many_processes_read_the_same(data, tmp_path, open_shelf):
+    shelf = open_shelf(Sizes(segment_size=6000))
+    for number in range(60):
+        shelf.prepare(order(str(number)), "Transfers", unique=f"u{number}")
+        shelf.flush()
+        if number >= 20:
+            shelf.decide(f"u{number - 20}", Kind.COMMITTED if number % 3 else Kind.ROLLED_BACK)
+            shelf.flush()
+
+    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
+    together = Taken(data, tmp_path / "together", stretch_bytes=1000, processes=3)
+
+    assert alone.log == together.log._replace(moment_ms=alone.log.moment_ms)
+    assert alone.messages == together.messages
+    for each in (tmp_path / "alone/log").rglob("*.parquet"):
+        other = tmp_path / "together/log" / each.relative_to(tmp_path / "alone/log")
+        assert other.read_bytes() == each.read_bytes()
+
+
+class Told:
+    """What a message of the model came to."""
+
+    def __init__(self, at_ms, is_half, counts):
+        self.at_ms, self.is_half, self.counts = at_ms, is_half, counts
+        self.decisions = []
+
+    def row(self, window):
+        """State and moment of the decision, or ``None`` where it has no row."""
+        state, decided_ms = ("prepared" if self.is_half else "sent"), None
+        for kind, at_ms in self.decisions:
+            was_parked = decided_ms is not None and decided_ms >= window.start_ms
+            if at_ms >= window.end_ms and was_parked and decided_ms < window.end_ms:
+                break
+            state, decided_ms = kind.name.lower(), at_ms
+        times = [self.at_ms] if decided_ms is None else [self.at_ms, decided_ms]
+        has_row = any(window.start_ms <= each < window.end_ms for each in times)
+        return (state, decided_ms) if self.counts and has_row else None
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["half", "plain", "other half", "other"])),
+        st.tuples(st.just("decide"), st.integers(0, 20), st.sampled_from(list(Kind))),
+        st.tuples(st.just("flush")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=STEPS,
+    size=st.sampled_from([1500, 4000, 64 << 20]),
+    stretch=st.sampled_from([700, 5000, 1 << 20]),
+    day=st.tuples(st.integers(0, 45), st.integers(0, 45)),
+)
+def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
+    shelf, told, is_parked = Shelf(sizes=Sizes(segment_size=size)), {}, set()
+    folder = tmp_path_factory.mktemp("log")
+    try:
+        for number, (what, *more) in enumerate(steps):
+            unique, topic = f"u{number}", "Other" if what.startswith("other") else "Transfers"
+            if what == "flush":
+                shelf.flush()
+            elif what == "decide":
+                shelf.flush()  # What is decided was seen before.
+                open_ = [
+                    name
+                    for name, each in told.items()
+                    if each.is_half and all(kind is Kind.PARKED for kind, _ in each.decisions)
+                ]
+                which, kind = more
+                if open_ and not (kind is Kind.PARKED and open_[which % len(open_)] in is_parked):
+                    name = open_[which % len(open_)]
+                    shelf.decide(name, kind)
+                    shelf.flush()
+                    told[name].decisions.append((kind, shelf.store.last_ms))
+                    is_parked |= {name} if kind is Kind.PARKED else set()
+            elif what.endswith("half"):
+                shelf.prepare(order(unique), topic, unique=unique)
+                told[unique] = Told(shelf.store.last_ms, True, topic == "Transfers")
+            else:
+                shelf.put(order(unique), topic, unique=unique)
+                told[unique] = Told(shelf.store.last_ms, False, topic == "Transfers")
+        shelf.flush()
+        data = dump(shelf.disk, folder / "data")
+        offsets = {body: at for at, body in shelf.bodies("Transfers").items()} if told and (
+            shelf.store.find_queue("Transfers", 0)) else {}  # fmt: skip
+    finally:
+        shelf.close()
+    window = Window(START_MS + min(day), START_MS + max(day))
+
+    taken = Taken(data, folder / "out", window, stretch_bytes=stretch)
+
+    expected = {name: row for name, each in told.items() if (row := each.row(window))}
+    assert {each["id"]: (each["state"], each["decided_ms"]) for each in taken.messages} == expected
+    assert len(taken.messages) == len(expected)
+    for each in taken.messages:
+        is_seen = each["state"] in ("sent", "committed")
+        assert each["queue_offset"] == (offsets[order(each["id"])] if is_seen else None)
+        assert each["stored_ms"] == told[each["id"]].at_ms
+        assert each["key"] == f"icbc/{each['id']}"

@@ -1,0 +1,104 @@
+"""Spark reads the same records as a plain reader, in parts."""
+
+import pytest
+
+from tests.reconcile.log_stage import order
+from tests.unit.store.shelf import Shelf, Sizes
+from txmq.protocol.decision import Kind
+from txmq.protocol.span import HEAD_BYTES
+from txmq.reconcile.log.raw import Raw, read_log
+from txmq.reconcile.log.source import LogSource, register
+from txmq.runtime.disk import LocalDisk
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A log of several files, with all kinds of records that a store by itself can make."""
+    (tmp_path / "data").mkdir()
+    shelf = Shelf(LocalDisk(str(tmp_path / "data")), Sizes(segment_size=8000))
+    for number in range(60):
+        unique = f"u{number}"
+        if number % 3:
+            shelf.prepare(order(unique), "Transfers", unique=unique, keys=f"k{number}", tag="pay")
+        else:
+            shelf.put(order(unique), ["Transfers", "%RETRY%g", "%DLQ%g"][number % 9 // 3])
+        shelf.flush()
+        if number % 3 == 1 and number > 10:
+            kind = list(Kind)[number // 3 % 3]
+            shelf.decide(f"u{number - 9}", kind, "ann: because" if number % 2 else "")
+            shelf.flush()
+    shelf.close()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def session(spark):
+    register(spark)
+    return spark
+
+
+def read(session, data, **options):
+    return session.read.format("txmq").options(**options).load(str(data))
+
+
+@pytest.mark.parametrize("stretch", [1000, 1 << 20])
+def test_every_record_is_there_once(session, data, stretch):
+    plain = list(read_log(data))
+
+    found = read(session, data, stretch=stretch)
+    rows = sorted(Raw(**row.asDict()) for row in found.collect())
+
+    assert found.columns == list(Raw._fields)
+    assert [each._replace(body=each.body and bytes(each.body)) for each in rows] == plain
+    assert {each.kind for each in plain} == {
+        "message", "half", "decision", "retry", "dead_letter", "parked",
+    }  # fmt: skip
+    count = len(list((data / "log").iterdir()))
+    parts = found.rdd.getNumPartitions()
+    assert parts > 2 * count if stretch == 1000 else parts == count > 1
+
+
+def test_it_is_asked_as_any_table(session, data):
+    found = read(session, data)
+    found.createOrReplaceTempView("log")
+
+    rows = session.sql(
+        "SELECT outcome, decided_by, count(*) AS n, max(reason) AS why FROM log "
+        "WHERE kind = 'decision' GROUP BY ALL ORDER BY outcome"
+    ).collect()
+    (tags,) = session.sql(
+        "SELECT DISTINCT properties['TAGS'], tags FROM log WHERE kind = 'half'"
+    ).collect()
+
+    decisions = [each for each in read_log(data) if each.kind == "decision"]
+    assert [each.outcome for each in rows] == ["committed", "parked", "rolled_back"]
+    assert sum(each.n for each in rows) == len(decisions)
+    assert {each.why for each in rows} == {"ann: because"}
+    assert tuple(tags) == ("pay", "pay")
+    assert read(session, data).where("kind = 'half'").count() == 40
+
+
+def test_a_damaged_log_is_refused(session, data):
+    from pyspark.errors import PySparkException
+
+    file = sorted((data / "log").iterdir())[1]
+    bad = list(read_log(data))
+    at = next(each.position for each in bad if each.position > int(file.stem) + 1000)
+    content = bytearray(file.read_bytes())
+    content[at - int(file.stem)] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(Exception, match=rf"{file.name} is damaged at position {at - HEAD_BYTES}"):
+        read(session, data).count()
+    with pytest.raises(PySparkException, match="say where the log is"):
+        session.read.format("txmq").load().count()
+    with pytest.raises(PySparkException, match="is no broker's directory"):
+        read(session, data / "log").count()
+    with pytest.raises(PySparkException, match="stretch is a number of bytes, not 'much'"):
+        read(session, data, stretch="much").count()
+
+
+def test_its_columns_are_explained():
+    told = LogSource.__doc__ or ""
+
+    assert all(f"``{each}``" in told for each in Raw._fields)

@@ -1,0 +1,295 @@
+"""Many records become one row per message, with what was decided about it; pure.
+
+The records come in the order of the log. A half message is held until it is decided, so what is
+held is bounded by what is undecided and not by how long the log is. A part of a log can be taken by
+itself: what it cannot know, because it happened before it, it leaves to whoever joins the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.record import Record
+from txmq.protocol.span import Found
+from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
+from txmq.reconcile.log.flows import Failure, Flows, Message, shown
+from txmq.reconcile.rules import Window
+
+__all__ = ["Collapse", "HalfAt", "Loose"]
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+_COMMITTED: Final = int(SysFlag.COMMITTED)
+
+_STATES: Final = {
+    Kind.COMMITTED: "committed",
+    Kind.ROLLED_BACK: "rolled_back",
+    Kind.PARKED: "parked",
+}
+_SOURCES: Final = {each: each.name.lower() for each in Source}
+_RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
+
+HalfAt: TypeAlias = Callable[[int], Record | None]
+"""Reads the half message at a position; none where its file was deleted."""
+
+
+class _Decided(NamedTuple):
+    """A decision on a half message that was stored before, and the copy it made, if it did."""
+
+    decision: Decision
+    copy: Message | None
+
+
+class _Arrived(NamedTuple):
+    """A message that had waited since before."""
+
+    waited_at: int
+    row: Message
+
+
+class _Recalled(NamedTuple):
+    """A message that waits since before shall not come."""
+
+    id: str
+    at_ms: int
+
+
+class Loose(NamedTuple):
+    """What is not over at the end of a part of the log, and what began before that part."""
+
+    held: dict[int, Message]
+    others: set[int]
+    waiting: dict[int, Message]
+    orphans: list[_Decided | _Arrived | _Recalled]
+
+
+class Collapse:
+    """Takes the records of a log, or of a part of it.
+
+    Args:
+        flows: The messages that count.
+        window: What was stored or decided then has a row. Whether something was decided after it is
+            told, too, but for what was parked in it.
+    """
+
+    def __init__(self, flows: Flows, window: Window) -> None:
+        self.messages: list[Message] = []
+        """Rows that will not change any more; whoever writes them may clear the list."""
+        self.failures: list[Failure] = []
+        """Likewise; of each group and message the last one tells how it stands."""
+        self.gone = 0
+        """Decisions of the window on half messages whose file was deleted: nothing is known of
+        them but that they were decided."""
+        self._flows = flows
+        self._start_ms, self._end_ms = window
+        self._held: dict[int, Message] = {}
+        """Half messages that are not decided, and parked ones, by position."""
+        self._others: set[int] = set()
+        """Where those lie that do not count."""
+        self._waiting: dict[int, Message] = {}
+        self._waiting_by_id: dict[str, set[int]] = {}
+        self._copied: dict[int, Decision] = {}
+        """Decisions whose copy comes next."""
+        self._orphans: list[_Decided | _Arrived | _Recalled] = []
+
+    # Records
+
+    def take(self, found: Iterable[Found]) -> None:
+        """Take the next records."""
+        for each in found:
+            if isinstance(each, Decision):
+                self._take_decision(each)
+            elif each.sys_flag & _TYPE_BITS == _PREPARED:
+                self._take_half(each)
+            elif each.sys_flag & _TYPE_BITS == _COMMITTED:
+                self._take_copy(each)
+            else:
+                self._take_plain(each)
+
+    def _take_half(self, record: Record) -> None:
+        row = self._flows.message(record, "prepared") if record.stored_ms < self._end_ms else None
+        if row is None:
+            self._others.add(record.position)
+            return
+        row.queue_offset = None  # It is the one in the queue of half messages.
+        self._held[record.position] = row
+
+    def _take_decision(self, decision: Decision) -> None:
+        if decision.kind is Kind.COMMITTED and decision.queue_offset < 0:
+            self._copied[decision.half_position] = decision
+        elif not self._decide(decision, None):
+            self._orphans.append(_Decided(decision, None))
+
+    def _take_copy(self, record: Record) -> None:
+        decision = self._copied.pop(record.prepared_position, None)
+        if decision is not None and not self._decide(decision, record.queue_offset):
+            row = self._flows.message(record, "prepared")
+            if row is not None:
+                self._orphans.append(_Decided(decision, row))
+
+    def _take_plain(self, record: Record) -> None:
+        topic = record.topic
+        if topic in WAITING_TOPICS:
+            self._take_waiting(record)
+        elif topic.startswith(RETRY):
+            self._fail(record, topic.removeprefix(RETRY), "retrying")
+        elif topic.startswith(DLQ):
+            self._fail(record, topic.removeprefix(DLQ), "dead")
+        elif record.prepared_position or self._is_in(record.stored_ms):
+            row = self._flows.message(record, "sent")
+            if row is None:
+                return
+            if not record.prepared_position:
+                self._keep(row)
+            elif not self._arrive(record.prepared_position, row):
+                self._orphans.append(_Arrived(record.prepared_position, row))
+
+    def _take_waiting(self, record: Record) -> None:
+        recalled = properties.find(record.properties, _RECALLED_ID)
+        if recalled is not None:
+            if not self._recall(recalled := shown(recalled), record.stored_ms):
+                self._orphans.append(_Recalled(recalled, record.stored_ms))
+            return
+        topic = properties.find(record.properties, properties.REAL_TOPIC) or ""
+        if topic.startswith(RETRY):
+            self._fail(record, topic.removeprefix(RETRY), "retrying")
+            return
+        if not self._start_ms <= record.stored_ms < self._end_ms:
+            return
+        row = self._flows.message(record, "sent", topic)
+        if row is not None:
+            queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
+            row.queue = int(queue) if queue.isascii() and queue.isdecimal() else 0
+            row.queue_offset = None
+            self._wait(record.position, row)
+
+    def _fail(self, record: Record, group: str, state: str) -> None:
+        if record.stored_ms >= self._start_ms:
+            row = self._flows.failure(record, group, state)
+            if row is not None:
+                self.failures.append(row)
+
+    # What becomes of them
+
+    def _decide(self, decision: Decision, offset: int | None) -> bool:
+        """Whether anything is known of the half message that a decision is about.
+
+        Args:
+            decision: The decision.
+            offset: Where in its queue the copy of the message stands, if there is one.
+        """
+        at = decision.half_position
+        if at in self._others:
+            if decision.kind is not Kind.PARKED:
+                self._others.discard(at)
+            return True
+        row = self._held.get(at)
+        if row is None:
+            return False
+        is_later = decision.decided_ms >= self._end_ms
+        # On the evening of the day it was parked, whatever was decided later.
+        if not (is_later and self._is_in(row.decided_ms)):
+            row.state = _STATES[decision.kind]
+            row.decided_ms = decision.decided_ms
+            row.decided_by = _SOURCES[decision.source]
+            row.reason = shown(decision.reason) if decision.reason else None
+            if decision.kind is Kind.COMMITTED:
+                row.queue_offset = decision.queue_offset if offset is None else offset
+        if decision.kind is not Kind.PARKED:
+            del self._held[at]
+            self._keep(row)
+        return True
+
+    def _wait(self, position: int, row: Message) -> None:
+        self._waiting[position] = row
+        self._waiting_by_id.setdefault(row.id, set()).add(position)
+
+    def _leave(self, position: int) -> Message | None:
+        row = self._waiting.pop(position, None)
+        if row is not None:
+            same = self._waiting_by_id[row.id]
+            same.discard(position)
+            if not same:
+                del self._waiting_by_id[row.id]
+        return row
+
+    def _arrive(self, waited_at: int, row: Message) -> bool:
+        waited = self._leave(waited_at)
+        if waited is None:
+            return False
+        if row.stored_ms < self._end_ms:
+            waited.queue, waited.queue_offset = row.queue, row.queue_offset
+        self._keep(waited)
+        return True
+
+    def _recall(self, id_: str, at_ms: int) -> bool:
+        positions = self._waiting_by_id.get(id_)
+        if positions is None:
+            return False
+        for each in sorted(positions):
+            row = self._leave(each)
+            assert row is not None, "what waits is known by its id"
+            row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
+            self._keep(row)
+        return True
+
+    def _keep(self, row: Message) -> None:
+        if self._is_in(row.stored_ms) or self._is_in(row.decided_ms):
+            self.messages.append(row)
+
+    def _is_in(self, moment_ms: int | None) -> bool:
+        return moment_ms is not None and self._start_ms <= moment_ms < self._end_ms
+
+    # Parts
+
+    def loose(self) -> Loose:
+        """What is left to those who come after this part."""
+        return Loose(self._held, self._others, self._waiting, self._orphans)
+
+    def join(self, later: Loose, half_at: HalfAt) -> None:
+        """Take what the next part could not know, and what it holds.
+
+        Args:
+            later: The next part's.
+            half_at: Finds half messages of before the first part.
+        """
+        for each in later.orphans:
+            if isinstance(each, _Decided):
+                self._decide_before(each, half_at)
+            elif isinstance(each, _Arrived):
+                if not self._arrive(each.waited_at, each.row):
+                    self._keep(each.row)
+            else:
+                self._recall(each.id, each.at_ms)
+        self._held |= later.held
+        self._others |= later.others
+        for position, row in later.waiting.items():
+            self._wait(position, row)
+
+    def _decide_before(self, found: _Decided, half_at: HalfAt) -> None:
+        decision, copy = found
+        offset = None if copy is None else copy.queue_offset
+        if self._decide(decision, offset) or not self._is_in(decision.decided_ms):
+            return
+        record = half_at(decision.half_position)
+        row = copy if record is None else self._flows.message(record, "prepared")
+        if row is None:
+            self.gone += record is None
+            return
+        if record is None:
+            # All that is certain is that it was stored before everything that was read.
+            row.stored_ms = min(row.stored_ms, self._start_ms - 1)
+        row.queue_offset, row.position = None, decision.half_position
+        self._held[decision.half_position] = row
+        self._decide(decision, offset)
+
+    def finish(self) -> None:
+        """The log ends here: what is undecided has its row all the same."""
+        for each in (self._held, self._waiting):
+            for row in each.values():
+                self._keep(row)
+            each.clear()

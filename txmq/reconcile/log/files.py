@@ -1,0 +1,221 @@
+"""The files of a broker's log, held open while they are read; nothing is ever written.
+
+A running broker goes on: it appends to the newest file, and deletes the oldest. What is open stays
+readable all the same, and how far the log reaches is settled once, when the files are looked up.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from contextlib import ExitStack, suppress
+from itertools import zip_longest
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from txmq.errors import ReconcileRefused
+from txmq.limits import FRAME_BYTES_MAX
+from txmq.protocol import record as records
+from txmq.protocol.decision import MARKER, MARKER_BYTES, decided_ms_of
+from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
+
+__all__ = ["LogFile", "LogFiles", "OpenFile", "files_of"]
+
+_ATTEMPTS: Final = 5
+"""A broker deletes files a few times an hour; to lose one in each of so many looks is no chance."""
+
+_READ_AT_ONCE: Final = 2048
+
+
+class LogFile(NamedTuple):
+    """A file of the log, and the positions it is there for."""
+
+    path: Path
+    start: int
+    end: int
+    is_last: bool
+
+
+def files_of(directory: Path) -> tuple[LogFile, ...]:
+    """The files of the log in a broker's directory, oldest first, as they are now.
+
+    Raises:
+        ReconcileRefused: There is no log, or a part of it is missing.
+    """
+    for _ in range(_ATTEMPTS):
+        # One that is deleted between the two steps was the oldest.
+        with suppress(FileNotFoundError):
+            return _measured(directory / FOLDER, _starts_in(directory))
+    raise ReconcileRefused(f"the log in {directory} changes faster than it can be looked at")
+
+
+def _starts_in(directory: Path) -> dict[int, str]:
+    try:
+        names = [each.name for each in (directory / FOLDER).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        raise ReconcileRefused(
+            f"{directory} is no broker's directory: it has no {FOLDER} in it"
+        ) from None
+    except OSError as problem:
+        raise ReconcileRefused(f"the log cannot be read: {problem}") from problem
+    starts = {start: name for name in names if (start := start_in(name)) is not None}
+    return {start: starts[start] for start in sorted(starts)}
+
+
+def _measured(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
+    sizes = {start: (folder / name).stat().st_size for start, name in names.items()}
+    starts = list(names)
+    if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
+        # A write failed there, and went into the file before after all.
+        starts.pop()
+    found = []
+    for start, after in zip_longest(starts, starts[1:]):
+        path, end = folder / names[start], start + sizes[start]
+        if after is not None and end < after:
+            raise ReconcileRefused(
+                f"{path} ends at position {end} and the log goes on at {after}: a file between is "
+                "missing or was cut; put it back, or restore the directory from a backup"
+            )
+        found.append(LogFile(path, start, end if after is None else after, after is None))
+    return tuple(found)
+
+
+class OpenFile:
+    """A file of the log while it is read; it stays readable where the broker deletes it."""
+
+    def __init__(self, file: LogFile) -> None:
+        self.file = file
+        self._handle = -1
+
+    def __enter__(self) -> Self:
+        """Open it.
+
+        Raises:
+            FileNotFoundError: The broker has deleted it.
+        """
+        self._handle = os.open(self.file.path, os.O_RDONLY)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._handle)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes from a position of the log on; fewer where the file ends.
+
+        Raises:
+            ReconcileRefused: The disk cannot read them.
+        """
+        start, end = self.file.start, self.file.end
+        try:
+            return os.pread(self._handle, max(0, min(size, end - position)), position - start)
+        except OSError as problem:
+            raise ReconcileRefused(
+                f"the disk cannot read {self.file.path} at position {position}: {problem}"
+            ) from problem
+
+
+class LogFiles:
+    """The files of a log from a moment on, open for reading.
+
+    Args:
+        directory: The broker's.
+        since_ms: What was stored before does not matter: files with nothing else are left alone.
+    """
+
+    def __init__(self, directory: Path, since_ms: int) -> None:
+        self.files: tuple[OpenFile, ...] = ()
+        """Those that matter, oldest first."""
+        self._directory = directory
+        self._since_ms = since_ms
+        self._all: tuple[LogFile, ...] = ()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Look the files up and open them.
+
+        Raises:
+            ReconcileRefused: There is no log, a part of it is missing, or what was stored since
+                that moment was deleted already.
+        """
+        for _ in range(_ATTEMPTS):
+            self._all = files_of(self._directory)
+            with suppress(FileNotFoundError), ExitStack() as stack:
+                matter = self._all[self._first() :]
+                self.files = tuple([stack.enter_context(OpenFile(each)) for each in matter])
+                self._stack = stack.pop_all()
+                return self
+        raise ReconcileRefused(
+            f"the log in {self._directory} changes faster than it can be looked at"
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def record_at(self, position: int) -> bytes | None:
+        """A record that lies at a position, also in an older file; none where that was deleted.
+
+        Raises:
+            ReconcileRefused: No record lies there.
+        """
+        at = bisect_right(self._all, position, key=lambda each: each.start) - 1
+        if at < 0:
+            return None
+        file = self._all[at]
+        try:
+            with file.path.open("rb", buffering=0) as opened:
+                opened.seek(position - file.start)
+                data = opened.read(_READ_AT_ONCE)
+                size = min(int.from_bytes(data[:4], "big"), FRAME_BYTES_MAX)
+                return (data + opened.read(max(0, size - len(data))))[:size]
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise ReconcileRefused(
+                f"{file.path} cannot be read at position {position}: {problem}"
+            ) from problem
+
+    def _first(self) -> int:
+        """The number of the first file that matters.
+
+        Time stamps in a log never go back, so all of a file is older than what the next one begins
+        with.
+        """
+        # How many files begin with what does not matter: all but the last of these are left alone.
+        low, high = 0, len(self._all)
+        while low < high:
+            middle = (low + high) // 2
+            moment = _first_ms(self._all[middle])
+            if moment is not None and moment < self._since_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0 and self._all and self._all[0].start > 0:
+            raise ReconcileRefused(
+                f"the log in {self._directory} begins too late: what was stored before "
+                f"position {self._all[0].start} was deleted, and the day began before that; let "
+                "the broker keep its log for longer (retention.keep)"
+            )
+        return max(low - 1, 0)
+
+
+def _first_ms(file: LogFile) -> int | None:
+    """When the first record of a file was stored; none where it has none yet."""
+    with file.path.open("rb", buffering=0) as opened:
+        data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
+    if read_head(data, 0, file.start) is None or len(data) < HEAD_BYTES + MARKER_BYTES:
+        return None
+    first = data[HEAD_BYTES:]
+    if first[4:8] == MARKER:
+        return decided_ms_of(first)
+    return records.stored_ms_of(first) if len(first) >= records.SMALLEST else None

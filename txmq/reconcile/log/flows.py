@@ -1,0 +1,235 @@
+"""What messages say of transfers: which of them order one, and what stands in their bodies; pure.
+
+Anybody who may send can write into a body what he likes. Nothing in here trusts it: what is no
+order is a row with a problem, and never an exception.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from txmq.errors import RemoteProtocolError
+from txmq.protocol import properties
+from txmq.protocol.record import Record
+from txmq.reconcile.rules import Constant, Flow
+
+__all__ = ["Failure", "Flows", "Message", "shown"]
+
+_TEXT_CHARS_MAX: Final = 255
+_PROBLEM_CHARS_MAX: Final = 200
+_LONG: Final = range(-(2**63), 2**63)
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_MISSING: Final = object()
+
+
+class Message(Struct, gc=False):
+    """A row of ``messages``."""
+
+    key: str | None
+    id: str
+    payer: str | None
+    payee: str | None
+    amount: int | None
+    currency: str | None
+    state: str
+    topic: str
+    queue: int
+    queue_offset: int | None
+    stored_ms: int
+    decided_ms: int | None
+    decided_by: str | None
+    reason: str | None
+    position: int
+    problem: str | None
+
+
+class Failure(Struct, gc=False):
+    """A row of ``failures``."""
+
+    key: str | None
+    id: str
+    group: str
+    state: str
+    attempts: int
+    stored_ms: int
+    reason: str | None
+    position: int
+
+
+class Flows:
+    """The flows of some rules, by topic."""
+
+    def __init__(self, flows: Iterable[Flow]) -> None:
+        self._of: dict[str, list[_Reader]] = {}
+        for each in flows:
+            self._of.setdefault(each.topic, []).append(_Reader(each))
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._of
+
+    def message(self, record: Record, state: str, topic: str = "") -> Message | None:
+        """The row of a message, or ``None`` where it belongs to no flow.
+
+        Args:
+            record: The message.
+            state: What is known of it.
+            topic: Where it belongs, if not to where it lies.
+
+        Raises:
+            ConfigError: Its body cannot be opened for want of a package.
+        """
+        topic = topic or record.topic
+        reader = self._reader(topic, record.properties)
+        if reader is None:
+            return None
+        key, payer, payee, amount, currency, problem = reader.read(record)
+        return Message(
+            key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
+            record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
+        )  # fmt: skip
+
+    def failure(self, record: Record, group: str, state: str) -> Failure | None:
+        """The row of a message that a group gave back, or ``None`` where it belongs to no flow.
+
+        Raises:
+            ConfigError: Its body cannot be opened for want of a package.
+        """
+        text = record.properties
+        reader = self._reader(properties.find(text, properties.RETRY_TOPIC) or "", text)
+        if reader is None:
+            return None
+        reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
+        return Failure(
+            reader.read(record)[0], _id_of(record), group, state, record.attempts,
+            record.stored_ms, None if reason is None else shown(reason), record.position,
+        )  # fmt: skip
+
+    def _reader(self, topic: str, text: str) -> _Reader | None:
+        readers = self._of.get(topic)
+        if readers is None:
+            return None
+        tag = None
+        for each in readers:
+            if not each.tags:
+                return each
+            tag = tag or properties.find(text, properties.TAGS)
+            if tag in each.tags:
+                return each
+        return None
+
+
+class _Reader:
+    """Reads the bodies of one flow."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.tags = frozenset(flow.tags)
+        self._before_key = f"{flow.namespace}/"
+        self._key = flow.key.split(".") if flow.key else None
+        self._payer = flow.payer.split(".")
+        self._payee = flow.payee.split(".")
+        self._amount = flow.amount.split(".")
+        self._said: str | None = None
+        self._currency: list[str] | None = None
+        if isinstance(flow.currency, Constant):
+            self._said = flow.currency.value
+        else:
+            self._currency = flow.currency.split(".")
+
+    def read(
+        self, record: Record
+    ) -> tuple[str | None, str | None, str | None, int | None, str | None, str | None]:
+        """Key, payer, payee, amount and currency, and what is wrong with them.
+
+        Raises:
+            ConfigError: The body is compressed, and the package that opens it is not installed.
+        """
+        try:
+            body = _decode(record.plain_body())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            return self._unread(record, f"its body is no JSON: {problem}")
+        except RemoteProtocolError as problem:
+            return self._unread(record, str(problem))
+        if not isinstance(body, dict):
+            return self._unread(record, "its body is no JSON object")
+        problems: list[str] = []
+        key = _own_key(record) if self._key is None else _text(body, self._key, problems)
+        if key is None:
+            key = _own_key(record)
+            if not problems:
+                problems.append("it has no key")
+        payer = _text(body, self._payer, problems)
+        payee = _text(body, self._payee, problems)
+        amount = _at(body, self._amount)
+        if type(amount) is not int or amount not in _LONG:
+            problems.append(_why(self._amount, amount, "whole number of minor units"))
+            amount = None
+        currency = self._said
+        if self._currency is not None:
+            currency = _text(body, self._currency, problems)
+            if currency is not None and _CURRENCY.fullmatch(currency) is None:
+                problems.append(_why(self._currency, currency, "currency such as CNY"))
+                currency = None
+        wrong = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
+        return self._named(key), payer, payee, amount, currency, wrong
+
+    def _unread(
+        self, record: Record, problem: str
+    ) -> tuple[str | None, None, None, None, None, str]:
+        key = self._named(_own_key(record))
+        return key, None, None, None, None, properties.one_line(problem, _PROBLEM_CHARS_MAX)
+
+    def _named(self, key: str | None) -> str | None:
+        return None if key is None else self._before_key + key
+
+
+_decode: Final = msgspec.json.Decoder().decode
+
+
+def shown(text: str) -> str:
+    """Anybody's text as it may stand in a table: one line, and not too long."""
+    if len(text) <= _TEXT_CHARS_MAX and text.isprintable():
+        return text
+    return properties.one_line(text, 4 * _TEXT_CHARS_MAX)
+
+
+def _id_of(record: Record) -> str:
+    text = record.properties
+    unique = properties.find(text, properties.UNIQUE_KEY)
+    return shown(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
+
+
+def _own_key(record: Record) -> str | None:
+    """The first of a message's keys: the others are for those who look for it."""
+    words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+    return shown(words[0]) or None
+
+
+def _at(body: Any, path: list[str]) -> Any:
+    for each in path:
+        if not isinstance(body, dict):
+            return _MISSING
+        body = body.get(each, _MISSING)
+    return body
+
+
+def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
+    """What is written at a place: a text, or a whole number as one."""
+    found = _at(body, path)
+    if type(found) is int:
+        found = str(found)
+    if type(found) is str and found and len(found) <= _TEXT_CHARS_MAX and found.isprintable():
+        return found
+    problems.append(_why(path, found, "name or number"))
+    return None
+
+
+def _why(path: list[str], found: Any, wanted: str) -> str:
+    name = ".".join(path)
+    if found is _MISSING or found is None or found == "":
+        return f"it has no {name}"
+    return f"{name} is no {wanted} but {properties.one_line(repr(found), 40)}"

@@ -1,0 +1,114 @@
+"""The records of a log as they lie there, one after the other, each with its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from txmq.errors import ReconcileRefused
+from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.span import Found
+from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.log.files import OpenFile, files_of
+from txmq.reconcile.log.spans import Stretch, found_from
+
+__all__ = ["Raw", "raw_in", "raw_of", "read_log"]
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+_COMMITTED: Final = int(SysFlag.COMMITTED)
+_OUTCOMES: Final = {each: each.name.lower() for each in Kind}
+_SOURCES: Final = {each: each.name.lower() for each in Source}
+
+
+class Raw(NamedTuple):
+    """A record; what its kind does not have is none."""
+
+    position: int
+    kind: str
+    """``message``, ``half``, ``decision``, ``retry``, ``dead_letter``, ``parked`` or ``waiting``:
+    what waits for its time, a retry or not, and what says that it shall not come."""
+    topic: str | None
+    queue: int | None
+    queue_offset: int | None
+    """Of a half message its place in the queue of those; of a decision that of the message it made
+    visible, where it wrote no copy."""
+    stored_ms: int
+    """Of a decision, when it was made."""
+    born_ms: int | None
+    id: str | None
+    keys: str | None
+    tags: str | None
+    attempts: int | None
+    body: bytes | None
+    """As it was stored, compressed or not."""
+    properties: dict[str, str] | None
+    half_position: int | None
+    """Of a decision, of the copy of a committed message and of a parked one: where the half message
+    lies."""
+    outcome: str | None
+    """``committed``, ``rolled_back`` or ``parked``."""
+    decided_by: str | None
+    """``producer``, ``check``, ``operator`` or ``broker``."""
+    reason: str | None
+
+
+def raw_of(found: Found, position: int) -> Raw:
+    """A record with its kind."""
+    if isinstance(found, Decision):
+        offset = found.queue_offset if found.queue_offset >= 0 else None
+        return Raw(
+            position, "decision", None, None, offset, found.decided_ms, None, None, None, None,
+            None, None, None, found.half_position, _OUTCOMES[found.kind], _SOURCES[found.source],
+            found.reason or None,
+        )  # fmt: skip
+    topic, bits = found.topic, found.sys_flag & _TYPE_BITS
+    named = found.property_map()
+    if bits == _PREPARED:
+        kind = "half"
+    elif topic in WAITING_TOPICS:
+        kind = "waiting"
+    elif topic.startswith(RETRY):
+        kind = "retry"
+    elif topic.startswith(DLQ):
+        kind = "dead_letter"
+    else:
+        kind = "parked" if topic == PARKED_TOPIC else "message"
+    has_half = bits == _COMMITTED or kind == "parked"
+    return Raw(
+        position, kind, topic, found.queue_id, found.queue_offset, found.stored_ms, found.born_ms,
+        named.get(properties.UNIQUE_KEY) or found.offset_id, named.get(properties.KEYS),
+        named.get(properties.TAGS), found.attempts, found.body, named,
+        found.prepared_position if has_half else None, None, None,
+        named.get(properties.DEAD_REASON) if kind == "dead_letter" else None,
+    )  # fmt: skip
+
+
+def raw_in(part: Stretch) -> Iterator[Raw]:
+    """The records of a part of the log that begins where a span does.
+
+    Raises:
+        ReconcileRefused: It is damaged, or was deleted meanwhile.
+    """
+    try:
+        with OpenFile(part.file) as opened:
+            for _, found in found_from(opened, part.start, part.end):
+                for each, position in found:
+                    yield raw_of(each, position)
+    except FileNotFoundError:
+        raise ReconcileRefused(
+            f"{part.file.path} was deleted by the broker before it was read; read the log again"
+        ) from None
+
+
+def read_log(directory: Path) -> Iterator[Raw]:
+    """All records of the log in a broker's directory, which may be running.
+
+    Raises:
+        ReconcileRefused: There is no log, or it is damaged.
+    """
+    for file in files_of(directory):
+        yield from raw_in(Stretch(file, file.start, file.end))

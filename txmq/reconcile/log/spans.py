@@ -1,0 +1,180 @@
+"""The spans of a log, one after the other, and none left out.
+
+Recovery may cut a tail that a crash has torn; a reader may not guess. A span that is not whole is
+the end of the log only where it is the last thing in it: a write that is under way, or the tail of
+a broker that was killed. Whatever is whole behind it makes it damage, and that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from txmq.errors import CorruptRecord, ReconcileRefused
+from txmq.protocol.checksum import crc32
+from txmq.protocol.span import HEAD_BYTES, Found, found_in, heads_in, read_head
+from txmq.reconcile.log.files import LogFile, OpenFile
+
+__all__ = ["STRETCH_BYTES", "Stretch", "found_from", "parts", "spans", "start_of", "stretches"]
+
+STRETCH_BYTES: Final = 32 * 1024 * 1024
+"""A part of the log that is read in one go; where one begins does not hang on who reads it."""
+
+_READ_BYTES: Final = 4 * 1024 * 1024
+
+
+class Stretch(NamedTuple):
+    """A part of a file: the spans that begin in it."""
+
+    file: LogFile
+    start: int
+    end: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether a span begins where it does."""
+        return self.start == self.file.start
+
+
+def stretches(files: Iterable[LogFile], size: int = STRETCH_BYTES) -> Iterator[Stretch]:
+    """The files cut into parts that can be read by themselves."""
+    for file in files:
+        for start in range(file.start, file.end, size):
+            yield Stretch(file, start, min(start + size, file.end))
+
+
+def parts(log: OpenFile, size: int) -> Iterator[Stretch]:
+    """A file cut where spans begin, into parts of about a size; that takes a look at each head."""
+    start = at = log.file.start
+    while at < log.file.end:
+        data, here = log.read(at, _READ_BYTES), 0
+        while (head := read_head(data, here, at + here)) is not None:
+            here += head.size
+            if at + here - start >= size:
+                yield Stretch(log.file, start, at + here)
+                start = at + here
+        if not here:
+            break
+        at += here
+    if start < log.file.end:
+        yield Stretch(log.file, start, log.file.end)
+
+
+def start_of(log: OpenFile, stretch: Stretch) -> int | None:
+    """Where the first span begins that begins in a stretch, or ``None`` where none does.
+
+    What looks like one in the body of a message would do, too: whoever goes by this sees that the
+    stretch before ends here.
+    """
+    if stretch.is_first:
+        return stretch.start
+    at = stretch.start
+    while at < stretch.end:
+        data = log.read(at, _READ_BYTES + HEAD_BYTES)
+        for head in heads_in(data, at):
+            if head.position >= stretch.end:
+                break
+            if _payload(log, head.position) is not None:
+                return head.position
+        at += _READ_BYTES
+    return None
+
+
+def found_from(
+    log: OpenFile, start: int, end: int
+) -> Iterator[tuple[int, list[tuple[Found, int]]]]:
+    """Where each span ends that begins in a part of a file, and the records in it with their
+    positions; see :func:`spans`.
+
+    Raises:
+        ReconcileRefused: A span is damaged.
+    """
+    for position, payload in spans(log, start, end):
+        first = position + HEAD_BYTES
+        try:
+            found = [(each, where) for each, where, _ in found_in(payload, first)]
+        except CorruptRecord as problem:
+            raise _damage(log.file.path, problem.position, problem.reason) from problem
+        yield first + len(payload), found
+
+
+def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The spans that begin in a part of a file: their positions, and what is in them.
+
+    Args:
+        log: A file.
+        start: Where a span begins.
+        end: No span that begins there, or behind, is of interest.
+
+    Raises:
+        ReconcileRefused: A span is damaged.
+    """
+    at = start
+    while at < end:
+        data = log.read(at, _READ_BYTES)
+        here = 0
+        view = memoryview(data)
+        while at + here < end:
+            head = read_head(data, here, at + here)
+            if head is None or here + head.size > len(data):
+                break
+            payload = view[here + HEAD_BYTES : here + head.size]
+            if crc32(payload) != head.checksum:
+                break
+            yield at + here, bytes(payload)
+            here += head.size
+        if here == 0:
+            # It is longer than what was read, or it is not whole.
+            longer = _payload(log, at) or _payload_after_all(log, at)
+            if longer is None:
+                return
+            yield at, longer
+            here = HEAD_BYTES + len(longer)
+        at += here
+
+
+def _payload(log: OpenFile, at: int) -> bytes | None:
+    head = read_head(log.read(at, HEAD_BYTES), 0, at)
+    if head is None or at + head.size > log.file.end:
+        return None
+    payload = log.read(at + HEAD_BYTES, head.size - HEAD_BYTES)
+    if len(payload) != head.size - HEAD_BYTES or crc32(payload) != head.checksum:
+        return None
+    return payload
+
+
+def _payload_after_all(log: OpenFile, bad: int) -> bytes | None:
+    """What is in a span that was not whole a moment ago; none where the log ends before it."""
+    file = log.file
+    if not file.is_last:
+        raise _damage(
+            file.path, bad, f"a span is not whole there, and the log goes on at {file.end}"
+        )
+    behind = _head_behind(log, bad)
+    if behind is None:
+        return None
+    # A broker writes one span after the other. While it runs, this one may be whole by now.
+    payload = _payload(log, bad)
+    if payload is None:
+        raise _damage(
+            file.path,
+            bad,
+            f"a span is not whole there, and another one begins at {behind}; where a crash has "
+            "torn it, start the broker once, which cuts the log there if nobody was promised more",
+        )
+    return payload
+
+
+def _head_behind(log: OpenFile, bad: int) -> int | None:
+    # What a body holds that looks like a head is none: where its own head is whole, it says so.
+    head = read_head(log.read(bad, HEAD_BYTES), 0, bad)
+    first = bad + (1 if head is None else head.size)
+    for at in range(first, log.file.end, _READ_BYTES):
+        for each in heads_in(log.read(at, _READ_BYTES + HEAD_BYTES), at):
+            return each.position
+    return None
+
+
+def _damage(path: Path, position: int, reason: str) -> ReconcileRefused:
+    return ReconcileRefused(f"{path} is damaged at position {position}: {reason}")

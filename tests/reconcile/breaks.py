@@ -1,0 +1,66 @@
+"""Rules, transfers and results that tests of the days' ends begin with."""
+
+import hashlib
+from datetime import datetime, time, timezone
+
+from txmq.reconcile import rules as written
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS
+from txmq.reconcile.summary import Result, Run, Total
+from txmq.reconcile.tables import ITEMS
+
+
+def rules(**changes):
+    """Those of two banks, without any ledger."""
+    columns = written.EntryColumns(
+        table="journal", key="key", account="account", amount="amount", booked="at",
+        currency="currency", kind="kind", namespace="icbc",
+    )  # fmt: skip
+    bank = written.Bank(name="icbc", database="sqlite:///icbc.db", entries=columns)
+    log = written.Log(directory="data")
+    return written.Rules(name="icbc-ccb", directory="recon", bank=(bank,), log=log, **changes)
+
+
+def break_id(key):
+    return hashlib.sha256(f"icbc-ccb\0{key}".encode()).hexdigest()[:16]
+
+
+def today(spark, classes, day):
+    """What a day says of transfers of these classes, by their keys."""
+    types = {each.name: each.type for each in ITEMS.columns}
+    words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
+    ddl = ", ".join(f"{name} {words[types[name]]}" for name in FACTS_OF_ITEMS)
+    at = round(datetime.combine(day, time(12), timezone.utc).timestamp() * 1000)
+    rows = [transfer(key, class_, at) for key, class_ in classes.items()]
+    return spark.createDataFrame([tuple(each[name] for name in FACTS_OF_ITEMS) for each in rows], ddl)
+
+
+def transfer(key, class_, at):
+    number = int(hashlib.sha256(key.encode()).hexdigest()[:4], 16)
+    return {
+        "key": key, "class": class_, "group": ABOUT[Class(class_)].group,
+        "amount": number, "currency": "CNY", "holder": "transit",
+        "debit_bank": "icbc", "credit_bank": None, "payer": "alice", "payee": "bob",
+        "debits": 1, "debited": number, "returns": 0, "returned": 0, "credits": 0, "credited": 0,
+        "messages": 1, "ordered": number, "message_id": f"M{number}", "message_state": "committed",
+        "delivery": None, "decided_by": None, "reason": None, "is_late": False,
+        "first_ms": number, "last_ms": at,
+    }  # fmt: skip
+
+
+def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1"):
+    """A run of a day with so many breaks."""
+    totals = (
+        Total("parked", "break", "CNY", parked, 0, 0, 0, 0, 100 * parked),
+        Total("matched", "agreed", "CNY", matched, 0, 0, 0, 0, 0),
+    )
+    result = Result(
+        name="icbc-ccb", business_date=day.isoformat(), rules_version=version,
+        rules_digest="d", start_ms=1, end_ms=2, as_of_ms=2, is_final=is_final,
+        verdict="within limits" if parked else "clean", why=(), controls=(), totals=totals,
+        aging=(), proofs=(), broken_proofs=0, items=(), closed=0, digits={"CNY": 2}, contents={},
+    )  # fmt: skip
+    return Run(
+        run_id=run_id, extract_id="e", result=result, result_digest=result.digest, trend=(),
+        stages=(), began_ms=1, ended_ms=2, txmq_version="0", spark_version="4",
+    )  # fmt: skip

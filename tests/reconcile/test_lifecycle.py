@@ -1,0 +1,327 @@
+"""A break is followed from its birth to its end, by Spark as by a model in plain Python."""
+
+import hashlib
+from datetime import date, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.reconcile import breaks
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.lifecycle import HISTORY, carry
+from txmq.reconcile.rules import Day
+from txmq.reconcile.summary import BUCKETS
+from txmq.reconcile.tables import ITEMS
+
+MONDAY = date(2026, 11, 16)
+FRIDAY = date(2026, 11, 20)
+
+
+@pytest.fixture
+def live(spark):
+    """Carries plain rows: what is open, and what was closed, each by its key."""
+
+    def live(
+        today, previous=(), day=MONDAY, *, explained=None, agreed=None, rules=None, history=None
+    ):
+        def frame(rows, ddl):
+            return spark.createDataFrame(rows, ddl) if rows else None
+
+        before = [tuple(each[name] for name in ITEMS.names) for each in previous]
+        told = [(*each, "ann", "a fee") for each in explained or ()]
+        carried = carry(
+            breaks.today(spark, today, day),
+            frame(before, ITEMS.ddl),
+            frame(told, "break_id STRING, class STRING, explained_by STRING, explanation STRING"),
+            rules or breaks.rules(),
+            day,
+            frame([(each, (history or {}).get(each)) for each in agreed or ()],
+                  "key STRING, history STRING"),
+        )  # fmt: skip
+        return tuple({row.key: row.asDict() for row in each.collect()} for each in carried)
+
+    return live
+
+
+def test_a_break_has_the_same_id_on_every_day(live):
+    first, _ = live({"icbc/1": "dead-letter"})
+    then, _ = live({"icbc/1": "parked"}, first.values(), MONDAY + timedelta(days=1))
+
+    told = hashlib.sha256(b"icbc-ccb\0icbc/1").hexdigest()[:16]
+    assert first["icbc/1"]["break_id"] == then["icbc/1"]["break_id"] == told
+
+
+def test_an_item_is_new_then_open_then_changed_then_closed(live):
+    days = [MONDAY + timedelta(days=each) for each in range(4)]
+    first, _ = live({"icbc/1": "in-flight"}, day=days[0])
+    second, _ = live({"icbc/1": "in-flight"}, first.values(), days[1])
+    third, _ = live({"icbc/1": "dead-letter"}, second.values(), days[2])
+    fourth, closed = live({"icbc/1": "matched"}, third.values(), days[3])
+
+    assert [each["icbc/1"]["status"] for each in (first, second, third)] == [
+        "new",
+        "open",
+        "changed",
+    ]
+    assert [each["icbc/1"]["group"] for each in (first, second, third)] == ["open", "open", "break"]
+    assert fourth == {}
+    item = closed["icbc/1"]
+    assert (item["class"], item["group"], item["status"]) == ("matched", "agreed", "closed")
+    assert (item["first_seen"], item["age_days"], item["bucket"]) == ("2026-11-16", 3, "2-3")
+    assert item["history"].split(",") == [
+        "2026-11-16 in-flight new",
+        "2026-11-18 dead-letter changed",
+        f"2026-11-19 matched closed {item['last_ms']}",
+    ]
+
+
+def test_what_is_agreed_and_was_no_item_is_none(live):
+    items, closed = live({"icbc/1": "matched", "icbc/2": "parked"})
+    assert (set(items), closed) == ({"icbc/2"}, {})
+
+    items, closed = live({"icbc/1": "matched", "icbc/2": "parked"}, items.values())
+    assert (set(items), closed) == ({"icbc/2"}, {})
+
+
+def test_what_today_does_not_know_stays_and_grows_older(live):
+    first, _ = live({"icbc/1": "in-flight", "icbc/2": "parked"})
+    then, closed = live({"icbc/2": "parked"}, first.values(), MONDAY + timedelta(days=2))
+
+    was, now = first["icbc/1"], then["icbc/1"]
+    assert now == was | {"status": "open", "age_days": 2, "bucket": "2-3"}
+    assert closed == {}
+
+
+def test_an_explanation_holds_as_long_as_the_class_is_the_same(live):
+    days = [MONDAY + timedelta(days=each) for each in range(4)]
+    first, _ = live({"icbc/1": "amount-mismatch"}, day=days[0])
+    said = [(first["icbc/1"]["break_id"], "amount-mismatch")]
+
+    second, _ = live({"icbc/1": "amount-mismatch"}, first.values(), days[1], explained=said)
+    item = second["icbc/1"]
+    assert (item["class"], item["was"], item["group"]) == ("explained", "amount-mismatch", "open")
+    assert (item["status"], item["explained_by"], item["explanation"]) == (
+        "explained",
+        "ann",
+        "a fee",
+    )
+
+    third, _ = live({"icbc/1": "amount-mismatch"}, second.values(), days[2], explained=said)
+    assert third["icbc/1"]["history"] == item["history"]
+
+    fourth, _ = live({"icbc/1": "double-credit"}, third.values(), days[3], explained=said)
+    item = fourth["icbc/1"]
+    assert (item["class"], item["was"], item["group"]) == ("double-credit", None, "break")
+    assert (item["status"], item["explained_by"]) == ("changed", None)
+    assert [each.split()[1:] for each in item["history"].split(",")] == [
+        ["amount-mismatch", "new"],
+        ["amount-mismatch", "explained"],
+        ["double-credit", "changed"],
+    ]
+
+
+def test_a_withdrawn_explanation_leaves_an_open_break(live):
+    first, _ = live({"icbc/1": "parked"})
+    said = [(first["icbc/1"]["break_id"], "parked")]
+    second, _ = live({"icbc/1": "parked"}, first.values(), MONDAY, explained=said)
+    third, _ = live({"icbc/1": "parked"}, second.values(), MONDAY + timedelta(days=1))
+
+    item = third["icbc/1"]
+    assert (item["class"], item["was"], item["status"]) == ("parked", None, "open")
+    assert item["history"].endswith("2026-11-17 parked open")
+
+
+def test_an_explained_break_is_closed_once_it_is_agreed(live):
+    first, _ = live({"icbc/1": "parked"})
+    said = [(first["icbc/1"]["break_id"], "parked")]
+    second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
+    items, closed = live({"icbc/1": "matched"}, second.values(), explained=said)
+
+    assert items == {}
+    assert (closed["icbc/1"]["status"], closed["icbc/1"]["explained_by"]) == ("closed", None)
+
+
+def test_an_explained_item_of_which_today_says_nothing_stays_explained(live):
+    first, _ = live({"icbc/1": "parked"})
+    said = [(first["icbc/1"]["break_id"], "parked")]
+    second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
+    third, _ = live({}, second.values(), explained=said)
+    fourth, _ = live({}, second.values())
+
+    assert third == second
+    assert (fourth["icbc/1"]["class"], fourth["icbc/1"]["group"]) == ("parked", "break")
+
+
+def test_what_was_agreed_before_is_reopened_and_not_new(live):
+    items, _ = live({"icbc/1": "double-credit", "icbc/2": "parked"}, agreed=["icbc/1", "icbc/1"])
+    assert {key: each["status"] for key, each in items.items()} == {
+        "icbc/1": "reopened",
+        "icbc/2": "new",
+    }
+
+    then, _ = live({"icbc/1": "double-credit"}, items.values(), agreed=["icbc/1"])
+    assert then["icbc/1"]["status"] == "open"
+
+
+def test_what_was_closed_is_reopened_with_its_history(live):
+    told = "2026-11-12 parked new,2026-11-13 matched closed 5"
+    items, _ = live({"icbc/1": "parked"}, agreed=["icbc/1"], history={"icbc/1": told})
+
+    item = items["icbc/1"]
+    assert item["history"] == f"{told},2026-11-16 parked reopened"
+    assert (item["first_seen"], item["age_days"]) == ("2026-11-16", 0)
+
+
+def test_a_long_history_keeps_its_beginning_and_its_end(live):
+    first, _ = live({"icbc/1": "parked"})
+    item = first["icbc/1"]
+    item["history"] = ",".join(f"day-{each} parked open" for each in range(HISTORY))
+
+    then, _ = live({"icbc/1": "dead-letter"}, [item])
+    told = then["icbc/1"]["history"].split(",")
+    assert (len(told), told[0], told[1]) == (HISTORY, "day-0 parked open", "day-2 parked open")
+    assert told[-1] == "2026-11-16 dead-letter changed"
+
+
+WEEKENDS = st.frozensets(st.sampled_from(sorted(Day().weekend | {"monday", "friday"})))
+DATES = st.dates(date(2025, 1, 1), date(2027, 12, 31))
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    weekend=WEEKENDS,
+    holidays=st.frozensets(DATES, max_size=8),
+    firsts=st.lists(DATES, min_size=1, max_size=30),
+    today=DATES,
+)
+def test_ages_are_those_of_the_calendar(live, weekend, holidays, firsts, today):
+    day = Day(weekend=weekend, holidays=holidays)
+    rules = breaks.rules(day=day)
+    previous, _ = live({f"icbc/{each}": "parked" for each in range(len(firsts))}, rules=rules)
+    for each, first in enumerate(firsts):
+        previous[f"icbc/{each}"]["first_seen"] = first.isoformat()
+
+    items, _ = live({"icbc/new": "parked"}, previous.values(), today, rules=rules)
+
+    for each, first in enumerate(firsts):
+        item = items[f"icbc/{each}"]
+        assert item["age_days"] == day.age(first, today)
+        assert item["bucket"] == bucket(item["age_days"])
+    assert items["icbc/new"]["age_days"] == 0
+
+
+def bucket(age):
+    return next((name for most, name in zip((0, 1, 3, 7), BUCKETS) if age <= most), BUCKETS[-1])
+
+
+def test_a_weekend_makes_nothing_older(live):
+    rules = breaks.rules(day=Day(holidays=frozenset({date(2026, 11, 23)})))
+    first, _ = live({"icbc/1": "parked"}, day=FRIDAY, rules=rules)
+    ages = []
+    for each in range(1, 5):
+        day = FRIDAY + timedelta(days=each)
+        then, _ = live({"icbc/1": "parked"}, first.values(), day, rules=rules)
+        ages.append(then["icbc/1"]["age_days"])
+
+    assert ages == [0, 0, 0, 1]
+
+
+class Model:
+    """The same in plain Python, one item at a time."""
+
+    def __init__(self):
+        self.items, self.agreed = {}, set()
+
+    def live(self, day, classes, said):
+        before, self.items, closed = self.items, {}, {}
+        for key in sorted(before.keys() | classes.keys()):
+            was = before.get(key)
+            raw = classes.get(key) or was["raw"]
+            if ABOUT[Class(raw)].group == "agreed":
+                if was:
+                    closed[key] = was["history"] + [(day, raw, "closed")]
+                self.agreed.add(key)
+                continue
+            is_explained = said.get(key) == raw
+            if is_explained:
+                status = "explained"
+            elif was is None:
+                status = "reopened" if key in self.agreed else "new"
+            else:
+                status = "open" if was["raw"] == raw else "changed"
+            history = list(was["history"]) if was else []
+            if not was or was["raw"] != raw or was["explained"] != is_explained:
+                history.append((day, raw, status))
+            first = was["first"] if was else day
+            self.items[key] = {
+                "raw": raw, "explained": is_explained, "status": status, "history": history,
+                "first": first,
+            }  # fmt: skip
+        return closed
+
+
+KEYS = [f"icbc/{each}" for each in range(12)]
+CLASSES = st.sampled_from(["matched", "rolled-back", "in-flight", "parked", "dead-letter"])
+DAYS = st.tuples(
+    st.dictionaries(st.sampled_from(KEYS), CLASSES, max_size=12),
+    st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["parked", "dead-letter"])),
+)
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(days=st.lists(DAYS, min_size=2, max_size=4))
+def test_any_life_is_that_of_the_model(live, days):
+    model, items = Model(), {}
+    for each, (classes, said) in enumerate(days):
+        day = MONDAY + timedelta(days=each)
+        agreed = sorted(model.agreed)
+        told = [(breaks.break_id(key), class_) for key, class_ in said.items()]
+        items, closed = live(classes, items.values(), day, explained=told, agreed=agreed)
+        expected = model.live(day.isoformat(), classes, said)
+
+        assert {key: changes(item) for key, item in closed.items()} == expected
+        assert {key: seen(item) for key, item in items.items()} == model.items
+
+
+def seen(item):
+    is_explained = item["class"] == "explained"
+    return {
+        "raw": item["was"] if is_explained else item["class"],
+        "explained": is_explained,
+        "status": item["status"],
+        "history": changes(item),
+        "first": item["first_seen"],
+    }
+
+
+def changes(item):
+    return [tuple(each.split()[:3]) for each in item["history"].split(",")]
+
+
+def test_days_that_are_run_again_come_to_the_same_with_the_same_ids(live):
+    """A day in the middle is done anew, and those after it in their order."""
+    week = [
+        {"icbc/1": "parked", "icbc/2": "in-flight"},
+        {"icbc/1": "parked", "icbc/2": "dead-letter"},
+        {"icbc/1": "matched", "icbc/2": "dead-letter", "icbc/3": "parked"},
+    ]
+
+    def run(days, items):
+        results = []
+        for day, classes in days:
+            carried = live(classes, items.values(), day)
+            results.append(carried)
+            items = carried[0]
+        return results
+
+    days = [(MONDAY + timedelta(days=each), classes) for each, classes in enumerate(week)]
+    once = run(days, {})
+    assert run(days[1:], once[0][0]) == once[1:]
+
+    corrected = [(days[1][0], {"icbc/1": "parked", "icbc/2": "matched"}), (days[2][0], {})]
+    (second, closed), (third, _) = run(corrected, once[0][0])
+    assert set(closed) == {"icbc/2"}
+    assert set(second) == set(third) == {"icbc/1"}
+    assert third["icbc/1"]["break_id"] == once[0][0]["icbc/1"]["break_id"]
+    assert third["icbc/1"]["age_days"] == 2

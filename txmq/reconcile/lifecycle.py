@@ -1,0 +1,226 @@
+"""The life of a break over the days: born, carried on, explained, closed, and perhaps opened again.
+
+Pure: DataFrames in, DataFrames out, and nothing is computed here. Ages are expressions as well, so
+no date has to be fetched to know how old a break is.
+"""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Final, NamedTuple
+
+import msgspec
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.rules import Day, Rules
+from txmq.reconcile.summary import BUCKETS
+from txmq.reconcile.tables import ITEMS
+
+__all__ = ["FACTS_OF_ITEMS", "HISTORY", "Carried", "carry"]
+
+HISTORY: Final = 32
+"""So many changes of an item are told: the first, and the last ones."""
+
+_LIFE: Final = frozenset(
+    {
+        "break_id", "was", "status", "first_seen", "age_days", "bucket", "history",
+        "explained_by", "explanation",
+    }
+)  # fmt: skip
+
+FACTS_OF_ITEMS: Final = tuple(each for each in ITEMS.names if each not in _LIFE)
+"""What is known of an item from its own day alone: the columns that :func:`carry` is given."""
+
+_OPEN: Final = tuple(each.value for each in Class if ABOUT[each].group == "open")
+_MONDAY: Final = date(1969, 12, 29)
+"""The last one before days are counted; weeks begin here."""
+
+
+class Carried(NamedTuple):
+    """What became of the items; both as ``ITEMS``, and no transfer is in both."""
+
+    items: DataFrame
+    """Those that are not agreed when the day ends."""
+    closed: DataFrame
+    """Those that were items when the day before ended, and are agreed now."""
+
+
+def carry(
+    today: DataFrame,
+    previous: DataFrame | None,
+    explanations: DataFrame | None,
+    rules: Rules,
+    day: date,
+    agreed_before: DataFrame | None = None,
+) -> Carried:
+    """Carry the items of the day before into this one.
+
+    An item of the day before that today says nothing about stays as it was, and becomes a day
+    older: money must not vanish.
+
+    Args:
+        today: One row, with the columns :data:`FACTS_OF_ITEMS`, for each transfer that is not
+            agreed, and for each that was an item before and is agreed now.
+        previous: The items when the day before ended, as ``ITEMS``.
+        explanations: What people have said about breaks: break_id, class, explained_by,
+            explanation. It holds for as long as the break is of this class.
+        rules: For the name, the weekends and the holidays.
+        day: The business date.
+        agreed_before: Transfers that were agreed on earlier days, by their ``key``; what is an item
+            of these today is reopened. Where there is a column ``history``, it is told on.
+    """
+    told = _with_previous(today, previous)
+    told = _with_agreed(told, agreed_before)
+    told = told.withColumn("break_id", _break_id(rules.name))
+    told = _with_explanations(told, explanations)
+    lived = _lived(told, day)
+    aged = lived.withColumn("age_days", _age(rules.day, day)).withColumn("bucket", _bucket())
+    rows = aged.select(*ITEMS.names)
+    is_closed = F.col("status") == "closed"
+    return Carried(rows.where(~is_closed), rows.where(is_closed))
+
+
+def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
+    """What is known today, or was when nobody says anything now; and how it was called before."""
+    if previous is None:
+        nothing = F.lit(None).cast("string")
+        return today.select(
+            *FACTS_OF_ITEMS,
+            *(nothing.alias(each) for each in ("_was", "_class", "_first_seen", "_history")),
+        ).where(F.col("group") != "agreed")
+    # An explained item goes on under its own class: whether it is explained is seen anew.
+    raw = F.coalesce(F.col("was"), F.col("class"))
+    before = previous.withColumns(
+        {
+            "_class": F.col("class"),
+            "_was": raw,
+            "class": raw,
+            "group": F.when(raw.isin(*_OPEN), "open").otherwise("break"),
+        }
+    )
+    is_told = F.col("now.key").isNotNull()
+    joined = today.alias("now").join(
+        before.alias("then"), F.col("now.key") == F.col("then.key"), "full_outer"
+    )
+    return joined.select(
+        *(
+            F.when(is_told, F.col(f"now.{each}")).otherwise(F.col(f"then.{each}")).alias(each)
+            for each in FACTS_OF_ITEMS
+        ),
+        F.col("then._was").alias("_was"),
+        F.col("then._class").alias("_class"),
+        F.col("then.first_seen").alias("_first_seen"),
+        F.col("then.history").alias("_history"),
+    ).where((F.col("group") != "agreed") | F.col("_was").isNotNull())
+
+
+def _with_agreed(told: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
+    """Whether those that were no items were agreed once, with what was told of them then."""
+    if agreed_before is None:
+        return told.withColumns(
+            {"_is_again": F.lit(False), "_older": F.lit(None).cast("string")}
+        )
+    older = F.max("history") if "history" in agreed_before.columns else F.lit(None).cast("string")
+    agreed = agreed_before.groupBy(F.col("key").alias("_agreed")).agg(older.alias("_older"))
+    joined = told.join(agreed, F.col("key") == F.col("_agreed"), "left")
+    return joined.withColumn("_is_again", F.col("_agreed").isNotNull()).drop("_agreed")
+
+
+def _with_explanations(told: DataFrame, explanations: DataFrame | None) -> DataFrame:
+    """Who has explained it, and how; of the class that it is of today."""
+    if explanations is None:
+        nothing = F.lit(None).cast("string")
+        return told.withColumns({"explained_by": nothing, "explanation": nothing})
+    said = explanations.select(
+        F.col("break_id").alias("_id"),
+        F.col("class").alias("_said"),
+        "explained_by",
+        "explanation",
+    )
+    # A transfer that is agreed needs no explanation.
+    fits = (
+        (F.col("break_id") == F.col("_id"))
+        & (F.col("class") == F.col("_said"))
+        & (F.col("group") != "agreed")
+    )
+    return told.join(F.broadcast(said), fits, "left").drop("_id", "_said")
+
+
+def _lived(told: DataFrame, day: date) -> DataFrame:
+    """The rows with all of their lives but for their age."""
+    is_explained = F.col("explained_by").isNotNull()
+    raw = F.col("class")
+    status = (
+        F.when(F.col("group") == "agreed", "closed")
+        .when(is_explained, "explained")
+        .when(F.col("_was").isNull(), F.when(F.col("_is_again"), "reopened").otherwise("new"))
+        .when(F.col("_was") != raw, "changed")
+        .otherwise("open")
+    )
+    called = F.when(is_explained, Class.EXPLAINED.value).otherwise(raw)
+    is_same = (F.col("_was") == raw) & (F.col("_class") == called)
+    # What closes an item is the last that was heard of it; its moment leads to the booking.
+    closing = F.when(F.col("group") == "agreed", F.col("last_ms").cast("string"))
+    entry = F.concat_ws(" ", F.lit(day.isoformat()), raw, status, closing)
+    before = F.coalesce(F.col("_history"), F.col("_older"))
+    lived = told.withColumns(
+        {
+            "status": status,
+            "history": F.when(is_same, before).otherwise(
+                _shortened(F.concat_ws(",", before, entry))
+            ),
+            "was": F.when(is_explained, raw),
+            "first_seen": F.coalesce(F.col("_first_seen"), F.lit(day.isoformat())),
+        }
+    )
+    # Last, because the others read what these replace.
+    return lived.withColumns(
+        {"class": called, "group": F.when(is_explained, "open").otherwise(F.col("group"))}
+    )
+
+
+def _break_id(name: str) -> Column:
+    named = F.concat(F.lit(name), F.lit("\0"), F.col("key"))
+    return F.substring(F.sha2(named, 256), 1, 16)
+
+
+def _shortened(history: Column) -> Column:
+    """The first change, and the last ones."""
+    told = F.split(history, ",")
+    last = F.slice(told, -(HISTORY - 1), HISTORY - 1)
+    is_long = F.size(told) > HISTORY
+    return F.when(
+        is_long, F.concat_ws(",", F.concat(F.slice(told, 1, 1), last))
+    ).otherwise(history)
+
+
+def _age(rule: Day, day: date) -> Column:
+    """Business days since an item was first seen; the same as :meth:`Day.age`."""
+    first = F.to_date("first_seen")
+    passed = _business_days(rule, F.lit(day)) - _business_days(rule, first)
+    return F.greatest(passed, F.lit(0)).cast("int")
+
+
+def _business_days(rule: Day, at: Column) -> Column:
+    """How many there were up to a date, since a Monday long ago."""
+    weeks = msgspec.structs.replace(rule, holidays=frozenset())
+    works = [weeks.is_business(_MONDAY + timedelta(days=each)) for each in range(7)]
+    days = F.datediff(at, F.lit(_MONDAY))
+    of_week = F.array(*(F.lit(sum(works[: each + 1])) for each in range(7)))
+    counted = F.floor(days / 7) * sum(works) + of_week[F.pmod(days, F.lit(7))]
+    # A holiday on a weekend is none: it does not count already.
+    holidays = sorted(each for each in rule.holidays if weeks.is_business(each))
+    if not holidays:
+        return counted
+    passed = F.filter(F.array(*map(F.lit, holidays)), lambda each: each <= at)
+    return counted - F.size(passed)
+
+
+def _bucket() -> Column:
+    age = F.col("age_days")
+    found = F.when(age == 0, BUCKETS[0])
+    for most, bucket in zip((1, 3, 7), BUCKETS[1:], strict=False):
+        found = found.when(age <= most, bucket)
+    return found.otherwise(BUCKETS[-1])

@@ -1,11 +1,12 @@
 """Rules, transfers and results that tests of the days' ends begin with."""
 
 import hashlib
-from datetime import datetime, time, timezone
+from datetime import UTC, datetime, time
 
 from txmq.reconcile import rules as written
+from txmq.reconcile import tables
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
 from txmq.reconcile.summary import Result, Run, Total
 from txmq.reconcile.tables import ITEMS
 
@@ -30,9 +31,10 @@ def today(spark, classes, day):
     types = {each.name: each.type for each in ITEMS.columns}
     words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
     ddl = ", ".join(f"{name} {words[types[name]]}" for name in FACTS_OF_ITEMS)
-    at = round(datetime.combine(day, time(12), timezone.utc).timestamp() * 1000)
+    at = round(datetime.combine(day, time(12), UTC).timestamp() * 1000)
     rows = [transfer(key, class_, at) for key, class_ in classes.items()]
-    return spark.createDataFrame([tuple(each[name] for name in FACTS_OF_ITEMS) for each in rows], ddl)
+    plain = [tuple(each[name] for name in FACTS_OF_ITEMS) for each in rows]
+    return spark.createDataFrame(plain, ddl)
 
 
 def transfer(key, class_, at):
@@ -64,3 +66,17 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
         run_id=run_id, extract_id="e", result=result, result_digest=result.digest, trend=(),
         stages=(), began_ms=1, ended_ms=2, txmq_version="0", spark_version="4",
     )  # fmt: skip
+
+
+def carried(spark, classes, day):
+    return carry(today(spark, classes, day), None, None, rules(), day)
+
+
+def ddl_of(table):
+    return getattr(tables, table.upper()).ddl
+
+
+def text(value):
+    from pyspark.sql import functions as F
+
+    return F.lit(value)

@@ -39,7 +39,13 @@ def live(spark):
             frame([(each, (history or {}).get(each)) for each in agreed or ()],
                   "key STRING, history STRING"),
         )  # fmt: skip
-        return tuple({row.key: row.asDict() for row in each.collect()} for each in carried)
+        rows = [each.asDict() for each in carried.items.unionAll(carried.closed).collect()]
+        is_closed = {each["key"]: each["status"] == "closed" for each in rows}
+        assert len(is_closed) == len(rows)
+        return tuple(
+            {each["key"]: each for each in rows if is_closed[each["key"]] == wanted}
+            for wanted in (False, True)
+        )
 
     return live
 
@@ -212,7 +218,7 @@ def test_ages_are_those_of_the_calendar(live, weekend, holidays, firsts, today):
 
 
 def bucket(age):
-    return next((name for most, name in zip((0, 1, 3, 7), BUCKETS) if age <= most), BUCKETS[-1])
+    return BUCKETS[sum(age > most for most in (0, 1, 3, 7))]
 
 
 def test_a_weekend_makes_nothing_older(live):

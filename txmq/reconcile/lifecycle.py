@@ -119,9 +119,7 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
 def _with_agreed(told: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
     """Whether those that were no items were agreed once, with what was told of them then."""
     if agreed_before is None:
-        return told.withColumns(
-            {"_is_again": F.lit(False), "_older": F.lit(None).cast("string")}
-        )
+        return told.withColumns({"_is_again": F.lit(False), "_older": F.lit(None).cast("string")})
     older = F.max("history") if "history" in agreed_before.columns else F.lit(None).cast("string")
     agreed = agreed_before.groupBy(F.col("key").alias("_agreed")).agg(older.alias("_older"))
     joined = told.join(agreed, F.col("key") == F.col("_agreed"), "left")
@@ -191,9 +189,7 @@ def _shortened(history: Column) -> Column:
     told = F.split(history, ",")
     last = F.slice(told, -(HISTORY - 1), HISTORY - 1)
     is_long = F.size(told) > HISTORY
-    return F.when(
-        is_long, F.concat_ws(",", F.concat(F.slice(told, 1, 1), last))
-    ).otherwise(history)
+    return F.when(is_long, F.concat_ws(",", F.concat(F.slice(told, 1, 1), last))).otherwise(history)
 
 
 def _age(rule: Day, day: date) -> Column:

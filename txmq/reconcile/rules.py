@@ -30,6 +30,7 @@ __all__ = [
     "Limits",
     "Log",
     "Money",
+    "Recon",
     "Rules",
     "Window",
     "read_rules",
@@ -216,6 +217,15 @@ class Log(Struct, frozen=True, forbid_unknown_fields=True):
     flow: tuple[Flow, ...] = ()
 
 
+class Recon(Struct, frozen=True, forbid_unknown_fields=True):
+    """A database to which results are written as well."""
+
+    database: str
+    """Its URL, as a bank's; not ``jdbc:``."""
+    schema: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,39}$")] = "recon"
+    """Where the tables are; where a database has no schemas, their names begin with it."""
+
+
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -229,12 +239,13 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     day: Day = Day()
     money: dict[str, Money] = {}
     limits: Limits = Limits()
+    recon: Recon | None = None
 
     @property
     def digest(self) -> str:
         """The same for the same rules; where the ledgers are does not count."""
         plain = msgspec.to_builtins(self)
-        del plain["directory"], plain["log"]["directory"]
+        del plain["directory"], plain["log"]["directory"], plain["recon"]
         for bank in plain["bank"]:
             del bank["database"], bank["properties"], bank["readers"]
         text = msgspec.json.encode(plain, order="sorted")
@@ -264,7 +275,9 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
     except msgspec.ValidationError as problem:
         raise ConfigError(f"{path}: {problem}") from problem
     _see(rules, path)
-    here = path.resolve().parent
+    here, recon = path.resolve().parent, rules.recon
+    if recon is not None:
+        recon = msgspec.structs.replace(recon, database=_located(recon.database, here))
     return msgspec.structs.replace(
         rules,
         directory=str(here / rules.directory),
@@ -273,6 +286,7 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
             msgspec.structs.replace(each, database=_located(each.database, here))
             for each in rules.bank
         ),
+        recon=recon,
     )
 
 

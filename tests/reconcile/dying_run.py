@@ -1,0 +1,58 @@
+"""A run in a process of its own, which is killed after so many of its tables.
+
+python -m tests.reconcile.dying_run DIRECTORY DAY TABLES
+"""
+
+import os
+import signal
+import sys
+from datetime import date
+
+from pyspark.sql import SparkSession
+
+from tests.reconcile import breaks
+from txmq.reconcile.results import open_results
+
+CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
+RUN = "b" * 16
+NAMES = ("matches", "items", "closed", "totals")
+
+
+def tables(spark, day, *, partitions=1):
+    """What the run comes to; in whatever partitions."""
+    moved = spark.createDataFrame(
+        [(f"icbc/{each}", "matched", each, "CNY", 1, 2) for each in range(500)],
+        "key STRING, class STRING, amount BIGINT, currency STRING, first_ms BIGINT, last_ms BIGINT",
+    )
+    lived = breaks.carried(spark, CLASSES, day)
+    totals = spark.createDataFrame(
+        [("parked", "break", "CNY", 1, 1, 1, 1, 1, 1), ("matched", "agreed", "CNY", *[2] * 6)],
+        breaks.ddl_of("totals"),
+    )
+    found = dict(zip(NAMES, (moved, lived.items, lived.closed, totals), strict=True))
+    return {name: each.repartition(partitions) for name, each in found.items()}
+
+
+def write(results, spark, day, names=NAMES, *, partitions=1):
+    found = tables(spark, day, partitions=partitions)
+    return {name: results.write_table(name, found[name], day, RUN) for name in names}
+
+
+def main():
+    directory, day, count = sys.argv[1], date.fromisoformat(sys.argv[2]), int(sys.argv[3])
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "3")
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    with open_results(directory) as results:
+        write(results, spark, day, NAMES[:count], partitions=3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

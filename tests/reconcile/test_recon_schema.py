@@ -1,0 +1,220 @@
+"""Results in a database: a run whole or not at all, the day's current one marked."""
+
+import sqlite3
+from contextlib import closing
+from datetime import date
+
+import msgspec
+import pytest
+from sqlalchemy import create_engine, inspect, select, text
+
+from tests.reconcile import breaks
+from txmq.errors import ConfigError, DatabaseFailed
+from txmq.reconcile.rules import Recon
+from txmq.reconcile.schema import ReconSchema
+from txmq.reconcile.signing import Signatures
+from txmq.reconcile.summary import Proof
+
+DAY = date(2026, 11, 20)
+NAMES = {"runs", "items", "proofs", "totals", "signoffs"}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'recon.db'}"
+        return
+    server = request.getfixturevalue("postgres")
+    with server.database() as database:
+        yield database.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def schema(url):
+    opened = ReconSchema(Recon(url))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def rows(url):
+    """The rows of a table of ours."""
+    engine = create_engine(url)
+
+    def rows(table, *columns):
+        chosen = [table.c[each] for each in columns] or [table]
+        with engine.connect() as connection:
+            found = connection.execute(select(*chosen).order_by(*table.primary_key.columns))
+            return [tuple(each) for each in found]
+
+    yield rows
+    engine.dispose()
+
+
+def items(spark, count):
+    classes = {f"icbc/{each}": "parked" for each in range(count)}
+    carried = breaks.carried(spark, classes, DAY)
+    return (each.asDict() for each in carried.items.toLocalIterator())
+
+
+def row(number, **changes):
+    facts = breaks.transfer(f"icbc/{number}", "parked", 5)
+    life = {
+        "break_id": f"{number:016x}", "was": None, "status": "new", "first_seen": "2026-11-20",
+        "age_days": 0, "bucket": "0", "history": "", "explained_by": None, "explanation": None,
+    }  # fmt: skip
+    return facts | life | changes
+
+
+def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
+    plain = breaks.run(DAY, parked=2)
+    proof = Proof("conservation", None, None, "CNY", 2**40, 2**40 + 1, False, "what is in transit")
+    result = msgspec.structs.replace(plain.result, proofs=(proof,), why=("two", "sentences"))
+    run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
+
+    assert schema.write(run, items(spark, 3)) == 3
+
+    about = ("run_id", "is_current", "why", "transfers", "breaks", "match_rate", "result_digest")
+    expected = (run.run_id, True, "two\nsentences", 12, 2, pytest.approx(10 / 12), result.digest)
+    assert rows(schema.runs, *about) == [expected]
+    assert rows(schema.proofs) == [
+        (run.run_id, 0, "conservation", None, None, "CNY", 2**40, 2**40 + 1, False,
+         "what is in transit"),
+    ]  # fmt: skip
+    assert rows(schema.totals, "number", "class", "group_", "at_risk") == [
+        (0, "parked", "break", 200), (1, "matched", "agreed", 0),
+    ]  # fmt: skip
+    found = rows(schema.items, "break_id", "key", "class", "group_", "is_late", "payee", "reason")
+    assert sorted(found) == sorted(
+        (breaks.break_id(key), key, "parked", "break", False, "bob", None)
+        for key in ("icbc/0", "icbc/1", "icbc/2")
+    )
+    assert rows(schema.signoffs) == []
+
+
+def test_tables_are_where_they_are_looked_for(schema, url):
+    schema.create()
+    schema.create()
+
+    engine = create_engine(url)
+    there = inspect(engine)
+    if engine.dialect.name == "postgresql":
+        assert set(there.get_table_names("recon")) == NAMES
+    else:
+        assert set(there.get_table_names()) == {f"recon_{each}" for each in NAMES}
+    engine.dispose()
+
+
+def test_a_run_replaces_itself_and_the_former_is_current_no_more(schema, rows):
+    first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16)
+    other = breaks.run(date(2026, 11, 19), "c" * 16)
+    for each in (other, first, second, second):
+        schema.write(each, [row(1), row(2)])
+    schema.write(second, [row(3)])
+
+    assert rows(schema.runs, "run_id", "is_current") == [
+        ("a" * 16, False), ("b" * 16, True), ("c" * 16, True),
+    ]  # fmt: skip
+    found = rows(schema.items, "run_id", "key")
+    assert [key for run, key in found if run == "b" * 16] == ["icbc/3"]
+    assert len(found) == 5
+
+    schema.write(first, [])
+    assert dict(rows(schema.runs, "run_id", "is_current"))["a" * 16]
+    assert not dict(rows(schema.runs, "run_id", "is_current"))["b" * 16]
+
+
+def test_a_run_that_cannot_be_written_whole_is_not_written(schema, rows):
+    run = breaks.run(DAY)
+    schema.write(run, [row(1)])
+
+    def broken():
+        yield from (row(each) for each in range(2_500))
+        yield row(1)  # The same break twice.
+
+    with pytest.raises(DatabaseFailed, match="tables of recon could not be written"):
+        schema.write(breaks.run(DAY, "b" * 16), broken())
+    with pytest.raises(ZeroDivisionError):
+        schema.write(run, (row(each // 0) for each in range(2)))
+
+    assert rows(schema.runs, "run_id", "is_current") == [(run.run_id, True)]
+    assert rows(schema.items, "run_id", "key") == [(run.run_id, "icbc/1")]
+
+
+def test_items_are_taken_from_where_they_are_a_batch_at_a_time(schema, rows):
+    taken = []
+
+    def many():
+        for each in range(2_345):
+            taken.append(each)
+            yield row(each)
+
+    assert schema.write(breaks.run(DAY), many()) == 2_345
+    assert len(rows(schema.items, "key")) == len(taken) == 2_345
+
+
+def test_names_are_written_under_results_and_outlive_runs(schema, rows, tmp_path):
+    run, signatures = breaks.run(DAY), Signatures(tmp_path)
+    schema.write(run, [])
+    for sign, name in ((signatures.prepare, "Ann"), (signatures.review, "Bo")):
+        schema.sign(msgspec.structs.replace(run, sign_off=sign(run, name, 5, "seen")))
+    schema.write(breaks.run(DAY, "b" * 16, parked=1), [])
+    schema.write(run, [])
+
+    about = ("result_digest", "run_id", "business_date", "preparer", "reviewer", "reviewed_note")
+    assert rows(schema.signoffs, *about) == [
+        (run.result_digest, run.run_id, "2026-11-20", "Ann", "Bo", "seen")
+    ]
+    schema.sign(run)
+    assert len(rows(schema.signoffs)) == 1
+
+
+def test_who_may_make_no_schema_uses_the_one_that_is_there(postgres):
+    with postgres.database() as url:
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text("DROP ROLE IF EXISTS clerk"))
+            connection.execute(text("CREATE ROLE clerk LOGIN"))
+            connection.execute(text("CREATE SCHEMA books AUTHORIZATION clerk"))
+        of_clerk = url.set(username="clerk", password=None).render_as_string(hide_password=False)
+        books, others = (ReconSchema(Recon(of_clerk, each)) for each in ("books", "others"))
+        try:
+            assert books.write(breaks.run(DAY), [row(1)]) == 1
+            with pytest.raises(DatabaseFailed, match="permission denied"):
+                others.create()
+        finally:
+            books.close()
+            others.close()
+            with engine.begin() as connection:
+                connection.execute(text("DROP OWNED BY clerk CASCADE"))
+                connection.execute(text("DROP ROLE clerk"))
+            engine.dispose()
+
+
+def test_a_database_that_does_not_answer_is_told(tmp_path):
+    schema = ReconSchema(Recon(f"sqlite:///{tmp_path / 'none' / 'recon.db'}"))
+
+    with pytest.raises(DatabaseFailed, match="unable to open"):
+        schema.write(breaks.run(DAY), [])
+    schema.close()
+
+
+def test_a_name_that_needs_quoting_is_none(tmp_path):
+    with pytest.raises(ConfigError, match="no plain name"):
+        ReconSchema(Recon("sqlite://", schema='re"con'))
+    with pytest.raises(ConfigError, match="oracle"):
+        ReconSchema(Recon("oracle://bank"))
+
+
+def test_other_programs_read_it_with_plain_sql(tmp_path):
+    path = tmp_path / "recon.db"
+    schema = ReconSchema(Recon(f"sqlite:///{path}"))
+    schema.write(breaks.run(DAY), [row(1), row(2, status="open")])
+    schema.close()
+
+    asked = (
+        "SELECT status, count(*) FROM recon_items JOIN recon_runs USING (run_id) "
+        "WHERE is_current AND business_date = '2026-11-20' GROUP BY status ORDER BY status"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute(asked).fetchall() == [("new", 1), ("open", 1)]

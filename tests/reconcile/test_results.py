@@ -1,0 +1,313 @@
+"""What runs leave in their directory: whole, the same every time, and in force only when told."""
+
+import signal
+import subprocess
+import sys
+from datetime import date, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.reconcile import breaks, dying_run
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.results import PARTS, Results, content_hash, open_results, run_id
+from txmq.reconcile.signing import Signatures
+
+DAY = date(2026, 11, 20)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def results(tmp_path):
+    with open_results(tmp_path) as opened:
+        yield opened
+
+
+def files(directory):
+    """Each file below with its bytes."""
+    found = sorted(each for each in directory.rglob("*") if each.is_file())
+    return {str(each.relative_to(directory)): each.read_bytes() for each in found}
+
+
+def items(spark, count, *, partitions=1):
+    classes = {f"icbc/{each}": "parked" for each in range(count)}
+    return breaks.carried(spark, classes, DAY).items.repartition(partitions)
+
+
+def test_a_run_is_named_after_all_that_goes_in():
+    plain = [DAY, "rules", "extract", None, ""]
+    others = [DAY + timedelta(days=1), "rule", "extracts", "x", "y"]
+    named = {run_id(*plain)}
+    for place, other in enumerate(others):
+        named.add(run_id(*plain[:place], other, *plain[place + 1 :]))
+
+    assert len(named) == 6
+    assert run_id(*plain) == run_id(*plain[:4])
+    assert all(len(each) == 16 and int(each, 16) for each in named)
+
+
+def test_the_hash_of_a_table_is_about_rows_and_not_about_their_places(spark):
+    rows = [("a", None, 1), (None, "a", 1), ("b", "c", None), ("b", "c", None)]
+    ddl = "x STRING, y STRING, n INT"
+    table = spark.createDataFrame(rows, ddl)
+
+    found = content_hash(table)
+    assert found == content_hash(table.repartition(3).select("n", "y", "x").orderBy("n"))
+    for other in (rows[1:], rows[:3], [*rows[:3], ("c", "b", None)], [*rows[2:], *rows[1:2] * 2]):
+        assert content_hash(spark.createDataFrame(other, ddl)) != found
+    assert content_hash(table.where("false")).startswith("0-")
+
+
+def test_a_table_is_the_same_bytes_in_whatever_partitions_it_comes(spark, tmp_path):
+    hashes = []
+    for partitions in (1, 3):
+        with open_results(tmp_path / str(partitions)) as results:
+            hashes.append(dying_run.write(results, spark, DAY, partitions=partitions))
+
+    one, three = (files(tmp_path / str(each) / "results") for each in (1, 3))
+    assert one == three
+    assert hashes[0] == hashes[1]
+    assert list(one)[0] == f"closed/business_date={DAY}/run={dying_run.RUN}/part-00000.parquet"
+    assert sum(each.startswith("matches/") for each in one) == PARTS
+    assert sum(each.startswith("items/") for each in one) == 1
+
+
+def test_what_was_written_is_read_and_hashed_the_same(spark, results):
+    table = items(spark, 30, partitions=2)
+    hashed = results.write_table("items", table, DAY, "a" * 16)
+    nothing = results.write_table("closed", table.where("false"), DAY, "a" * 16)
+    run = breaks.run(DAY)
+
+    read = results.read_table(spark, "items", run)
+    assert hashed == content_hash(read) == content_hash(table)
+    assert [each.key for each in read.collect()] == sorted(f"icbc/{each}" for each in range(30))
+    closed = results.read_table(spark, "closed", run)
+    assert (closed.count(), closed.columns) == (0, read.columns)
+    assert nothing == content_hash(closed)
+
+
+def test_facts_bring_their_own_columns(spark, results):
+    facts = spark.createDataFrame([("icbc/2", [1]), ("icbc/1", None)], "key STRING, m ARRAY<INT>")
+    results.write_table("facts", facts, DAY, "a" * 16)
+
+    read = results.read_table(spark, "facts", breaks.run(DAY))
+    assert read.schema == facts.schema
+    assert sorted(read.collect()) == sorted(facts.collect())
+
+
+def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
+    hashed = results.write_table("items", items(spark, 3), DAY, "a" * 16)
+    plain = breaks.run(DAY)
+    result = msgspec.structs.replace(plain.result, contents={"items": hashed})
+    run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
+    results.verify(spark, run)
+
+    results.write_table("items", items(spark, 2), DAY, "a" * 16)
+    with pytest.raises(ReconcileRefused, match="items of 2026-11-20 are not what run a{16}"):
+        results.verify(spark, run)
+
+
+def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
+    assert results.current(DAY) is None
+    first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16, parked=1)
+
+    results.publish(first, {"report.html": b"<p>fine</p>"})
+    assert results.current(DAY) == first
+    assert results.file(first, "report.html").read_bytes() == b"<p>fine</p>"
+    results.publish(second, {})
+    assert results.current(DAY) == second
+    assert results.file(first, "report.html").exists()
+    assert msgspec.json.decode((tmp_path / "runs/2026-11-20/current").read_bytes()) == {
+        "run_id": second.run_id
+    }
+
+
+def test_a_run_comes_with_the_names_under_it(results, tmp_path):
+    run = breaks.run(DAY)
+    results.publish(run, {})
+    Signatures(tmp_path).prepare(run, "Ann", 5)
+
+    assert results.current(DAY).sign_off.preparer == "Ann"
+    results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
+    assert results.current(DAY).sign_off is None
+    assert len(Signatures(tmp_path).all("2026-11-20")) == 1
+
+
+def test_the_day_before_is_the_last_that_has_a_result(results):
+    for ago, parked in ((9, 2), (4, 1), (1, 0)):
+        results.publish(breaks.run(DAY - timedelta(days=ago), parked=parked), {})
+
+    assert results.previous(DAY).result.business_date == "2026-11-19"
+    assert results.previous(DAY - timedelta(days=1)).result.business_date == "2026-11-16"
+    assert results.previous(DAY - timedelta(days=9)) is None
+    past = results.trend(DAY, 2)
+    assert [(each.business_date, each.breaks) for each in past] == [
+        ("2026-11-16", 1), ("2026-11-19", 0),
+    ]  # fmt: skip
+    assert (past[0].transfers, past[0].at_risk, past[0].verdict) == (
+        11, {"CNY": 100}, "within limits",
+    )  # fmt: skip
+    assert results.trend(DAY, 0) == ()
+    assert len(results.trend(DAY, 9)) == 3
+
+
+def test_agreed_transfers_are_looked_back_for_so_many_dates(spark, results):
+    for ago in (8, 7, 1, 0):
+        day = DAY - timedelta(days=ago)
+        match = [(f"icbc/{ago}", "matched", 1, "CNY", 1, 2)]
+        table = spark.createDataFrame(match, breaks.ddl_of("matches"))
+        results.write_table("matches", table, day, "a" * 16)
+        closed = items(spark, ago == 1).withColumn("key", breaks.text("icbc/x"))
+        results.write_table("closed", closed, day, "a" * 16)
+        if ago != 7:
+            results.publish(breaks.run(day), {})
+
+    def keys(most):
+        return {each.key for each in results.earlier(spark, "matches", DAY, most).collect()}
+
+    assert keys(7) == {"icbc/1"}
+    assert keys(8) == {"icbc/1", "icbc/8"}
+    assert results.earlier(spark, "matches", DAY, 0) is None
+    agreed = {each.key: each.history for each in results.agreed_before(spark, DAY, 7).collect()}
+    assert agreed == {"icbc/1": None, "icbc/x": "2026-11-20 parked new"}
+
+
+def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
+    Explanations(tmp_path).explain("0" * 16, "parked", "Ann", "known", 1)
+    first = results.yesterday(spark, DAY, 7)
+    assert (first.items, first.matches, first.explanations.count()) == (None, None, 1)
+
+    before = DAY - timedelta(days=1)
+    for name, table in dying_run.tables(spark, before).items():
+        results.write_table(name, table, before, "a" * 16)
+    facts = spark.createDataFrame([("icbc/1",)], "key STRING")
+    results.write_table("facts", facts, before, "a" * 16)
+    balance = [("icbc", "alice", "customer", "CNY", 1, 1, 1, 2, 0, None)]
+    balances = spark.createDataFrame(balance, breaks.ddl_of("balances"))
+    results.write_table("balances", balances, before, "a" * 16)
+    results.publish(breaks.run(before), {})
+
+    left = results.yesterday(spark, DAY, 7)
+    counts = [left.items.count(), left.facts.count(), left.balances.count(), left.matches.count()]
+    assert counts == [3, 1, 1, 500]
+
+
+def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):
+    with pytest.raises(ReconcileRefused, match="another run is at work in"), open_results(tmp_path):
+        raise AssertionError("it was let in")
+
+
+def test_two_processes_are_kept_apart_and_death_lets_go(tmp_path):
+    program = (
+        "import sys; from txmq.reconcile.results import open_results\n"
+        "with open_results(sys.argv[1]):\n    print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as other:
+        try:
+            assert other.stdout.readline() == b"in\n"
+            with pytest.raises(ReconcileRefused, match="wait until it has ended"):
+                open_results(tmp_path).__enter__()
+        finally:
+            other.kill()
+    with open_results(tmp_path) as results:
+        assert results.days() == []
+
+
+@pytest.mark.timeout(240)  # A second Java has to start.
+def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark, tmp_path):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    former = breaks.run(DAY)
+    with open_results(here) as results:
+        results.write_table("items", items(spark, 2), DAY, former.run_id)
+        results.publish(former, {"report.html": b"former"})
+    before = files(here)
+    del before["lock"]  # It says whose it was.
+
+    command = [sys.executable, "-m", "tests.reconcile.dying_run", here, DAY.isoformat(), "2"]
+    with (tmp_path / "said").open("wb") as said:
+        died = subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, check=False)
+
+    assert died.returncode == -signal.SIGKILL, (tmp_path / "said").read_text()
+    assert before.items() <= files(here).items()
+    assert Results(here).current(DAY) == former
+    assert sorted(each.parent.parent.name for each in here.glob(f"**/run={dying_run.RUN}")) == [
+        "items", "matches",
+    ]  # fmt: skip
+
+    again = breaks.run(DAY, dying_run.RUN, parked=1)
+    for directory in (here, elsewhere):
+        with open_results(directory) as results:
+            dying_run.write(results, spark, DAY)
+            results.publish(again, {"report.html": b"new"})
+    day = f"business_date={DAY}"
+    for name in dying_run.NAMES:
+        runs = (
+            each / "results" / name / day / f"run={dying_run.RUN}" for each in (here, elsewhere)
+        )
+        one, other = map(files, runs)
+        assert one == other != {}
+    assert results.current(DAY) == again
+    assert not list(here.rglob(".*draft*"))
+
+
+def test_a_run_that_is_done_again_touches_nothing(spark, results, tmp_path):
+    def seen():
+        return {each: each.stat().st_ino for each in (tmp_path / "results").rglob("*.parquet")}
+
+    dying_run.write(results, spark, DAY)
+    results.publish(breaks.run(DAY, dying_run.RUN), {})
+    once = seen()
+    dying_run.write(results, spark, DAY, partitions=2)
+
+    assert seen() == once
+
+
+def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
+    run = breaks.run(DAY)
+    results.write_table("items", items(spark, 3), DAY, run.run_id)
+    results.publish(run, {})
+    Signatures(tmp_path).prepare(run, "Ann", 5)
+    before = files(tmp_path / "results")
+
+    with pytest.raises(ReconcileRefused, match="is signed, and items would be written"):
+        results.write_table("items", items(spark, 2), DAY, run.run_id)
+    assert results.current(DAY).run_id == run.run_id
+    after = files(tmp_path / "results")
+    assert {name: data for name, data in after.items() if "draft" not in name} == before
+    results.write_table("items", items(spark, 3), DAY, run.run_id)
+    assert files(tmp_path / "results") == before
+
+
+def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(spark, results):
+    run = breaks.run(DAY)
+    results.write_table("items", items(spark, 3), DAY, run.run_id)
+    results.publish(run, {})
+
+    results.write_table("items", items(spark, 2), DAY, run.run_id)
+    assert results.current(DAY) is None
+    results.publish(run, {})
+    assert results.read_table(spark, "items", results.current(DAY)).count() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("current", "{}"), ("current", "no"), (f"{'a' * 16}/run.json", "{}")]
+)
+def test_what_cannot_be_read_is_told(results, tmp_path, name, text):
+    results.publish(breaks.run(DAY), {})
+    (tmp_path / "runs" / "2026-11-20" / name).write_text(text)
+
+    with pytest.raises(ReconcileRefused, match="says of no run"):
+        results.current(DAY)
+
+
+def test_a_current_run_that_is_gone_is_told(results, tmp_path):
+    run = breaks.run(DAY)
+    results.publish(run, {})
+    results.file(run, "run.json").unlink()
+
+    with pytest.raises(ReconcileRefused, match="is gone"):
+        results.current(DAY)

@@ -1,0 +1,195 @@
+"""Two people sign the same result, or it is not signed."""
+
+import json
+from datetime import date
+
+import msgspec
+import pytest
+
+from tests.reconcile import breaks
+from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.signing import Signatures, desk, same_person
+
+DAY = date(2026, 11, 20)
+
+
+@pytest.fixture
+def signatures(tmp_path):
+    return Signatures(tmp_path)
+
+
+def test_one_prepares_and_another_one_reviews(signatures):
+    run = breaks.run(DAY)
+    assert signatures.state(run) == "unsigned"
+
+    prepared = signatures.prepare(run, " Ann  Li ", 5, "all explained")
+    assert signatures.state(run) == "prepared"
+    assert (prepared.preparer, prepared.is_complete) == ("Ann Li", False)
+
+    signed = signatures.review(run, "Bo", 7)
+    assert signatures.state(run) == "signed"
+    assert signed.is_complete
+    assert (signed.preparer, signed.prepared_ms, signed.prepared_note) == (
+        "Ann Li", 5, "all explained",
+    )  # fmt: skip
+    assert (signed.reviewer, signed.reviewed_ms) == ("Bo", 7)
+    assert signed.result_digest == run.result_digest
+
+
+@pytest.mark.parametrize("name", ["ann li", "  ANN LI ", "Ann\tLi", "Ａnn Li"])
+def test_nobody_reviews_their_own_work(signatures, name):
+    run = breaks.run(DAY)
+    signatures.prepare(run, "Ann Li", 5)
+
+    with pytest.raises(UsageError, match="somebody else has to review"):
+        signatures.review(run, name, 6)
+    assert signatures.state(run) == "prepared"
+
+
+def test_different_names_are_different_people():
+    assert not same_person("Ann Li", "Anna Li")
+
+
+def test_a_day_that_is_not_over_is_not_signed(signatures):
+    with pytest.raises(UsageError, match="2026-11-20 was not over"):
+        signatures.prepare(breaks.run(DAY, is_final=False), "Ann", 5)
+
+
+def test_there_is_nothing_to_review_before_somebody_has_prepared(signatures):
+    with pytest.raises(UsageError, match="nothing to review"):
+        signatures.review(breaks.run(DAY), "Bo", 5)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_signature_is_a_name(signatures, name):
+    with pytest.raises(UsageError, match="has a name"):
+        signatures.prepare(breaks.run(DAY), name, 5)
+
+
+def test_a_result_is_prepared_and_reviewed_once(signatures):
+    run = breaks.run(DAY)
+    signatures.prepare(run, "Ann", 5)
+    with pytest.raises(UsageError, match="Ann has prepared this result already; somebody else"):
+        signatures.prepare(run, "Bo", 6)
+
+    signatures.review(run, "Bo", 7)
+    with pytest.raises(UsageError, match="Bo has reviewed this result already"):
+        signatures.review(run, "Cy", 8)
+    with pytest.raises(UsageError, match="it is signed"):
+        signatures.prepare(run, "Cy", 8)
+
+
+@pytest.mark.parametrize("is_reviewed", [False, True])
+def test_another_result_invalidates_what_was_signed(signatures, is_reviewed):
+    first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16, parked=1)
+    signatures.prepare(first, "Ann", 5)
+    if is_reviewed:
+        signatures.review(first, "Bo", 6)
+
+    assert signatures.state(second) == "invalidated"
+    assert signatures.of(second) is None
+    with pytest.raises(UsageError, match="another now: somebody has to prepare"):
+        signatures.review(second, "Bo", 7)
+
+    signatures.prepare(second, "Bo", 8)
+    signatures.review(second, "Ann", 9)
+    assert signatures.state(second) == "signed"
+    assert signatures.state(first) == ("signed" if is_reviewed else "prepared")
+
+
+def test_the_same_result_of_another_run_is_signed(signatures):
+    first, again = breaks.run(DAY), breaks.run(DAY, "b" * 16)
+    signatures.prepare(first, "Ann", 5)
+    signatures.review(first, "Bo", 6)
+
+    assert signatures.state(again) == "signed"
+    assert signatures.signed_runs(DAY.isoformat()) == {first.run_id}
+
+
+def test_a_result_that_was_edited_is_not_signed(signatures):
+    run = breaks.run(DAY, parked=1)
+    nicer = msgspec.structs.replace(run.result, verdict="clean")
+
+    with pytest.raises(UsageError, match="was changed since"):
+        signatures.prepare(msgspec.structs.replace(run, result=nicer), "Ann", 5)
+
+
+def test_every_signature_stays_in_the_file(signatures, tmp_path):
+    for parked, at in ((1, 1), (2, 2), (1, 3)):
+        run = breaks.run(DAY, parked=parked)
+        if signatures.of(run) is None:
+            signatures.prepare(run, "Ann", at)
+        else:
+            signatures.review(run, "Bo", at)
+
+    kept = json.loads((tmp_path / "runs" / "2026-11-20" / "signoffs.json").read_text())
+    assert [(each["role"], each["at_ms"]) for each in kept] == [
+        ("preparer", 1), ("preparer", 2), ("reviewer", 3),
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_none_is_told(signatures, tmp_path):
+    (tmp_path / "runs" / "2026-11-20").mkdir(parents=True)
+    (tmp_path / "runs" / "2026-11-20" / "signoffs.json").write_text("[{}]")
+
+    with pytest.raises(ReconcileRefused, match=r"signoffs\.json holds no signatures"):
+        signatures.state(breaks.run(DAY))
+
+
+def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
+    with desk(tmp_path), pytest.raises(UsageError, match="try again"):
+        signatures.prepare(breaks.run(DAY), "Ann", 5)
+    with desk(tmp_path), pytest.raises(UsageError, match="try again"):
+        Explanations(tmp_path).explain("0" * 16, "parked", "Ann", "known", 1)
+
+    signatures.prepare(breaks.run(DAY), "Ann", 5)
+
+
+def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_path):
+    explanations = Explanations(tmp_path)
+    assert explanations.frame(spark) is None
+    assert explanations.digest == ""
+
+    explanations.explain("b" * 16, "parked", "Ann", "the service was down", 1)
+    explanations.explain("a" * 16, "double-credit", "Ann", "a fee", 2)
+    explanations.explain("b" * 16, "dead-letter", " Bo ", "a new\nreason", 3)
+
+    rows = explanations.frame(spark).collect()
+    assert [tuple(each) for each in rows] == [
+        ("a" * 16, "double-credit", "Ann", "a fee"),
+        ("b" * 16, "dead-letter", "Bo", "a new\nreason"),
+    ]
+
+    explanations.withdraw("a" * 16, "Cy", "it was none", 4)
+    assert [each.break_id for each in explanations.in_force()] == ["b" * 16]
+    with pytest.raises(UsageError, match="nobody has explained"):
+        explanations.withdraw("a" * 16, "Cy", "again", 5)
+    assert [(each.at_ms, each.is_withdrawn) for each in explanations.all()] == [
+        (1, False), (2, False), (3, False), (4, True),
+    ]  # fmt: skip
+
+
+def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
+    explanations = Explanations(tmp_path)
+    explanations.explain("a" * 16, "parked", "Ann", "known", 1)
+    one = explanations.digest
+    explanations.explain("b" * 16, "parked", "Ann", "known", 2)
+    both = explanations.digest
+    explanations.withdraw("b" * 16, "Ann", "not known", 3)
+
+    assert one != both
+    assert explanations.digest == one
+
+
+@pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
+def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
+    with pytest.raises(UsageError, match="a name and a reason"):
+        Explanations(tmp_path).explain("a" * 16, "parked", by, reason, 1)
+
+
+def test_a_file_without_explanations_is_told(tmp_path):
+    (tmp_path / "explanations.jsonl").write_text('{"break_id": "x"}\n')
+
+    with pytest.raises(ReconcileRefused, match="holds no explanations"):
+        Explanations(tmp_path).in_force()

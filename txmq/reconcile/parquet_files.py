@@ -1,0 +1,52 @@
+"""Folders that Spark has written: their files get names that are always the same, and are put in
+place whole.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from pathlib import Path
+
+__all__ = ["are_same", "put_in_place", "settled"]
+
+
+def settled(folder: Path) -> None:
+    """Give the files of a folder the names of their places, and make them durable; what else Spark
+    has left there goes.
+    """
+    parts = []
+    for each in sorted(folder.iterdir()):
+        if each.name.startswith("part-"):
+            parts.append(each)
+        else:
+            each.unlink()
+    for number, each in enumerate(parts):
+        named = each.rename(folder / f"part-{number:05d}.parquet")
+        _sync(named)
+    _sync(folder)
+
+
+def are_same(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same files, byte for byte."""
+    if not other.is_dir():
+        return False
+    names = sorted(each.name for each in one.iterdir())
+    if names != sorted(each.name for each in other.iterdir()):
+        return False
+    _, *differing = filecmp.cmpfiles(one, other, names, shallow=False)
+    return not any(differing)
+
+
+def put_in_place(draft: Path, place: Path) -> None:
+    """Give a folder its name, durably."""
+    draft.rename(place)
+    _sync(place.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

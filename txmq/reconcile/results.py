@@ -1,0 +1,327 @@
+"""The directory of results: what each run of each day has come to, and which of them is in force.
+
+A run writes into places of its own, and nothing reads them before its last step, which names it as
+the day's current one. One that dies before leaves the former in force; done again, it has the same
+id, writes the same files, and what is whole already stays untouched.
+
+    <directory>/results/<table>/business_date=D/run=<run id>/part-00000.parquet …
+    <directory>/runs/D/<run id>/run.json, report.html, …
+    <directory>/runs/D/current
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.ledgers import Yesterday
+from txmq.reconcile.parquet_files import are_same, put_in_place, settled
+from txmq.reconcile.signing import Signatures
+from txmq.reconcile.summary import Past, Run
+from txmq.reconcile.tables import BALANCES, ITEMS, MATCHES, PROOFS, TOTALS, Table
+from txmq.runtime.disk import LocalDisk
+
+__all__ = ["PARTS", "Results", "content_hash", "open_results", "run_id"]
+
+PARTS: Final = 16
+"""So many files a large table has: always the same, so that its bytes are."""
+
+_TABLES: Final[Mapping[str, Table]] = {
+    "matches": MATCHES,
+    "items": ITEMS,
+    "closed": ITEMS,
+    "balances": BALANCES,
+    "proofs": PROOFS,
+    "totals": TOTALS,
+}
+_SMALL: Final[Mapping[str, tuple[str, ...]]] = {
+    "items": ("key",),
+    "closed": ("key",),
+    "proofs": ("proof", "bank", "account", "currency"),
+    "totals": ("class", "currency"),
+}
+"""By what they are sorted; each is one file."""
+_LARGE: Final[Mapping[str, tuple[str, ...]]] = {
+    "matches": ("key",),
+    "facts": ("key",),
+    "balances": ("bank", "account", "currency"),
+}
+"""By what they are parted and sorted."""
+_SEEDS: Final = ("one", "other")
+_SIGNED: Final = (
+    "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
+    "to have a run of its own beside it"
+)
+
+
+def run_id(
+    day: date, rules_digest: str, extract_id: str, previous: str | None, explained: str = ""
+) -> str:
+    """A run's name: the same for the same date, rules and inputs.
+
+    Args:
+        day: The business date.
+        rules_digest: Of the rules.
+        extract_id: What was read.
+        previous: The run whose items are carried on.
+        explained: The digest of the explanations that hold.
+    """
+    named = [day.isoformat(), rules_digest, extract_id, previous or "", explained]
+    return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
+
+
+def content_hash(table: DataFrame) -> str:
+    """A table's content in a word, in whatever order and partitions its rows are: how many, and
+    two sums of their hashes. It reads all of it.
+    """
+    return _word(table.agg(*_sums(table)).collect()[0].asDict())
+
+
+@contextmanager
+def open_results(directory: str | Path) -> Iterator[Results]:
+    """The results of a directory, which no other run writes to meanwhile.
+
+    Raises:
+        ReconcileRefused: Another run is at work there.
+    """
+    try:
+        lock = LocalDisk(directory).lock()
+    except BlockingIOError as problem:
+        raise ReconcileRefused(
+            f"another run is at work in {directory}: wait until it has ended, and try again"
+        ) from problem
+    try:
+        yield Results(directory)
+    finally:
+        lock.release()
+
+
+class Results:
+    """What runs have written. Anybody may read; who writes has come by :func:`open_results`.
+
+    Args:
+        directory: The one that the rules name.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self._signatures = Signatures(directory)
+
+    def write_table(self, name: str, table: DataFrame, day: date, run: str) -> str:
+        """Write a table of a run; returns its :func:`content_hash`, found on the way.
+
+        Raises:
+            ReconcileRefused: The run is signed, and this is not what was signed.
+        """
+        place = self._table(name, day, run)
+        draft = place.with_name(f".{place.name}.draft")
+        seen = Observation()
+        ordered = _ordered(name, table)
+        ordered.observe(seen, *_sums(table)).write.mode("overwrite").parquet(_url(draft))
+        settled(draft)
+        if are_same(draft, place):
+            shutil.rmtree(draft)
+        else:
+            self._free(name, day, run)
+            put_in_place(draft, place)
+        return _word(seen.get)
+
+    def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
+        """Keep what was said of a run, and make it the one that is in force.
+
+        Args:
+            run: What it came to.
+            files: More of it by their names, such as ``report.html``. Those of a signed run stay
+                as they were when it was signed.
+
+        Raises:
+            ReconcileRefused: The run is signed, and this is not what was signed.
+        """
+        assert run.result_digest == run.result.digest
+        disk, day = LocalDisk(self.directory), run.result.business_date
+        if run.run_id in self._signatures.signed_runs(day):
+            signed = self._run(self.file(run, "run.json"))
+            if signed.result_digest != run.result_digest:
+                raise ReconcileRefused(_SIGNED.format(run=run.run_id, day=day, what="its result"))
+        else:
+            text = msgspec.json.format(msgspec.json.encode(run))
+            for name, data in {**files, "run.json": text + b"\n"}.items():
+                disk.replace(f"runs/{day}/{run.run_id}/{name}", data)
+        # The last step: before it, the run is nothing to anybody.
+        named = msgspec.json.encode({"run_id": run.run_id})
+        disk.replace(f"runs/{day}/current", named + b"\n")
+
+    def current(self, day: date) -> Run | None:
+        """The run of a day that is in force, with the names under it; none before the first.
+
+        Raises:
+            ReconcileRefused: What is said of it cannot be read.
+        """
+        place = self.directory / "runs" / day.isoformat()
+        try:
+            named = msgspec.json.decode((place / "current").read_bytes(), type=dict[str, str])
+            path = place / named["run_id"] / "run.json"
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, KeyError) as problem:
+            raise ReconcileRefused(f"{place / 'current'} names no run: {problem}") from problem
+        run = self._run(path)
+        return msgspec.structs.replace(run, sign_off=self._signatures.of(run))
+
+    def days(self) -> list[date]:
+        """The days that have a run in force, oldest first."""
+        found = (self.directory / "runs").glob("????-??-??/current")
+        return sorted(date.fromisoformat(each.parent.name) for each in found)
+
+    def previous(self, day: date) -> Run | None:
+        """The current run of the latest day before; there may be days between that have none."""
+        before = [each for each in self.days() if each < day]
+        return self.current(before[-1]) if before else None
+
+    def file(self, run: Run, name: str) -> Path:
+        """Where something that was said of a run is."""
+        return self.directory / "runs" / run.result.business_date / run.run_id / name
+
+    def trend(self, day: date, most: int) -> tuple[Past, ...]:
+        """The last days before this one, oldest first, so many at most."""
+        before = [each for each in self.days() if each < day]
+        runs = [self.current(each) for each in before[len(before) - most :] if most]
+        return tuple(_past(each) for each in runs if each is not None)
+
+    def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
+        """A table of a run."""
+        day = date.fromisoformat(run.result.business_date)
+        return self._read(spark, name, self._table(name, day, run.run_id))
+
+    def earlier(self, spark: SparkSession, name: str, day: date, most: int) -> DataFrame | None:
+        """A table of so many dates before a day, as their current runs have it; none where there is
+        none of them.
+        """
+        past = [each for each in self.days() if day - timedelta(days=most) <= each < day]
+        runs = [(each, run.run_id) for each in past if (run := self.current(each)) is not None]
+        places = [self._table(name, each, run) for each, run in runs]
+        return self._read(spark, name, *places) if places else None
+
+    def agreed_before(self, spark: SparkSession, day: date, most: int) -> DataFrame | None:
+        """The transfers that were agreed on so many dates before: key, and the history of those
+        that had been items.
+        """
+        matches = self.earlier(spark, "matches", day, most)
+        closed = self.earlier(spark, "closed", day, most)
+        if matches is None or closed is None:
+            return None
+        nothing = F.lit(None).cast("string").alias("history")
+        return matches.select("key", nothing).unionByName(closed.select("key", "history"))
+
+    def yesterday(self, spark: SparkSession, day: date, most: int) -> Yesterday:
+        """What earlier days have left to a day, of which matches are looked back so many dates."""
+        before, told = self.previous(day), Explanations(self.directory).frame(spark)
+        if before is None:
+            return Yesterday(explanations=told)
+        items, facts, balances = (
+            self.read_table(spark, each, before) for each in ("items", "facts", "balances")
+        )
+        return Yesterday(items, facts, balances, self.earlier(spark, "matches", day, most), told)
+
+    def verify(self, spark: SparkSession, run: Run) -> None:
+        """See that a run's tables still hold what it has written; it reads all of them.
+
+        Raises:
+            ReconcileRefused: One of them was changed.
+        """
+        for name, said in sorted(run.result.contents.items()):
+            if content_hash(self.read_table(spark, name, run)) != said:
+                raise ReconcileRefused(
+                    f"{name} of {run.result.business_date} are not what run {run.run_id} has "
+                    "written: they were changed since; run the day again"
+                )
+
+    def _run(self, path: Path) -> Run:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Run)
+        except (OSError, msgspec.DecodeError) as problem:
+            raise ReconcileRefused(f"{path} says of no run what it came to: {problem}") from problem
+
+    def _table(self, name: str, day: date, run: str) -> Path:
+        return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
+
+    def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
+        reader = spark.read
+        if name in _TABLES:
+            reader = reader.schema(_TABLES[name].ddl)
+        return reader.parquet(*(_url(each) for each in places))
+
+    def _free(self, name: str, day: date, run: str) -> None:
+        """Make room for a table that is another than the one that lies there.
+
+        The same inputs come to the same, unless txmq or Spark has changed. Where that is so, the
+        run is not in force until it is whole again; one that somebody has signed stays.
+
+        Raises:
+            ReconcileRefused: It is signed.
+        """
+        place = self._table(name, day, run)
+        if not place.exists():
+            return
+        if run in self._signatures.signed_runs(day.isoformat()):
+            raise ReconcileRefused(_SIGNED.format(run=run, day=day, what=name))
+        current = self.current(day)
+        if current is not None and current.run_id == run:
+            LocalDisk(self.directory).remove(f"runs/{day}/current")
+        shutil.rmtree(place)
+
+
+def _ordered(name: str, table: DataFrame) -> DataFrame:
+    """Its rows in files and places that depend on nothing but what they are."""
+    if name in _SMALL:
+        first, parted = _SMALL[name], table.repartition(1)
+    else:
+        first = _LARGE[name]
+        parted = table.repartition(PARTS, *first)
+    others = (each for each in table.columns if each not in first)
+    return parted.sortWithinPartitions(*first, *others)
+
+
+def _sums(table: DataFrame) -> list[Column]:
+    """Of two hashes of each row. A place that is empty leaves a hash as it is, so that it is told
+    which are.
+    """
+    names = [f"`{each}`" for each in sorted(table.columns)]
+    row = [*map(F.col, names), *(F.col(each).isNull() for each in names)]
+    hashes = (F.xxhash64(F.lit(each), *row).cast("decimal(20,0)") for each in _SEEDS)
+    sums = [F.sum(each).alias(seed) for seed, each in zip(_SEEDS, hashes, strict=True)]
+    return [F.count(F.lit(1)).alias("rows"), *sums]
+
+
+def _word(found: Mapping[str, Any]) -> str:
+    one, other = (int(found[each] or 0) % 2**64 for each in _SEEDS)
+    return f"{found['rows']}-{one:016x}{other:016x}"
+
+
+def _past(run: Run) -> Past:
+    result = run.result
+    return Past(
+        business_date=result.business_date,
+        transfers=result.transfers,
+        match_rate=result.match_rate,
+        breaks=result.breaks,
+        open=sum(each.transfers for each in result.totals if each.group == "open"),
+        at_risk=result.at_risk,
+        verdict=result.verdict,
+    )
+
+
+def _url(place: Path) -> str:
+    """Spark's own default may be another file system."""
+    return f"file://{place.resolve()}"

@@ -1,0 +1,248 @@
+"""Results in a database, where other programs look for them: the ``recon`` schema.
+
+A run is written in one transaction, in the place of what was written under its id; in the same it
+becomes the day's current one. Signatures belong to results, and outlive the runs they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    insert,
+    inspect,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateSchema
+
+from txmq.databases.dialects import kind_of
+from txmq.databases.engines import engine_of
+from txmq.databases.failures import words
+from txmq.databases.tables import any_text, plain_names
+from txmq.errors import DatabaseFailed
+from txmq.reconcile import tables
+from txmq.reconcile.rules import Recon
+from txmq.reconcile.summary import Run
+
+__all__ = ["ReconSchema"]
+
+_BATCH: Final = 1_000
+"""So many rows are held and sent at once."""
+
+_TYPES: Final[Mapping[str, Any]] = {
+    "string": Text, "long": BigInteger, "int": Integer, "boolean": Boolean,
+}  # fmt: skip
+_OURS: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
+"""What SQL keeps for itself is called otherwise there; what Python keeps is not."""
+
+_OF_A_RUN: Final[Mapping[str, Any]] = {
+    "name": Text,
+    "business_date": Text,
+    "is_current": Boolean,
+    "is_final": Boolean,
+    "verdict": Text,
+    "why": Text,
+    "transfers": BigInteger,
+    "match_rate": Double,
+    "breaks": BigInteger,
+    "closed": BigInteger,
+    "broken_proofs": BigInteger,
+    "start_ms": BigInteger,
+    "end_ms": BigInteger,
+    "as_of_ms": BigInteger,
+    "began_ms": BigInteger,
+    "ended_ms": BigInteger,
+    "result_digest": Text,
+    "rules_version": Text,
+    "rules_digest": Text,
+    "extract_id": Text,
+    "txmq_version": Text,
+}
+_OF_A_SIGN_OFF: Final[Mapping[str, Any]] = {
+    "name": Text,
+    "business_date": Text,
+    "run_id": Text,
+    "preparer": Text,
+    "prepared_ms": BigInteger,
+    "prepared_note": Text,
+    "reviewer": Text,
+    "reviewed_ms": BigInteger,
+    "reviewed_note": Text,
+}
+
+
+class ReconSchema:
+    """The tables runs, items, proofs, totals and signoffs.
+
+    Where a database has no schemas, as SQLite, they are called ``recon_runs`` and so on.
+
+    Args:
+        recon: Where they are.
+
+    Raises:
+        ConfigError: That is no database that is known here, or its driver is missing.
+    """
+
+    def __init__(self, recon: Recon) -> None:
+        plain_names(recon.schema)
+        self._engine = engine_of(recon.database)
+        has_schemas = kind_of(self._engine.dialect.name) == "postgresql"
+        self._schema = recon.schema if has_schemas else None
+        self._prefix = "" if has_schemas else f"{recon.schema}_"
+        self._name = recon.schema
+        self._metadata = MetaData(schema=self._schema)
+        self.runs = self._table(
+            "runs", _key("run_id"), *_columns(_OF_A_RUN), Column("previous_run_id", Text)
+        )
+        self.items = self._table(
+            "items", _key("run_id"), _key("break_id"), *_copied(tables.ITEMS.columns[1:])
+        )
+        self.proofs = self._table(
+            "proofs", _key("run_id"), _number(), *_copied(tables.PROOFS.columns)
+        )
+        self.totals = self._table(
+            "totals", _key("run_id"), _number(), *_copied(tables.TOTALS.columns)
+        )
+        self.signoffs = self._table("signoffs", _key("result_digest"), *_columns(_OF_A_SIGN_OFF))
+
+    def create(self) -> None:
+        """Make what is missing.
+
+        Raises:
+            DatabaseFailed: The database refused, or does not answer.
+        """
+        with self._transaction() as connection:
+            # Who may not make a schema may still use one that somebody else has made.
+            if self._schema is not None and not inspect(connection).has_schema(self._schema):
+                connection.execute(CreateSchema(self._schema, if_not_exists=True))
+            self._metadata.create_all(connection, checkfirst=True)
+
+    def write(self, run: Run, items: Iterable[Mapping[str, Any]]) -> int:
+        """Write a run, and have it be the day's current one.
+
+        Args:
+            run: What it came to; its totals, proofs and signatures are written as well.
+            items: Rows of its tables ``items`` and ``closed``, as many as there are.
+
+        Returns:
+            How many items that were.
+
+        Raises:
+            DatabaseFailed: The database refused, or does not answer; nothing has changed.
+        """
+        self.create()
+        result, of_run = run.result, {"run_id": run.run_id}
+        with self._transaction() as connection:
+            for each in (self.items, self.proofs, self.totals, self.runs):
+                connection.execute(delete(each).where(each.c.run_id == run.run_id))
+            of_day = self.runs.c.business_date == result.business_date
+            former = update(self.runs).where(of_day, self.runs.c.name == result.name)
+            connection.execute(former.values(is_current=False))
+            connection.execute(insert(self.runs), [_row_of(run)])
+            for table, parts in ((self.proofs, result.proofs), (self.totals, result.totals)):
+                numbered = enumerate(parts)
+                _put(connection, table, (of_run | {"number": n} | _plain(p) for n, p in numbered))
+            written = _put(connection, self.items, (of_run | _named(each) for each in items))
+            self._sign(connection, run)
+        return written
+
+    def sign(self, run: Run) -> None:
+        """Write the names under a run's result.
+
+        Raises:
+            DatabaseFailed: The database refused, or does not answer.
+        """
+        self.create()
+        with self._transaction() as connection:
+            self._sign(connection, run)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    def _sign(self, connection: Connection, run: Run) -> None:
+        if run.sign_off is None:
+            return
+        of_result = self.signoffs.c.result_digest == run.sign_off.result_digest
+        connection.execute(delete(self.signoffs).where(of_result))
+        about = {
+            "name": run.result.name,
+            "business_date": run.result.business_date,
+            "run_id": run.run_id,
+        }
+        connection.execute(insert(self.signoffs), [about | _plain(run.sign_off)])
+
+    def _table(self, name: str, *columns: Column[Any]) -> Table:
+        return Table(f"{self._prefix}{name}", self._metadata, *columns)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as problem:
+            raise DatabaseFailed(
+                f"the tables of {self._name} could not be written: {words(problem)}"
+            ) from problem
+
+
+def _key(name: str) -> Column[Any]:
+    return Column(name, any_text(64), primary_key=True)
+
+
+def _number() -> Column[Any]:
+    return Column("number", Integer, primary_key=True, autoincrement=False)
+
+
+def _columns(named: Mapping[str, Any]) -> list[Column[Any]]:
+    return [Column(name, type_, nullable=False) for name, type_ in named.items()]
+
+
+def _copied(columns: Sequence[tables.Column]) -> list[Column[Any]]:
+    """The columns of a table of a run's, in SQL."""
+    return [
+        Column(_OURS.get(each.name, each.name), _TYPES[each.type], nullable=each.is_optional)
+        for each in columns
+    ]
+
+
+def _row_of(run: Run) -> dict[str, Any]:
+    """What is told of a run in its row."""
+    result = run.result
+    sources = {"why": "\n".join(result.why), "is_current": True, "run_id": run.run_id}
+    for name in (*_OF_A_RUN, "previous_run_id"):
+        if name not in sources:
+            sources[name] = getattr(run if hasattr(run, name) else result, name)
+    return sources
+
+
+def _plain(part: msgspec.Struct) -> dict[str, Any]:
+    return _named(msgspec.structs.asdict(part))
+
+
+def _named(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {_OURS.get(name, name): value for name, value in row.items()}
+
+
+def _put(connection: Connection, table: Table, rows: Iterator[Mapping[str, Any]]) -> int:
+    """Insert rows, some at a time; how many they were."""
+    written = 0
+    while batch := list(islice(rows, _BATCH)):
+        connection.execute(insert(table), batch)
+        written += len(batch)
+    return written

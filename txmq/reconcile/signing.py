@@ -1,0 +1,204 @@
+"""Sign-off: one person prepares a day's result, another one reviews it, and both sign its hash.
+
+Signatures are only ever added. Which of them hold is worked out anew from the result that is in
+force: whoever runs the day again with other inputs has another result, and nobody has signed that.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.summary import Run, SignOff
+from txmq.runtime.disk import LocalDisk
+
+__all__ = ["Signature", "SignatureState", "Signatures", "desk", "same_person"]
+
+SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
+
+
+class Signature(Struct, frozen=True):
+    """A person's name under a result."""
+
+    role: Literal["preparer", "reviewer"]
+    by: str
+    at_ms: int
+    run_id: str
+    result_digest: str
+    note: str = ""
+
+
+def same_person(one: str, other: str) -> bool:
+    """Whether two names are one person's, however they are typed."""
+    return _plain(one).casefold() == _plain(other).casefold()
+
+
+@contextmanager
+def desk(directory: Path) -> Iterator[LocalDisk]:
+    """Have the place where people write to themselves for a moment; runs do not wait for it.
+
+    Raises:
+        UsageError: Somebody else is writing.
+    """
+    disk = LocalDisk(directory / "runs")
+    try:
+        lock = disk.lock()
+    except BlockingIOError as problem:
+        raise UsageError(
+            f"somebody else is signing or explaining in {directory} at this moment; try again"
+        ) from problem
+    try:
+        yield LocalDisk(directory)
+    finally:
+        lock.release()
+
+
+class Signatures:
+    """What was signed in a directory of results.
+
+    Args:
+        directory: Where the results are.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+
+    def prepare(self, run: Run, preparer: str, now_ms: int, note: str = "") -> SignOff:
+        """Sign a result as the one who has worked on it.
+
+        Raises:
+            UsageError: The day was not over when the books were read, somebody has prepared this
+                result already, or that is no name.
+        """
+        _look_at(run)
+        if not run.result.is_final:
+            raise UsageError(
+                f"{run.result.business_date} was not over when its books were read, and more may "
+                "have come since: run it again, and sign that"
+            )
+        with desk(self._directory) as disk:
+            if (found := self.of(run)) is not None:
+                raise UsageError(
+                    f"{found.preparer} has prepared this result already; "
+                    + ("it is signed" if found.is_complete else "somebody else reviews it now")
+                )
+            self._add(disk, run, "preparer", preparer, now_ms, note)
+        return self._found(run)
+
+    def review(self, run: Run, reviewer: str, now_ms: int, note: str = "") -> SignOff:
+        """Sign a result as the one who has looked at the other's work.
+
+        Raises:
+            UsageError: Nobody has prepared it, or another result was prepared, the reviewer is the
+                preparer, it is reviewed already, or that is no name.
+        """
+        _look_at(run)
+        with desk(self._directory) as disk:
+            found = self.of(run)
+            if found is None:
+                raise UsageError(self._why_not(run))
+            if found.is_complete:
+                raise UsageError(f"{found.reviewer} has reviewed this result already; it is signed")
+            if same_person(found.preparer, reviewer):
+                raise UsageError(
+                    f"{found.preparer} has prepared this result: somebody else has to review it"
+                )
+            self._add(disk, run, "reviewer", reviewer, now_ms, note)
+        return self._found(run)
+
+    def state(self, run: Run) -> SignatureState:
+        """How far the sign-off of a result is; ``invalidated`` where another one was signed."""
+        found = self.of(run)
+        if found is not None:
+            return "signed" if found.is_complete else "prepared"
+        return "invalidated" if self.all(run.result.business_date) else "unsigned"
+
+    def of(self, run: Run) -> SignOff | None:
+        """The names under exactly this result; none where there is none."""
+        digest, found = run.result_digest, None
+        for each in self.all(run.result.business_date):
+            if each.result_digest != digest:
+                continue
+            if each.role == "preparer":
+                found = SignOff(digest, each.by, each.at_ms, each.note)
+            elif found is not None:
+                found = msgspec.structs.replace(
+                    found, reviewer=each.by, reviewed_ms=each.at_ms, reviewed_note=each.note
+                )
+        return found
+
+    def all(self, day: str) -> list[Signature]:
+        """All that were given for a day, oldest first.
+
+        Raises:
+            ReconcileRefused: Somebody has changed the file by hand, and it cannot be read.
+        """
+        path = self._directory / _path(day)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=list[Signature])
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as problem:
+            raise ReconcileRefused(f"{path} holds no signatures: {problem}") from problem
+
+    def signed_runs(self, day: str) -> set[str]:
+        """The runs of a day that anybody has signed: nothing of them is ever replaced."""
+        return {each.run_id for each in self.all(day)}
+
+    def _add(
+        self,
+        disk: LocalDisk,
+        run: Run,
+        role: Literal["preparer", "reviewer"],
+        name: str,
+        now_ms: int,
+        note: str,
+    ) -> None:
+        if not (by := _plain(name)):
+            raise UsageError(f"the {role} has a name")
+        day = run.result.business_date
+        one = Signature(role, by, now_ms, run.run_id, run.result_digest, note.strip())
+        text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
+        disk.replace(_path(day), text + b"\n")
+
+    def _found(self, run: Run) -> SignOff:
+        found = self.of(run)
+        assert found is not None
+        return found
+
+    def _why_not(self, run: Run) -> str:
+        day = run.result.business_date
+        if self.state(run) == "invalidated":
+            return (
+                f"{day} was run again with other inputs since it was prepared, and its result is "
+                "another now: somebody has to prepare this one first"
+            )
+        return f"there is nothing to review: nobody has prepared the result of {day} yet"
+
+
+def _path(day: str) -> str:
+    return f"runs/{day}/signoffs.json"
+
+
+def _plain(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).split())
+
+
+def _look_at(run: Run) -> None:
+    """Nobody signs a result whose hash is not its own.
+
+    Raises:
+        UsageError: It was changed after it was made.
+    """
+    if run.result.digest != run.result_digest:
+        raise UsageError(
+            f"the result of {run.result.business_date} is not what its run {run.run_id} has "
+            "written: it was changed since; run the day again"
+        )

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import create_engine, inspect, select, text
 
 from tests.reconcile import breaks
+from tests.reconcile.test_rules import RULES
 from txmq.errors import ConfigError, DatabaseFailed
-from txmq.reconcile.rules import Recon
+from txmq.reconcile.rules import Recon, read_rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.signing import Signatures
 from txmq.reconcile.summary import Proof
@@ -218,3 +219,18 @@ def test_other_programs_read_it_with_plain_sql(tmp_path):
     )
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute(asked).fetchall() == [("new", 1), ("open", 1)]
+
+
+def test_rules_say_where_it_is_and_are_the_same_rules(tmp_path):
+    path = tmp_path / "recon.toml"
+    path.write_text(RULES)
+    plain = read_rules(path)
+    path.write_text(f'{RULES}\n[recon]\ndatabase = "sqlite:///recon.db"')
+    rules = read_rules(path)
+
+    assert plain.recon is None
+    assert rules.recon == Recon(f"sqlite:///{tmp_path.resolve() / 'recon.db'}", "recon")
+    assert rules.digest == plain.digest
+    path.write_text(f'{RULES}\n[recon]\ndatabase = "sqlite://"\nschema = "a b"')
+    with pytest.raises(ConfigError, match="schema"):
+        read_rules(path)

@@ -238,18 +238,18 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
         "items", "matches",
     ]  # fmt: skip
 
+    written = {each: each.stat().st_ino for each in here.glob(f"**/run={dying_run.RUN}/*")}
     again = breaks.run(DAY, dying_run.RUN, parked=1)
     for directory in (here, elsewhere):
         with open_results(directory) as results:
             dying_run.write(results, spark, DAY)
             results.publish(again, {"report.html": b"new"})
-    day = f"business_date={DAY}"
     for name in dying_run.NAMES:
-        runs = (
-            each / "results" / name / day / f"run={dying_run.RUN}" for each in (here, elsewhere)
-        )
-        one, other = map(files, runs)
+        run = Path("results", name, f"business_date={DAY}", f"run={dying_run.RUN}")
+        one, other = files(here / run), files(elsewhere / run)
         assert one == other != {}
+    # The files of the one that died were the same already.
+    assert {each: each.stat().st_ino for each in written} == written != {}
     assert results.current(DAY) == again
     assert not list(here.rglob(".*draft*"))
 
@@ -273,7 +273,7 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     Signatures(tmp_path).prepare(run, "Ann", 5)
     before = files(tmp_path / "results")
 
-    with pytest.raises(ReconcileRefused, match="is signed, and items would be written"):
+    with pytest.raises(ReconcileRefused, match="is signed, and items would be another"):
         results.write_table("items", items(spark, 2), DAY, run.run_id)
     assert results.current(DAY).run_id == run.run_id
     after = files(tmp_path / "results")
@@ -293,21 +293,38 @@ def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(sp
     assert results.read_table(spark, "items", results.current(DAY)).count() == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("current", "{}"), ("current", "no"), (f"{'a' * 16}/run.json", "{}")]
-)
-def test_what_cannot_be_read_is_told(results, tmp_path, name, text):
-    results.publish(breaks.run(DAY), {})
-    (tmp_path / "runs" / "2026-11-20" / name).write_text(text)
-
-    with pytest.raises(ReconcileRefused, match="says of no run"):
-        results.current(DAY)
-
-
-def test_a_current_run_that_is_gone_is_told(results, tmp_path):
+def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
     run = breaks.run(DAY)
-    results.publish(run, {})
-    results.file(run, "run.json").unlink()
+    results.publish(run, {"report.html": b"signed"})
+    Signatures(tmp_path).prepare(run, "Ann", 5)
 
-    with pytest.raises(ReconcileRefused, match="is gone"):
+    results.publish(breaks.run(DAY, "b" * 16), {})
+    later = msgspec.structs.replace(run, began_ms=7)
+    results.publish(later, {"report.html": b"made anew"})
+    assert results.current(DAY).run_id == run.run_id
+    assert results.current(DAY).began_ms == run.began_ms
+    assert results.file(run, "report.html").read_bytes() == b"signed"
+
+    with pytest.raises(ReconcileRefused, match="is signed, and its result would be another"):
+        results.publish(breaks.run(DAY, parked=1), {})
+    assert results.current(DAY).result == run.result
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("current", "{}", "names no run"),
+        ("current", "no", "names no run"),
+        (f"{'a' * 16}/run.json", "{}", "says of no run"),
+        (f"{'a' * 16}/run.json", None, "No such file"),
+    ],
+)
+def test_what_cannot_be_read_is_told(results, tmp_path, name, text, told):
+    results.publish(breaks.run(DAY), {})
+    path = tmp_path / "runs" / "2026-11-20" / name
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(ReconcileRefused, match=told):
         results.current(DAY)

@@ -1,5 +1,5 @@
-"""Folders that Spark has written: their files get names that are always the same, and are put in
-place whole.
+"""Folders that Spark has written: their files get names and bytes that are always the same, and are
+put in place whole.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ import filecmp
 import os
 from pathlib import Path
 
+from txmq.reconcile.footers import TAIL, footer_size, with_encodings_in_order
+
 __all__ = ["are_same", "put_in_place", "settled"]
 
 
 def settled(folder: Path) -> None:
-    """Give the files of a folder the names of their places, and make them durable; what else Spark
-    has left there goes.
+    """Have the files of a folder depend on nothing but what is in them, and make them durable; what
+    else Spark has left there goes.
     """
     parts = []
     for each in sorted(folder.iterdir()):
@@ -23,6 +25,7 @@ def settled(folder: Path) -> None:
             each.unlink()
     for number, each in enumerate(parts):
         named = each.rename(folder / f"part-{number:05d}.parquet")
+        _put_in_order(named)
         _sync(named)
     _sync(folder)
 
@@ -42,6 +45,17 @@ def put_in_place(draft: Path, place: Path) -> None:
     """Give a folder its name, durably."""
     draft.rename(place)
     _sync(place.parent)
+
+
+def _put_in_order(path: Path) -> None:
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - TAIL, 0))
+        start = end - TAIL - footer_size(file.read())
+        file.seek(start)
+        footer = file.read(end - TAIL - start)
+        file.seek(start)
+        file.write(with_encodings_in_order(footer))
 
 
 def _sync(path: Path) -> None:

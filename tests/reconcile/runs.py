@@ -1,0 +1,305 @@
+"""Runs that nobody has worked out: what reports are tested with, and drawn for the docs."""
+
+import hashlib
+from datetime import date, timedelta
+
+import msgspec
+
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.report.masking import mask
+from txmq.reconcile.summary import (
+    Aged,
+    Control,
+    Item,
+    Past,
+    Proof,
+    Result,
+    Run,
+    SignOff,
+    Stage,
+    Total,
+)
+
+DAY = date(2026, 11, 20)
+START_MS = 1_795_104_000_000
+END_MS = START_MS + 86_400_000
+AGES = {"0": 0, "1": 1, "2-3": 3, "4-7": 5, ">7": 9}
+
+# Class, currency, how many in each bucket, what each is worth, and which sides have it.
+BUSY = (
+    (Class.DOUBLE_CREDIT, "CNY", (2, 0, 0, 0, 0), 3_180_000, "DCCO"),
+    (Class.AMOUNT_MISMATCH, "CNY", (3, 1, 0, 0, 0), 45_050, "DCO"),
+    (Class.AMOUNT_MISMATCH, "USD", (1, 0, 0, 0, 0), 120_000, "DCO"),
+    (Class.CREDIT_WITHOUT_MESSAGE, "CNY", (1, 0, 0, 0, 0), 5_000_000, "C"),
+    (Class.DEBIT_WITHOUT_MESSAGE, "CNY", (0, 2, 1, 0, 0), 860_000, "D"),
+    (Class.PARKED, "CNY", (4, 2, 1, 1, 0), 230_000, "DO"),
+    (Class.DEAD_LETTER, "CNY", (6, 3, 2, 1, 1), 91_500, "DO"),
+    (Class.DEAD_LETTER, "USD", (1, 0, 0, 0, 0), 64_000, "DO"),
+    (Class.DELIVERED_UNCREDITED, "CNY", (9, 1, 0, 0, 0), 127_300, "DO"),
+    (Class.IN_FLIGHT, "CNY", (412, 0, 0, 0, 0), 96_210, "DO"),
+    (Class.IN_FLIGHT, "USD", (37, 0, 0, 0, 0), 41_900, "DO"),
+    (Class.EXPLAINED, "CNY", (0, 0, 0, 0, 1), 250_000, "DO"),
+)
+AGREED = (
+    (Class.RETURNED, "CNY", 1_204, 88_400, "DRO"),
+    (Class.ROLLED_BACK, "CNY", 9_871, 0, ""),
+    (Class.MATCHED, "CNY", 941_530, 104_377, "DCO"),
+    (Class.MATCHED, "USD", 46_906, 73_118, "DCO"),
+)
+WHY = (
+    "184,227.00 CNY are at risk, and 100,000.00 are within limits",
+    "a break is 9 business days old, and 7 are within limits",
+    "a balance proof does not hold",
+)
+STATES = {
+    Class.PARKED: ("parked", "undelivered", None, None),
+    Class.DEAD_LETTER: (
+        "committed",
+        "dead",
+        "producer",
+        "the account is closed, and there is none to return to",
+    ),
+    Class.DELIVERED_UNCREDITED: ("committed", "consumed", "check", None),
+    Class.DOUBLE_CREDIT: ("committed", "consumed", "producer", None),
+    Class.AMOUNT_MISMATCH: ("committed", "consumed", "producer", None),
+    Class.IN_FLIGHT: ("prepared", "undelivered", None, None),
+    Class.EXPLAINED: ("committed", "consumed", "operator", "the customer called"),
+}
+
+
+def digest(text):
+    return hashlib.sha256(str(text).encode()).hexdigest()
+
+
+def total(name, currency, count, worth, sides):
+    group = ABOUT[name].group
+    at_risk = 0 if group == "agreed" else count * worth
+    return Total(
+        class_=name.value,
+        group=group,
+        currency=currency,
+        transfers=count,
+        debited=count * worth * sides.count("D"),
+        returned=count * worth * sides.count("R"),
+        credited=count * worth * sides.count("C"),
+        ordered=count * worth * sides.count("O"),
+        at_risk=at_risk,
+    )
+
+
+def item(
+    name=Class.DEAD_LETTER, at=0, currency="CNY", bucket="0", worth=91_500, sides="DO", **more
+):
+    state, delivery, decided_by, reason = STATES.get(name, (None, None, None, None))
+    seen = digest(f"{name} {currency} {bucket} {at}")
+    plain = {
+        "break_id": seen[:12],
+        "key": f"icbc/{int(seen[:9], 16)}",
+        "class_": name.value,
+        "status": "new",
+        "amount": worth,
+        "currency": currency,
+        "holder": "both" if "CC" in sides else "transit",
+        "payer": mask(f"6222020200{int(seen[10:18], 16):010d}"),
+        "payee": mask(f"6217000130{int(seen[20:28], 16):010d}"),
+        "debited": worth * sides.count("D"),
+        "returned": worth * sides.count("R"),
+        "credited": worth * sides.count("C"),
+        "ordered": worth * sides.count("O"),
+        "messages": sides.count("O"),
+        "message_id": seen[:32].upper() if "O" in sides else None,
+        "message_state": state,
+        "delivery": delivery,
+        "decided_by": decided_by,
+        "reason": reason,
+        "first_ms": END_MS - 7_000_000 * (at + 1),
+        "first_seen": str(DAY - timedelta(days=AGES[bucket])),
+        "age_days": AGES[bucket],
+        "bucket": bucket,
+        "is_late": False,
+    }
+    if name is Class.AMOUNT_MISMATCH:
+        plain["credited"] = worth * 10
+    if bucket != "0":
+        plain["status"] = "open"
+    if name is Class.EXPLAINED:
+        plain |= {
+            "status": "explained",
+            "was": "delivered-uncredited",
+            "explained_by": "Wang Min",
+            "explanation": "credited by hand on 12 November, voucher 77120",
+        }
+    return Item(**plain | more)
+
+
+def proofs(*, broken=True):
+    names = (
+        ("roll-forward", "opening and entries are closing, for each account"),
+        ("account-table", "the table of accounts says what the entries add up to"),
+        ("clearing", "what clearing holds is what is under way"),
+        ("double-entry", "the rows of each booking add up to nothing"),
+    )
+    held = [
+        Proof(
+            proof=name,
+            bank=bank,
+            account=None,
+            currency=currency,
+            holds=True,
+            about=about,
+            expected=worth,
+            found=worth,
+        )
+        for name, about in names
+        for bank, currency, worth in (
+            ("icbc", "CNY", 918_204_417_300),
+            ("icbc", "USD", 51_120_004_190),
+            ("ccb", "CNY", 733_910_226_015),
+        )
+    ]
+    wrong = Proof(
+        proof="account-table",
+        bank="ccb",
+        account=mask("62170001300077120045"),
+        currency="CNY",
+        expected=12_450_000,
+        found=17_450_000,
+        holds=False,
+        about="the table of accounts says another balance than the entries add up to",
+    )
+    return (wrong, *held) if broken else tuple(held)
+
+
+def past(back, transfers, breaks, open_, cny, usd, verdict):
+    agreed = transfers - breaks - open_
+    day = DAY - timedelta(days=back)
+    risk = {"CNY": cny, "USD": usd}
+    return Past(str(day), transfers, agreed / transfers, breaks, open_, risk, verdict)
+
+
+TREND = (
+    past(9, 981_204, 9, 380, 2_140_000, 0, "within limits"),
+    past(8, 1_002_377, 7, 401, 1_893_000, 0, "within limits"),
+    past(7, 996_120, 12, 455, 3_420_500, 41_000, "within limits"),
+    past(4, 1_104_118, 31, 612, 9_871_200, 41_000, "over limits"),
+    past(3, 988_450, 18, 431, 4_450_000, 41_000, "within limits"),
+    past(2, 990_012, 15, 398, 3_902_000, 0, "within limits"),
+    past(1, 1_001_945, 21, 420, 5_116_300, 0, "within limits"),
+)
+
+
+def controls(currencies):
+    sums = dict.fromkeys(currencies, 0)
+    found = [
+        Control(
+            "icbc", "entries", 1_993_402, sums, 7_720_114_630_028_511_204, 88_120_001, 90_113_402
+        ),
+        Control(
+            "icbc",
+            "opening",
+            120_004,
+            dict.fromkeys(currencies, 918204417300),
+            1_044_720_931_122_004_113,
+        ),
+        Control("ccb", "entries", 1_980_116, sums, 330_471_900_441_270_019, 61_004_112, 62_984_227),
+        Control("log", "messages", 998_707, {}, 5_210_004_331_900_127_766),
+        Control("log", "failures", 14, {}, 88_120_447_193_004_410),
+    ]
+    return tuple(found)
+
+
+def busy(*, evidence=4, **more):
+    """A day with breaks of many classes, in two currencies."""
+    totals = [total(name, cur, sum(ages), worth, sides) for name, cur, ages, worth, sides in BUSY]
+    totals += [total(*each) for each in AGREED]
+    aging = [
+        Aged(class_=name.value, bucket=bucket, currency=cur, transfers=count, at_risk=count * worth)
+        for name, cur, ages, worth, _ in BUSY
+        for bucket, count in zip(AGES, ages, strict=True)
+        if count
+    ]
+    items = [
+        item(name, at, cur, bucket, worth, sides)
+        for name, cur, ages, worth, sides in BUSY
+        for bucket, count in zip(reversed(AGES), reversed(ages), strict=True)
+        for at in range(min(count, evidence))
+    ]
+    kept = [each for name in Class for each in [i for i in items if i.class_ == name][:evidence]]
+    return result(
+        verdict="over limits",
+        why=WHY,
+        totals=tuple(totals),
+        aging=tuple(aging),
+        items=tuple(kept),
+        proofs=proofs(),
+        broken_proofs=1,
+        closed=17,
+        **more,
+    )
+
+
+def clean(**more):
+    """A day on which all is well."""
+    totals = tuple(total(*each) for each in AGREED)
+    return result(verdict="clean", totals=totals, proofs=proofs(broken=False), **more)
+
+
+def result(**more):
+    plain = {
+        "name": "icbc-ccb",
+        "business_date": str(DAY),
+        "rules_version": "12",
+        "rules_digest": digest("rules"),
+        "start_ms": START_MS,
+        "end_ms": END_MS,
+        "as_of_ms": END_MS,
+        "is_final": True,
+        "verdict": "clean",
+        "why": (),
+        "controls": controls(("CNY", "USD")),
+        "totals": (),
+        "aging": (),
+        "proofs": (),
+        "broken_proofs": 0,
+        "items": (),
+        "closed": 0,
+        "digits": {"CNY": 2, "USD": 2},
+        "contents": {each: digest(each) for each in ("items", "matches", "balances", "proofs")},
+    }
+    return Result(**plain | more)
+
+
+def run(result, **more):
+    """A run around it."""
+    plain = {
+        "run_id": digest("run")[:16],
+        "extract_id": digest("extract")[:16],
+        "result": result,
+        "result_digest": result.digest,
+        "trend": TREND,
+        "stages": (
+            Stage("extract", 21.4, 5_092_243),
+            Stage("load", 3.9, 5_092_243),
+            Stage("classify", 14.2, 1_000_018),
+            Stage("prove", 6.1, 240_008),
+            Stage("write", 4.4, 1_000_018),
+        ),
+        "began_ms": END_MS + 900_000,
+        "ended_ms": END_MS + 950_000,
+        "txmq_version": "0.9.0",
+        "spark_version": "4.0.1",
+        "previous_run_id": digest("before")[:16],
+    }
+    return Run(**plain | more)
+
+
+def signed(made, reviewer="Zhao Lei", **more):
+    """The run with names under it."""
+    plain = {
+        "result_digest": made.result_digest,
+        "preparer": "Chen Hao",
+        "prepared_ms": END_MS + 30_000_000,
+        "reviewer": reviewer,
+        "reviewed_ms": END_MS + 34_000_000 if reviewer else 0,
+    }
+    return msgspec.structs.replace(made, sign_off=SignOff(**plain | more))

@@ -1,0 +1,130 @@
+"""What a run says beyond its tables: its verdict in words, the oldest break, who has signed. Pure.
+
+The page, the JSON, the figures and the terminal say the same, because they ask here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from txmq.reconcile.classes import ABOUT, About, Class
+from txmq.reconcile.summary import BUCKETS, Past, Result, Run, Verdict
+
+__all__ = [
+    "VERDICTS",
+    "Headline",
+    "Oldest",
+    "Signature",
+    "about",
+    "currencies",
+    "days",
+    "digits",
+    "in_flight",
+    "oldest",
+    "rank",
+    "signature",
+]
+
+Signature: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
+
+_LEAST_AGES: Final = dict(zip(BUCKETS, (0, 1, 2, 4, 8), strict=True))
+_RANKS: Final = {each.value: at for at, each in enumerate(Class)}
+
+
+class Headline(NamedTuple):
+    """A verdict in words."""
+
+    mood: str
+    words: str
+    meaning: str
+
+
+VERDICTS: Final[dict[Verdict, Headline]] = {
+    "clean": Headline("good", "Clean", "Every transfer is agreed, or on its way in time."),
+    "within limits": Headline(
+        "wait",
+        "Breaks within limits",
+        "There are breaks. Together they are within what the rules allow.",
+    ),
+    "over limits": Headline(
+        "bad", "Over the limits", "There is more than the rules allow. Somebody has to look today."
+    ),
+}
+
+
+class Oldest(NamedTuple):
+    """The age of the oldest break, in business days."""
+
+    days: int
+    is_exact: bool
+    """Whether it is known to the day: of ages, a result has ranges and a sample."""
+
+
+def about(name: str) -> About:
+    """What is to be told of a class."""
+    return ABOUT[Class(name)]
+
+
+def rank(name: str) -> int:
+    """The place of a class among all of them."""
+    return _RANKS[name]
+
+
+def digits(result: Result, currency: str | None) -> int:
+    """Behind the point. What has no currency is counted, and has none."""
+    return 0 if currency is None else result.digits.get(currency, 2)
+
+
+def currencies(result: Result) -> tuple[str, ...]:
+    """All that the result has something in."""
+    return tuple(sorted({each.currency for each in result.totals} | result.digits.keys()))
+
+
+def in_flight(result: Result) -> tuple[int, dict[str, int]]:
+    """How many transfers were under way in time, and their sums by currency."""
+    found = [each for each in result.totals if each.class_ == Class.IN_FLIGHT]
+    sums: dict[str, int] = {}
+    for each in found:
+        sums[each.currency] = sums.get(each.currency, 0) + each.at_risk
+    return sum(each.transfers for each in found), sums
+
+
+def oldest(result: Result) -> Oldest | None:
+    """The age of the oldest break; none where there are no breaks."""
+    aged = [each for each in result.aging if each.transfers and _is_break(each.class_)]
+    if not aged:
+        return None
+    least = max(_LEAST_AGES[each.bucket] for each in aged)
+    shown = [each.age_days for each in result.items if _is_break(each.class_)]
+    among = [age for age in shown if age >= least]
+    bucket = BUCKETS[list(_LEAST_AGES.values()).index(least)]
+    all_of_it = sum(each.transfers for each in aged if each.bucket == bucket)
+    return Oldest(max(among, default=least), len(among) >= all_of_it or bucket in {"0", "1"})
+
+
+def days(run: Run) -> tuple[Past, ...]:
+    """The earlier days and this one, oldest first."""
+    result = run.result
+    today = Past(
+        business_date=result.business_date,
+        transfers=result.transfers,
+        match_rate=result.match_rate,
+        breaks=result.breaks,
+        open=sum(each.transfers for each in result.totals if each.group == "open"),
+        at_risk=result.at_risk,
+        verdict=result.verdict,
+    )
+    return (*run.trend, today)
+
+
+def signature(run: Run) -> Signature:
+    """Whether people have put their names under this result, and not under another one."""
+    if run.sign_off is None:
+        return "unsigned"
+    if run.sign_off.result_digest != run.result_digest:
+        return "invalidated"
+    return "signed" if run.sign_off.is_complete else "prepared"
+
+
+def _is_break(name: str) -> bool:
+    return about(name).group == "break"

@@ -1,0 +1,112 @@
+"""Figures of a run in the text that Prometheus reads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.report import facts
+from txmq.reconcile.report.words import exact
+from txmq.reconcile.summary import Run
+
+__all__ = ["METRICS", "exposition"]
+
+METRICS: Final[Mapping[str, str]] = {
+    "info": "Always 1; its labels say what made the run, and by which rules.",
+    "verdict": "1 for the verdict of the run, and 0 for the others.",
+    "final": "1 where the business date was over when the books were read.",
+    "match_ratio": "The share of transfers that need nobody, from 0 to 1.",
+    "transfers": "Transfers of each class.",
+    "at_risk": "What the transfers of each class have at risk, in whole units of the currency.",
+    "breaks": "Transfers that somebody has to look at.",
+    "oldest_break_days": "The age of the oldest of them in business days; 0 without any.",
+    "in_flight": "Transfers that were under way in time when the date ended.",
+    "broken_proofs": "Balance proofs that do not hold.",
+    "closed": "Items of earlier dates that were agreed on this one.",
+    "stage_seconds": "How long each stage of the run took.",
+    "stage_rows_per_second": "How many rows of each stage were worked on in a second.",
+    "run_seconds": "How long the run took.",
+    "business_date_end_timestamp_seconds": "When the business date ended.",
+    "last_success_timestamp_seconds": "When the run ended. One that could not run leaves it.",
+}
+"""The figures, without ``txmq_reconcile_`` before them, and what they mean. All are gauges."""
+
+
+class Sample(NamedTuple):
+    """A value, as it is written, under its labels."""
+
+    metric: str
+    value: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def exposition(run: Run) -> str:
+    """The text: each figure of :data:`METRICS`, with the name of the rules as a label.
+
+    Every class is there for every currency, also with nothing in it: an alert that begins with a
+    break ends when there is none. Amounts are written out of whole numbers, in full.
+    """
+    by_metric: dict[str, list[Sample]] = {each: [] for each in METRICS}
+    for samples in (_of_the_run(run), _of_the_result(run), _of_the_classes(run)):
+        for sample in samples:
+            by_metric[sample.metric].append(sample)
+    lines: list[str] = []
+    for metric, meaning in METRICS.items():
+        full = f"txmq_reconcile_{metric}"
+        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge"]
+        for sample in by_metric[metric]:
+            labels = (("name", run.result.name), *sample.labels)
+            told = ",".join(f'{name}="{_quoted(value)}"' for name, value in labels)
+            lines.append(f"{full}{{{told}}} {sample.value}")
+    return "\n".join([*lines, ""])
+
+
+def _of_the_run(run: Run) -> Iterator[Sample]:
+    yield Sample(
+        "info",
+        "1",
+        (
+            ("version", run.txmq_version),
+            ("spark", run.spark_version),
+            ("rules", run.result.rules_version),
+        ),
+    )
+    yield Sample("run_seconds", exact(run.ended_ms - run.began_ms, 3))
+    yield Sample("last_success_timestamp_seconds", exact(run.ended_ms, 3))
+    for each in run.stages:
+        stage = (("stage", each.name),)
+        yield Sample("stage_seconds", f"{each.seconds:.3f}", stage)
+        if each.rows and each.seconds:
+            yield Sample("stage_rows_per_second", f"{each.rows / each.seconds:.0f}", stage)
+
+
+def _of_the_result(run: Run) -> Iterator[Sample]:
+    result = run.result
+    oldest = facts.oldest(result)
+    for verdict in facts.VERDICTS:
+        yield Sample("verdict", str(int(result.verdict == verdict)), (("verdict", verdict),))
+    yield Sample("final", str(int(result.is_final)))
+    yield Sample("match_ratio", repr(result.match_rate))
+    yield Sample("breaks", str(result.breaks))
+    yield Sample("oldest_break_days", str(oldest.days if oldest else 0))
+    yield Sample("in_flight", str(facts.in_flight(result)[0]))
+    yield Sample("broken_proofs", str(result.broken_proofs))
+    yield Sample("closed", str(result.closed))
+    yield Sample("business_date_end_timestamp_seconds", exact(result.end_ms, 3))
+
+
+def _of_the_classes(run: Run) -> Iterator[Sample]:
+    result = run.result
+    found = {(each.class_, each.currency): each for each in result.totals}
+    for name in Class:
+        for currency in facts.currencies(result):
+            total = found.get((name.value, currency))
+            labels = (("class", name.value), ("group", ABOUT[name].group), ("currency", currency))
+            worth = exact(total.at_risk if total else 0, facts.digits(result, currency))
+            yield Sample("transfers", str(total.transfers if total else 0), labels)
+            yield Sample("at_risk", worth, labels)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,125 @@
+"""A run in a terminal: the verdict, the classes, what does not hold, and where the report is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from txmq.reconcile.report import facts, view
+from txmq.reconcile.report.words import amount, long_date, plain, rate, seconds, signed
+from txmq.reconcile.summary import Run, Total
+
+__all__ = ["show"]
+
+_ALL: Final = ("debited", "credited", "at_risk")
+_LEAST: Final = ("at_risk",)
+"""The amounts of a class on a wide screen, and on a narrow one."""
+_UNBOUNDED: Final = 10_000
+_PROOFS: Final = 10
+_STYLES: Final = {"good": "bold green", "wait": "bold yellow", "bad": "bold red"}
+_SIGNS: Final = {"good": "✔", "wait": "▲", "bad": "✖"}
+_GROUPS: Final = {"break": "red", "open": "yellow", "agreed": "green"}
+
+
+def show(run: Run, console: Console, report: str = "") -> None:
+    """Print what a run came to.
+
+    Args:
+        run: The run.
+        console: Where to. Without colours or on a narrow one, the same words are said.
+        report: Where the page is; left out where there is none.
+    """
+    result = run.result
+    _say(console, f"{result.name}, {long_date(result.business_date)}", "bold")
+    if not result.is_final:
+        _say(console, "The day was not over when the books were read.", "yellow")
+    headline = facts.VERDICTS[result.verdict]
+    sign = "" if console.options.ascii_only else f"{_SIGNS[headline.mood]} "
+    _say(console, f"{sign}{headline.words}", _STYLES[headline.mood])
+    for why in result.why:
+        _say(console, f"  - {why}")
+    console.print()
+    rows = [each for group in view.groups(result) for each, _ in group.rows]
+    # An amount is never cut: where the widest table has no place a narrower one is tried, and at
+    # last each class has lines of its own.
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    for table in (_table(run, rows, _ALL), _table(run, rows, _LEAST)):
+        if Measurement.get(console, unbounded, table).maximum <= console.width:
+            console.print(table)
+            break
+    else:
+        _listed(run, rows, console)
+    _say(
+        console,
+        f"{rate(result.match_rate)} of {result.transfers:,} transfers are agreed, "
+        f"{result.breaks:,} are breaks, {result.closed:,} of earlier days were closed; "
+        f"it took {seconds((run.ended_ms - run.began_ms) / 1000)}.",
+    )
+    _proofs(run, console)
+    if report:
+        _say(console, f"report: {report}")
+
+
+def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.add_column("class")
+    drawn.add_column("group")
+    for heading in ("transfers", *amounts):
+        drawn.add_column(heading.replace("_", " "), justify="right")
+    drawn.add_column("")
+
+    def add(name: str, group: Text, total: Total | view.Sum, style: str = "") -> None:
+        places = facts.digits(run.result, total.currency)
+        worth = (amount(getattr(total, each), places) for each in amounts)
+        currency = Text(plain(total.currency))
+        drawn.add_row(name, group, f"{total.transfers:,}", *worth, currency, style=style)
+
+    for each in rows:
+        add(each.class_, Text(each.group, style=_GROUPS[each.group]), each)
+    drawn.add_section()
+    for sum_ in view.sums(run.result.totals):
+        add("all", Text(), sum_, "bold")
+    return drawn
+
+
+def _listed(run: Run, rows: Iterable[Total], console: Console) -> None:
+    for each in rows:
+        worth = amount(each.at_risk, facts.digits(run.result, each.currency))
+        _say(console, f"{each.class_}: {each.transfers:,} ({each.group})", _GROUPS[each.group])
+        if each.at_risk:
+            _say(console, f"  {worth} {each.currency} at risk")
+    console.print()
+
+
+def _proofs(run: Run, console: Console) -> None:
+    result = run.result
+    if not result.broken_proofs:
+        _say(console, "All balance proofs hold.")
+        return
+    one = result.broken_proofs == 1
+    count = f"{result.broken_proofs:,} balance proof{' does' if one else 's do'} not hold:"
+    _say(console, count, _STYLES["bad"])
+    shown = view.proofs(result)[0][:_PROOFS]
+    for each in shown:
+        places = facts.digits(result, each.currency)
+        where = ", ".join(filter(None, (each.bank, each.account)))
+        expected, found = amount(each.expected, places), amount(each.found, places)
+        _say(
+            console,
+            f"  - {each.proof}{f' of {where}' if where else ''}: {expected} expected, {found} "
+            f"found, {signed(each.found - each.expected, places)} {each.currency or ''}".rstrip(),
+        )
+    if result.broken_proofs > len(shown):
+        _say(console, f"  and {result.broken_proofs - len(shown):,} more")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    # Names come from ledgers: nothing in them is markup, or an instruction to the terminal. Where
+    # nobody looks, a line is never broken, so that programs find it whole.
+    console.print(Text(plain(text), style=style), soft_wrap=not console.is_terminal)

@@ -1,0 +1,258 @@
+"""What stands on the page, in the order in which it stands there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from txmq.reconcile.classes import About, Class
+from txmq.reconcile.report import facts
+from txmq.reconcile.report.words import amount, points, rate, signed
+from txmq.reconcile.summary import BUCKETS, Item, Proof, Result, Run, Total
+
+__all__ = [
+    "AgedRow",
+    "Change",
+    "Evidence",
+    "Figure",
+    "Group",
+    "Sum",
+    "aged",
+    "changes",
+    "evidence",
+    "figures",
+    "groups",
+    "not_found",
+    "proofs",
+    "sums",
+]
+
+_GROUPS: Final = (
+    ("break", "Breaks: somebody has to look"),
+    ("open", "Open: these wait for their time, or are explained"),
+    ("agreed", "Agreed: these need nobody"),
+)
+
+
+class Figure(NamedTuple):
+    """A figure that is read at a glance."""
+
+    name: str
+    values: tuple[tuple[str, str], ...]
+    """Each with its unit, if it has one."""
+    note: str
+
+
+class Change(NamedTuple):
+    """A figure against the day before."""
+
+    name: str
+    before: str
+    now: str
+    change: str
+
+
+class Sum(NamedTuple):
+    """What rows of totals come to, in one currency."""
+
+    currency: str
+    transfers: int
+    debited: int
+    returned: int
+    credited: int
+    ordered: int
+    at_risk: int
+
+
+class Group(NamedTuple):
+    """Classes that mean the same for people."""
+
+    title: str
+    rows: tuple[tuple[Total, About], ...]
+
+
+class AgedRow(NamedTuple):
+    """A row of the aging matrix: count and amount for each bucket."""
+
+    name: str
+    currency: str
+    cells: tuple[tuple[int, int], ...]
+
+    @property
+    def with_sum(self) -> tuple[tuple[int, int], ...]:
+        """The cells, and behind them what they come to."""
+        return (*self.cells, (sum(c for c, _ in self.cells), sum(a for _, a in self.cells)))
+
+
+class Evidence(NamedTuple):
+    """A class, and some of its transfers."""
+
+    name: str
+    about: About
+    items: tuple[Item, ...]
+    transfers: int
+    """How many there are in it."""
+
+
+def figures(run: Run) -> tuple[Figure, ...]:
+    """The figures at the head of the page."""
+    result = run.result
+    flying, flying_sums = facts.in_flight(result)
+    before = run.trend[-1] if run.trend else None
+    return (
+        Figure(
+            "Match rate",
+            ((rate(result.match_rate), ""),),
+            f"{points(result.match_rate, before.match_rate)} since the day before"
+            if before
+            else "",
+        ),
+        Figure("Transfers", ((f"{result.transfers:,}", ""),), "each of them in one class"),
+        Figure(
+            "Breaks",
+            ((f"{result.breaks:,}", ""),),
+            f"{signed(result.breaks - before.breaks)} since the day before" if before else "",
+        ),
+        Figure("Value at risk", _amounts(result, result.at_risk), "what breaks are worth"),
+        Figure("Oldest break", (_oldest(result),), "since it was first seen"),
+        Figure(
+            "In flight",
+            ((f"{flying:,}", ""),),
+            ", ".join(map(" ".join, _amounts(result, flying_sums)))
+            if flying
+            else "nothing was under way",
+        ),
+    )
+
+
+def _amounts(result: Result, sums: dict[str, int]) -> tuple[tuple[str, str], ...]:
+    told = tuple(
+        (amount(sums[each], facts.digits(result, each)), each)
+        for each in sorted(sums)
+        if sums[each]
+    )
+    return told or (("0", ""),)
+
+
+def _oldest(result: Result) -> tuple[str, str]:
+    found = facts.oldest(result)
+    if found is None:
+        return "none", ""
+    unit = "business day" if found.days == 1 else "business days"
+    return f"{'' if found.is_exact else '≥ '}{found.days}", unit
+
+
+def changes(run: Run) -> tuple[Change, ...]:
+    """What is another than on the day before; nothing where there is none."""
+    if not run.trend:
+        return ()
+    before, now = facts.days(run)[-2:]
+    shown = [
+        Change(
+            "Match rate",
+            rate(before.match_rate),
+            rate(now.match_rate),
+            points(now.match_rate, before.match_rate),
+        ),
+        *(
+            Change(name, f"{was:,}", f"{is_:,}", signed(is_ - was))
+            for name, was, is_ in (
+                ("Transfers", before.transfers, now.transfers),
+                ("Breaks", before.breaks, now.breaks),
+                ("Open", before.open, now.open),
+            )
+        ),
+    ]
+    for currency in sorted(before.at_risk | now.at_risk):
+        places = facts.digits(run.result, currency)
+        was, is_ = (each.at_risk.get(currency, 0) for each in (before, now))
+        shown.append(
+            Change(
+                f"Value at risk, {currency}",
+                amount(was, places),
+                amount(is_, places),
+                signed(is_ - was, places),
+            )
+        )
+    return tuple(shown)
+
+
+def groups(result: Result) -> tuple[Group, ...]:
+    """The classes that have something, those that need people first."""
+    found = []
+    for group, title in _GROUPS:
+        rows = [each for each in result.totals if each.group == group]
+        rows.sort(key=lambda each: (facts.rank(each.class_), each.currency))
+        if rows:
+            found.append(Group(title, tuple((each, facts.about(each.class_)) for each in rows)))
+    return tuple(found)
+
+
+def sums(totals: Iterable[Total]) -> tuple[Sum, ...]:
+    """All rows together, by currency."""
+    found: dict[str, Sum] = {}
+    for each in totals:
+        so_far = found.get(each.currency, Sum(each.currency, 0, 0, 0, 0, 0, 0))
+        found[each.currency] = Sum(
+            each.currency,
+            so_far.transfers + each.transfers,
+            so_far.debited + each.debited,
+            so_far.returned + each.returned,
+            so_far.credited + each.credited,
+            so_far.ordered + each.ordered,
+            so_far.at_risk + each.at_risk,
+        )
+    return tuple(found[each] for each in sorted(found))
+
+
+def not_found(result: Result) -> tuple[str, ...]:
+    """The classes that were looked for, and have nothing in them."""
+    there = {each.class_ for each in result.totals if each.transfers}
+    return tuple(each.value for each in Class if each not in there)
+
+
+def aged(result: Result) -> tuple[tuple[AgedRow, ...], tuple[AgedRow, ...]]:
+    """The rows of the aging matrix, and their sums by currency."""
+    rows: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for each in result.aging:
+        cells = rows.setdefault((each.class_, each.currency), {})
+        cells[each.bucket] = (each.transfers, each.at_risk)
+    shown = [
+        AgedRow(name, currency, tuple(cells.get(each, (0, 0)) for each in BUCKETS))
+        for (name, currency), cells in rows.items()
+    ]
+    shown.sort(key=lambda each: (facts.rank(each.name), each.currency))
+    below = []
+    for currency in sorted({each.currency for each in shown}):
+        columns = zip(*(each.cells for each in shown if each.currency == currency), strict=True)
+        cells_ = tuple((sum(c for c, _ in each), sum(a for _, a in each)) for each in columns)
+        below.append(AgedRow("All", currency, cells_))
+    return tuple(shown), tuple(below)
+
+
+def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
+    """Those that do not hold, the greatest difference first, and those that do."""
+    broken = sorted(
+        (each for each in result.proofs if not each.holds),
+        key=lambda each: -abs(each.found - each.expected),
+    )
+    return tuple(broken), tuple(each for each in result.proofs if each.holds)
+
+
+def evidence(result: Result) -> tuple[Evidence, ...]:
+    """What is shown of each class."""
+    by_class: dict[str, list[Item]] = {}
+    for each in result.items:
+        by_class.setdefault(each.class_, []).append(each)
+    order = {group: at for at, (group, _) in enumerate(_GROUPS)}
+    return tuple(
+        Evidence(
+            name,
+            facts.about(name),
+            tuple(by_class[name]),
+            sum(each.transfers for each in result.totals if each.class_ == name),
+        )
+        for name in sorted(
+            by_class, key=lambda name: (order[facts.about(name).group], facts.rank(name))
+        )
+    )

@@ -1,0 +1,88 @@
+"""Amounts, moments and other people's texts as they are read. Pure, and money is never a float."""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import UTC, date, datetime
+from decimal import ROUND_FLOOR, Decimal
+from typing import Final
+
+__all__ = ["amount", "exact", "long_date", "moment", "plain", "points", "rate", "seconds", "signed"]
+
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+_BLANKS: Final = frozenset("\t\n\r\v\f\x85\u2028\u2029")
+_FINEST: Final = Decimal("0.001")
+
+
+def amount(minor: int, digits: int) -> str:
+    """An amount in major units: 1,234,567 with two digits is ``12,345.67``."""
+    return _pointed(f"{abs(minor):0{digits + 1}d}", digits, "-" if minor < 0 else "", ",")
+
+
+def exact(minor: int, digits: int) -> str:
+    """An amount as programs read it: without commas."""
+    return _pointed(f"{abs(minor):0{digits + 1}d}", digits, "-" if minor < 0 else "", "")
+
+
+def signed(minor: int, digits: int = 0) -> str:
+    """What was added, or taken away; ``±0`` where it is neither."""
+    return f"{'+' if minor > 0 else ''}{amount(minor, digits)}" if minor else "±0"
+
+
+def _pointed(figures: str, digits: int, sign: str, separator: str) -> str:
+    whole, rest = (figures[:-digits], figures[-digits:]) if digits else (figures, "")
+    grouped = f"{int(whole):{separator}d}" if separator else whole
+    return f"{sign}{grouped}{'.' if rest else ''}{rest}"
+
+
+def rate(share: float) -> str:
+    """A share in percent, never rounded up: one break among millions is not 100%."""
+    return "100%" if share == 1 else f"{_percent(share)}%"
+
+
+def points(share: float, before: float) -> str:
+    """By how many percentage points one share is above another."""
+    more = _percent(share) - _percent(before)
+    return f"{more:+} points" if more else "±0"
+
+
+def _percent(share: float) -> Decimal:
+    # The shortest text that stands for the float, not all of its 53 bits: 0.29 is 29, not 28.999.
+    return (Decimal(repr(share)) * 100).quantize(_FINEST, ROUND_FLOOR)
+
+
+def moment(at_ms: int) -> str:
+    """When something was."""
+    return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def long_date(day: str) -> str:
+    """A date with the name of its day."""
+    found = date.fromisoformat(day)
+    return f"{found:%A}, {found.day} {found:%B} {found.year}"
+
+
+def seconds(time_s: float) -> str:
+    """How long something took."""
+    if time_s < 60:
+        return f"{time_s:.1f} s"
+    minutes, rest = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def plain(text: str) -> str:
+    """Other people's text with everything in it to be seen.
+
+    What would be obeyed and not shown, such as an escape sequence, a change of the direction of
+    writing or a space without width, stands there by its number.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_seen, text))
+
+
+def _seen(sign: str) -> str:
+    if sign in _BLANKS:
+        return " "
+    return f"⟨U+{ord(sign):04X}⟩" if unicodedata.category(sign) in _UNSEEN else sign

@@ -23,7 +23,8 @@ from txmq.reconcile.summary import (
 DAY = date(2026, 11, 20)
 START_MS = 1_795_104_000_000
 END_MS = START_MS + 86_400_000
-AGES = {"0": 0, "1": 1, "2-3": 3, "4-7": 5, ">7": 9}
+# Of each bucket: business days, and those of the calendar.
+AGES = {"0": (0, 0), "1": (1, 1), "2-3": (3, 3), "4-7": (5, 7), ">7": (9, 11)}
 
 # Class, currency, how many in each bucket, what each is worth, and which sides have it.
 BUSY = (
@@ -92,6 +93,7 @@ def item(
 ):
     state, delivery, decided_by, reason = STATES.get(name, (None, None, None, None))
     seen = digest(f"{name} {currency} {bucket} {at}")
+    age_days, back = AGES[bucket]
     plain = {
         "break_id": seen[:12],
         "key": f"icbc/{int(seen[:9], 16)}",
@@ -112,9 +114,9 @@ def item(
         "delivery": delivery,
         "decided_by": decided_by,
         "reason": reason,
-        "first_ms": END_MS - 7_000_000 * (at + 1),
-        "first_seen": str(DAY - timedelta(days=AGES[bucket])),
-        "age_days": AGES[bucket],
+        "first_ms": END_MS - back * 86_400_000 - 7_000_000 * (at + 1),
+        "first_seen": str(DAY - timedelta(days=back)),
+        "age_days": age_days,
         "bucket": bucket,
         "is_late": False,
     }
@@ -241,7 +243,7 @@ def busy(*, evidence=4, **more):
 def clean(**more):
     """A day on which all is well."""
     totals = tuple(total(*each) for each in AGREED)
-    return result(verdict="clean", totals=totals, proofs=proofs(broken=False), **more)
+    return result(totals=totals, proofs=proofs(broken=False), **more)
 
 
 def result(**more):

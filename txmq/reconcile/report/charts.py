@@ -180,8 +180,9 @@ def risk_trends(run: Run) -> tuple[Trend, ...]:
     for currency in sorted({name for each in days for name, sum_ in each.at_risk.items() if sum_}):
         places = facts.digits(run.result, currency)
         worth = [each.at_risk.get(currency, 0) for each in days]
-        told = [f"{amount(each, places)} {currency}" for each in worth]
-        trends.append(_columns(run, f"risk-{currency}", "Value at risk", worth, told))
+        told = [amount(each, places) for each in worth]
+        title = f"Value at risk, {currency}"
+        trends.append(_columns(run, f"risk-{currency}", title, worth, told))
     return tuple(trends)
 
 

@@ -7,7 +7,8 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from txmq.reconcile.report import charts, facts, view, words
@@ -52,32 +53,43 @@ def page(run: Run) -> bytes:
         "top": charts.TOP,
         "plot": charts.PLOT,
     }
-    return _environment(run).get_template("page.html").render(shown).encode()
+    return _PAGE.render(shown).encode()
 
 
-def _environment(run: Run) -> Environment:
-    def seen(value: object) -> object:
-        """Whatever is printed comes through here, so that nobody has to think of it."""
-        is_foreign = isinstance(value, str) and not isinstance(value, Markup)
-        return words.plain(str(value)) if is_foreign else value
+def _seen(value: object) -> object:
+    """Whatever is printed comes through here, so that nobody has to think of it."""
+    is_foreign = isinstance(value, str) and not isinstance(value, Markup)
+    return words.plain(str(value)) if is_foreign else value
 
-    def money(minor: int, currency: str | None) -> str:
-        return words.amount(minor, facts.digits(run.result, currency))
 
+@pass_context
+def _money(context: Context, minor: int, currency: str | None) -> str:
+    return words.amount(minor, facts.digits(context["result"], currency))
+
+
+@pass_context
+def _signed(context: Context, minor: int, currency: str | None) -> str:
+    return words.signed(minor, facts.digits(context["result"], currency))
+
+
+def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=seen,
+        finalize=_seen,
     )
     made.filters |= {
         "long_date": words.long_date,
         "moment": words.moment,
-        "money": money,
+        "money": _money,
         "rate": words.rate,
         "seconds": words.seconds,
-        "signed": lambda minor, currency: words.signed(minor, facts.digits(run.result, currency)),
+        "signed": _signed,
     }
     return made
+
+
+_PAGE: Final = _environment().get_template("page.html")

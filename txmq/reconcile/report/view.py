@@ -70,6 +70,11 @@ class Group(NamedTuple):
     title: str
     rows: tuple[tuple[Total, About], ...]
 
+    @property
+    def sums(self) -> tuple[Sum, ...]:
+        """What they come to, by currency."""
+        return sums(each for each, _ in self.rows)
+
 
 class AgedRow(NamedTuple):
     """A row of the aging matrix: count and amount for each bucket."""

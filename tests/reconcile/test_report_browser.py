@@ -1,0 +1,186 @@
+"""The page of a run in a browser: what is seen of it, by people and by screen readers."""
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.reconcile import runs
+from txmq.reconcile.report.page import page
+
+CONTRAST_MIN = 4.5
+PICTURE = {"width": 1_300, "height": 1_350}
+
+TEXTS = """() => {
+  const luminance = ([r, g, b]) => {
+    const part = v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
+    return .2126 * part(r) + .7152 * part(g) + .0722 * part(b);
+  };
+  const pen = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+  const colour = text => {
+    pen.clearRect(0, 0, 1, 1); pen.fillStyle = text; pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const ground = node => {
+    for (let at = node; at; at = at.parentElement) {
+      const found = colour(getComputedStyle(at).backgroundColor);
+      if (found[3] === 1) return found;
+      if (found[3] > 0) throw new Error("half of a colour: " + at.outerHTML.slice(0, 80));
+    }
+    return [255, 255, 255, 1];
+  };
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    const text = walk.currentNode.data.trim();
+    if (!text || node.closest("title, desc, .hidden, .skip, style")) continue;
+    if (!node.getClientRects().length) continue;
+    const style = getComputedStyle(node);
+    const drawn = node.closest("svg") ? style.fill : style.color;
+    const [a, b] = [luminance(colour(drawn)), luminance(ground(node))];
+    found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), text.slice(0, 40)]);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Writes a run's page and opens the file; nothing but the file may be asked for."""
+    contexts, asked, said = [], [], []
+
+    def opens(run, width=1_400, height=900, **options):
+        file = tmp_path / "report.html"
+        file.write_bytes(page(run))
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        shown = context.new_page()
+        shown.on("pageerror", lambda problem: said.append(str(problem)))
+        shown.on("console", lambda told: said.append(told.text))
+        shown.on("request", lambda request: asked.append(request.url))
+        shown.goto(file.as_uri())
+        assert asked == [file.as_uri()]
+        return shown
+
+    yield opens
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert len(asked) == len(contexts)
+
+
+@pytest.fixture
+def busy():
+    return runs.run(runs.busy())
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1_100, 1_400])
+def test_only_tables_are_wider_than_their_place(opened, busy, width):
+    shown = opened(busy, width)
+
+    assert shown.evaluate("document.documentElement.scrollWidth") == width
+    over = shown.evaluate(
+        """() => [...document.querySelectorAll("main *, header *")].filter(each =>
+            !each.closest(".table, .hidden") && each.getBoundingClientRect().right > innerWidth
+        ).map(each => each.outerHTML.slice(0, 90))"""
+    )
+    assert over == []
+
+
+def test_a_wide_table_is_scrolled_by_the_keyboard(opened, busy):
+    shown = opened(busy, 360)
+    region = shown.get_by_role("region", name="Classes", exact=True)
+
+    region.focus()
+    expect(region).to_be_focused()
+    shown.keyboard.press("ArrowRight")
+    shown.wait_for_function("document.activeElement.scrollLeft > 0")
+
+
+def test_a_screen_reader_finds_headings_tables_and_charts(opened, busy):
+    shown = opened(busy)
+    headings = shown.get_by_role("heading", level=2).all_inner_texts()
+
+    assert shown.get_by_role("heading", level=1).all_inner_texts() == ["Friday, 20 November 2026"]
+    assert headings == [
+        "Over the limits", "In figures", "Day by day", "Every transfer in one class",
+        "How old they are", "Balance proofs", "Evidence", "Control totals", "Signatures",
+        "What this was made from",
+    ]  # fmt: skip
+    for landmark in ("banner", "navigation", "main", "contentinfo"):
+        expect(shown.get_by_role(landmark)).to_have_count(1)
+    for chart in ("Match rate, day by day", "Breaks, day by day", "Age by class"):
+        expect(shown.get_by_role("img", name=chart, exact=True)).to_have_count(1)
+    described = shown.get_by_role("img", name="Breaks, day by day")
+    expect(described).to_have_accessible_description("43 on 2026-11-20; the most is 43.")
+    table = shown.get_by_role("table", name="What each class has")
+    expect(table.get_by_role("columnheader")).to_have_count(8)
+    row = table.get_by_role("row").filter(has=shown.get_by_role("rowheader", name="parked"))
+    expect(row.get_by_role("cell")).to_have_text(
+        ["CNY", "8", "18,400.00", "0.00", "0.00", "18,400.00", "18,400.00"]
+    )
+
+
+def test_the_first_tab_skips_to_the_content(opened, busy):
+    shown = opened(busy)
+
+    shown.keyboard.press("Tab")
+    expect(shown.get_by_role("link", name="Skip to the content")).to_be_focused()
+    shown.keyboard.press("Enter")
+    assert shown.url.endswith("#main")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("day", ["busy", "clean", "within limits"])
+def test_every_text_stands_out_from_its_ground(opened, busy, scheme, day):
+    made = busy if day == "busy" else runs.signed(runs.run(runs.clean(verdict=day)))
+    shown = opened(made, color_scheme=scheme)
+    found = shown.evaluate(TEXTS)
+
+    assert len(found) > 150
+    assert [each for each in found if each[0] < CONTRAST_MIN] == []
+
+
+def test_dark_is_dark_and_paper_is_light(opened, busy):
+    shown = opened(busy, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+
+    assert shown.evaluate(ground) == "rgb(15, 20, 32)"
+    shown.emulate_media(media="print", color_scheme="dark")
+    assert shown.evaluate(ground) == "rgb(255, 255, 255)"
+    assert [each for each in shown.evaluate(TEXTS) if each[0] < CONTRAST_MIN] == []
+
+
+def test_paper_has_lines_to_sign_on_and_nothing_to_click(opened, busy):
+    shown = opened(busy, 1_030)
+    lines = shown.locator(".paper")
+
+    expect(lines).to_be_hidden()
+    shown.emulate_media(media="print")
+    expect(lines).to_be_visible()
+    expect(lines).to_contain_text("Reviewed by")
+    expect(shown.locator("nav")).to_be_hidden()
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 1_030
+    assert shown.pdf(prefer_css_page_size=True).startswith(b"%PDF-")
+
+
+def test_a_hostile_text_does_nothing(opened):
+    hostile = '"><img src=x onerror="document.title=1"><style>*{display:none}</style>'
+    made = runs.run(runs.busy(name=hostile))
+    shown = opened(made)
+
+    assert hostile in shown.title()
+    assert hostile in shown.get_by_role("main").inner_text()
+    expect(shown.locator("img")).to_have_count(0)
+
+
+def test_the_picture_of_the_docs(opened, busy):
+    """TXMQ_SCREENSHOTS=docs/images makes it again."""
+    shown = opened(busy, **PICTURE)
+
+    expect(shown.get_by_role("heading", name="All of these days")).to_be_in_viewport()
+    if folder := os.environ.get("TXMQ_SCREENSHOTS"):
+        shown.screenshot(path=Path(folder) / "reconciliation-report.png")

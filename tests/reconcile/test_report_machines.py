@@ -1,0 +1,234 @@
+"""What programs read of a run, and what stands in a terminal."""
+
+import io
+import json
+import re
+from decimal import Decimal
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tests.reconcile import runs
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.classes import Class
+from txmq.reconcile.report import facts
+from txmq.reconcile.report.figures import METRICS, exposition
+from txmq.reconcile.report.summary_json import as_json, read_json
+from txmq.reconcile.report.terminal import show
+from txmq.reconcile.summary import Aged
+
+LINE = re.compile(r'txmq_reconcile_(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\} (-?\d+(?:\.\d+)?)')
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@pytest.fixture
+def busy():
+    return runs.run(runs.busy())
+
+
+def samples(run):
+    """All samples as (metric, labels) -> value, as it is written."""
+    found = {}
+    for line in exposition(run).splitlines():
+        if not line.startswith("#"):
+            name, labels, value = LINE.fullmatch(line).groups()
+            key = (name, frozenset(LABEL.findall(labels)))
+            assert key not in found, f"twice: {line}"
+            found[key] = value
+    return found
+
+
+def value(found, metric, **labels):
+    wanted = {(name.rstrip("_"), text) for name, text in labels.items()}
+    hits = [text for (name, has), text in found.items() if name == metric and wanted <= has]
+    assert len(hits) == 1, (metric, labels, hits)
+    return hits[0]
+
+
+def shown(run, width=100, report="", **options):
+    out = io.StringIO()
+    show(run, Console(file=out, width=width, **options), report)
+    return out.getvalue()
+
+
+def test_json_is_read_back_as_the_same_run(busy):
+    signed = runs.signed(busy)
+
+    assert read_json(as_json(signed)) == signed
+    assert as_json(read_json(as_json(signed))) == as_json(signed)
+    assert read_json(as_json(signed)).result.digest == signed.result_digest
+
+
+def test_json_is_sorted_and_has_the_figures(busy):
+    pairs = []
+    plain = json.loads(
+        as_json(busy), object_pairs_hook=lambda each: pairs.append(each) or dict(each)
+    )
+
+    assert all([name for name, _ in each] == sorted(name for name, _ in each) for each in pairs)
+    assert plain["figures"] == {
+        "match_rate": busy.result.match_rate, "transfers": 1_000_004, "breaks": 43, "open": 450,
+        "at_risk": {"CNY": 18_422_700, "USD": 184_000},
+        "in_flight": {"transfers": 449, "amounts": {"CNY": 39_638_520, "USD": 1_550_300}},
+        "oldest_days": 9, "oldest_is_exact": True, "signature": "unsigned",
+    }  # fmt: skip
+    assert plain["result"]["controls"][0]["hash_total"] == 7_720_114_630_028_511_204
+
+
+def test_amounts_in_json_are_whole_numbers(busy):
+    floats = []
+    json.loads(as_json(busy), parse_float=floats.append)
+
+    rates = 1 + 1 + len(busy.trend) - 1 + len(busy.stages)
+    assert len(floats) == rates, "the match rates, and how long the stages took"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"run_id": 1}', b"\xff"])
+def test_what_is_no_run_is_refused(text):
+    with pytest.raises(ReconcileRefused, match="no summary of a run"):
+        read_json(text)
+
+
+def test_figures_say_what_the_run_says(busy):
+    found = samples(busy)
+
+    assert value(found, "verdict", verdict="over limits") == "1"
+    assert value(found, "verdict", verdict="clean") == "0"
+    assert float(value(found, "match_ratio")) == busy.result.match_rate
+    assert value(found, "transfers", class_="dead-letter", currency="CNY", group="break") == "13"
+    assert value(found, "at_risk", class_="dead-letter", currency="CNY") == "11895.00"
+    assert value(found, "oldest_break_days") == "9"
+    assert value(found, "in_flight") == "449"
+    assert value(found, "run_seconds") == "50.000"
+    assert value(found, "stage_rows_per_second", stage="classify") == "70424"
+    assert value(found, "last_success_timestamp_seconds") == f"{busy.ended_ms // 1000}.000"
+    assert {name for name, _ in found} == set(METRICS)
+
+
+def test_every_class_is_there_so_that_an_alert_can_end(busy):
+    quiet = samples(runs.run(runs.clean()))
+
+    assert quiet.keys() >= {each for each in samples(busy) if each[0] in {"transfers", "at_risk"}}
+    for name in Class:
+        if name not in {Class.MATCHED, Class.RETURNED, Class.ROLLED_BACK}:
+            assert value(quiet, "transfers", class_=name.value, currency="CNY") == "0"
+    assert value(quiet, "verdict", verdict="clean") == "1"
+    assert value(quiet, "oldest_break_days") == "0"
+
+
+def test_figures_add_up(busy):
+    found = samples(busy)
+    counts = [int(each) for (name, _), each in found.items() if name == "transfers"]
+    risks = [
+        Decimal(each)
+        for (name, labels), each in found.items()
+        if name == "at_risk" and {("group", "break"), ("currency", "CNY")} <= labels
+    ]
+
+    assert sum(counts) == busy.result.transfers
+    assert sum(risks).scaleb(2) == busy.result.at_risk["CNY"]
+
+
+def test_each_figure_has_one_help_and_one_type(busy):
+    text = exposition(busy)
+
+    assert re.findall(r"# HELP txmq_reconcile_(\w+) \S", text) == list(METRICS)
+    assert re.findall(r"# TYPE txmq_reconcile_(\w+) gauge\n", text) == list(METRICS)
+    assert text.endswith("\n")
+
+
+def test_prometheus_own_parser_reads_the_figures(busy):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = {each.name: each for each in text_string_to_metric_families(exposition(busy))}
+
+    assert {each.removeprefix("txmq_reconcile_") for each in families} == set(METRICS)
+    assert families["txmq_reconcile_breaks"].samples[0].value == 43
+
+
+def test_a_hostile_label_stays_a_label():
+    name = 'x"} 1\ntxmq_reconcile_verdict{verdict="clean\\'
+    found = samples(runs.run(runs.clean(name=name)))
+
+    assert (
+        value(found, "breaks", name='x\\"} 1\\ntxmq_reconcile_verdict{verdict=\\"clean\\\\') == "0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ages", "days", "is_exact"),
+    [
+        ((("0", 3),), 0, True),
+        ((("0", 1), ("1", 2)), 1, True),
+        ((("2-3", 1),), 2, False),
+        (((">7", 5),), 8, False),
+    ],
+)
+def test_the_oldest_age_says_how_well_it_is_known(ages, days, is_exact):
+    aging = tuple(
+        Aged(class_="parked", bucket=each, currency="CNY", transfers=count, at_risk=count)
+        for each, count in ages
+    )
+
+    assert facts.oldest(runs.result(aging=aging)) == (days, is_exact)
+
+
+def test_what_is_in_flight_is_no_old_break():
+    aging = (Aged(class_="in-flight", bucket=">7", currency="CNY", transfers=1, at_risk=1),)
+
+    assert facts.oldest(runs.result(aging=aging)) is None
+
+
+def test_a_terminal_shows_verdict_classes_and_what_does_not_hold(busy):
+    said = shown(busy, report="results/report.html")
+
+    assert said.index("Over the limits") < said.index("double-credit") < said.index("1 balance")
+    assert all(each in said for each in busy.result.why)
+    assert re.search(r"dead-letter +break +13 +11,895\.00 +0\.00 +11,895\.00 +CNY", said)
+    assert "account-table of ccb, 62…0045: 124,500.00 expected, 174,500.00 found" in said
+    assert said.endswith("report: results/report.html\n")
+
+
+@pytest.mark.parametrize("width", [30, 44, 60, 80, 100, 200])
+def test_no_amount_is_cut_on_a_narrow_terminal(busy, width):
+    said = shown(busy, width, force_terminal=True, no_color=True)
+
+    assert "11,895.00" in said
+    assert "583,112.20" in said or "all" not in said
+    assert "…" not in said.replace("62…0045", "")
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", said).splitlines())) <= width
+
+
+def test_a_pipe_gets_no_colours_and_whole_lines(busy):
+    said = shown(busy, 40)
+
+    assert "\x1b" not in said
+    assert "account-table of ccb, 62…0045: 124,500.00 expected, 174,500.00 found" in said
+
+
+def test_a_terminal_without_unicode_reads_words(busy):
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, "ascii", errors="replace") as out:
+        show(busy, Console(file=out, width=100), "report.html")
+        out.flush()
+        said = raw.getvalue().decode()
+
+    assert "\nOver the limits\n" in said
+
+
+def test_nothing_of_a_ledger_is_an_instruction_to_the_terminal(busy):
+    why = ("[red]not red[/red] \x1b]0;title\x07 \u202e",)
+    result = msgspec.structs.replace(busy.result, why=why)
+    said = shown(msgspec.structs.replace(busy, result=result), force_terminal=True, no_color=True)
+
+    assert "[red]not red[/red] ⟨U+001B⟩]0;title⟨U+0007⟩ ⟨U+202E⟩" in said
+    assert "\x1b]" not in said
+
+
+def test_a_clean_day_is_said_to_be_clean():
+    said = shown(runs.run(runs.clean()))
+
+    assert "Clean" in said
+    assert "All balance proofs hold." in said
+    assert "100% of 999,511 transfers are agreed, 0 are breaks" in said

@@ -1,0 +1,438 @@
+"""The page of a run: its structure, its sums, and that nothing in it is markup but ours."""
+
+import base64
+import hashlib
+import re
+from decimal import Decimal
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from tests.reconcile import runs
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.report.page import page
+from txmq.reconcile.summary import Control, Past, Proof
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+HOSTILE = '</td><script>alert("x")</script>\' onload=\u202egnp.\x00\x1b[0m{{ 7*7 }}&amp;'
+
+
+class Node:
+    def __init__(self, tag, attrs, parent):
+        self.tag, self.attrs, self.parent, self.parts = tag, attrs, parent, []
+
+    def all(self, *tags):
+        for each in self.parts:
+            if isinstance(each, Node):
+                if not tags or each.tag in tags:
+                    yield each
+                yield from each.all(*tags)
+
+    def one(self, tag=None, **attrs):
+        wanted = {name.rstrip("_"): text for name, text in attrs.items()}
+        hits = [
+            each
+            for each in self.all(*([tag] if tag else []))
+            if wanted.items() <= each.attrs.items()
+        ]
+        assert len(hits) == 1, (tag, attrs, len(hits))
+        return hits[0]
+
+    def up(self, tag):
+        node = self.parent
+        while node is not None and node.tag != tag:
+            node = node.parent
+        return node
+
+    @property
+    def text(self):
+        told = (each if isinstance(each, str) else each.text for each in self.parts)
+        return " ".join(" ".join(told).split())
+
+    def has(self, name):
+        return name in self.attrs.get("class", "").split()
+
+
+class Tree(HTMLParser):
+    """Strict: every element is closed by its own end."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = self.at = Node("", {}, None)
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(set(names)) == len(names)
+        made = Node(tag, {name: text or "" for name, text in attrs}, self.at)
+        self.at.parts.append(made)
+        if tag not in VOID:
+            self.at = made
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert tag == self.at.tag, f"</{tag}> closes <{self.at.tag}>"
+        self.at = self.at.parent
+
+    def handle_data(self, data):
+        self.at.parts.append(data)
+
+
+def tree(run):
+    parser = Tree()
+    parser.feed(page(run).decode())
+    parser.close()
+    assert parser.at is parser.root
+    return parser.root
+
+
+@pytest.fixture
+def busy():
+    return runs.run(runs.busy())
+
+
+def every_kind():
+    busy = runs.run(runs.busy())
+    return {
+        "busy": busy,
+        "clean": runs.run(runs.clean()),
+        "signed": runs.signed(busy),
+        "prepared": runs.signed(busy, reviewer=""),
+        "first day": runs.run(runs.busy(), trend=(), previous_run_id=None),
+        "nothing": runs.run(runs.result(digits={}, controls=(), contents={}), trend=(), stages=()),
+        "not over": runs.run(runs.busy(is_final=False, as_of_ms=runs.END_MS - 3_600_000)),
+    }
+
+
+@pytest.fixture(params=every_kind().items(), ids=lambda each: each[0])
+def any_page(request):
+    return tree(request.param[1])
+
+
+def cells(row):
+    return [each.text for each in row.parts if isinstance(each, Node)]
+
+
+def rows(table, part):
+    return [row for each in table.all(part) for row in each.all("tr")]
+
+
+def charts(page):
+    return [each for each in page.all("svg") if each.attrs.get("role") == "img"]
+
+
+def number(text):
+    return Decimal(text.split()[0].replace(",", ""))
+
+
+def test_the_same_run_is_the_same_page(busy):
+    assert page(busy) == page(runs.run(runs.busy()))
+
+
+def test_headings_are_in_order(any_page):
+    levels = [int(each.tag[1]) for each in any_page.all("h1", "h2", "h3", "h4", "h5", "h6")]
+
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+
+
+def test_landmarks_and_links_lead_somewhere(any_page):
+    ids = [each.attrs["id"] for each in any_page.all() if "id" in each.attrs]
+    links = [each.attrs["href"] for each in any_page.all("a", "use")]
+    labels = {
+        each.attrs[name]
+        for each in any_page.all()
+        for name in ("aria-labelledby", "aria-describedby")
+        if name in each.attrs
+    }
+
+    assert len(set(ids)) == len(ids)
+    assert all(each[0] == "#" and each[1:] in ids for each in links)
+    assert labels <= set(ids)
+    assert any_page.one("html").attrs["lang"] == "en"
+    assert any_page.one("body").parts[1].attrs == {"class": "skip", "href": "#main"}
+    for landmark in ("header", "nav", "main", "footer"):
+        any_page.one(landmark)
+
+
+def test_every_table_is_named_and_its_headings_say_what_they_head(any_page):
+    tables = list(any_page.all("table"))
+
+    assert tables
+    for table in tables:
+        assert table.parts[1].tag == "caption"
+        assert table.one("caption").text
+        assert all(
+            each.attrs.get("scope") in {"col", "row", "rowgroup"} for each in table.all("th")
+        )
+        region = table.parent
+        assert region.attrs["role"] == "region"
+        assert region.attrs["tabindex"] == "0"
+        assert region.attrs["aria-label"]
+        columns = len(list(table.one("thead").all("th")))
+        for row in rows(table, "tbody") + rows(table, "tfoot"):
+            spans = [int(each.attrs.get("colspan", 1)) for each in row.all("th", "td")]
+            assert sum(spans) == columns
+
+
+def test_regions_have_names_of_their_own(any_page):
+    names = [each.attrs["aria-label"] for each in any_page.all() if "aria-label" in each.attrs]
+
+    assert len(set(names)) == len(names)
+
+
+def test_every_chart_is_told(any_page):
+    titles = [each.one("title", id=each.attrs["aria-labelledby"]).text for each in charts(any_page)]
+
+    assert len(set(titles)) == len(titles)
+    for chart in any_page.all("svg"):
+        if chart.attrs.get("role") == "img":
+            named, told = chart.attrs["aria-labelledby"], chart.attrs["aria-describedby"]
+            assert chart.one("title", id=named).text
+            assert re.search(r"\d", chart.one("desc", id=told).text)
+        elif chart.up("svg") is None:
+            assert chart.attrs["aria-hidden"] == "true"
+
+
+def test_charts_of_days_show_what_their_table_says(busy):
+    found = tree(busy)
+    said = {cells(row)[0]: row.text for row in rows(found.one("table", id="days"), "tbody")}
+    told = [
+        each.text.split(": ")
+        for chart in found.all("figure")
+        if chart.has("trend")
+        for each in chart.all("title")
+        if ": " in each.text
+    ]
+
+    assert len(told) == 4 * len(said)
+    assert all(value.split()[0] in said[day] for day, value in told)
+
+
+def test_charts_of_classes_show_what_their_table_says(busy):
+    found = tree(busy)
+    at_risk = {
+        (row.one("th").parts[0], cells(row)[1]): cells(row)[-1]
+        for row in rows(found.one("table", id="totals"), "tbody")
+        if not row.has("group")
+    }
+    drawn = {}
+    for chart in found.all("svg"):
+        if chart.attrs.get("aria-labelledby", "").startswith("worth-"):
+            for bar in chart.all("svg"):
+                label, value = (each.text for each in bar.all("text"))
+                amount, currency = value.split()
+                drawn[label, currency] = amount
+
+    breaks = {name.value for name in Class if ABOUT[name].group == "break"}
+    assert drawn == {each: worth for each, worth in at_risk.items() if each[0] in breaks}
+
+
+def test_charts_of_ages_show_what_their_table_says(busy):
+    found = tree(busy)
+    table = found.one("table", id="aging")
+    buckets = [each.parts[0] for each in table.one("thead").all("th")][2:-1]
+    counted = {}
+    for row in rows(table, "tbody"):
+        name, _, *counts = cells(row)
+        for bucket, count in zip(buckets, counts, strict=False):
+            if number(count) and name != "in-flight":
+                counted[name, bucket] = counted.get((name, bucket), 0) + number(count)
+    chart = next(
+        each
+        for each in found.all("svg")
+        if each.attrs.get("aria-labelledby", "").startswith("ages-")
+    )
+    drawn = {}
+    for each in chart.all("title"):
+        if told := re.fullmatch(r"(.+), (\S+) business days: ([\d,]+)", each.text):
+            drawn[told[1], told[2]] = number(told[3])
+
+    assert drawn == counted
+
+
+def test_the_last_row_is_the_sum_of_all_classes(busy):
+    table = tree(busy).one("table", id="totals")
+    sums = {}
+    for row in rows(table, "tbody"):
+        if not row.has("group"):
+            _, currency, *numbers = cells(row)
+            so_far = sums.setdefault(currency, [Decimal()] * len(numbers))
+            sums[currency] = [a + number(b) for a, b in zip(so_far, numbers, strict=True)]
+
+    said = {
+        cells(row)[1]: [number(each) for each in cells(row)[2:]] for row in rows(table, "tfoot")
+    }
+    assert said == sums
+    assert said["CNY"][1] == Decimal(
+        sum(each.debited for each in busy.result.totals if each.currency == "CNY")
+    ).scaleb(-2)
+
+
+def test_ages_add_up_in_both_directions(busy):
+    table = tree(busy).one("table", id="aging")
+    body = [cells(row) for row in rows(table, "tbody")]
+
+    for row in body:
+        assert sum(number(each) for each in row[2:-1]) == number(row[-1])
+    for _, currency, *numbers in (cells(row) for row in rows(table, "tfoot")):
+        columns = zip(*(row[2:] for row in body if row[1] == currency), strict=True)
+        assert [sum(map(number, each)) for each in columns] == list(map(number, numbers))
+
+
+def test_every_class_is_either_there_or_said_to_be_looked_for(busy):
+    section = next(
+        each for each in tree(busy).all("section") if each.attrs["aria-labelledby"] == "classes"
+    )
+
+    assert [each.value for each in Class if each.value not in section.text] == []
+
+
+def test_the_verdict_is_in_words_and_has_its_reasons(busy):
+    for made, mood, words in (
+        (busy, "bad", "Over the limits"),
+        (runs.run(runs.clean()), "good", "Clean"),
+        (
+            runs.run(msgspec.structs.replace(runs.busy(), verdict="within limits")),
+            "wait",
+            "Breaks within limits",
+        ),
+    ):
+        verdict = next(each for each in tree(made).all("section") if each.has("verdict"))
+        assert verdict.has(mood)
+        assert verdict.one("h2").text == words
+        assert verdict.one("use").attrs["href"] == f"#icon-{mood}"
+        assert [each.text for each in verdict.all("li")] == list(made.result.why)
+
+
+def test_evidence_shows_all_sides_of_a_transfer(busy):
+    one = next(each for each in busy.result.items if each.class_ == "dead-letter")
+    row = next(row for row in tree(busy).all("tr") if one.break_id in row.text and row.one("th"))
+
+    for told in (one.key, one.payer, one.payee, one.message_id, one.reason, one.status, "915.00"):
+        assert told in row.text
+    assert "committed, dead" in row.text
+    assert "decided by producer" in row.text
+
+
+@pytest.mark.parametrize(
+    ("made", "state"),
+    [
+        (lambda run: run, "unsigned"),
+        (lambda run: runs.signed(run, reviewer=""), "prepared"),
+        (runs.signed, "signed"),
+        (lambda run: runs.signed(run, result_digest="0" * 64), "invalidated"),
+    ],
+)
+def test_signatures_say_where_they_are(busy, made, state):
+    section = next(each for each in tree(made(busy)).all("section") if each.has("signatures"))
+
+    assert next(section.all("p")).text.split()[0] == state
+    assert busy.result_digest in section.text
+    assert ("0" * 64 in section.text) == (state == "invalidated")
+    assert ("Zhao Lei" in section.text) == (state in {"signed", "invalidated"})
+
+
+def test_a_day_that_is_not_over_says_so(busy):
+    made = runs.run(runs.busy(is_final=False, as_of_ms=runs.END_MS - 3_600_000))
+
+    assert "The day was not over: the books were read at 2026-11-20 15:00:00 UTC" in tree(made).text
+    assert "The day was not over" not in tree(busy).text
+
+
+def test_amounts_have_the_digits_of_their_currency():
+    great = 2**62 + 1
+    totals = tuple(
+        runs.total(Class.MATCHED, currency, 1, great, "DCO") for currency in ("CNY", "JPY", "KWD")
+    )
+    made = runs.run(runs.result(totals=totals, digits={"CNY": 2, "JPY": 0, "KWD": 3}), trend=())
+    text = tree(made).text
+
+    for digits in (0, 2, 3):
+        assert f"{Decimal(great).scaleb(-digits):,}" in text
+
+
+def with_texts(text):
+    """A run with a text at each place that somebody else fills."""
+    busy = runs.busy(evidence=1)
+    fields = (
+        "key", "payer", "payee", "message_id", "message_state", "delivery", "decided_by", "reason",
+        "explained_by", "explanation", "was", "status", "holder", "break_id",
+    )  # fmt: skip
+    result = msgspec.structs.replace(
+        busy,
+        name=text,
+        why=(text,),
+        rules_version=text,
+        controls=(Control(text, text, 1, {text: 1}),),
+        proofs=(Proof(text, text, text, "CNY", 1, 2, False, text),),
+        contents={text: text},
+        items=tuple(
+            msgspec.structs.replace(each, **dict.fromkeys(fields, text)) for each in busy.items
+        ),
+    )
+    made = runs.run(result, extract_id=text, run_id=text, previous_run_id=text, spark_version=text)
+    note = {"preparer": text, "prepared_note": text, "reviewed_note": text}
+    return runs.signed(made, reviewer=text, **note)
+
+
+def test_a_hostile_text_is_only_text():
+    tame, hostile = tree(with_texts("tame")), tree(with_texts(HOSTILE))
+
+    assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
+    assert [set(each.attrs) for each in hostile.all()] == [set(each.attrs) for each in tame.all()]
+    assert hostile.text.count('</td><script>alert("x")</script>') >= 30
+
+
+def test_nothing_unseen_gets_into_the_page():
+    text = page(with_texts(HOSTILE)).decode()
+
+    assert "⟨U+202E⟩gnp.⟨U+0000⟩⟨U+001B⟩[0m{{ 7*7 }}&amp;amp;" in text
+    assert (
+        re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text)
+        == []
+    )
+
+
+def test_the_page_asks_for_nothing(any_page):
+    assert not list(any_page.all("script", "link", "img", "iframe", "object", "form", "base"))
+    for each in any_page.all():
+        assert {"src", "srcset", "style", "action", "data"} & set(each.attrs) == set()
+        assert not any(name.startswith("on") for name in each.attrs)
+    style = "".join(any_page.one("style").parts)
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_the_policy_allows_our_style_and_nothing_else(any_page):
+    style = "".join(any_page.one("style").parts)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = next(
+        each.attrs["content"]
+        for each in any_page.all("meta")
+        if each.attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        f"style-src 'sha256-{digest}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+
+
+def test_many_days_are_drawn_with_few_labels():
+    trend = tuple(
+        Past(f"2026-10-{day:02d}", 1_000, 0.5 + day / 100, day, 0, {"CNY": day * 100}, "clean")
+        for day in range(1, 32)
+    )
+    found = tree(runs.run(runs.busy(), trend=trend))
+    chart = next(each for each in found.all("figure") if each.has("trend"))
+
+    assert len(list(chart.all("circle"))) == 32
+    assert len([each for each in chart.all("text") if re.fullmatch(r"\d\d-\d\d", each.text)]) <= 8
+    assert all(0 <= Decimal(each.attrs["cy"]) <= 120 for each in chart.all("circle"))

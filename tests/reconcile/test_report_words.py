@@ -1,0 +1,133 @@
+"""Amounts, shares, masked numbers and other people's texts, as reports write them."""
+
+import unicodedata
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.reconcile.report.masking import HIDDEN, mask
+from txmq.reconcile.report.words import amount, exact, moment, plain, points, rate, seconds, signed
+
+MONEY = st.integers(-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("minor", "digits", "written"),
+    [
+        (0, 2, "0.00"),
+        (5, 2, "0.05"),
+        (-5, 2, "-0.05"),
+        (123_456_789, 2, "1,234,567.89"),
+        (-123_456_789, 2, "-1,234,567.89"),
+        (1_234, 0, "1,234"),
+        (1_234, 3, "1.234"),
+        (2**53 + 1, 2, "90,071,992,547,409.93"),
+        (2**63 - 1, 6, "9,223,372,036,854.775807"),
+    ],
+)
+def test_an_amount_is_written_in_major_units(minor, digits, written):
+    assert amount(minor, digits) == written
+
+
+@given(MONEY, st.integers(0, 6))
+def test_an_amount_loses_nothing(minor, digits):
+    assert Decimal(exact(minor, digits)).scaleb(digits) == minor
+    assert amount(minor, digits).replace(",", "") == exact(minor, digits)
+
+
+def test_a_change_says_its_direction():
+    assert (signed(5), signed(-5), signed(0)) == ("+5", "-5", "±0")
+    assert signed(1_234_500, 2) == "+12,345.00"
+
+
+@pytest.mark.parametrize(
+    ("share", "written"),
+    [
+        (1.0, "100%"),
+        (999_999_999 / 1_000_000_000, "99.999%"),
+        (0.29, "29.000%"),
+        (0.99957, "99.957%"),
+        (0.0, "0.000%"),
+        (1e-9, "0.000%"),
+    ],
+)
+def test_a_share_is_never_rounded_up(share, written):
+    assert rate(share) == written
+
+
+def test_shares_differ_by_points():
+    assert points(0.9995, 0.9993) == "+0.020 points"
+    assert points(0.9993, 0.9995) == "-0.020 points"
+    assert points(1.0, 1.0) == "±0"
+
+
+@pytest.mark.parametrize(
+    ("time_s", "written"),
+    [(0.04, "0.0 s"), (59.9, "59.9 s"), (61.2, "1 min 1 s"), (7_325, "2 h 2 min")],
+)
+def test_durations_are_written_for_people(time_s, written):
+    assert seconds(time_s) == written
+
+
+def test_moments_are_in_utc():
+    assert moment(1_795_190_400_999) == "2026-11-20 16:00:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("account", "shown"),
+    [
+        ("6222020200110011", "62…0011"),
+        ("6222 0202 0011 0011", "62…0011"),
+        ("622202020011", "62…0011"),
+        ("62220202001", "62…01"),
+        ("ICBC-001", "IC…01"),
+        ("1234567", "…67"),
+        ("12345", HIDDEN),
+        ("1", HIDDEN),
+        ("", HIDDEN),
+    ],
+)
+def test_an_account_number_is_masked_by_its_length(account, shown):
+    assert mask(account) == shown
+
+
+@given(st.text(st.characters(exclude_categories=["Z", "C"]), max_size=40))
+def test_at_least_half_of_an_account_number_stays_hidden(account):
+    shown = mask(account)
+
+    assert shown == mask(account)
+    head, hidden, end = shown.partition(HIDDEN)
+    assert hidden
+    assert 2 * (len(head) + len(end)) <= len(account)
+    assert len(head) <= 2
+    assert len(end) <= 4
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("账户已关闭", "账户已关闭"),
+        ("حساب", "حساب"),
+        ("a\x1b[31mb", "a⟨U+001B⟩[31mb"),
+        ("a\u202eb", "a⟨U+202E⟩b"),
+        ("a\u200bb", "a⟨U+200B⟩b"),
+        ("a\x00b", "a⟨U+0000⟩b"),
+        ("a\ud800b", "a⟨U+D800⟩b"),
+        ("a\r\nb\tc", "a  b c"),
+    ],
+)
+def test_what_would_be_obeyed_is_shown_by_its_number(text, shown):
+    assert plain(text) == shown
+
+
+@given(st.text())
+def test_all_of_a_text_can_be_seen_and_written(text):
+    shown = plain(text)
+
+    shown.encode()
+    assert {unicodedata.category(each) for each in shown} & {"Cc", "Cf", "Co", "Cs"} == set()
+    assert len(shown.splitlines()) <= 1
+    assert plain(shown) == shown

@@ -90,6 +90,12 @@ def test_only_tables_are_wider_than_their_place(opened, busy, width):
     assert over == []
 
 
+def test_a_text_without_end_does_not_widen_the_page(opened):
+    shown = opened(runs.with_texts("x" * 400), 360)
+
+    assert shown.evaluate("document.documentElement.scrollWidth") == 360
+
+
 def test_a_wide_table_is_scrolled_by_the_keyboard(opened, busy):
     shown = opened(busy, 360)
     region = shown.get_by_role("region", name="Classes", exact=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.reconcile import runs
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.report.page import page
-from txmq.reconcile.summary import Control, Past, Proof
+from txmq.reconcile.summary import Past
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = '</td><script>alert("x")</script>\' onload=\u202egnp.\x00\x1b[0m{{ 7*7 }}&amp;'
@@ -356,32 +356,8 @@ def test_amounts_have_the_digits_of_their_currency():
         assert f"{Decimal(great).scaleb(-digits):,}" in text
 
 
-def with_texts(text):
-    """A run with a text at each place that somebody else fills."""
-    busy = runs.busy(evidence=1)
-    fields = (
-        "key", "payer", "payee", "message_id", "message_state", "delivery", "decided_by", "reason",
-        "explained_by", "explanation", "was", "status", "holder", "break_id",
-    )  # fmt: skip
-    result = msgspec.structs.replace(
-        busy,
-        name=text,
-        why=(text,),
-        rules_version=text,
-        controls=(Control(text, text, 1, {text: 1}),),
-        proofs=(Proof(text, text, text, "CNY", 1, 2, False, text),),
-        contents={text: text},
-        items=tuple(
-            msgspec.structs.replace(each, **dict.fromkeys(fields, text)) for each in busy.items
-        ),
-    )
-    made = runs.run(result, extract_id=text, run_id=text, previous_run_id=text, spark_version=text)
-    note = {"preparer": text, "prepared_note": text, "reviewed_note": text}
-    return runs.signed(made, reviewer=text, **note)
-
-
 def test_a_hostile_text_is_only_text():
-    tame, hostile = tree(with_texts("tame")), tree(with_texts(HOSTILE))
+    tame, hostile = tree(runs.with_texts("tame")), tree(runs.with_texts(HOSTILE))
 
     assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
     assert [set(each.attrs) for each in hostile.all()] == [set(each.attrs) for each in tame.all()]
@@ -389,7 +365,7 @@ def test_a_hostile_text_is_only_text():
 
 
 def test_nothing_unseen_gets_into_the_page():
-    text = page(with_texts(HOSTILE)).decode()
+    text = page(runs.with_texts(HOSTILE)).decode()
 
     assert "⟨U+202E⟩gnp.⟨U+0000⟩⟨U+001B⟩[0m{{ 7*7 }}&amp;amp;" in text
     assert (

@@ -75,6 +75,11 @@ def test_moments_are_in_utc():
     assert moment(1_795_190_400_999) == "2026-11-20 16:00:00 UTC"
 
 
+@pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63), 10**15])
+def test_a_moment_of_no_calendar_is_its_number(at_ms):
+    assert moment(at_ms) == f"{at_ms} ms"
+
+
 @pytest.mark.parametrize(
     ("account", "shown"),
     [

@@ -52,8 +52,12 @@ def _percent(share: float) -> Decimal:
 
 
 def moment(at_ms: int) -> str:
-    """When something was."""
-    return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    """When something was. A moment of no calendar, as a damaged row may have, is its number."""
+    try:
+        found = datetime.fromtimestamp(at_ms // 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
+    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def long_date(day: str) -> str:

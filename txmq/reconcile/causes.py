@@ -1,0 +1,67 @@
+"""What went wrong inside Spark, in one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from py4j.protocol import (  # type: ignore[import-untyped]  # it says nothing of types
+    Py4JError,
+    Py4JJavaError,
+    Py4JNetworkError,
+)
+from pyspark.errors import PySparkException
+
+__all__ = ["SPARKS_OWN", "cause_of", "last_words"]
+
+SPARKS_OWN: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
+"""What is raised where Spark fails, or the way to its Java does."""
+
+LENGTH_MAX: Final = 400
+"""Plans and stacks are for the log."""
+_CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_JAVA_NAME: Final = re.compile(
+    r"^(?:Exception in thread \"[^\"]*\" )?(?:[a-z_][\w$]*\.)+([A-Z][\w$]*)(?:: ?|$)"
+)
+_TOLD: Final = re.compile(r"Error|Exception|Invalid|Could not|refused")
+_GONE: Final = (
+    "its Java process has ended by itself; where the machine has killed it for want of memory, "
+    "give it less with --memory"
+)
+
+
+def cause_of(problem: BaseException) -> str:
+    """The first cause of a failure, as one line without Java's names around it.
+
+    Args:
+        problem: One of :data:`SPARKS_OWN`, while Spark is still there to be asked.
+    """
+    if isinstance(problem, Py4JNetworkError | ConnectionError):
+        return _GONE
+    if isinstance(problem, Py4JJavaError):
+        text = str(problem).partition("\n: ")[2]
+    else:
+        try:
+            text = str(problem)
+        except Exception:  # noqa: BLE001  # it asks a Java that may be gone, and all sorts come back
+            return _GONE
+    causes = _CAUSED_BY.findall(text)
+    return _plain(causes[-1] if causes else text)
+
+
+def last_words(log: Path) -> str:
+    """What a Java that did not start has said of it."""
+    try:
+        lines = [each for each in log.read_text(errors="replace").splitlines() if each.strip()]
+    except OSError:
+        return ""
+    telling = [each for each in lines if _TOLD.search(each)]
+    return _plain((telling or lines or [""])[0])
+
+
+def _plain(text: str) -> str:
+    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    line = lines[0] if lines else "it does not say why"
+    line = _JAVA_NAME.sub(r"\1: ", line).rstrip(": ")
+    return line if len(line) <= LENGTH_MAX else f"{line[: LENGTH_MAX - 1]}…"

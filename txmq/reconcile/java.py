@@ -1,0 +1,68 @@
+"""Whether there is a Java that Spark runs on, said before anything is started."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from txmq.errors import ReconcileRefused
+
+__all__ = ["see_java"]
+
+LEAST: Final = 17
+ANSWER_S: Final = 30.0
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_INSTALL: Final = (
+    f"install Java {LEAST} or later (Debian: apt install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17, then export JAVA_HOME=$(brew --prefix openjdk@17))"
+)
+
+
+def see_java(environ: Mapping[str, str]) -> None:
+    """See that the Java which Spark would take is there, and is new enough.
+
+    Args:
+        environ: Where ``JAVA_HOME`` and ``PATH`` are looked up.
+
+    Raises:
+        ReconcileRefused: It is not; the sentence says how to get one.
+    """
+    home = environ.get("JAVA_HOME", "")
+    if home:
+        program = str(Path(home) / "bin" / "java")
+        if shutil.which(program) is None:
+            raise ReconcileRefused(
+                f"JAVA_HOME is {home}, and there is no bin/java in it: correct or unset it, "
+                f"or {_INSTALL}"
+            )
+    else:
+        found = shutil.which("java", path=environ.get("PATH", ""))
+        if found is None:
+            raise ReconcileRefused(f"Spark needs Java, and there is none: {_INSTALL}")
+        program = found
+    version = _version(program, environ)
+    if version is None:
+        raise ReconcileRefused(f"{program} does not say which Java it is: {_INSTALL}")
+    if version < LEAST:
+        raise ReconcileRefused(f"{program} is Java {version}, too old for Spark: {_INSTALL}")
+
+
+def _version(program: str, environ: Mapping[str, str]) -> int | None:
+    """Its first number, or none: a Mac has a program of this name before it has a Java."""
+    try:
+        asked = subprocess.run(  # noqa: S603  # the program that Spark would start next
+            [program, "-version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = _VERSION.search((asked.stderr + asked.stdout).decode(errors="replace"))
+    return None if said is None or asked.returncode else int(said[1])

@@ -4,6 +4,7 @@ without a trace afterwards.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -257,9 +258,13 @@ def _quiet() -> Iterator[None]:
     before = [each.disabled for each in loggers]
     for each in loggers:
         each.disabled = True
+    # An interrupted question to Java is told to the root, which would find itself a handler.
+    handler = logging.NullHandler()
+    logging.root.addHandler(handler)
     try:
         yield
     finally:
+        logging.root.removeHandler(handler)
         for each, was in zip(loggers, before, strict=True):
             each.disabled = was
 

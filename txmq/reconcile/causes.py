@@ -6,11 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from py4j.protocol import (  # type: ignore[import-untyped]  # it says nothing of types
-    Py4JError,
-    Py4JJavaError,
-    Py4JNetworkError,
-)
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 __all__ = ["SPARKS_OWN", "cause_of", "last_words"]

@@ -203,8 +203,6 @@ def _see(plan: _Plan) -> None:
     for each in plan.jars:
         if not each.is_file():
             raise ConfigError(f"there is no jar {each}")
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001  # it has no public name
-        raise UsageError("a session of Spark's is open in this process; close it first")
     if _PORT not in os.environ:  # Else spark-submit has started Java.
         see_java(os.environ)
     if plan.addresses and not any(_is_reached(*each) for each in plan.addresses):
@@ -212,6 +210,8 @@ def _see(plan: _Plan) -> None:
             f"nobody answers at {plan.master}: see that the master of the cluster runs, "
             "or leave --master out to work on this machine"
         )
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001  # it has no public name
+        raise UsageError("a session of Spark's is open in this process; close it first")
 
 
 def _is_reached(host: str, port: int) -> bool:

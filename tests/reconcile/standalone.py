@@ -1,0 +1,115 @@
+"""Owns a real standalone cluster of Spark's on loopback: a master and two workers, each a process
+of its own, from the programs that come with pyspark.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from pathlib import Path
+
+import pyspark
+
+from tests.database_server import die_with_us
+from tests.serving import free_port
+
+HOST = "127.0.0.1"
+START_SECONDS = 60
+STOP_SECONDS = 20
+WORKERS = 2
+PROGRAM = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+@contextlib.contextmanager
+def cluster(cores=1, memory="1g"):
+    """The URL of a master that has two workers of so many cores and so much memory each."""
+    home = Path(tempfile.mkdtemp(prefix="txmq-standalone-"))
+    port, page = free_port(), free_port()
+    url = f"spark://{HOST}:{port}"
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        master = started(
+            stack,
+            home / "master",
+            "org.apache.spark.deploy.master.Master",
+            *("--host", HOST, "--port", port, "--webui-port", page),
+        )
+        wait_until(lambda: state(page) is not None, master, "the master answers")
+        workers = [
+            started(
+                stack,
+                home / f"worker-{each}",
+                "org.apache.spark.deploy.worker.Worker",
+                *("--host", HOST, "--webui-port", free_port()),
+                *("--cores", cores, "--memory", memory, "--work-dir", home / f"work-{each}", url),
+            )
+            for each in range(WORKERS)
+        ]
+        for each in workers:
+            wait_until(lambda: alive(page) == WORKERS, each, "both workers are registered")
+        yield url
+
+
+def started(stack, home, name, *arguments):
+    """A program of the cluster's, which is ended with the stack; its log lies in its home."""
+    home.mkdir()
+    environ = {
+        **os.environ,
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_LOCAL_DIRS": str(home),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": f"-Djava.io.tmpdir={home} -XX:-UsePerfData",
+    }
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [PROGRAM, name, *map(str, arguments)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home,
+            preexec_fn=die_with_us,
+        )
+    process.log = home / "log"
+    stack.callback(ended, process)
+    return process
+
+
+def ended(process):
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def state(page):
+    """What the master's page says, or nothing while there is none."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{page}/json/", timeout=5) as answer:
+            return json.load(answer)
+    except OSError:
+        return None
+
+
+def alive(page):
+    return sum(each["state"] == "ALIVE" for each in (state(page) or {"workers": []})["workers"])
+
+
+def wait_until(condition, process, what):
+    """Look again and again whether it is so, while the process that is to bring it about lives."""
+    pause = threading.Event()
+    for _ in range(START_SECONDS * 10):
+        if condition():
+            return
+        if process.poll() is not None:
+            break
+        pause.wait(0.1)
+    raise AssertionError(f"not in time: {what}; {process.log.read_text()[-2000:]}")

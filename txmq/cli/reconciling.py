@@ -1,0 +1,199 @@
+"""What the commands share that reconcile: their exit codes, their options, and how they fail."""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from txmq.cli.asking import fail
+from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
+from txmq.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from txmq.reconcile.rules import Rules
+    from txmq.reconcile.summary import Run
+
+__all__ = [
+    "NOT_RUN",
+    "Asked",
+    "By",
+    "Config",
+    "Day",
+    "Group",
+    "asked",
+    "date_of",
+    "rules_of",
+    "run_of",
+    "stopping",
+    "told",
+]
+
+NOT_RUN: Final = 3
+INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+_EXTRA: Final = {"pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "jinja2"}
+
+
+class Group(TyperGroup):
+    """Commands of which 2 says that breaks are over the limits, so that it says nothing else."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        """See typer; options of the group itself are read here."""
+        with _wrong_use_is_no_verdict():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """See typer; options of the commands in it are read here."""
+        with _wrong_use_is_no_verdict():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _wrong_use_is_no_verdict() -> Iterator[None]:
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as problem:
+        # Whose class it is depends on typer's version; what it says to the shell does not.
+        if getattr(problem, "exit_code", None) == 2:
+            problem.exit_code = NOT_RUN  # type: ignore[attr-defined]  # it was there
+        raise
+
+
+def date_of(text: str) -> date:
+    """A date that somebody has written.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no date; write one such as 2026-03-31") from None
+
+
+Day = Annotated[
+    date | None,
+    typer.Option(
+        "--date",
+        parser=date_of,
+        metavar="DATE",
+        help="The business date; the last one that is over where it is left out.",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="TXMQ_RECONCILE_CONFIG", help="The rules, a TOML file."),
+]
+By = Annotated[str, typer.Option("--by", help="Whose word it is.")]
+
+
+class Asked(NamedTuple):
+    """Which days, by which rules."""
+
+    rules: "Rules"
+    days: list[date]
+
+
+def asked(
+    config: Path | None, day: date | None, first: date | None = None, last: date | None = None
+) -> Asked:
+    """Which days, and by which rules; the last day that is over where none is named.
+
+    Raises:
+        ConfigError: That cannot be.
+    """
+    if (first is None) != (last is None) or (first is not None and day is not None):
+        raise ConfigError("write --date for one day, or --from and --to for several")
+    rules = rules_of(config)
+    if first is not None and last is not None:
+        if last < first:
+            raise ConfigError(f"--to {last} is before --from {first}")
+        return Asked(
+            rules, [first + timedelta(days=each) for each in range((last - first).days + 1)]
+        )
+    return Asked(rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)])
+
+
+def rules_of(config: Path | None) -> "Rules":
+    """The rules in a file.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if config is None:
+        raise ConfigError("where are the rules? write --config recon.toml, or set the variable")
+    from txmq.reconcile.rules import read_rules
+
+    return read_rules(config)
+
+
+def run_of(wanted: Asked) -> "Run":
+    """The run of a day that is in force.
+
+    Raises:
+        ReconcileRefused: There is none.
+    """
+    from txmq.reconcile.results import Results
+
+    run = Results(wanted.rules.directory).current(wanted.days[0])
+    if run is None:
+        day = wanted.days[0]
+        raise ReconcileRefused(f"{day} was not reconciled yet: txmq reconcile --date {day}")
+    return run
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """While inside, SIGTERM ends the work as Ctrl-C does: jobs are cancelled, and Java is ended.
+
+    Raises:
+        typer.Exit: With 130 or 143; nothing is said.
+    """
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        del number, frame
+        raise _Terminated
+
+    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except _Terminated:
+        raise typer.Exit(TERMINATED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Terminated(BaseException):
+    """Not an error: nobody is to handle it on the way."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Say in one line why nothing was run.
+
+    Raises:
+        typer.Exit: With 3.
+    """
+    try:
+        yield
+    except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as problem:
+        fail(str(problem), NOT_RUN)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or problem.name.partition(".")[0] not in _EXTRA:
+            raise
+        fail(f"this command needs {problem.name}: pip install 'txmq[spark]'", NOT_RUN)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
+        traceback.print_exc()
+        raise typer.Exit(NOT_RUN) from None

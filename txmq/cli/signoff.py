@@ -1,0 +1,68 @@
+"""``txmq reconcile signoff``: two names under a day's result."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txmq.cli.asking import AsJson
+from txmq.cli.output import as_json, say, table
+from txmq.cli.reconciling import Config, Day, asked, run_of, told
+from txmq.errors import ConfigError
+from txmq.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from txmq.reconcile.signing import Signatures
+    from txmq.reconcile.summary import Run
+
+__all__ = ["signoff"]
+
+
+def signoff(
+    *,
+    day: Day = None,
+    config: Config = None,
+    role: Annotated[
+        str | None, typer.Option("--as", metavar="preparer|reviewer", help="In which part.")
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="Whose name it is.")] = "",
+    note: Annotated[str, typer.Option("--note", help="What is to be said with it.")] = "",
+    show: Annotated[bool, typer.Option("--show", help="Show who has signed.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Sign a day's result: one person prepares it, somebody else reviews it."""
+    with told():
+        from txmq.reconcile.signing import Signatures
+
+        wanted = asked(config, day)
+        run, signatures = run_of(wanted), Signatures(wanted.rules.directory)
+        if not show:
+            if role not in {"preparer", "reviewer"}:
+                raise ConfigError("say who signs: --as preparer or --as reviewer, or only --show")
+            sign = signatures.prepare if role == "preparer" else signatures.review
+            sign(run, by, SystemClock().wall_ms(), note)
+        _show_signatures(run, signatures, json=json)
+
+
+def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> None:
+    state, given = signatures.state(run), signatures.all(run.result.business_date)
+    if json:
+        as_json({"state": state, "result_digest": run.result_digest, "signatures": given})
+        return
+    say(f"{run.result.business_date}: {state}, {run.result.verdict}, {run.result_digest}")
+    if not given:
+        return
+    from txmq.reconcile.report.words import moment, plain
+
+    table(
+        ("as", "by", "at", "result", "note"),
+        (
+            (
+                each.role,
+                plain(each.by),
+                moment(each.at_ms),
+                "this one" if each.result_digest == run.result_digest else "another one",
+                plain(each.note),
+            )
+            for each in given
+        ),
+    )

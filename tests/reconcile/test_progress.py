@@ -1,0 +1,113 @@
+"""How far a run is: on a terminal, in a log, and for nobody."""
+
+import io
+import os
+import pty
+import re
+import threading
+
+import pytest
+
+from txmq.reconcile.progress import Lines, OnTerminal, Silent, shown
+from txmq.reconcile.summary import Stage
+
+
+class Ticking:
+    """A clock on which a second passes whenever somebody looks."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+    def wall_ms(self):
+        return 0
+
+
+def test_stages_are_measured():
+    progress = Silent(Ticking())
+
+    with progress.stage("load") as load:
+        load.rows = 7
+    with progress.stage("match"):
+        pass
+
+    assert progress.stages == (Stage("load", 1.0, 7), Stage("match", 1.0, 0))
+
+
+def test_a_stage_that_fails_is_not_counted():
+    progress = Silent(Ticking())
+
+    with pytest.raises(ZeroDivisionError), progress.stage("match"):
+        _ = 1 / 0
+
+    assert progress.stages == ()
+
+
+def test_stages_within_each_other_end_from_the_inside():
+    stream = io.StringIO()
+    progress = Lines(stream, Ticking())
+
+    with progress.stage("extract"), progress.stage("icbc") as bank:
+        bank.rows = 1_200
+
+    assert stream.getvalue() == "txmq: icbc: 1.0 s, 1,200 rows\ntxmq: extract: 3.0 s\n"
+
+
+def test_a_pipe_gets_a_line_for_each_stage():
+    stream = io.StringIO()
+
+    with shown(stream=stream) as progress, progress.stage("load"):
+        pass
+
+    assert re.fullmatch(r"txmq: load: 0\.\d s\n", stream.getvalue())
+
+
+def test_nobody_gets_nothing():
+    stream = io.StringIO()
+
+    with shown(quiet=True, stream=stream) as progress, progress.stage("load"):
+        pass
+
+    assert stream.getvalue() == ""
+    assert [each.name for each in progress.stages] == ["load"]
+
+
+def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    ours, theirs = pty.openpty()
+    said = []
+    seen = threading.Event()
+
+    def read():
+        text = b""
+        while True:
+            try:
+                text += (data := os.read(ours, 4096))
+            except OSError:
+                data = b""  # The other end is closed.
+            if not data:
+                said.append(text.decode())
+                return
+            if re.search(rb"match.*?\d/4", text, re.DOTALL):
+                seen.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with (
+        os.fdopen(theirs, "w") as stream,
+        shown(stream=stream) as progress,
+        progress.watching(spark),
+        progress.stage("match"),
+    ):
+        while not seen.is_set():
+            spark.range(40_000_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
+    reader.join()
+    os.close(ours)
+
+    assert isinstance(progress, OnTerminal)
+    assert seen.is_set()
+    assert re.search(r"match: \d+\.\d s", said[0])

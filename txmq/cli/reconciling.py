@@ -188,12 +188,14 @@ def told() -> Iterator[None]:
         yield
     except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as problem:
         fail(str(problem), NOT_RUN)
-    except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.partition(".")[0] not in _EXTRA:
-            raise
-        fail(f"this command needs {problem.name}: pip install 'txmq[spark]'", NOT_RUN)
     except (typer.Exit, typer.Abort):
         raise
-    except Exception:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
+    except Exception as problem:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
+        if isinstance(problem, ModuleNotFoundError) and _root(problem) in _EXTRA:
+            fail(f"this command needs {_root(problem)}: pip install 'txmq[spark]'", NOT_RUN)
         traceback.print_exc()
         raise typer.Exit(NOT_RUN) from None
+
+
+def _root(problem: ModuleNotFoundError) -> str:
+    return (problem.name or "").partition(".")[0]

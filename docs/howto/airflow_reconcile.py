@@ -1,0 +1,41 @@
+"""The nightly reconciliation as a DAG of Airflow 3: copy it into the folder of your DAGs.
+
+A date is reconciled once the date before is, so that breaks are carried on from one to the next.
+Two tasks, since they fail for different people: what could not be run is tried again and is the
+operator's; a verdict stays what it is, however often it is asked for, and is the controller's.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pendulum
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG
+from airflow.timetables.interval import CronDataIntervalTimetable
+
+ZONE = "Asia/Shanghai"  # As in the rules.
+DATE = f"{{{{ data_interval_start.in_timezone('{ZONE}') | ds }}}}"
+RECONCILE = (
+    f"txmq reconcile --config /etc/txmq/recon.toml --date {DATE}"
+    " --master spark://spark.bank.example:7077 --memory 4g --quiet"
+)
+TELL = '; code=$?; echo "$code"; test "$code" -le 2 || exit "$code"'
+VERDICT = "exit {{ ti.xcom_pull(task_ids='reconcile') }}"
+
+with DAG(
+    "txmq_reconcile",
+    schedule=CronDataIntervalTimetable("30 2 * * *", timezone=ZONE),
+    start_date=pendulum.datetime(2026, 1, 1, tz=ZONE),
+    catchup=True,
+    max_active_runs=1,
+):
+    reconcile = BashOperator(
+        task_id="reconcile",
+        bash_command=RECONCILE + TELL,
+        depends_on_past=True,
+        retries=3,
+        retry_delay=timedelta(minutes=10),
+    )
+    verdict = BashOperator(task_id="verdict", bash_command=VERDICT, retries=0)
+    reconcile >> verdict

@@ -1,0 +1,199 @@
+"""``txmq reconcile``: how it is called, what it refuses, and the files that call it at night."""
+
+import ast
+import configparser
+import re
+import shlex
+import subprocess
+import sys
+from zoneinfo import ZoneInfo
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.serving import CHECKOUT
+from txmq.cli.root import app
+
+HOWTO = CHECKOUT / "docs" / "howto"
+RULES = """
+name = "night"
+directory = "results"
+[[bank]]
+name = "icbc"
+database = "sqlite:///icbc.db"
+[bank.entries]
+table = "journal"
+key = "transfer"
+account = "account"
+amount = "amount"
+booked = "booked_ms"
+currency = { is = "CNY" }
+kind = "kind"
+namespace = "icbc"
+[log]
+directory = "log"
+"""
+
+
+@pytest.fixture
+def rules(tmp_path):
+    path = tmp_path / "recon.toml"
+    path.write_text(RULES)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["reconcile", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--date", "yesterday"),
+        ("--nothing",),
+        ("--cores", "0"),
+        ("extract", "--date", "31.3.2026"),
+        ("breaks", "--nothing"),
+        ("breaks", "explain"),
+        ("breaks", "withdraw", "b1", "--by", "Li"),
+        ("signoff", "--as"),
+        ("nothing",),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrongly_called_is_no_verdict(wrong):
+    found = run(*wrong)
+
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert "Usage: " in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "where are the rules? write --config recon.toml, or set the variable"),
+        (("--config", "missing.toml"), "the rules cannot be read"),
+        (("--config", "RULES", "--from", "2026-03-01"), "or --from and --to for several"),
+        (
+            ("--config", "RULES", "--from", "2026-03-02", "--to", "2026-03-01"),
+            "--to 2026-03-01 is before --from 2026-03-02",
+        ),
+        (
+            ("--config", "RULES", "--extract", "e", "--reuse-extract"),
+            "--extract names the one extract of one date",
+        ),
+        (("--config", "RULES", "--spark", "x=1"), "'x=1' is no setting of Spark's"),
+        (("breaks", "--config", "RULES", "--class", "bad-luck"), "there is no class 'bad-luck'"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_what_cannot_be_is_one_sentence(rules, arguments, said):
+    found = run(*(rules if each == "RULES" else each for each in arguments))
+
+    assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (3, "", 1)
+    assert found.stderr.startswith("txmq: ")
+    assert said in found.stderr
+
+
+def test_the_help_says_what_exit_codes_mean():
+    text = " ".join(run("--help").stdout.split())
+
+    assert "0 all agree; 1 there are breaks, within the limits; 2 there are breaks over" in text
+    assert "3 it could not be run, or was wrongly called" in text
+
+
+def test_nobody_waits_for_spark_who_wants_help():
+    heavy = "pyspark", "pyarrow", "py4j", "sqlalchemy"
+    program = (
+        "import sys; from txmq.cli.root import app\n"
+        "try: app(['reconcile', '--help'])\n"
+        f"except SystemExit: print([each for each in {heavy!r} if each in sys.modules])"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+
+    assert asked.stdout.splitlines()[-1] == "[]"
+
+
+# The files that call it at night
+
+
+def parsed(command):
+    """What our command line makes of a command; the rest of the line is the shell's."""
+    words = shlex.split(command)
+    assert words[0].rpartition("/")[2] == "txmq"
+    found = run(*words[2:])
+    # It got as far as to read the rules, which are at no such place here.
+    assert words[1] == "reconcile"
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert found.stderr.startswith("txmq: the rules cannot be read: ")
+    return words
+
+
+def unit(name):
+    read = configparser.ConfigParser(interpolation=None, strict=True)
+    read.optionxform = str
+    with (HOWTO / "systemd" / name).open() as file:
+        read.read_file(file)
+    return read
+
+
+def test_the_service_runs_what_there_is_and_tells_of_every_verdict():
+    found = unit("txmq-reconcile.service")
+    service = found["Service"]
+
+    parsed(service["ExecStart"])
+    assert service["Type"] == "oneshot"
+    assert (HOWTO / "systemd" / found["Unit"]["OnFailure"]).exists()
+    assert "1" not in service["SuccessExitStatus"].split()
+    assert service["RestartPreventExitStatus"].split() == ["1", "2"]
+
+
+def test_the_timer_starts_the_service_in_the_banks_zone():
+    timer = unit("txmq-reconcile.timer")["Timer"]
+
+    assert timer["Persistent"] == "true"
+    assert (HOWTO / "systemd" / timer["Unit"]).exists()
+    _, clock, zone = timer["OnCalendar"].split()
+    assert re.fullmatch(r"[0-2]\d:[0-5]\d:00", clock)
+    assert ZoneInfo(zone)
+
+
+def test_the_line_for_cron_runs_what_there_is():
+    text = (HOWTO / "reconcile-nightly.md").read_text()
+    (line,) = re.findall(r"^30 2 \* \* \* txmq (.+)$", text, re.MULTILINE)
+
+    parsed(line)
+
+
+def test_the_dag_runs_what_there_is_and_tries_no_verdict_again(tmp_path):
+    tree = ast.parse((HOWTO / "airflow_reconcile.py").read_text())
+    said = {}
+    for each in tree.body:
+        if isinstance(each, ast.Assign):
+            exec(ast.unparse(each), said)
+    tasks = {
+        each.targets[0].id: {one.arg: ast.unparse(one.value) for one in each.value.keywords}
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Assign) and ast.unparse(each.value).startswith("BashOperator(")
+    }
+
+    assert "data_interval_start.in_timezone('Asia/Shanghai') | ds" in said["RECONCILE"]
+    parsed(re.sub(r"\{\{.*?\}\}", "2026-03-31", said["RECONCILE"]))
+    assert (tasks["reconcile"]["retries"], tasks["verdict"]["retries"]) == ("3", "0")
+    for code in range(4):
+        ended = subprocess.run(
+            ["bash", "-c", f"(exit {code}){said['TELL']}"], capture_output=True, text=True
+        )
+        assert ended.stdout == f"{code}\n"
+        assert ended.returncode == (0 if code <= 2 else 3)
+
+
+def test_a_day_without_a_run_has_nothing_to_sign(rules):
+    found = run("signoff", "--config", rules, "--date", "2026-03-31", "--show")
+
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert found.stderr == (
+        "txmq: 2026-03-31 was not reconciled yet: txmq reconcile --date 2026-03-31\n"
+    )

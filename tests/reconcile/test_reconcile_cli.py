@@ -65,7 +65,7 @@ def test_what_is_wrongly_called_is_no_verdict(wrong):
     found = run(*wrong)
 
     assert (found.exit_code, found.stdout) == (3, "")
-    assert "Usage: " in found.stderr
+    assert "Error" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from txmq.cli.signoff import signoff
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
+    from txmq.reconcile.extract.manifest import Manifest
+    from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run, Verdict
 
 __all__ = ["app"]
@@ -28,6 +30,9 @@ app.add_typer(breaks.app, name="breaks")
 app.command()(signoff)
 
 
+Jars = Annotated[
+    list[Path] | None, typer.Option("--jar", help="A driver for JDBC; may be repeated.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -71,9 +76,7 @@ def reconcile(
         str, typer.Option("--memory", help="For Spark here, or for each executor of a cluster.")
     ] = "4g",
     cores: Annotated[int | None, typer.Option("--cores", min=1, help="All where left out.")] = None,
-    jar: Annotated[
-        list[Path] | None, typer.Option("--jar", help="A driver for JDBC; may be repeated.")
-    ] = None,
+    jar: Jars = None,
     spark: Annotated[
         list[str] | None,
         typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
@@ -101,16 +104,17 @@ def reconcile(
 
 @app.command(name="extract")
 def extract_(
-    *, day: Day = None, config: Config = None, quiet: Quiet = False, json: AsJson = False
+    *,
+    day: Day = None,
+    config: Config = None,
+    jar: Jars = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
 ) -> None:
     """Take the extract of a business date and nothing more, and print its control totals."""
     with told():
         wanted = asked(config, day)
-        from txmq.reconcile.job import extract
-        from txmq.reconcile.progress import shown
-
-        with shown(quiet=quiet) as progress, stopping():
-            manifest = extract(wanted.rules, wanted.days[0], progress)
+        manifest = _take(wanted, jar or [], quiet=quiet)
         if json:
             as_json(manifest)
             return
@@ -130,6 +134,33 @@ def extract_(
                 for each in manifest.controls
             ),
         )
+
+
+def _take(wanted: Asked, jars: list[Path], *, quiet: bool) -> "Manifest":
+    """Take the extract of a day; Spark is started only where a bank is read by it."""
+    from txmq.reconcile.extract.taking import take
+    from txmq.reconcile.log.taking import extract_log
+    from txmq.reconcile.progress import shown
+
+    rules, day = wanted.rules, wanted.days[0]
+    session = None
+    with stopping(), ExitStack() as stack:
+        progress = stack.enter_context(shown(quiet=quiet))
+        if any(each.database.startswith("jdbc:") for each in rules.bank):
+            from txmq.reconcile.spark import opened
+
+            session = stack.enter_context(opened(memory="1g", jars=jars, log=_log(rules, day)))
+        with progress.stage("extract") as underway:
+
+            def count(source: str, rows: int) -> None:
+                del source
+                underway.rows += rows
+
+            return take(rules, day, take_log=extract_log, spark=session, progress=count)
+
+
+def _log(rules: "Rules", day: date) -> Path:
+    return Path(rules.directory, "logs", f"spark-{day}.log")
 
 
 def _run_all(
@@ -155,7 +186,7 @@ def _run_all(
                     cores=started.cores,
                     jars=started.jars,
                     settings=settings,
-                    log=Path(rules.directory, "logs", f"spark-{wanted.days[0]}.log"),
+                    log=_log(rules, wanted.days[0]),
                     ui=started.ui,
                 )
             )

@@ -1,0 +1,203 @@
+"""What people do with a day in the morning: look at its breaks, explain them, and sign."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from tests.reconcile.test_reconcile_cli import RULES
+from txmq.cli.root import app
+from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.extract.writing import schema_of
+from txmq.reconcile.results import Results
+from txmq.reconcile.summary import Result, Run
+from txmq.reconcile.tables import ITEMS
+
+DAY = date(2026, 3, 31)
+OLD = {"break_id": "b2e1", "class": "dead-letter", "group": "break", "age_days": 9}
+WORTHY = {"break_id": "b1aa", "class": "double-credit", "group": "break", "amount": 5_000}
+SMALL = {"break_id": "b1ab", "class": "parked", "group": "break", "status": "open"}
+WAITING = {"break_id": "b3ff", "class": "in-flight", "group": "open"}
+KNOWN = {"break_id": "b4cc", "class": "explained", "was": "parked", "group": "open"}
+
+
+def item(**more):
+    plain = {"string": "", "long": 0, "int": 0, "boolean": False}
+    made = {each.name: None if each.is_optional else plain[each.type] for each in ITEMS.columns}
+    made |= {"status": "new", "amount": 100, "currency": "CNY", "bucket": "0"}
+    return made | {"key": "icbc/1", "payer": "6222020200011112222", "payee": "p\x1b[2J"} | more
+
+
+def result(verdict="within limits", **more):
+    return Result(
+        name="night",
+        business_date=DAY.isoformat(),
+        rules_version="1",
+        rules_digest="r",
+        start_ms=0,
+        end_ms=1,
+        as_of_ms=1,
+        is_final=True,
+        verdict=verdict,
+        why=(),
+        controls=(),
+        totals=(),
+        aging=(),
+        proofs=(),
+        broken_proofs=0,
+        items=(),
+        closed=0,
+        digits={"CNY": 2},
+        contents={},
+        **more,
+    )
+
+
+def publish(directory, run_id, found):
+    run = Run(
+        run_id=run_id,
+        extract_id="e",
+        result=found,
+        result_digest=found.digest,
+        trend=(),
+        stages=(),
+        began_ms=0,
+        ended_ms=1,
+        txmq_version="",
+        spark_version="",
+    )
+    Results(directory).publish(run, {})
+    return run
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A directory with the results of a day, and its rules beside it."""
+    (tmp_path / "recon.toml").write_text(RULES)
+    results = tmp_path / "results"
+    place = results / "results" / "items" / f"business_date={DAY}" / "run=one"
+    place.mkdir(parents=True)
+    rows = [item(**each) for each in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
+    parquet.write_table(pa.Table.from_pylist(rows, schema_of(ITEMS)), place / "part-0.parquet")
+    publish(results, "one", result())
+    return tmp_path
+
+
+@pytest.fixture
+def asking(home):
+    def run(*arguments, dated=True):
+        options = ["--config", str(home / "recon.toml"), *(["--date", f"{DAY}"] if dated else [])]
+        return CliRunner().invoke(app, ["reconcile", *arguments, *options])
+
+    return run
+
+
+def told(found):
+    assert (found.exit_code, found.stderr) == (0, ""), found.output
+    return found.stdout
+
+
+def ids(found):
+    return [each["break_id"] for each in json.loads(told(found))]
+
+
+def test_breaks_come_oldest_and_worthiest_first(asking):
+    assert ids(asking("breaks", "--json")) == ["b2e1", "b1aa", "b1ab"]
+    assert ids(asking("breaks", "--json", "--all")) == ["b2e1", "b1aa", "b1ab", "b3ff", "b4cc"]
+
+
+def test_breaks_can_be_chosen(asking):
+    assert ids(asking("breaks", "--json", "--class", "in-flight")) == ["b3ff"]
+    assert ids(asking("breaks", "--json", "--status", "open")) == ["b1ab"]
+    assert told(asking("breaks", "--status", "reopened")) == "no such breaks on 2026-03-31\n"
+
+
+def test_account_numbers_are_masked_unless_somebody_needs_them(asking):
+    assert "6222020200011112222" not in asking("breaks").stdout
+    assert "6222020200011112222" not in asking("breaks", "--json").stdout
+    assert "6222020200011112222" in asking("breaks", "--unmasked").stdout
+
+
+def test_the_table_says_amounts_in_major_units_and_obeys_no_ledger(asking):
+    text = told(asking("breaks", "--unmasked"))
+
+    assert "50.00" in text
+    assert "\x1b" not in text
+
+
+def test_items_that_are_gone_are_no_clean_day(asking, home):
+    for each in (home / "results" / "results").rglob("*.parquet"):
+        each.unlink()
+
+    found = asking("breaks")
+
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert "the items of 2026-03-31 are gone" in found.stderr
+
+
+def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
+    said = told(asking("breaks", "explain", "b2", "--by", "Li", "--reason", "paid by hand"))
+
+    (held,) = Explanations(home / "results").in_force()
+    assert (held.break_id, held.class_, held.by) == ("b2e1", "dead-letter", "Li")
+    assert said == "b2e1 is explained from the next run on, as long as it is dead-letter\n"
+
+
+def test_what_is_explained_is_explained_as_what_it_was(asking, home):
+    told(asking("breaks", "explain", "b4cc", "--by", "Li", "--reason", "still"))
+
+    assert Explanations(home / "results").in_force()[0].class_ == "parked"
+
+
+@pytest.mark.parametrize(("named", "why"), [("b1", "of several breaks"), ("x", "of no break")])
+def test_a_break_that_cannot_be_meant_is_not_explained(asking, home, named, why):
+    found = asking("breaks", "explain", named, "--by", "Li", "--reason", "so")
+
+    assert found.exit_code == 3
+    assert why in found.stderr
+    assert Explanations(home / "results").all() == []
+
+
+def test_an_explanation_is_taken_back(asking, home):
+    told(asking("breaks", "explain", "b2e1", "--by", "Li", "--reason", "paid by hand"))
+    told(asking("breaks", "withdraw", "b2e1", "--by", "Wu", "--reason", "no", dated=False))
+
+    assert Explanations(home / "results").in_force() == []
+    again = asking("breaks", "withdraw", "b2e1", "--by", "Wu", "--reason", "no", dated=False)
+    assert (again.exit_code, again.stderr.count("\n")) == (3, 1)
+
+
+def test_two_people_sign(asking):
+    first = told(asking("signoff", "--as", "preparer", "--by", "Li", "--note", "all seen"))
+    same = asking("signoff", "--as", "reviewer", "--by", " li ")
+    second = told(asking("signoff", "--as", "reviewer", "--by", "Wu"))
+    shown = json.loads(told(asking("signoff", "--show", "--json")))
+
+    assert first.startswith("2026-03-31: prepared, within limits, ")
+    assert (same.exit_code, same.stdout) == (3, "")
+    assert "somebody else has to review it" in same.stderr
+    assert second.startswith("2026-03-31: signed, ")
+    assert shown["state"] == "signed"
+    assert [each["by"] for each in shown["signatures"]] == ["Li", "Wu"]
+
+
+def test_another_result_is_not_signed(asking, home):
+    told(asking("signoff", "--as", "preparer", "--by", "Li"))
+    publish(Path(home, "results"), "two", msgspec.structs.replace(result(), closed=1))
+
+    text = told(asking("signoff", "--show"))
+
+    assert text.startswith("2026-03-31: invalidated, ")
+    assert "another one" in text
+
+
+def test_who_signs_says_in_which_part(asking):
+    found = asking("signoff", "--by", "Li")
+
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert "--as preparer or --as reviewer" in found.stderr

@@ -10,6 +10,8 @@ from txmq.reconcile.log.raw import Raw, read_log
 from txmq.reconcile.log.source import LogSource, register
 from txmq.runtime.disk import LocalDisk
 
+pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+
 
 @pytest.fixture
 def data(tmp_path):
@@ -41,7 +43,7 @@ def read(session, data, **options):
     return session.read.format("txmq").options(**options).load(str(data))
 
 
-@pytest.mark.parametrize("stretch", [1000, 1 << 20])
+@pytest.mark.parametrize("stretch", [4000, 1 << 20])
 def test_every_record_is_there_once(session, data, stretch):
     plain = list(read_log(data))
 
@@ -55,7 +57,7 @@ def test_every_record_is_there_once(session, data, stretch):
     }  # fmt: skip
     count = len(list((data / "log").iterdir()))
     parts = found.rdd.getNumPartitions()
-    assert parts > 2 * count if stretch == 1000 else parts == count > 1
+    assert parts > count if stretch == 4000 else parts == count > 1
 
 
 def test_it_is_asked_as_any_table(session, data):

@@ -15,7 +15,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,37 +27,49 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.ledgers import Yesterday
 from txmq.reconcile.parquet_files import are_same, put_in_place, settled
+from txmq.reconcile.rules import Window
 from txmq.reconcile.signing import Signatures
 from txmq.reconcile.summary import Past, Run
-from txmq.reconcile.tables import BALANCES, ITEMS, MATCHES, PROOFS, TOTALS, Table
+from txmq.reconcile.tables import (
+    BALANCES,
+    ENTRIES,
+    FAILURES,
+    ITEMS,
+    MATCHES,
+    MESSAGES,
+    PROOFS,
+    TOTALS,
+)
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["PARTS", "Results", "content_hash", "open_results", "run_id"]
+__all__ = ["Results", "content_hash", "open_results", "run_id"]
 
-PARTS: Final = 16
-"""So many files a large table has: always the same, so that its bytes are."""
-
-_TABLES: Final[Mapping[str, Table]] = {
-    "matches": MATCHES,
-    "items": ITEMS,
-    "closed": ITEMS,
-    "balances": BALANCES,
-    "proofs": PROOFS,
-    "totals": TOTALS,
+_TABLES: Final[Mapping[str, str]] = {
+    "matches": MATCHES.ddl,
+    "items": ITEMS.ddl,
+    "closed": ITEMS.ddl,
+    "entries": f"{ENTRIES.ddl}, bank STRING",
+    "messages": MESSAGES.ddl,
+    "failures": FAILURES.ddl,
+    "balances": BALANCES.ddl,
+    "proofs": PROOFS.ddl,
+    "totals": TOTALS.ddl,
 }
 _SMALL: Final[Mapping[str, tuple[str, ...]]] = {
     "items": ("key",),
     "closed": ("key",),
     "proofs": ("proof", "bank", "account", "currency"),
     "totals": ("class", "currency"),
+    "entries": ("key",),
+    "messages": ("key",),
+    "failures": ("key",),
 }
 """By what they are sorted; each is one file."""
 _LARGE: Final[Mapping[str, tuple[str, ...]]] = {
     "matches": ("key",),
-    "facts": ("key",),
     "balances": ("bank", "account", "currency"),
 }
-"""By what they are parted and sorted."""
+"""By what they are sorted within each of their parts."""
 _SEEDS: Final = ("one", "other")
 _SIGNED: Final = (
     "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
@@ -204,35 +216,19 @@ class Results:
         day = date.fromisoformat(run.result.business_date)
         return self._read(spark, name, self._table(name, day, run.run_id))
 
-    def earlier(self, spark: SparkSession, name: str, day: date, most: int) -> DataFrame | None:
-        """A table of so many dates before a day, as their current runs have it; none where there is
-        none of them.
-        """
-        past = [each for each in self.days() if day - timedelta(days=most) <= each < day]
-        runs = [(each, run.run_id) for each in past if (run := self.current(each)) is not None]
-        places = [self._table(name, each, run) for each, run in runs]
-        return self._read(spark, name, *places) if places else None
-
-    def agreed_before(self, spark: SparkSession, day: date, most: int) -> DataFrame | None:
-        """The transfers that were agreed on so many dates before: key, and the history of those
-        that had been items.
-        """
-        matches = self.earlier(spark, "matches", day, most)
-        closed = self.earlier(spark, "closed", day, most)
-        if matches is None or closed is None:
-            return None
-        nothing = F.lit(None).cast("string").alias("history")
-        return matches.select("key", nothing).unionByName(closed.select("key", "history"))
-
-    def yesterday(self, spark: SparkSession, day: date, most: int) -> Yesterday:
-        """What earlier days have left to a day, of which matches are looked back so many dates."""
-        before, told = self.previous(day), Explanations(self.directory).frame(spark)
-        if before is None:
+    def yesterday(self, spark: SparkSession, window: Window, run: Run | None) -> Yesterday:
+        """What the run of the day before has left to a day, but for its history."""
+        told = Explanations(self.directory).frame(spark)
+        if run is None:
             return Yesterday(explanations=told)
-        items, facts, balances = (
-            self.read_table(spark, each, before) for each in ("items", "facts", "balances")
+        items, entries, messages, failures, balances = (
+            self.read_table(spark, each, run)
+            for each in ("items", "entries", "messages", "failures", "balances")
         )
-        return Yesterday(items, facts, balances, self.earlier(spark, "matches", day, most), told)
+        is_next = run.result.end_ms == window.start_ms
+        return Yesterday(
+            items, entries, messages, failures, balances if is_next else None, explanations=told
+        )
 
     def verify(self, spark: SparkSession, run: Run) -> None:
         """See that a run's tables still hold what it has written; it reads all of them.
@@ -259,7 +255,7 @@ class Results:
     def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
         reader = spark.read
         if name in _TABLES:
-            reader = reader.schema(_TABLES[name].ddl)
+            reader = reader.schema(_TABLES[name])
         return reader.parquet(*(_url(each) for each in places))
 
     def _free(self, name: str, day: date, run: str) -> None:
@@ -287,8 +283,8 @@ def _ordered(name: str, table: DataFrame) -> DataFrame:
     if name in _SMALL:
         first, parted = _SMALL[name], table.repartition(1)
     else:
-        first = _LARGE[name]
-        parted = table.repartition(PARTS, *first)
+        # As it comes: it was parted by the same when it was worked out.
+        first, parted = _LARGE[name], table
     others = (each for each in table.columns if each not in first)
     return parted.sortWithinPartitions(*first, *others)
 

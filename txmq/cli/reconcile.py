@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
+import msgspec
 import typer
 
 from txmq.cli import breaks
@@ -208,7 +209,7 @@ def _show_run(run: "Run", report: Path, *, json: bool) -> None:
     from txmq.reconcile.report.terminal import show
 
     if json:
-        sys.stdout.write(run_as_json(run).decode().rstrip("\n") + "\n")
+        sys.stdout.write(msgspec.json.format(run_as_json(run), indent=-1).decode() + "\n")
     else:
         show(run, Console(markup=False, highlight=False, emoji=False), str(report))
     sys.stdout.flush()  # Of several days each is told when it is done.

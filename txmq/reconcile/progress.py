@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Lines", "OnTerminal", "Progress", "Silent", "Underway", "shown"]
 
 LOOK_S: Final = 0.25
+LEAVE_S: Final = 5.0
+"""A Java that hangs does not answer; whoever ends it must not wait for that."""
 
 
 class Underway:
@@ -137,7 +139,7 @@ class OnTerminal(Silent):
             yield
         finally:
             ended.set()
-            watcher.join()
+            watcher.join(LEAVE_S)
 
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
         from txmq.reconcile.causes import SPARKS_OWN

@@ -64,6 +64,7 @@ def _measured(rules, plan):
                 shutil.rmtree(folder)
                 if rows != plan.extracted:
                     raise CannotStart(f"{rows} of {plan.extracted} rows were extracted")
+        _see_alike(rules, folder, spark)
     finally:
         spark.stop()
     ours, theirs = ours[1:], theirs[1:]  # The first warms up.
@@ -77,12 +78,33 @@ def _measured(rules, plan):
 
 
 def _extract(rules, folder, spark):
-    from txmq.reconcile.extract.books import Books
     from txmq.reconcile.extract.postgres import read_postgres
     from txmq.runtime.clock import SystemClock
 
-    books = Books(rules.bank[0], rules.day.window(DAY), folder / "icbc")
+    books = _books(rules, folder)
     return read_postgres(books, rules.money, SystemClock()).tables[0].written.rows
+
+
+def _see_alike(rules, folder, spark):
+    """The extract of a bank behind JDBC has the same control totals."""
+    from txmq.reconcile.extract.jdbc import read_jdbc
+    from txmq.reconcile.extract.postgres import read_postgres
+    from txmq.runtime.clock import SystemClock
+
+    (bank,) = rules.bank
+    behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
+    clock = SystemClock()
+    one = read_postgres(_books(rules, folder / "one"), rules.money, clock)
+    books = _books(msgspec.structs.replace(rules, bank=(behind,)), folder / "other")
+    other = read_jdbc(books, rules.money, spark, clock)
+    if [each.written for each in one.tables] != [each.written for each in other.tables]:
+        raise CannotStart(f"one bank, two extracts: {one} and {other}")
+
+
+def _books(rules, folder):
+    from txmq.reconcile.extract.books import Books
+
+    return Books(rules.bank[0], rules.day.window(DAY), folder / "icbc")
 
 
 def _jdbc(rules, folder, spark):

@@ -148,8 +148,12 @@ def test_a_file_that_belongs_to_nothing_is_told(spark, extract):
             "icbc/entries: the sum of CNY was 999000 when it was extracted and is 999001",
         ),
         (
-            lambda t: t.set_column(6, "currency", [["USD", *t["currency"].to_pylist()[1:]]]),
+            lambda t: t.set_column(6, "currency", [["CNY", "USD", *t["currency"].to_pylist()[2:]]]),
             "icbc/entries: the sum of CNY was 999000",
+        ),
+        (
+            lambda t: t.set_column(6, "currency", [["USD", *t["currency"].to_pylist()[1:]]]),
+            "icbc/entries: USD was not extracted and is there",
         ),
         (
             lambda t: t.set_column(0, "id", [[0, *t["id"].to_pylist()[1:]]]),
@@ -160,7 +164,7 @@ def test_a_file_that_belongs_to_nothing_is_told(spark, extract):
             "icbc/entries: the hash total was",
         ),
     ],
-    ids=["rows", "amount", "currency", "id", "moment"],
+    ids=["rows", "amount", "currency", "nothing", "id", "moment"],
 )
 def test_spark_counts_again_and_names_the_total_that_differs(spark, extract, change, told):
     """Files may lie where nobody can hash them: then Spark's own totals are what is left."""

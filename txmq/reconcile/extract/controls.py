@@ -85,8 +85,11 @@ def difference(was: Control, now: Control) -> str | None:
         return f"{where}: {was.rows} rows were extracted and {now.rows} are there"
     for currency in sorted(was.amounts.keys() | now.amounts.keys()):
         one, other = was.amounts.get(currency), now.amounts.get(currency)
+        money = currency or "no currency"
+        if one is None or other is None:
+            was_it, is_it = ("not ", "") if one is None else ("", "not ")
+            return f"{where}: {money} was {was_it}extracted and is {is_it}there"
         if one != other:
-            money = currency or "no currency"
             return f"{where}: the sum of {money} was {one} when it was extracted and is {other}"
     for name, field in _OTHERS.items():
         then, since = getattr(was, field), getattr(now, field)

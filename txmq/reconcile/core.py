@@ -57,7 +57,9 @@ def reconcile(
     booked = together(booked, before).persist(_KEPT)
     told = together(told, yesterday.messages, None if history is None else history.messages)
     told = told.persist(_KEPT)
-    given_back = together(ledgers.failures, yesterday.failures).where(f.col("key").isNotNull())
+    given_back = together(ledgers.failures, yesterday.failures).where(
+        f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
+    )
 
     units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
     judged = classified(_marked(units, carried), rules, as_of_ms).persist(_KEPT)

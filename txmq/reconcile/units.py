@@ -40,7 +40,8 @@ def units_of(
         rules: They say who consumes.
         window: The day; what was booked before it and recorded in it is late.
     """
-    keys = entries.select("key").union(messages.select("key")).distinct()
+    # A clearing row alone is no transfer; that nothing stands behind it is for the proofs to say.
+    keys = legs_of(entries).select("key").union(messages.select("key")).distinct()
     return (
         keys.join(_booked(entries, window), "key", "left")
         .join(_said(messages), "key", "left")

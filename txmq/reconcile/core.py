@@ -19,7 +19,7 @@ from txmq.reconcile.classes import ABOUT
 from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
 from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
 from txmq.reconcile.matching import classified
-from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, together
+from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, settled, together
 from txmq.reconcile.rules import Rules, Window
 from txmq.reconcile.sieve import sieved
 from txmq.reconcile.units import units_of
@@ -48,21 +48,20 @@ def reconcile(
     messages = messages_of(ledgers.messages, window)
     carried = _keys(yesterday)
 
+    # Of all rows but these only the few that are suspect are kept.
     passed = sieved(entries, messages, carried, rules, window).persist(_KEPT)
     suspects = few(passed.where(~f.col("is_plain")))
-    booked = one_of(entries, suspects).persist(_KEPT)
-    told = one_of(messages, suspects)
-    history = _history(_orphans(suspects, booked, carried), yesterday.history, window)
+    booked, told = settled(one_of(entries, suspects)), settled(one_of(messages, suspects))
+    history = _history(_orphans(suspects, booked, told, carried), yesterday.history, window)
     before = _under(yesterday.entries, None if history is None else history.entries)
-    booked = together(booked, before).persist(_KEPT)
+    booked = together(booked, before)
     told = together(told, yesterday.messages, None if history is None else history.messages)
-    told = told.persist(_KEPT)
     given_back = together(ledgers.failures, yesterday.failures).where(
         f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
     )
 
     units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
-    judged = classified(_marked(units, carried), rules, as_of_ms).persist(_KEPT)
+    judged = settled(classified(_marked(units, carried), rules, as_of_ms))
     lives = carry(
         judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
         yesterday.items,
@@ -71,23 +70,22 @@ def reconcile(
         day,
         agreed_before=None if history is None else history.entries.select("key").distinct(),
     )
-    items = lives.items.persist(_KEPT)
+    items, closed = settled(lives.items), settled(lives.closed)
     open_ = few(items)
-    final = _final(judged, items).persist(_KEPT)
+    final = settled(_final(judged, items))
     matched = passed.where("is_plain")
-    totals = _totals(matched, final, booked)
-    totals = totals.persist(_KEPT)
-    accounts = balances_of(entries, ledgers).persist(_KEPT)
+    totals = settled(_totals(matched, final, booked))
+    accounts = settled(balances_of(entries, ledgers))
     books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
     return Outcome(
         matches=_matches(matched, final),
         items=items,
-        closed=lives.closed,
+        closed=closed,
         entries=one_of(booked, open_),
         messages=one_of(told, open_),
         failures=one_of(given_back, open_),
         balances=accounts.select(*tables.BALANCES.names),
-        proofs=proofs_of(books),
+        proofs=settled(proofs_of(books)),
         totals=totals,
     )
 
@@ -100,11 +98,14 @@ def _keys(yesterday: Yesterday) -> DataFrame | None:
     return few(together(*(each.select("key") for each in some)).distinct())
 
 
-def _orphans(suspects: DataFrame, booked: DataFrame, carried: DataFrame | None) -> DataFrame:
-    """Transfers of which somebody hears today, that nobody was debited for, and that were not left
-    open: perhaps they were agreed on another day.
+def _orphans(
+    suspects: DataFrame, booked: DataFrame, told: DataFrame, carried: DataFrame | None
+) -> DataFrame:
+    """Transfers of which somebody hears today, that were not left open, and that have no beginning:
+    no debit, or no message. Perhaps they were agreed on another day.
     """
     begun = booked.where(f.col("kind") == "debit").select("key")
+    begun = begun.join(told.select("key"), "key", "left_semi")
     known = begun if carried is None else together(begun, carried)
     return few(suspects.join(known, "key", "left_anti"))
 
@@ -116,8 +117,8 @@ def _history(orphans: DataFrame, history: Ledgers | None, window: Window) -> Led
     entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
     messages = history.messages.where(f.col("stored_ms") < window.start_ms)
     return history._replace(
-        entries=one_of(entries, orphans).persist(_KEPT),
-        messages=one_of(messages, orphans).persist(_KEPT),
+        entries=settled(one_of(entries, orphans)),
+        messages=settled(one_of(messages, orphans)),
     )
 
 

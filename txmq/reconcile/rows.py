@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import reduce
 from typing import Final
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
@@ -73,13 +72,23 @@ def messages_of(messages: DataFrame, window: Window) -> DataFrame:
     ).withColumns(masked)
 
 
-def few(keys: DataFrame) -> DataFrame:
-    """Keys that are kept, and are sent to wherever rows are looked up by them, as long as they are
-    not too many for that.
+def settled(rows: DataFrame) -> DataFrame:
+    """Rows worked out once and for all, of which nobody has to know any more how.
+
+    A frame that is only cached brings its whole past along to wherever it is used, and Spark goes
+    through all of it for each query: what is used five times in what is used five times is slow to
+    plan before a row is touched.
     """
-    kept = keys.select("key").persist(StorageLevel.MEMORY_AND_DISK)
+    return rows.localCheckpoint()
+
+
+def few(keys: DataFrame) -> DataFrame:
+    """Keys that are sent to wherever rows are looked up by them, as long as they are not too many
+    for that.
+    """
+    found = settled(keys.select("key"))
     # Before it is counted nobody can know, and to be careful means to sort three whole ledgers.
-    return f.broadcast(kept) if kept.count() <= _SENT_MAX else kept
+    return f.broadcast(found) if found.count() <= _SENT_MAX else found
 
 
 def one_of(values: DataFrame, keys: DataFrame) -> DataFrame:

@@ -1,0 +1,267 @@
+"""What reconciliation means, in plain Python: slow, short, and written without a look at Spark.
+
+A unit is all that has one key. :func:`classes` sorts units into classes; :func:`balances_hold` adds
+up accounts.
+"""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from txmq.reconcile.classes import Class
+
+
+class Entry(NamedTuple):
+    bank: str
+    id: int | None
+    key: str | None
+    kind: str
+    role: str
+    account: str
+    amount: int
+    currency: str
+    booked_ms: int
+    recorded_ms: int
+
+
+class Message(NamedTuple):
+    key: str | None
+    id: str
+    payer: str | None
+    payee: str | None
+    amount: int | None
+    currency: str | None
+    state: str
+    topic: str
+    queue: int
+    queue_offset: int | None
+    stored_ms: int
+    decided_ms: int | None = None
+    decided_by: str | None = None
+    reason: str | None = None
+    position: int = 0
+    problem: str | None = None
+
+
+class Failure(NamedTuple):
+    key: str | None
+    id: str
+    group: str
+    state: str
+    attempts: int = 1
+    stored_ms: int = 0
+    reason: str | None = None
+    position: int = 0
+
+
+class Told(NamedTuple):
+    """All that is known: rows of the day and of the days before it."""
+
+    entries: list[Entry]
+    messages: list[Message]
+    failures: list[Failure]
+    offsets: dict[tuple[str, str, int], int]
+    """By group, topic and queue."""
+
+
+class Rule(NamedTuple):
+    """What the rules say, as far as classes depend on it."""
+
+    grace_ms: int
+    groups: dict[str, str]
+    """Who credits, by topic."""
+    tolerance: dict[str, int]
+
+
+class Found(NamedTuple):
+    """A unit's class and sums."""
+
+    class_: Class
+    debits: int
+    debited: int
+    returns: int
+    returned: int
+    credits: int
+    credited: int
+    messages: int
+    ordered: int
+
+
+class Unit:
+    """All rows with one key, and what can be said of them."""
+
+    def __init__(self, told, entries, messages, end):
+        self.told, self.end = told, end
+        self.entries, self.messages = entries, messages
+        legs = [e for e in entries if e.role in ("customer", "suspense")]
+        self.debits = [e for e in legs if e.kind == "debit"]
+        self.credits = [e for e in legs if e.kind == "credit"]
+        self.returns = [e for e in legs if e.kind == "return"]
+        self.legs = self.debits + self.credits + self.returns
+        self.states = {self._state(m) for m in messages}
+        seen = [m for m in messages if self._state(m) in ("sent", "committed")]
+        self.visible = {m.id: m for m in sorted(seen, key=lambda m: m.position, reverse=True)}
+        self.copies = seen
+
+    def _state(self, message):
+        if message.decided_ms is not None and message.decided_ms >= self.end:
+            return "prepared"
+        return message.state
+
+    @property
+    def first_ms(self):
+        moments = [e.recorded_ms for e in self.legs] + [m.stored_ms for m in self.messages]
+        return min(moments)
+
+
+def classes(told: Told, rule: Rule, start: int, end: int, as_of: int, known=frozenset()):
+    """Each key's class and sums.
+
+    Args:
+        told: Everything from the first day on.
+        rule: What is forgiven.
+        start: When the day begins that is reconciled.
+        end: When it ends.
+        as_of: Until when the books were read.
+        known: Keys that were items when the day before ended.
+    """
+    entries, messages = defaultdict(list), defaultdict(list)
+    for each in told.entries:
+        if each.key is not None and each.kind != "other" and each.recorded_ms < end:
+            entries[each.key].append(each)
+    for each in told.messages:
+        if each.key is not None and each.stored_ms < end:
+            messages[each.key].append(each)
+    found = {}
+    for key in entries.keys() | messages.keys():
+        unit = Unit(told, entries[key], messages[key], end)
+        if unit.legs or unit.messages:
+            found[key] = _found(unit, rule, start, min(end, as_of), key in known)
+    return found
+
+
+def _found(unit, rule, start, as_of, is_known):
+    class_ = _class(unit, rule, as_of)
+    if class_ in (Class.MATCHED, Class.RETURNED) and not is_known:
+        if any(start > e.booked_ms and e.recorded_ms >= start for e in unit.legs):
+            class_ = Class.PRIOR_PERIOD
+    return Found(
+        class_,
+        len(unit.debits),
+        _sum(unit.debits),
+        len(unit.returns),
+        _sum(unit.returns),
+        len(unit.credits),
+        _sum(unit.credits),
+        len(unit.visible),
+        sum(m.amount or 0 for m in unit.visible.values()),
+    )
+
+
+def _sum(rows):
+    return sum(abs(row.amount) for row in rows)
+
+
+def _class(unit, rule, as_of):
+    wrong = _repeated(unit) or _different(unit, rule)
+    if wrong:
+        return wrong
+    class_, may_wait = _by_presence(unit, rule)
+    is_young = unit.first_ms > as_of - rule.grace_ms
+    if may_wait and is_young:
+        return Class.IN_FLIGHT
+    return class_
+
+
+def _repeated(unit):
+    if len(unit.debits) > 1 or len(unit.returns) > 1:
+        return Class.DUPLICATE_DEBIT
+    ids = {e.id for e in unit.credits}
+    if len(unit.credits) > 1 and len(ids) == 1 and None not in ids:
+        return Class.DUPLICATE_CREDIT
+    if len(unit.visible) > 1:
+        return Class.DUPLICATE_MESSAGE
+    if len(unit.credits) > 1 or (unit.credits and unit.returns):
+        return Class.DOUBLE_CREDIT
+    return None
+
+
+def _different(unit, rule):
+    currencies = {e.currency for e in unit.legs} | {m.currency for m in unit.copies}
+    currencies.discard(None)
+    if len(currencies) > 1:
+        return Class.CURRENCY_MISMATCH
+    tolerance = max((rule.tolerance.get(each, 0) for each in currencies), default=0)
+    amounts = [abs(e.amount) for e in unit.legs] + [m.amount for m in unit.copies]
+    if None in amounts or (amounts and max(amounts) - min(amounts) > tolerance):
+        return Class.AMOUNT_MISMATCH
+    payers = {e.account for e in unit.debits + unit.returns if e.role == "customer"}
+    payees = {e.account for e in unit.credits if e.role == "customer"}
+    for message in unit.copies:
+        if message.payer is not None and payers - {message.payer}:
+            return Class.ACCOUNT_MISMATCH
+        if message.payee is not None and payees - {message.payee}:
+            return Class.ACCOUNT_MISMATCH
+    return None
+
+
+def _by_presence(unit, rule):
+    """A class, and whether time may mend it."""
+    debited, credited, returned = bool(unit.debits), bool(unit.credits), bool(unit.returns)
+    visible = bool(unit.visible)
+    undecided = not visible and bool(unit.states & {"prepared", "parked"})
+    rolled_back = not visible and not undecided and "rolled_back" in unit.states
+    if rolled_back and debited and not returned:
+        return Class.ROLLED_BACK_BUT_DEBITED, False
+    if credited and not visible:
+        return Class.CREDIT_WITHOUT_MESSAGE, False
+    if visible and not debited:
+        if "committed" in unit.states:
+            return Class.COMMITTED_BUT_NOT_DEBITED, True
+        return Class.MESSAGE_WITHOUT_DEBIT, True
+    if undecided:
+        return Class.PARKED, "parked" not in unit.states
+    if returned:
+        return (Class.RETURNED, False) if debited else (Class.MESSAGE_WITHOUT_DEBIT, True)
+    if debited and not visible:
+        return Class.DEBIT_WITHOUT_MESSAGE, True
+    if debited and not credited:
+        return _on_its_way(unit, rule)
+    return (Class.MATCHED if debited else Class.ROLLED_BACK), False
+
+
+def _on_its_way(unit, rule):
+    failed = {
+        failure.state
+        for failure in unit.told.failures
+        for message in unit.copies
+        if (failure.id, failure.group) == (message.id, rule.groups[message.topic])
+    }
+    if "dead" in failed:
+        return Class.DEAD_LETTER, False
+    if any(_is_taken(unit.told, rule, message) for message in unit.copies):
+        return Class.DELIVERED_UNCREDITED, True
+    return Class.COMMITTED_UNDELIVERED, True
+
+
+def _is_taken(told, rule, message):
+    place = (rule.groups[message.topic], message.topic, message.queue)
+    return message.queue_offset is not None and message.queue_offset < told.offsets.get(place, 0)
+
+
+def balances_hold(entries, opening, later, accounts):
+    """The accounts of one bank of which the bank's own table says something else.
+
+    Args:
+        entries: Those of the day.
+        opening: Sums before it, by account and currency.
+        later: Sums after it.
+        accounts: What the table says.
+    """
+    sums = defaultdict(int, opening)
+    for each in entries:
+        sums[each.account, each.currency] += each.amount
+    for place, amount in later.items():
+        sums[place] += amount
+    return {
+        place for place in sums.keys() | accounts.keys() if sums[place] != accounts.get(place, 0)
+    }

@@ -13,21 +13,42 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from tests.reconcile.shapes import HONEST, PLANTED, SHAPES
-from txmq.reconcile.rules import AccountColumns, Bank, Constant, Day, EntryColumns, Flow, Log
-from txmq.reconcile.rules import Money, Rules
+from txmq.reconcile.rules import (
+    AccountColumns,
+    Bank,
+    Constant,
+    Day,
+    EntryColumns,
+    Flow,
+    Log,
+    Money,
+    Rules,
+)
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, FAILURES, LATER, MESSAGES, OFFSETS, OPENING
 
 BANKS = ("icbc", "ccb")
 CURRENCIES = ("CNY", "USD", "EUR", "JPY")
 SHARES = (0.80, 0.12, 0.06, 0.02)
+VISIBLE = ("sent", "committed")
 QUEUES, STALLED, UNKNOWN = 6, 6, 7
 STALLED_AT = 1000
 HOT_PAYEES, HOT_PAYERS = 8, 4
 TYPES = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "boolean": pa.bool_()}
 SPECIAL = ("clearing", "suspense", "capital")
-TRUTH = ("key", "class", "shape", "currency", "debited", "returned", "credited", "ordered")
+TRUTH = (
+    "key",
+    "class",
+    "shape",
+    "currency",
+    "debited",
+    "returned",
+    "credited",
+    "ordered",
+    "at_risk",
+)
 
 RULES = Rules(
     name="icbc-ccb",
@@ -47,7 +68,6 @@ RULES = Rules(
                 currency="currency",
                 kind="kind",
                 namespace=bank,
-                clearing=(f"{bank}-clearing",),
                 suspense=(f"{bank}-suspense",),
                 capital=(f"{bank}-capital",),
             ),
@@ -92,10 +112,15 @@ class Plan:
     @property
     def rules(self) -> Rules:
         """Those the day is to be reconciled by."""
-        from msgspec.structs import replace
-
+        if not self.double_entry:
+            return RULES
         banks = (
-            replace(each, entries=replace(each.entries, double_entry=self.double_entry))
+            replace(
+                each,
+                entries=replace(
+                    each.entries, double_entry=True, clearing=(f"{each.name}-clearing",)
+                ),
+            )
             for each in RULES.bank
         )
         return replace(RULES, bank=tuple(banks))
@@ -497,14 +522,10 @@ class _Slice:
             mine = early & (legs["kind"] == number)
             sums[name] = _summed(legs["place"][mine], np.abs(legs["amount"][mine]), self.size)
         state = _of_shapes("state")[self.shape]
-        stored, told = self.stored < end, self._at_least("messages", 1)
-        visible = (
-            told & stored & ((state == "sent") | ((state == "committed") & (self.decided < end)))
-        )
-        readable = visible & ~self._has("wrong", "message body")
-        count = _of_shapes("messages")[self.shape]
-        amount = self.amount + self._has("wrong", "message amount") * 7
-        ordered = readable * count * amount
+        told = self._at_least("messages", 1) & (self.stored < end)
+        void = (state == "rolled_back") & (self.decided < end)
+        readable = told & ~void & ~self._has("wrong", "message body")
+        ordered = readable * (self.amount + self._has("wrong", "message amount") * 7)
         cut = (
             (self._at_least("credits", 1) & (self.credited >= end))
             | (self._at_least("returns", 1) & (self.returned >= end))
@@ -519,8 +540,19 @@ class _Slice:
             "currency": _named(CURRENCIES, self.currency),
             **{name: pa.array(values) for name, values in sums.items()},
             "ordered": pa.array(ordered),
+            "at_risk": pa.array(self._at_risk(sums, ordered, np.isin(state, VISIBLE) & told)),
         }
         return {name: columns[name] for name in TRUTH}
+
+    def _at_risk(self, sums, ordered, visible):
+        """What was taken and not given, or the other way round; else what it is all about."""
+        taken = np.abs(sums["debited"] - sums["returned"] - sums["credited"])
+        whole = np.maximum(ordered, self.amount * (visible | (sums["debited"] > 0)))
+        whole = np.maximum(whole, sums["credited"])
+        in_messages = self._has("wrong", "message amount")
+        at_risk = np.where(taken > 0, taken, np.where(in_messages, 7, whole))
+        mixed = self._has("wrong", "credit currency") | self._has("wrong", "message currency")
+        return np.where(mixed, self.amount, at_risk)
 
 
 def _summed(cells, amounts, size):

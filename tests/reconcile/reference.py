@@ -58,7 +58,8 @@ class Told(NamedTuple):
 
     entries: list[Entry]
     messages: list[Message]
-    failures: list[Failure]
+    failures: dict[str, list[Failure]]
+    """By message."""
     offsets: dict[tuple[str, str, int], int]
     """By group, topic and queue."""
 
@@ -84,6 +85,8 @@ class Found(NamedTuple):
     credited: int
     messages: int
     ordered: int
+    amount: int
+    """What is at risk."""
 
 
 class Unit:
@@ -97,12 +100,11 @@ class Unit:
         self.credits = [e for e in legs if e.kind == "credit"]
         self.returns = [e for e in legs if e.kind == "return"]
         self.legs = self.debits + self.credits + self.returns
-        self.states = {self._state(m) for m in messages}
-        seen = [m for m in messages if self._state(m) in ("sent", "committed")]
-        self.visible = {m.id: m for m in sorted(seen, key=lambda m: m.position, reverse=True)}
-        self.copies = seen
+        self.states = {self.state(m) for m in messages}
+        self.copies = [m for m in messages if self.state(m) in ("sent", "committed")]
+        self.visible = {m.id for m in self.copies}
 
-    def _state(self, message):
+    def state(self, message):
         if message.decided_ms is not None and message.decided_ms >= self.end:
             return "prepared"
         return message.state
@@ -141,20 +143,38 @@ def classes(told: Told, rule: Rule, start: int, end: int, as_of: int, known=froz
 
 def _found(unit, rule, start, as_of, is_known):
     class_ = _class(unit, rule, as_of)
-    if class_ in (Class.MATCHED, Class.RETURNED) and not is_known:
-        if any(start > e.booked_ms and e.recorded_ms >= start for e in unit.legs):
-            class_ = Class.PRIOR_PERIOD
+    is_late = any(start > e.booked_ms and e.recorded_ms >= start for e in unit.legs)
+    if class_ in (Class.MATCHED, Class.RETURNED) and is_late and not is_known:
+        class_ = Class.PRIOR_PERIOD
+    known = [m for m in unit.messages if unit.state(m) != "rolled_back"]
+    debited, returned, credited = map(_sum, (unit.debits, unit.returns, unit.credits))
+    ordered = max((m.amount or 0 for m in known), default=0)
     return Found(
         class_,
         len(unit.debits),
-        _sum(unit.debits),
+        debited,
         len(unit.returns),
-        _sum(unit.returns),
+        returned,
         len(unit.credits),
-        _sum(unit.credits),
+        credited,
         len(unit.visible),
-        sum(m.amount or 0 for m in unit.visible.values()),
+        ordered,
+        _at_risk(unit, class_, debited - returned - credited, ordered),
     )
+
+
+def _at_risk(unit, class_, taken, ordered):
+    """What was taken and not given, or given and not taken. Where that is nothing, or nothing that
+    can be added up, what the transfer is about.
+    """
+    amounts = [*map(abs, (e.amount for e in unit.legs)), *(m.amount or 0 for m in unit.copies)]
+    if taken and class_ != Class.CURRENCY_MISMATCH:
+        return abs(taken)
+    readable = [amount for amount in amounts if amount]
+    spread = max(readable, default=0) - min(readable, default=0)
+    if spread and class_ == Class.AMOUNT_MISMATCH:
+        return spread
+    return max([*amounts, ordered])
 
 
 def _sum(rows):
@@ -167,7 +187,7 @@ def _class(unit, rule, as_of):
         return wrong
     class_, may_wait = _by_presence(unit, rule)
     is_young = unit.first_ms > as_of - rule.grace_ms
-    if may_wait and is_young:
+    if may_wait and is_young and "parked" not in unit.states and not _is_dead(unit, rule):
         return Class.IN_FLIGHT
     return class_
 
@@ -192,15 +212,15 @@ def _different(unit, rule):
         return Class.CURRENCY_MISMATCH
     tolerance = max((rule.tolerance.get(each, 0) for each in currencies), default=0)
     amounts = [abs(e.amount) for e in unit.legs] + [m.amount for m in unit.copies]
-    if None in amounts or (amounts and max(amounts) - min(amounts) > tolerance):
+    if any(m.amount is None or m.currency is None for m in unit.copies):
         return Class.AMOUNT_MISMATCH
-    payers = {e.account for e in unit.debits + unit.returns if e.role == "customer"}
-    payees = {e.account for e in unit.credits if e.role == "customer"}
-    for message in unit.copies:
-        if message.payer is not None and payers - {message.payer}:
-            return Class.ACCOUNT_MISMATCH
-        if message.payee is not None and payees - {message.payee}:
-            return Class.ACCOUNT_MISMATCH
+    if amounts and max(amounts) - min(amounts) > tolerance:
+        return Class.AMOUNT_MISMATCH
+    mine = [e for e in unit.legs if e.role == "customer"]
+    payers = {e.account for e in mine if e.kind != "credit"} | {m.payer for m in unit.copies}
+    payees = {e.account for e in mine if e.kind == "credit"} | {m.payee for m in unit.copies}
+    if len(payers - {None}) > 1 or len(payees - {None}) > 1:
+        return Class.ACCOUNT_MISMATCH
     return None
 
 
@@ -212,16 +232,16 @@ def _by_presence(unit, rule):
     rolled_back = not visible and not undecided and "rolled_back" in unit.states
     if rolled_back and debited and not returned:
         return Class.ROLLED_BACK_BUT_DEBITED, False
-    if credited and not visible:
+    if not visible and (credited or (returned and not debited)):
         return Class.CREDIT_WITHOUT_MESSAGE, False
     if visible and not debited:
         if "committed" in unit.states:
             return Class.COMMITTED_BUT_NOT_DEBITED, True
         return Class.MESSAGE_WITHOUT_DEBIT, True
     if undecided:
-        return Class.PARKED, "parked" not in unit.states
+        return Class.PARKED, True
     if returned:
-        return (Class.RETURNED, False) if debited else (Class.MESSAGE_WITHOUT_DEBIT, True)
+        return Class.RETURNED, False
     if debited and not visible:
         return Class.DEBIT_WITHOUT_MESSAGE, True
     if debited and not credited:
@@ -230,17 +250,21 @@ def _by_presence(unit, rule):
 
 
 def _on_its_way(unit, rule):
-    failed = {
-        failure.state
-        for failure in unit.told.failures
-        for message in unit.copies
-        if (failure.id, failure.group) == (message.id, rule.groups[message.topic])
-    }
-    if "dead" in failed:
+    if _is_dead(unit, rule):
         return Class.DEAD_LETTER, False
     if any(_is_taken(unit.told, rule, message) for message in unit.copies):
         return Class.DELIVERED_UNCREDITED, True
     return Class.COMMITTED_UNDELIVERED, True
+
+
+def _is_dead(unit, rule):
+    failed = [
+        (failure.position, failure.state)
+        for message in unit.copies
+        for failure in unit.told.failures.get(message.id, [])
+        if failure.group == rule.groups[message.topic]
+    ]
+    return bool(failed) and max(failed)[1] == "dead"
 
 
 def _is_taken(told, rule, message):

@@ -1,4 +1,4 @@
-"""What can become of a transfer, as data: what each shape leaves in the three ledgers, and its class.
+"""What can become of a transfer, as data: what it leaves in the three ledgers, and its class.
 
 A day is made of shapes. Honest ones come by themselves, as often as ``share`` says; the others are
 planted.

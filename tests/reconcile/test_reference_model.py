@@ -1,0 +1,143 @@
+"""Spark says of random histories what a few lines of plain Python say."""
+
+import os
+from collections import defaultdict
+from datetime import date, timedelta
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.reconcile.days import RULES
+from tests.reconcile.frames import GROUPS, TOLERANCE, ledgers_of
+from tests.reconcile.histories import OFFSETS, History
+from tests.reconcile.reference import Rule, Told, classes
+from txmq.reconcile.core import reconcile
+from txmq.reconcile.ledgers import Yesterday
+
+FIRST = date(2026, 11, 19)
+SECOND = FIRST + timedelta(days=1)
+RULE = Rule(RULES.day.grace_ms, GROUPS, TOLERANCE)
+FAR = 4_102_444_800_000
+SOAK = bool(os.environ.get("TXMQ_SOAK"))
+TRANSFERS = 2_000 if SOAK else 400
+FIELDS = (
+    "class",
+    "debits",
+    "debited",
+    "returns",
+    "returned",
+    "credits",
+    "credited",
+    "messages",
+    "ordered",
+    "amount",
+)
+
+
+def told_by(history):
+    by_message = defaultdict(list)
+    for each in history.failures:
+        by_message[each.id].append(each)
+    return Told(history.entries, history.messages, by_message, OFFSETS)
+
+
+def extract(spark, history, window):
+    """What an extract of the day holds."""
+    start, end = window
+
+    def is_inside(ms):
+        return ms is not None and start <= ms < end
+
+    entries = [each for each in history.entries if is_inside(each.recorded_ms)]
+    messages = [m for m in history.messages if is_inside(m.stored_ms) or is_inside(m.decided_ms)]
+    return ledgers_of(spark, entries, messages, history.failures, OFFSETS)
+
+
+def rows_of(outcome):
+    """What Spark has found: by key, its class and sums; of what is matched, the class alone."""
+    found = {row.key: (row["class"],) for row in outcome.matches.collect()}
+    for row in outcome.items.collect():
+        assert row.key not in found
+        found[row.key] = tuple(row[name] for name in FIELDS)
+    return found
+
+
+def see(history, found, expected):
+    """Compare, and tell the smallest difference."""
+    rows = defaultdict(list)
+    for row in (*history.entries, *history.messages, *history.failures):
+        rows[row.key].append(row)
+    wrong = [key for key in rows if not agrees(found.get(key), expected.get(key))]
+    if wrong:
+        key = min(wrong, key=lambda each: len(rows[each]))
+        told = "\n".join(map(str, rows[key]))
+        pytest.fail(
+            f"{len(wrong)} differ, and {key} is the smallest:\n{told}\n"
+            f"found    {found.get(key)}\nexpected {expected.get(key)}"
+        )
+    assert found.keys() == expected.keys()
+
+
+def agrees(found, expected):
+    """Whether both are nothing, or the same as far as something was found."""
+    if found is None or expected is None:
+        return found is expected
+    return found == tuple(expected)[: len(found)]
+
+
+@settings(
+    max_examples=40 if SOAK else 3,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+@given(seed=st.integers(0, 2**32))
+@pytest.mark.timeout(3600 if SOAK else 180)
+def test_two_days_are_what_the_reference_says(spark, seed):
+    windows = [RULES.day.window(each) for each in (FIRST, SECOND)]
+    history = History(seed, windows, RULES.day.grace_ms, TRANSFERS)
+    told = told_by(history)
+
+    (start, end), later = windows
+    extracts = [extract(spark, history, window) for window in windows]
+    one = reconcile(extracts[0], Yesterday(), RULES, FIRST, FAR)
+    expected = reference(told, windows[0], told.entries, told.messages, frozenset())
+    see(history, rows_of(one), expected)
+
+    known = {key for key, unit in expected.items() if not is_agreed(unit)}
+    yesterday = Yesterday(
+        items=one.items,
+        entries=one.entries,
+        messages=one.messages,
+        failures=one.failures,
+        balances=one.balances,
+        history=extracts[0],
+    )
+    two = reconcile(extracts[1], yesterday, RULES, SECOND, FAR)
+    expected = reference(told, later, told.entries, told.messages, known)
+    see(history, rows_of(two), expected)
+    agreed = {key for key in known if key in expected and is_agreed(expected[key])}
+    assert {row.key for row in two.closed.collect()} == agreed
+
+
+def reference(told, window, entries, messages, known):
+    """Of all that was known when the window ended: what it touches, and what was open before."""
+    first = RULES.day.window(FIRST).start_ms
+    start, end = window
+    touched = set(known)
+    touched |= {e.key for e in entries if start <= e.recorded_ms < end and e.role != "clearing"}
+    for each in messages:
+        decided = FAR if each.decided_ms is None else each.decided_ms
+        if start <= each.stored_ms < end or (start <= decided < end):
+            touched.add(each.key)
+    inside = told._replace(
+        entries=[e for e in told.entries if first <= e.recorded_ms < end],
+        messages=[m for m in told.messages if first <= m.stored_ms < end],
+    )
+    found = classes(inside, RULE, start, end, FAR, known)
+    return {key: unit for key, unit in found.items() if key in touched}
+
+
+def is_agreed(unit):
+    return unit.class_ in ("matched", "returned", "rolled-back")

@@ -1,0 +1,204 @@
+"""Every planted defect is found, nothing else is, and the amounts are right to the cent."""
+
+import os
+from collections import defaultdict
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.reconcile.days import BANKS, RULES, Plan, write_day
+from tests.reconcile.frames import GROUPS, TOLERANCE, read
+from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balances_hold, classes
+from tests.reconcile.shapes import SHAPES
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.ledgers import Yesterday
+
+SOAK = bool(os.environ.get("TXMQ_SOAK"))
+PLAN = Plan(
+    transfers=1_000_000 if SOAK else 20_000,
+    accounts=100_000 if SOAK else 2_000,
+    part=250_000 if SOAK else 7_000,
+    altered=2,
+)
+FAR = 4_102_444_800_000
+AGREED = [each for each, about in ABOUT.items() if about.group == "agreed"]
+SUMS = ("debited", "returned", "credited", "ordered", "at_risk")
+pytestmark = pytest.mark.timeout(1800 if SOAK else 180)
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory):
+    return write_day(tmp_path_factory.mktemp("seeded"), PLAN)
+
+
+@pytest.fixture(scope="module")
+def outcome(spark, day):
+    return reconcile(read(spark, day.folder), Yesterday(), PLAN.rules, PLAN.day, FAR)
+
+
+@pytest.fixture(scope="module")
+def items(outcome):
+    return outcome.items.collect()
+
+
+def truth_by_key(day, *, is_agreed):
+    table = day.truth()
+    chosen = pc.is_in(table["class"], value_set=table["class"].type and _array(AGREED))
+    return table.filter(chosen if is_agreed else pc.invert(chosen))
+
+
+def _array(values):
+    import pyarrow as pa
+
+    return pa.array([str(each) for each in values])
+
+
+def rows_of(folder, source, table, type_, *bank):
+    return [
+        type_(*bank, **row) if not bank else type_(bank[0], **row)
+        for row in pq.read_table(folder / source / table).to_pylist()
+    ]
+
+
+def test_every_class_is_planted_often_enough(day):
+    counted = defaultdict(int)
+    for name in day.truth()["class"].to_pylist():
+        counted[name] += 1
+
+    assert counted.keys() == set(Class) - {Class.EXPLAINED}
+    assert min(counted.values()) >= PLAN.planted
+    assert {each.name for each in SHAPES} == set(day.truth()["shape"].to_pylist())
+
+
+def test_few_accounts_have_a_fifth_of_the_rows(day):
+    counted = defaultdict(int)
+    for bank in BANKS:
+        for account in pq.read_table(day.folder / bank / "entries")["account"].to_pylist():
+            counted[account] += 1
+    most = sorted(counted.values(), reverse=True)
+
+    assert sum(most[:24]) >= 0.2 * sum(most)
+
+
+@pytest.mark.skipif(SOAK, reason="a million is too much for lists")
+def test_the_reference_knows_what_was_planted(day):
+    folder = day.folder
+    failures = defaultdict(list)
+    for each in rows_of(folder, "log", "failures", Failure):
+        failures[each.id].append(each)
+    offsets = pq.read_table(folder / "log" / "offsets").to_pylist()
+    told = Told(
+        [row for bank in BANKS for row in rows_of(folder, bank, "entries", Entry, bank)],
+        rows_of(folder, "log", "messages", Message),
+        failures,
+        {(o["group"], o["topic"], o["queue"]): o["next_offset"] for o in offsets},
+    )
+    window = PLAN.rules.day.window(PLAN.day)
+
+    found = classes(told, Rule(RULES.day.grace_ms, GROUPS, TOLERANCE), *window, FAR)
+
+    expected = {row["key"]: row for row in day.truth().to_pylist()}
+    assert found.keys() == expected.keys()
+    for key, unit in found.items():
+        sums = (unit.debited, unit.returned, unit.credited, unit.ordered, unit.amount)
+        truth = expected[key]
+        assert (unit.class_, *sums) == (truth["class"], *(truth[name] for name in SUMS)), truth
+
+
+def test_all_defects_are_found_with_their_amounts_and_nothing_else_is(day, items):
+    expected = {
+        row["key"]: (row["class"], *(row[name] for name in SUMS))
+        for row in truth_by_key(day, is_agreed=False).to_pylist()
+    }
+
+    found = {
+        row.key: (row["class"], row.debited, row.returned, row.credited, row.ordered, row.amount)
+        for row in items
+    }
+
+    missed = {key: expected[key] for key in expected.keys() - found.keys()}
+    invented = {key: found[key] for key in found.keys() - expected.keys()}
+    assert (missed, invented) == ({}, {})
+    assert {k: (found[k], expected[k]) for k in found if found[k] != expected[k]} == {}
+
+
+def test_all_else_is_agreed(day, outcome):
+    expected = truth_by_key(day, is_agreed=True).select(["key", "class"]).sort_by("key")
+
+    found = outcome.matches.select("key", "class").toArrow().sort_by("key")
+
+    assert found["key"].combine_chunks().equals(expected["key"].combine_chunks())
+    assert found["class"].combine_chunks().equals(expected["class"].combine_chunks())
+
+
+def test_the_classes_add_up_to_what_the_ledgers_have(day, outcome):
+    truth, totals = day.truth(), outcome.totals.collect()
+
+    assert sum(row.transfers for row in totals) == truth.num_rows
+    for kind, name in (("debit", "debited"), ("return", "returned"), ("credit", "credited")):
+        booked = 0
+        for bank in BANKS:
+            entries = pq.read_table(day.folder / bank / "entries")
+            chosen = pc.equal(entries["kind"], kind)
+            booked += pc.sum(pc.abs(entries["amount"].filter(chosen))).as_py() or 0
+        assert sum(row[name] for row in totals) == booked
+    expected = defaultdict(lambda: (0, 0))
+    for row in (
+        truth.group_by("class").aggregate([("key", "count"), ("at_risk", "sum")]).to_pylist()
+    ):
+        expected[row["class"]] = (row["key_count"], row["at_risk_sum"])
+    found = defaultdict(lambda: (0, 0))
+    for row in totals:
+        count, at_risk = found[row["class"]]
+        found[row["class"]] = (count + row.transfers, at_risk + row.at_risk)
+    assert found == expected
+
+
+def test_changed_balances_are_found_and_all_other_proofs_hold(day, outcome):
+    broken = outcome.proofs.where("not holds").collect()
+
+    named = {(row.bank, row.account) for row in broken if row.account is not None}
+    assert named == set(day.altered)
+    assert {row.proof for row in broken} == {"account-table"}
+
+
+@pytest.mark.skipif(SOAK, reason="a million is too much for lists")
+def test_the_reference_finds_the_changed_balances(day):
+    for bank in BANKS:
+        sums = {
+            table: {
+                (row["account"], row["currency"]): row[name]
+                for row in pq.read_table(day.folder / bank / table).to_pylist()
+            }
+            for table, name in (("opening", "amount"), ("later", "amount"), ("accounts", "balance"))
+        }
+        entries = rows_of(day.folder, bank, "entries", Entry, bank)
+
+        wrong = balances_hold(entries, **sums)
+
+        assert {(bank, account) for account, _ in wrong} == {a for a in day.altered if a[0] == bank}
+
+
+def test_what_somebody_has_explained_is_explained(spark, day, items):
+    breaks = [row for row in items if row.group == "break"][: PLAN.planted]
+    rows = [(row.break_id, row["class"], "anna", "the branch has called") for row in breaks]
+    names = "break_id STRING, class STRING, explained_by STRING, explanation STRING"
+    yesterday = Yesterday(explanations=spark.createDataFrame(rows, names))
+
+    again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, FAR)
+
+    found = {row.key: row for row in again.items.collect() if row["class"] == "explained"}
+    assert {key: row.was for key, row in found.items()} == {b.key: b["class"] for b in breaks}
+    assert {row.explained_by for row in found.values()} == {"anna"}
+
+
+def test_both_sides_of_every_booking_and_the_clearing_accounts_are_proved(spark, tmp_path):
+    plan = Plan(transfers=3_000, planted=2, accounts=300, double_entry=True)
+    write_day(tmp_path, plan)
+
+    found = reconcile(read(spark, tmp_path), Yesterday(), plan.rules, plan.day, FAR)
+
+    proofs = found.proofs.collect()
+    assert {row.proof for row in proofs} >= {"double-entry", "clearing", "conservation"}
+    assert [row for row in proofs if not row.holds] == []

@@ -176,6 +176,20 @@ CHECKS = {
         0.8,
         is_most=False,
     ),
+    "reconcile_cost": Check(
+        "seconds to reconcile the larger day, over the bare join of the same three ledgers",
+        "reconcile",
+        "whole_over_bare",
+        2.5,
+        is_most=True,
+    ),
+    "reconcile_growth": Check(
+        "seconds to reconcile one transfer of the larger day, over one of the smaller",
+        "reconcile",
+        "growth",
+        1.2,
+        is_most=True,
+    ),
     "restart": Check(
         "restart after a crash, large log over small, same distance from the checkpoint",
         "restart",

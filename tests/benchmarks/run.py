@@ -29,6 +29,7 @@ from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
 from bench_reconcile_extract import reconcile_extract
+from bench_reconcile import reconcile
 from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart
@@ -53,6 +54,7 @@ SECTIONS = {
     "resolve": resolve,
     "relay": relay,
     "reconcile_extract": reconcile_extract,
+    "reconcile": reconcile,
     "restart": restart,
     "consumer": consumer,
     "soak": soak,
@@ -81,6 +83,8 @@ class Plan:
     relay_turns: int = 7
     extracted: int = 5_000_000
     extract_turns: int = 3
+    reconciled: tuple[int, ...] = (1_000_000, 10_000_000)
+    reconciled_turns: int = 2
     committed: int = 300
     bank_turns: int = 4
     transfers_at_once: tuple[int, ...] = (1, 16, 64)
@@ -117,6 +121,8 @@ def plan_for(options):
             relay_turns=3,
             extracted=200_000,
             extract_turns=2,
+            reconciled=(5_000, 20_000),
+            reconciled_turns=1,
             committed=40,
             bank_turns=2,
             transfers_at_once=(1, 4),
@@ -140,7 +146,7 @@ def read_options(arguments):
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="these sections alone")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a check fails")
     parser.add_argument("--pin", action="store_true", help="servers on one core, driver on another")
-    parser.add_argument("--dir", help="where logs are written; up to 3 GB, deleted afterwards")
+    parser.add_argument("--dir", help="where logs and days lie; up to 5 GB, deleted afterwards")
     return parser.parse_args(arguments)
 
 

@@ -33,6 +33,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
             "held_over_free_laned": {"median": 0.79},
         },
         "reconcile_extract": {"jdbc_over_extract": {"median": 1.0}},
+        "reconcile": {"whole_over_bare": {"median": 2.5}, "growth": {"median": 1.21}},
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
             "cpu_over_send": {"median": 2.2},
@@ -73,6 +74,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "relay_latency",
         "relay_held",
         "reconcile_extract",
+        "reconcile_cost",
     }
     assert found.keys() == CHECKS.keys()
 
@@ -254,3 +256,21 @@ def test_a_quick_run_tells_how_fast_books_are_extracted():
     assert measured["extract_s"]["median"] > 0
     assert measured["jdbc_s"]["median"] > 0
     assert document["checks"].keys() == {"reconcile_extract"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_quick_run_tells_what_reconciliation_costs():
+    command = [sys.executable, str(RUN), "--quick", "--only", "reconcile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    sizes = document["reconcile"]["sizes"]
+    assert list(sizes) == ["5000", "20000"]
+    for size, figures in sizes.items():
+        assert figures["made"]["log_records"] >= int(size) * 0.99
+        assert figures["whole_over_bare"]["median"] > 0
+        assert 100 < figures["peak_mb"]["bare"] < 8000
+        assert figures["items"] > 25 * 18
+    assert document["checks"].keys() == {"reconcile_cost", "reconcile_growth"}

@@ -32,6 +32,7 @@ from txmq.reconcile.tables import ACCOUNTS, ENTRIES, FAILURES, LATER, MESSAGES, 
 BANKS = ("icbc", "ccb")
 CURRENCIES = ("CNY", "USD", "EUR", "JPY")
 SHARES = (0.80, 0.12, 0.06, 0.02)
+AGREED = ("matched", "returned", "rolled-back")
 VISIBLE = ("sent", "committed")
 QUEUES, STALLED, UNKNOWN = 6, 6, 7
 STALLED_AT = 1000
@@ -533,6 +534,7 @@ class _Slice:
         )
         classes = _of_shapes("class_")[self.shape]
         classes = np.where(cut, "in-flight", classes)
+        at_risk = self._at_risk(sums, ordered, np.isin(state, VISIBLE) & told)
         columns = {
             "key": keys,
             "class": _named(classes),
@@ -540,7 +542,7 @@ class _Slice:
             "currency": _named(CURRENCIES, self.currency),
             **{name: pa.array(values) for name, values in sums.items()},
             "ordered": pa.array(ordered),
-            "at_risk": pa.array(self._at_risk(sums, ordered, np.isin(state, VISIBLE) & told)),
+            "at_risk": pa.array(np.where(np.isin(classes, AGREED), 0, at_risk)),
         }
         return {name: columns[name] for name in TRUTH}
 

@@ -167,6 +167,8 @@ def _at_risk(unit, class_, taken, ordered):
     """What was taken and not given, or given and not taken. Where that is nothing, or nothing that
     can be added up, what the transfer is about.
     """
+    if class_ in (Class.MATCHED, Class.RETURNED, Class.ROLLED_BACK):
+        return 0
     amounts = [*map(abs, (e.amount for e in unit.legs)), *(m.amount or 0 for m in unit.copies)]
     if taken and class_ != Class.CURRENCY_MISMATCH:
         return abs(taken)

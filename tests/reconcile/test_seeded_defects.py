@@ -12,6 +12,7 @@ from tests.reconcile.frames import GROUPS, TOLERANCE, read
 from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balances_hold, classes
 from tests.reconcile.shapes import SHAPES
 from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.core import reconcile
 from txmq.reconcile.ledgers import Yesterday
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))
@@ -21,7 +22,7 @@ PLAN = Plan(
     part=250_000 if SOAK else 7_000,
     altered=2,
 )
-FAR = 4_102_444_800_000
+END_MS = PLAN.rules.day.window(PLAN.day).end_ms
 AGREED = [each for each, about in ABOUT.items() if about.group == "agreed"]
 SUMS = ("debited", "returned", "credited", "ordered", "at_risk")
 pytestmark = pytest.mark.timeout(1800 if SOAK else 180)
@@ -34,7 +35,7 @@ def day(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcome(spark, day):
-    return reconcile(read(spark, day.folder), Yesterday(), PLAN.rules, PLAN.day, FAR)
+    return reconcile(read(spark, day.folder), Yesterday(), PLAN.rules, PLAN.day, END_MS)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_the_reference_knows_what_was_planted(day):
     )
     window = PLAN.rules.day.window(PLAN.day)
 
-    found = classes(told, Rule(RULES.day.grace_ms, GROUPS, TOLERANCE), *window, FAR)
+    found = classes(told, Rule(RULES.day.grace_ms, GROUPS, TOLERANCE), *window, END_MS)
 
     expected = {row["key"]: row for row in day.truth().to_pylist()}
     assert found.keys() == expected.keys()
@@ -186,7 +187,7 @@ def test_what_somebody_has_explained_is_explained(spark, day, items):
     names = "break_id STRING, class STRING, explained_by STRING, explanation STRING"
     yesterday = Yesterday(explanations=spark.createDataFrame(rows, names))
 
-    again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, FAR)
+    again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)
 
     found = {row.key: row for row in again.items.collect() if row["class"] == "explained"}
     assert {key: row.was for key, row in found.items()} == {b.key: b["class"] for b in breaks}
@@ -197,7 +198,7 @@ def test_both_sides_of_every_booking_and_the_clearing_accounts_are_proved(spark,
     plan = Plan(transfers=3_000, planted=2, accounts=300, double_entry=True)
     write_day(tmp_path, plan)
 
-    found = reconcile(read(spark, tmp_path), Yesterday(), plan.rules, plan.day, FAR)
+    found = reconcile(read(spark, tmp_path), Yesterday(), plan.rules, plan.day, END_MS)
 
     proofs = found.proofs.collect()
     assert {row.proof for row in proofs} >= {"double-entry", "clearing", "conservation"}

@@ -1,0 +1,99 @@
+"""One measurement of reconciliation, in a process and a Java of its own; JSON on stdout.
+
+    python bench_reconcile_alone.py days FOLDER TRANSFERS     write a day
+    python bench_reconcile_alone.py bare FOLDER TRANSFERS     join the three ledgers, and add up
+    python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, and write what it comes to
+
+``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
+Spark, and its result is one small table.
+"""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import functions as f
+
+from tests.reconcile.days import BANKS, Plan, write_day
+from tests.reconcile.frames import read
+from txmq.reconcile.core import reconcile
+from txmq.reconcile.ledgers import Outcome, Yesterday
+from txmq.reconcile.results import open_results
+from txmq.reconcile.spark import opened, sized
+
+MEMORY = "6g"
+LEGS = ("debit", "credit", "return")
+
+
+def days(folder, plan):
+    """Write the day."""
+    begun = time.perf_counter()
+    day = write_day(folder, plan)
+    seconds = time.perf_counter() - begun
+    entries = sum(day.rows[f"{bank}/entries"] for bank in BANKS)
+    return {
+        "seconds": round(seconds, 1),
+        "ledger_rows": entries,
+        "log_records": day.rows["log/messages"],
+    }
+
+
+def bare(spark, folder, _):
+    """The one three-way join, and its counts and sums by what is there."""
+    ledgers = read(spark, folder)
+    sides = [
+        ledgers.entries.where((f.col("bank") == bank) & f.col("kind").isin(*LEGS)).select(
+            "key", f.col("amount").alias(bank)
+        )
+        for bank in BANKS
+    ]
+    told = ledgers.messages.select("key", f.col("amount").alias("log"), "state")
+    met = reduce(
+        lambda one, other: one.join(other, "key", "full_outer"), [sides[0], told, sides[1]]
+    )
+    names = (*BANKS, "log")
+    status = [f.col(name).isNotNull().alias(f"in_{name}") for name in names]
+    found = met.groupBy(*status, "state").agg(
+        f.count("*").alias("transfers"), *(f.sum(name).alias(name) for name in names)
+    )
+    return {"rows": len(found.collect())}
+
+
+def whole(spark, folder, plan):
+    """All that a run does between its extract and its report."""
+    end_ms = plan.rules.day.window(plan.day).end_ms
+    outcome = reconcile(read(spark, folder), Yesterday(), plan.rules, plan.day, end_ms)
+    with open_results(folder / "out") as results:
+        for name in Outcome._fields:
+            results.write_table(name, getattr(outcome, name), plan.day, "0123456789abcdef")
+    return {"items": outcome.items.count()}
+
+
+def measured(work, folder, plan):
+    """How long the work took, Java's start not counted, and the most memory that Java has had."""
+    with opened(memory=MEMORY) as spark:
+        sized(spark, 3 * plan.transfers)
+        pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+        begun = time.perf_counter()
+        told = work(spark, folder, plan)
+        seconds = time.perf_counter() - begun
+        status = Path(f"/proc/{pid}/status").read_text()
+    peak_kb = int(re.search(r"VmHWM:\s+(\d+)", status)[1])
+    return told | {
+        "seconds": round(seconds, 2),
+        "rows_per_s": round(3 * plan.transfers / seconds),
+        "peak_mb": round(peak_kb / 1024),
+    }
+
+
+def main(what, folder, transfers):
+    folder, plan = Path(folder), Plan(transfers=int(transfers))
+    if what == "days":
+        return days(folder, plan)
+    return measured({"bare": bare, "whole": whole}[what], folder, plan)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

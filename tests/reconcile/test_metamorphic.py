@@ -1,0 +1,155 @@
+"""What changes nothing, changes nothing: the order of rows, partitions, banks and names."""
+
+from datetime import date, timedelta
+from functools import reduce
+
+import pytest
+from msgspec.structs import replace
+from pyspark.sql import functions as f
+
+from tests.reconcile.days import BANKS, Plan, write_day
+from tests.reconcile.frames import read
+from txmq.reconcile.core import reconcile
+from txmq.reconcile.ledgers import Ledgers, Yesterday
+from txmq.reconcile.results import open_results
+
+PLAN = Plan(transfers=1_500, planted=2, accounts=150, part=400, altered=1)
+END_MS = PLAN.rules.day.window(PLAN.day).end_ms
+TABLES = ("items", "matches", "balances", "proofs", "totals")
+RUN = "0123456789abcdef"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory):
+    return write_day(tmp_path_factory.mktemp("day"), PLAN)
+
+
+@pytest.fixture(scope="module")
+def first(spark, day, tmp_path_factory):
+    """The day as it is, and what it comes to."""
+    return written(run(read(spark, day.folder)), tmp_path_factory.mktemp("first"))
+
+
+def run(ledgers, rules=PLAN.rules, yesterday=Yesterday(), on=PLAN.day):  # noqa: B008
+    return reconcile(ledgers, yesterday, rules, on, END_MS)
+
+
+def written(outcome, folder):
+    """The results as files; every table's content, and the bytes of all."""
+    with open_results(folder) as results:
+        contents = {
+            name: results.write_table(name, getattr(outcome, name), PLAN.day, RUN)
+            for name in TABLES
+        }
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
+    return contents, files
+
+
+def shuffled(ledgers, parts):
+    """The same rows in another order, in so many partitions."""
+    return Ledgers(*(each.orderBy(f.rand(parts)).repartition(parts) for each in ledgers))
+
+
+def breaks(rows, *, renamed=str):
+    """What is told of each break, but for its name."""
+    return {
+        renamed(row.key): (row["class"], row.amount, row.currency, row.holder, row.status)
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_order_and_partitions_do_not_matter(spark, day, first, tmp_path, parts):
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", str(parts))
+    try:
+        again = written(run(shuffled(read(spark, day.folder), parts)), tmp_path)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+
+    assert again[0] == first[0]
+    assert again[1] == first[1]
+
+
+def test_a_day_that_is_run_again_has_the_same_bytes(spark, day, first, tmp_path):
+    contents, files = written(run(read(spark, day.folder)), tmp_path)
+
+    assert {name.split("/")[1] for name in files} == set(TABLES)
+    assert (contents, files) == first
+
+
+def test_it_does_not_matter_which_bank_comes_first(spark, day, first, tmp_path):
+    rules = replace(PLAN.rules, bank=PLAN.rules.bank[::-1])
+
+    assert written(run(read(spark, day.folder, BANKS[::-1]), rules), tmp_path) == first
+
+
+def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):
+    ledgers = read(spark, day.folder)
+    twice = Ledgers(*(each.unionByName(each.limit(0)) for each in ledgers))
+
+    assert written(run(twice), tmp_path) == first
+
+
+def test_other_keys_are_other_names_for_the_same_breaks(spark, day):
+    def renamed(key):
+        bank, _, number = key.partition("/")
+        return f"{bank}/{number[::-1]}"
+
+    def rename(frame):
+        bank, number = (f.split("key", "/")[each] for each in (0, 1))
+        return frame.withColumn("key", f.concat_ws("/", bank, f.reverse(number)))
+
+    ledgers = read(spark, day.folder)
+    here = run(ledgers)
+    there = run(
+        ledgers._replace(
+            entries=rename(ledgers.entries).withColumn(
+                "key", f.when(f.col("kind") != "other", f.col("key"))
+            ),
+            messages=rename(ledgers.messages),
+            failures=rename(ledgers.failures),
+        )
+    )
+
+    assert breaks(there.items.collect()) == breaks(here.items.collect(), renamed=renamed)
+    assert sorted(there.totals.collect()) == sorted(here.totals.collect())
+
+
+def test_a_day_in_two_parts_comes_to_the_same(spark, day):
+    """The same hours, with the cut-off in the middle: what is open at noon is closed or is open at
+    the end, and each transfer's last class is that of the whole day.
+    """
+    halved = replace(PLAN.rules, day=replace(PLAN.rules.day, cut_off="05:00"))
+    morning, evening = PLAN.day, PLAN.day + timedelta(days=1)
+    ledgers = read(spark, day.folder)
+    whole = run(ledgers)
+
+    parts = [part(ledgers, halved, each) for each in (morning, evening)]
+    noon = halved.day.window(morning).end_ms
+    one = reconcile(parts[0], Yesterday(), halved, morning, noon)
+    names = ("items", "entries", "messages", "failures", "balances")
+    left = {name: getattr(one, name).localCheckpoint() for name in names}
+    two = reconcile(parts[1], Yesterday(**left, history=parts[0]), halved, evening, END_MS)
+
+    expected = {row.key: row["class"] for row in whole.items.collect()}
+    assert {row.key: row["class"] for row in two.items.collect()} == expected
+    agreed = [{row.key: row["class"] for row in each.matches.collect()} for each in (one, two)]
+    agreed_in_all = reduce(dict.__or__, agreed)
+    for key in expected:
+        agreed_in_all.pop(key, None)
+    closed = {row.key for row in two.closed.collect()}
+    assert closed.isdisjoint(expected)
+    whole_agreed = {row.key: row["class"] for row in whole.matches.collect()}
+    assert {key: agreed_in_all.get(key) for key in whole_agreed} == whole_agreed
+
+
+def part(ledgers: Ledgers, rules, on: date) -> Ledgers:
+    """What an extract of a part of the time holds; balances are not asked for."""
+    start, end = rules.day.window(on)
+    stored, decided = (f.col(each).between(start, end - 1) for each in ("stored_ms", "decided_ms"))
+    return ledgers._replace(
+        entries=ledgers.entries.where(f.col("recorded_ms").between(start, end - 1)),
+        messages=ledgers.messages.where(stored | decided),
+    )

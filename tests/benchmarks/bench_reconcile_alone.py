@@ -50,9 +50,7 @@ def bare(spark, folder, _):
         for bank in BANKS
     ]
     told = ledgers.messages.select("key", f.col("amount").alias("log"), "state")
-    met = reduce(
-        lambda one, other: one.join(other, "key", "full_outer"), [sides[0], told, sides[1]]
-    )
+    met = sides[0].join(told, "key", "full_outer").join(sides[1], "key", "full_outer")
     names = (*BANKS, "log")
     status = [f.col(name).isNotNull().alias(f"in_{name}") for name in names]
     found = met.groupBy(*status, "state").agg(

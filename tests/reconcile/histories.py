@@ -145,6 +145,7 @@ class History:
         return self.random.choice(
             (
                 row._replace(amount=row.amount + sign * self.random.choice((1, 7))),
+                row._replace(amount=-row.amount),
                 row._replace(currency="JPY"),
                 row._replace(account="somebody"),
                 row._replace(role=self.random.choice(("suspense", "clearing"))),

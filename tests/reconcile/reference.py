@@ -180,7 +180,7 @@ def _at_risk(unit, class_, taken, ordered):
 
 
 def _sum(rows):
-    return sum(abs(row.amount) for row in rows)
+    return sum(-row.amount if row.kind == "debit" else row.amount for row in rows)
 
 
 def _class(unit, rule, as_of):
@@ -214,7 +214,8 @@ def _different(unit, rule):
         return Class.CURRENCY_MISMATCH
     tolerance = max((rule.tolerance.get(each, 0) for each in currencies), default=0)
     amounts = [abs(e.amount) for e in unit.legs] + [m.amount for m in unit.copies]
-    if any(m.amount is None or m.currency is None for m in unit.copies):
+    is_unread = any(m.amount is None or m.currency is None for m in unit.copies)
+    if is_unread or any((e.amount > 0) == (e.kind == "debit") for e in unit.legs):
         return Class.AMOUNT_MISMATCH
     if amounts and max(amounts) - min(amounts) > tolerance:
         return Class.AMOUNT_MISMATCH
@@ -238,8 +239,8 @@ def _by_presence(unit, rule):
         return Class.CREDIT_WITHOUT_MESSAGE, False
     if visible and not debited:
         if "committed" in unit.states:
-            return Class.COMMITTED_BUT_NOT_DEBITED, True
-        return Class.MESSAGE_WITHOUT_DEBIT, True
+            return Class.COMMITTED_BUT_NOT_DEBITED, not credited and not returned
+        return Class.MESSAGE_WITHOUT_DEBIT, not credited and not returned
     if undecided:
         return Class.PARKED, True
     if returned:

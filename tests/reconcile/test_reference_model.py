@@ -104,7 +104,7 @@ def test_two_days_are_what_the_reference_says(spark, seed):
     (_, end), later = windows
     extracts = [extract(spark, history, window) for window in windows]
     one = reconcile(extracts[0], Yesterday(), RULES, FIRST, end)
-    expected = reference(told, windows[0], told.entries, told.messages, frozenset())
+    expected = reference(told, windows[0], frozenset())
     see(history, rows_of(one), expected)
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
@@ -113,25 +113,26 @@ def test_two_days_are_what_the_reference_says(spark, seed):
     left = {name: getattr(one, name).localCheckpoint() for name in names}
     yesterday = Yesterday(**left, history=extracts[0])
     two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
-    expected = reference(told, later, told.entries, told.messages, known)
+    expected = reference(told, later, known)
     see(history, rows_of(two), expected)
     agreed = {key for key in known if key in expected and is_agreed(expected[key])}
     assert {row.key for row in two.closed.collect()} == agreed
 
 
-def reference(told, window, entries, messages, known):
+def reference(told, window, known):
     """Of all that was known when the window ended: what it touches, and what was open before."""
     first = RULES.day.window(FIRST).start_ms
     start, end = window
-    touched = set(known)
-    touched |= {e.key for e in entries if start <= e.recorded_ms < end and e.role != "clearing"}
-    for each in messages:
-        decided = FAR if each.decided_ms is None else each.decided_ms
-        if start <= each.stored_ms < end or (start <= decided < end):
-            touched.add(each.key)
+
+    def is_heard(message, since):
+        decided = FAR if message.decided_ms is None else message.decided_ms
+        return since <= message.stored_ms < end or since <= decided < end
+
+    touched = {e.key for e in told.entries if start <= e.recorded_ms < end}
+    touched |= {m.key for m in told.messages if is_heard(m, start)} | known
     inside = told._replace(
         entries=[e for e in told.entries if first <= e.recorded_ms < end],
-        messages=[m for m in told.messages if first <= m.stored_ms < end],
+        messages=[m for m in told.messages if is_heard(m, first)],
     )
     found = classes(inside, RULE, start, end, FAR, known)
     return {key: unit for key, unit in found.items() if key in touched}

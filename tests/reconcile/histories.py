@@ -5,7 +5,7 @@ Moments stand at the edges of what the rules know: the days' beginnings and ends
 
 from random import Random
 
-from tests.reconcile.days import RULES
+from tests.reconcile.days import RULES, VISIBLE
 from tests.reconcile.reference import Entry, Failure, Message
 
 FLOWS = {flow.namespace: flow for flow in RULES.log.flow}
@@ -57,7 +57,8 @@ class History:
             self._accident(entries, messages, failures)
         self.entries += entries
         self.messages += messages
-        self.failures += failures
+        told = {each.id for each in messages if each.state in VISIBLE}
+        self.failures += [each for each in failures if each.id in told]
 
     def _at(self, began, most=3):
         """A moment soon after another; now and then one outside of both days."""
@@ -109,7 +110,7 @@ class History:
         flow = next(each for each in FLOWS.values() if each.topic == message.topic)
         state = self.random.choice(("dead", "retrying"))
         group = flow.group if self.random.random() < 0.8 else "audit"
-        at = self.moments[0]
+        at = message.decided_ms or message.stored_ms
         return Failure(message.key, message.id, group, state, 3, at, None, self._number())
 
     def _accident(self, entries, messages, failures):

@@ -189,7 +189,8 @@ def _class(unit, rule, as_of):
         return wrong
     class_, may_wait = _by_presence(unit, rule)
     is_young = unit.first_ms > as_of - rule.grace_ms
-    if may_wait and is_young and "parked" not in unit.states and not _is_dead(unit, rule):
+    is_given_up = "parked" in unit.states or _given_back(unit, rule) == "dead"
+    if may_wait and is_young and not is_given_up:
         return Class.IN_FLIGHT
     return class_
 
@@ -253,21 +254,23 @@ def _by_presence(unit, rule):
 
 
 def _on_its_way(unit, rule):
-    if _is_dead(unit, rule):
+    failed = _given_back(unit, rule)
+    if failed == "dead":
         return Class.DEAD_LETTER, False
-    if any(_is_taken(unit.told, rule, message) for message in unit.copies):
+    if failed or any(_is_taken(unit.told, rule, message) for message in unit.copies):
         return Class.DELIVERED_UNCREDITED, True
     return Class.COMMITTED_UNDELIVERED, True
 
 
-def _is_dead(unit, rule):
+def _given_back(unit, rule):
+    """What was said last of a message that its consumers could not handle; else nothing."""
     failed = [
         (failure.position, failure.state)
         for message in unit.copies
         for failure in unit.told.failures.get(message.id, [])
-        if failure.group == rule.groups[message.topic]
+        if failure.group == rule.groups[message.topic] and failure.stored_ms < unit.end
     ]
-    return bool(failed) and max(failed)[1] == "dead"
+    return max(failed)[1] if failed else None
 
 
 def _is_taken(told, rule, message):

@@ -28,8 +28,8 @@ from bench_guards import guards
 from bench_idle import idle
 from bench_pending import pending
 from bench_producer import producer
-from bench_reconcile_extract import reconcile_extract
 from bench_reconcile import reconcile
+from bench_reconcile_extract import reconcile_extract
 from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart

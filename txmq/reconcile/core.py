@@ -104,7 +104,7 @@ def _orphans(
     """Transfers of which somebody hears today, that were not left open, and that have no beginning:
     no debit, or no message. Perhaps they were agreed on another day.
     """
-    begun = booked.where(f.col("kind") == "debit").select("key")
+    begun = legs_of(booked).where(f.col("kind") == "debit").select("key")
     begun = begun.join(told.select("key"), "key", "left_semi")
     known = begun if carried is None else together(begun, carried)
     return few(suspects.join(known, "key", "left_anti"))

@@ -53,8 +53,10 @@ def sieved(
     if carried is not None:
         keys = carried.select("key", f.lit(_OTHER).alias("tag"))
         narrow = narrow.unionByName(keys, allowMissingColumns=True)
-    # Sent to their places before they are grouped: rows travel as they are, and narrow.
-    met = narrow.repartition("key").groupBy("key").agg(
+    # Sent to their places before they are grouped: rows travel as they are, and narrow. The places
+    # have a number, so that the same day is parted in the same way each time.
+    parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    met = narrow.repartition(parts, "key").groupBy("key").agg(
         *(_number(each).alias(f"n{each}") for each in (_DEBIT, _CREDIT, _MESSAGE, _OTHER)),
         f.bit_xor("mark").alias("mark"),
         f.min("amount").alias("amount"),

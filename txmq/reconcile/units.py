@@ -18,8 +18,10 @@ from txmq.reconcile.rules import Rules, Window
 
 __all__ = ["units_of"]
 
-_STATES: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
-"""From the weakest on: of several things that are known of one message, the last one holds."""
+_KNOWN: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
+"""What becomes of a half message, in its order: of what two days have heard of it, the last."""
+_TOLD: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
+"""Of several places where the same message lies, the one that moves most counts."""
 
 
 def units_of(
@@ -84,15 +86,21 @@ def _booked(entries: DataFrame, window: Window) -> DataFrame:
     )
 
 
-def _told(messages: DataFrame) -> DataFrame:
-    """One row for each message, however often it was stored and whatever was known in between."""
-    rank = f.array_position(f.array(*map(f.lit, _STATES)), f.col("state"))
-    latest = Over.partitionBy("key", "id").orderBy(rank.desc(), f.col("position"))
-    return (
-        messages.withColumn("place", f.row_number().over(latest))
-        .where(f.col("place") == 1)
-        .drop("place")
-    )
+def _known(messages: DataFrame) -> DataFrame:
+    """One row for each place in the log: what was known of it last."""
+    return _first_of(messages, ("key", "id", "position"), _KNOWN)
+
+
+def _told(known: DataFrame) -> DataFrame:
+    """One row for each message, however often it was stored."""
+    return _first_of(known, ("key", "id"), _TOLD)
+
+
+def _first_of(messages: DataFrame, same: tuple[str, ...], states: tuple[str, ...]) -> DataFrame:
+    rank = f.array_position(f.array(*map(f.lit, states)), f.col("state"))
+    best = Over.partitionBy(*same).orderBy(rank.desc(), f.col("position"))
+    found = messages.withColumn("place", f.row_number().over(best))
+    return found.where(f.col("place") == 1).drop("place")
 
 
 def _said(messages: DataFrame) -> DataFrame:
@@ -100,7 +108,8 @@ def _said(messages: DataFrame) -> DataFrame:
     state = f.col("state")
     is_visible = state.isin(*VISIBLE)
     one = f.struct("position", "id", "state", "decided_by", "reason", "payer", "payee")
-    of_each = _told(messages).groupBy("key").agg(
+    known = _known(messages)
+    of_each = _told(known).groupBy("key").agg(
         f.count(f.when(is_visible, 1)).cast("int").alias("messages"),
         f.count(f.when(state == "committed", 1)).alias("committed"),
         f.count(f.when(state.isin(*UNDECIDED), 1)).alias("undecided"),
@@ -111,7 +120,7 @@ def _said(messages: DataFrame) -> DataFrame:
     # Each copy counts: who changes one of them and keeps its id is found as well.
     counts_for = ~(state == "rolled_back")
     is_unread = f.col("amount").isNull() | f.col("currency").isNull()
-    of_copies = messages.groupBy("key").agg(
+    of_copies = known.groupBy("key").agg(
         f.count(f.when(is_visible & is_unread, 1)).alias("unread"),
         _set(f.when(is_visible, f.col("payer"))).alias("told_payers"),
         _set(f.when(is_visible, f.col("payee"))).alias("told_payees"),

@@ -128,7 +128,7 @@ def reference(told, window, known):
         decided = FAR if message.decided_ms is None else message.decided_ms
         return since <= message.stored_ms < end or since <= decided < end
 
-    touched = {e.key for e in told.entries if start <= e.recorded_ms < end}
+    touched = {e.key for e in told.entries if start <= e.recorded_ms < end and e.role != "clearing"}
     touched |= {m.key for m in told.messages if is_heard(m, start)} | known
     inside = told._replace(
         entries=[e for e in told.entries if first <= e.recorded_ms < end],

@@ -15,6 +15,7 @@ from txmq.reconcile.results import open_results
 
 CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
 RUN = "b" * 16
+PARTS = 4
 NAMES = ("matches", "items", "closed", "totals")
 
 
@@ -30,7 +31,11 @@ def tables(spark, day, *, partitions=1):
         breaks.ddl_of("totals"),
     )
     found = dict(zip(NAMES, (moved, lived.items, lived.closed, totals), strict=True))
-    return {name: each.repartition(partitions) for name, each in found.items()}
+    # What is large comes parted by its key; that is the same in every run.
+    return {
+        name: each.repartition(PARTS, "key") if name == "matches" else each.repartition(partitions)
+        for name, each in found.items()
+    }
 
 
 def write(results, spark, day, names=NAMES, *, partitions=1):

@@ -12,7 +12,7 @@ import pytest
 from tests.reconcile import breaks, dying_run
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.explaining import Explanations
-from txmq.reconcile.results import PARTS, Results, content_hash, open_results, run_id
+from txmq.reconcile.results import Results, content_hash, open_results, run_id
 from txmq.reconcile.signing import Signatures
 
 DAY = date(2026, 11, 20)
@@ -70,7 +70,7 @@ def test_a_table_is_the_same_bytes_in_whatever_partitions_it_comes(spark, tmp_pa
     assert one == three
     assert hashes[0] == hashes[1]
     assert list(one)[0] == f"closed/business_date={DAY}/run={dying_run.RUN}/part-00000.parquet"
-    assert sum(each.startswith("matches/") for each in one) == PARTS
+    assert sum(each.startswith("matches/") for each in one) == dying_run.PARTS
     assert sum(each.startswith("items/") for each in one) == 1
 
 
@@ -86,15 +86,6 @@ def test_what_was_written_is_read_and_hashed_the_same(spark, results):
     closed = results.read_table(spark, "closed", run)
     assert (closed.count(), closed.columns) == (0, read.columns)
     assert nothing == content_hash(closed)
-
-
-def test_facts_bring_their_own_columns(spark, results):
-    facts = spark.createDataFrame([("icbc/2", [1]), ("icbc/1", None)], "key STRING, m ARRAY<INT>")
-    results.write_table("facts", facts, DAY, "a" * 16)
-
-    read = results.read_table(spark, "facts", breaks.run(DAY))
-    assert read.schema == facts.schema
-    assert sorted(read.collect()) == sorted(facts.collect())
 
 
 def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
@@ -153,45 +144,33 @@ def test_the_day_before_is_the_last_that_has_a_result(results):
     assert len(results.trend(DAY, 9)) == 3
 
 
-def test_agreed_transfers_are_looked_back_for_so_many_dates(spark, results):
-    for ago in (8, 7, 1, 0):
-        day = DAY - timedelta(days=ago)
-        match = [(f"icbc/{ago}", "matched", 1, "CNY", 1, 2)]
-        table = spark.createDataFrame(match, breaks.ddl_of("matches"))
-        results.write_table("matches", table, day, "a" * 16)
-        closed = items(spark, ago == 1).withColumn("key", breaks.text("icbc/x"))
-        results.write_table("closed", closed, day, "a" * 16)
-        if ago != 7:
-            results.publish(breaks.run(day), {})
-
-    def keys(most):
-        return {each.key for each in results.earlier(spark, "matches", DAY, most).collect()}
-
-    assert keys(7) == {"icbc/1"}
-    assert keys(8) == {"icbc/1", "icbc/8"}
-    assert results.earlier(spark, "matches", DAY, 0) is None
-    agreed = {each.key: each.history for each in results.agreed_before(spark, DAY, 7).collect()}
-    assert agreed == {"icbc/1": None, "icbc/x": "2026-11-20 parked new"}
-
-
 def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
     Explanations(tmp_path).explain("0" * 16, "parked", "Ann", "known", 1)
-    first = results.yesterday(spark, DAY, 7)
-    assert (first.items, first.matches, first.explanations.count()) == (None, None, 1)
+    window = breaks.rules().day.window(DAY)
+    first = results.yesterday(spark, window, None)
+    assert (first.items, first.entries, first.explanations.count()) == (None, None, 1)
 
     before = DAY - timedelta(days=1)
     for name, table in dying_run.tables(spark, before).items():
         results.write_table(name, table, before, "a" * 16)
-    facts = spark.createDataFrame([("icbc/1",)], "key STRING")
-    results.write_table("facts", facts, before, "a" * 16)
-    balance = [("icbc", "alice", "customer", "CNY", 1, 1, 1, 2, 0, None)]
-    balances = spark.createDataFrame(balance, breaks.ddl_of("balances"))
-    results.write_table("balances", balances, before, "a" * 16)
-    results.publish(breaks.run(before), {})
+    entry = (1, "icbc/1", "debit", "customer", "alice", -1, "CNY", 1, 1, "icbc")
+    message = ("icbc/1", "M", "alice", "bob", 1, "CNY", "sent", "t", 0, 0, 1, *[None] * 3, 9, None)
+    failure = ("icbc/1", "M", "g", "dead", 3, 1, "no", 10)
+    balance = ("icbc", "alice", "customer", "CNY", 1, 1, 1, 2, 0, None)
+    left = {"entries": entry, "messages": message, "failures": failure, "balances": balance}
+    for name, row in left.items():
+        ddl = breaks.ddl_of(name) + (", bank STRING" if name == "entries" else "")
+        results.write_table(name, spark.createDataFrame([row], ddl), before, "a" * 16)
+    run = breaks.run(before)
+    result = msgspec.structs.replace(run.result, end_ms=window.start_ms)
+    run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
 
-    left = results.yesterday(spark, DAY, 7)
-    counts = [left.items.count(), left.facts.count(), left.balances.count(), left.matches.count()]
-    assert counts == [3, 1, 1, 500]
+    found = results.yesterday(spark, window, run)
+    assert found.items.count() == 3
+    for name, row in left.items():
+        assert [tuple(each) for each in getattr(found, name).collect()] == [row]
+    late = msgspec.structs.replace(run, result=msgspec.structs.replace(result, end_ms=1))
+    assert results.yesterday(spark, window, late).balances is None
 
 
 def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):

@@ -42,7 +42,9 @@ bench: $(READY)  ## the benchmarks, JSON on stdout
 docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md
 	$(RUN) -m tools.wire_reference > docs/reference/wire.md
+	$(RUN) -m tools.reconcile_rules > docs/reference/reconcile-rules.md
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
+	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.testing import embedded
-from tools import state_diagram, wire_reference
+from tools import class_table, reconcile_rules, state_diagram, wire_reference
 from txmq.cli.root import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -31,6 +31,21 @@ def test_the_state_diagram_is_fresh():
     text = (DOCS / "explanation/half-messages.md").read_text()
 
     assert state_diagram.page_with_diagram(text) == text, "run: make docs"
+
+
+def test_the_table_of_classes_is_fresh():
+    text = (DOCS / "explanation/reconciliation.md").read_text()
+
+    assert class_table.table() in text, "run: make docs"
+    assert class_table.page_with_table(text) == text
+
+
+def test_the_page_of_rules_is_fresh():
+    page = reconcile_rules.page()
+
+    assert (DOCS / "reference/reconcile-rules.md").read_text() == page, "run: make docs"
+    keys = [row for row in page.splitlines() if row.startswith("| `")]
+    assert [row for row in keys if row.endswith(" |  |")] == [], "each key is told of"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)

@@ -11,11 +11,13 @@ import pytest
 
 import txmq
 from tests.serving import environment
-from txmq import blocking, idempotent
+from txmq import blocking, idempotent, reconcile
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_PROGRAM = ROOT / "tests/typing/user_program.py"
 GUARDED_PROGRAM = ROOT / "tests/typing/guarded_program.py"
+RECONCILING_PROGRAM = ROOT / "tests/typing/reconciling_program.py"
+PROGRAMS = [USER_PROGRAM, GUARDED_PROGRAM, RECONCILING_PROGRAM]
 IMPORT_MS_MAX = 100.0
 ROUNDS = 7
 
@@ -69,10 +71,13 @@ def names_of(tree, module):
     return imported, used
 
 
-def test_a_program_uses_every_guard():
-    imported, used = names_of(ast.parse(GUARDED_PROGRAM.read_text()), "txmq.idempotent")
+@pytest.mark.parametrize(
+    ("room", "program"), [(idempotent, GUARDED_PROGRAM), (reconcile, RECONCILING_PROGRAM)]
+)
+def test_a_program_uses_every_name_of_a_room(room, program):
+    imported, used = names_of(ast.parse(program.read_text()), room.__name__)
 
-    assert set(idempotent.__all__) - imported == set()
+    assert set(room.__all__) - imported == set()
     assert imported - used == set()
 
 
@@ -85,7 +90,7 @@ def test_the_user_program_uses_every_public_name():
     assert set(blocking.__all__) - parts_of(tree, "blocking") == set()
 
 
-@pytest.mark.parametrize("program", [USER_PROGRAM, GUARDED_PROGRAM], ids=lambda each: each.stem)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.stem)
 def test_make_lint_checks_the_programs(program):
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
 
@@ -119,3 +124,10 @@ def test_importing_txmq_imports_no_client():
     assert heavy & set(loaded) == set()
     rooms = ("txmq.client", "txmq.remoting", "txmq.protocol", "txmq.runtime", "txmq.blocking")
     assert [each for each in loaded if each.startswith(rooms)] == []
+
+
+def test_rules_and_results_need_no_spark():
+    loaded = fresh("import sys, txmq.reconcile; print(*sys.modules)").split()
+
+    assert "txmq.reconcile.rules" in loaded
+    assert {"pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "jinja2"} & set(loaded) == set()

@@ -75,8 +75,9 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
     grace: str = "2h"
     """A transfer that is under way for no longer, at the end of the day, is no break."""
     weekend: frozenset[Weekday] = frozenset({"saturday", "sunday"})
+    """Days of the week that do not count for how old a break is."""
     holidays: frozenset[date] = frozenset()
-    """Both do not count for how old a break is."""
+    """Dates that do not count for it."""
     history: Annotated[int, Meta(ge=0, le=366)] = 7
     """So many business dates are looked back for a transfer that is booked again."""
 
@@ -116,6 +117,7 @@ class Money(Struct, frozen=True, forbid_unknown_fields=True):
     """A currency; its amounts here are minor units."""
 
     digits: Annotated[int, Meta(ge=0, le=6)] = 2
+    """Behind the point of a major unit."""
     tolerance: Annotated[int, Meta(ge=0)] = 0
     """Sides of a transfer that differ by no more agree."""
     materiality: Annotated[int, Meta(ge=0)] = 0
@@ -126,7 +128,9 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Breaks beyond these are over the limits, whatever they are worth."""
 
     breaks: Annotated[int, Meta(ge=0)] = 100
+    """So many there may be."""
     age_days: Annotated[int, Meta(ge=0)] = 7
+    """So many business days old the oldest may be."""
     evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
     """So many breaks of a class are shown in the report."""
 
@@ -135,19 +139,30 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's journal, or its table of transfers: one row for each side of a booking."""
 
     table: str
+    """Its name, with its schema's before it where it needs one."""
     key: str
+    """The column with the transfer's id; empty in rows that no transfer has made."""
     account: str
+    """The column with the account that is booked on."""
     amount: str
+    """The column with the amount."""
     booked: str
+    """The column with the moment that decides on the business date."""
     currency: Source
+    """The column with the currency, or the one of all rows."""
     kind: Source
+    """The column that says what a row is, or what all of them are."""
     namespace: Name
     """The bank that gives out the ids of transfers that are found here, by its name."""
     kinds: dict[str, tuple[str, ...]] = {}
     """What the bank calls a debit, a credit and a return: lists under ``debit``, ``credit`` and
     ``return``. All else is other: no transfer has made it."""
     id: str = ""
+    """The column with the row's own number; by it a row that is there twice is known."""
     recorded: str = ""
+    """The column with the moment of writing, which no backdating changes. Where it is named, a row
+    counts on the date on which it was written, and one that was booked into an earlier date is
+    late."""
     where: str = ""
     """A condition in the database's own language; rows that do not meet it are left out."""
     time: Literal["milliseconds", "seconds", "timestamp", "timestamptz"] = "milliseconds"
@@ -172,21 +187,28 @@ class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's table of accounts, with what each of them has."""
 
     table: str
+    """Its name."""
     account: str
+    """The column with the account."""
     currency: Source
+    """The column with its currency, or the one of all accounts."""
     balance: str
+    """The column with what it has, counted in the same units as the entries' amounts."""
     where: str = ""
+    """A condition, as that of the entries."""
 
 
 class Bank(Struct, frozen=True, forbid_unknown_fields=True):
     """One bank."""
 
     name: Name
+    """Its own; it is no other bank's, and not ``log``."""
     database: str
     """Its URL: ``postgresql://``, ``sqlite:///`` or ``jdbc:``; ``${VARIABLE}`` stands for one."""
     entries: EntryColumns
     accounts: AccountColumns | None = None
     zone: str = "UTC"
+    """Where the clock hangs that its moments without a zone were read from."""
     readers: Annotated[int, Meta(ge=1, le=64)] = 4
     """So many connections read at once."""
     properties: dict[str, str] = {}
@@ -197,23 +219,31 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     """Messages that order transfers: their topic, and where in their JSON is what."""
 
     topic: str
+    """Where they are sent to."""
     namespace: Name
+    """The bank that gives out their ids, as it is called in its entries."""
     group: str = ""
     """The consumers that credit."""
     tags: tuple[str, ...] = ()
     """Only messages with one of these; with any, where there are none."""
     key: str = ""
-    """The message's own key where it is empty."""
+    """Where the transfer's id stands; a dot leads into an object. The first of the message's own
+    keys where it is empty."""
     payer: str = "payer"
+    """Where the account stands that is debited."""
     payee: str = "payee"
+    """Where the account stands that is credited."""
     amount: str = "amount"
+    """Where the amount stands, a whole number of minor units."""
     currency: Source = "currency"
+    """Where the currency stands, or the one of all messages."""
 
 
 class Log(Struct, frozen=True, forbid_unknown_fields=True):
     """The broker's log."""
 
     directory: str
+    """The broker's data directory, or a copy of it; it is only read."""
     flow: tuple[Flow, ...] = ()
 
 
@@ -230,6 +260,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
     name: Name
+    """Of this reconciliation; breaks get their ids from it, so leave it as it is."""
     directory: str
     """Where extracts and results are kept; the workers of a cluster see it at the same place."""
     bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
@@ -238,6 +269,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """Raise it with each change, so that a result says by which rules it was made."""
     day: Day = Day()
     money: dict[str, Money] = {}
+    """By its code of three letters. Where none is named, any is taken, and what is in it is looked
+    at twice; where some are, another one in a bank's book stops the run."""
     limits: Limits = Limits()
     recon: Recon | None = None
 

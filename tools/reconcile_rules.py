@@ -1,0 +1,156 @@
+"""Print docs/reference/reconcile-rules.md: every key of a reconciliation's rules, read from the
+structs that they are made into.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from datetime import date
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Meta, Struct
+
+from txmq.reconcile.rules import Constant, Rules
+
+HEAD = """\
+# The rules of a reconciliation
+
+<!-- Printed by `python -m tools.reconcile_rules`; change the rules, not this page. -->
+
+Every key of the file that `txmq reconcile --config` names.
+[Reconcile two banks](../howto/reconcile.md) has a whole one.
+
+A key that is not here is refused, and so is a value that cannot be.
+Paths in it begin where the file is.
+`${VARIABLE}` stands for what the variable holds, wherever a text may stand.
+Durations are written `"90s"`, `"20m"`, `"2h"`, `"1d"`.
+"""
+
+
+class Section(NamedTuple):
+    """A table of the file."""
+
+    heading: str
+    shape: type[Struct]
+    text: str
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "".join(map(_section, _sections(Section("The file itself", Rules, ""), "")))
+
+
+def _section(section: Section) -> str:
+    doc = _plain(f"{inspect.getdoc(section.shape) or ''} {section.text}")
+    lines = ["", f"## {section.heading}", "", doc, "", "| key | default | what it takes | |"]
+    lines.append("|---|---|---|---|")
+    texts = _texts_under(section.shape)
+    for name, kind, default in _fields(section.shape):
+        if _group(kind) is None:
+            cells = f"`{name}`", _shown(default), _kind_name(kind), _plain(texts.get(name, ""))
+            lines.append(f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sections(section: Section, path: str) -> Iterator[Section]:
+    yield section
+    texts = _texts_under(section.shape)
+    for name, kind, default in _fields(section.shape):
+        group = _group(kind)
+        if group is None:
+            continue
+        shape, form = group
+        inner = f"{path}{name}"
+        needed = ""
+        if default is NODEFAULT:
+            needed = " At least one." if form == "[[{}]]" else " Required."
+        below = Section(f"`{form.format(inner)}`", shape, texts.get(name, "") + needed)
+        yield from _sections(below, f"{inner}.")
+
+
+def _fields(shape: type[Struct]) -> Iterator[tuple[str, Any, object]]:
+    hints = get_type_hints(shape, include_extras=True)
+    for each in msgspec.structs.fields(shape):
+        default = each.default
+        if each.default_factory is not NODEFAULT:
+            default = each.default_factory()
+        yield each.encode_name, hints[each.name], default
+
+
+def _group(kind: Any) -> tuple[type[Struct], str] | None:
+    """The struct that a key is made into, and how its table is headed."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    form = "[{}]"
+    if get_origin(kind) is tuple:
+        kind, form = get_args(kind)[0], "[[{}]]"
+    elif get_origin(kind) is dict:
+        kind, form = get_args(kind)[1], "[{}.CNY]"
+    elif get_origin(kind) in (Union, UnionType):
+        kind = get_args(kind)[0]
+    is_group = isinstance(kind, type) and issubclass(kind, Struct) and kind is not Constant
+    return (kind, form) if is_group else None
+
+
+def _kind_name(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _kind_name(inner[0]) + _bounds(*inner[1:])
+    if origin is Literal:
+        return " or ".join(f'`"{each}"`' for each in inner)
+    if origin in (tuple, frozenset):
+        days = get_origin(inner[0]) is Literal
+        return "list of days of the week" if days else f"list of {_kind_name(inner[0])}s"
+    if origin is dict:
+        return "table of texts" if inner[1] is str else f"table of {_kind_name(inner[1])}"
+    if origin in (Union, UnionType):
+        return " or ".join(_kind_name(each) for each in inner if each is not NoneType)
+    named = {str: "text", int: "whole number", bool: "true or false", date: "date"}
+    return '`{ is = "…" }`' if kind is Constant else named[kind]
+
+
+def _bounds(meta: Meta) -> str:
+    if meta.pattern is not None:
+        return ", a plain name"
+    if meta.le is None:
+        return ""
+    return f", {meta.ge} to {meta.le}"
+
+
+def _shown(default: object) -> str:
+    match default:
+        case _ if default is NODEFAULT:
+            return "required"
+        case "" | () | None:
+            return ""
+        case bool():
+            return f"`{str(default).lower()}`"
+        case str() | int():
+            return f"`{msgspec.json.encode(default).decode()}`"
+        case frozenset() | dict():
+            return ", ".join(f'`"{each}"`' for each in sorted(default))
+    raise TypeError(f"nobody knows how to write {default!r}")
+
+
+def _texts_under(shape: type[Struct]) -> dict[str, str]:
+    """What stands under each attribute in the source."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(shape))).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for above, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[above.target.id] = text
+    return texts
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from txmq.cli.asking import AsJson
 from txmq.cli.output import as_json, say, table
-from txmq.cli.reconciling import Config, Day, asked, run_of, told
+from txmq.cli.reconciling import Asked, Config, Day, asked, run_of, told
 from txmq.errors import ConfigError
 from txmq.runtime.clock import SystemClock
 
@@ -39,8 +40,26 @@ def signoff(
             if role not in {"preparer", "reviewer"}:
                 raise ConfigError("say who signs: --as preparer or --as reviewer, or only --show")
             sign = signatures.prepare if role == "preparer" else signatures.review
-            sign(run, by, SystemClock().wall_ms(), note)
+            signed = sign(run, by, SystemClock().wall_ms(), note)
+            _tell(wanted, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, signatures, json=json)
+
+
+def _tell(wanted: Asked, run: "Run") -> None:
+    """Have the names stand wherever the result stands."""
+    from txmq.reconcile.report.page import page
+    from txmq.reconcile.results import Results
+
+    results = Results(wanted.rules.directory)
+    results.tell(run, {"report.html": page(run)})
+    if wanted.rules.recon is not None:
+        from txmq.reconcile.schema import ReconSchema
+
+        schema = ReconSchema(wanted.rules.recon)
+        try:
+            schema.sign(run)
+        finally:
+            schema.close()
 
 
 def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> None:

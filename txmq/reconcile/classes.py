@@ -160,7 +160,7 @@ ABOUT: Final[dict[Class, About]] = {
         "break",
         "all sides agree, and they were booked into a day that is over",
         "a late or backdated booking",
-        "reconcile that day again, and have it signed again",
+        "have the change signed; reconcile that day again where the bank keeps one moment only",
     ),
     Class.EXPLAINED: About(
         "open",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-import txmq
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explaining import Explanations
@@ -90,7 +90,7 @@ def run(
             stages=progress.stages[before:],
             began_ms=began_ms,
             ended_ms=clock.wall_ms(),
-            txmq_version=txmq.__version__,
+            txmq_version=version("txmq"),
             spark_version=pyspark.__version__,
             previous_run_id=past.run_id if past else None,
         )

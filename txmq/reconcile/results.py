@@ -168,11 +168,16 @@ class Results:
                 raise ReconcileRefused(_SIGNED.format(run=run.run_id, day=day, what="its result"))
         else:
             text = msgspec.json.format(msgspec.json.encode(run))
-            for name, data in {**files, "run.json": text + b"\n"}.items():
-                disk.replace(f"runs/{day}/{run.run_id}/{name}", data)
+            self.tell(run, {**files, "run.json": text + b"\n"})
         # The last step: before it, the run is nothing to anybody.
         named = msgspec.json.encode({"run_id": run.run_id})
         disk.replace(f"runs/{day}/current", named + b"\n")
+
+    def tell(self, run: Run, files: Mapping[str, bytes]) -> None:
+        """Say something anew of a run, such as who has signed it; its result stays as it is."""
+        disk = LocalDisk(self.directory)
+        for name, data in files.items():
+            disk.replace(f"runs/{run.result.business_date}/{run.run_id}/{name}", data)
 
     def current(self, day: date) -> Run | None:
         """The run of a day that is in force, with the names under it; none before the first.

@@ -68,7 +68,9 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.files.maxPartitionBytes": "64m",
-    "spark.sql.parquet.compression.codec": "zstd",
+    # What is kept for a moment, and what is written once and read once, is not worth squeezing.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    "spark.sql.parquet.compression.codec": "snappy",
     "spark.hadoop.parquet.summary.metadata.level": "NONE",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -19,9 +19,11 @@ from pyspark.sql import functions as f
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile.core import reconcile
+from txmq.reconcile.extract.loading import counted
 from txmq.reconcile.ledgers import Outcome, Yesterday
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import opened, sized
+from txmq.reconcile.tables import SOURCES
 
 MEMORY = "6g"
 LEGS = ("debit", "credit", "return")
@@ -60,9 +62,11 @@ def bare(spark, folder, _):
 
 
 def whole(spark, folder, plan):
-    """All that a run does between its extract and its report."""
+    """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
-    outcome = reconcile(read(spark, folder), Yesterday(), plan.rules, plan.day, end_ms)
+    ledgers = read(spark, folder)
+    counted([("ledgers", each, getattr(ledgers, each.name)) for each in SOURCES])
+    outcome = reconcile(ledgers, Yesterday(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
         for name in Outcome._fields:
             results.write_table(name, getattr(outcome, name), plan.day, "0123456789abcdef")

@@ -60,7 +60,7 @@ def reconcile(
         f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
     )
 
-    units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
+    units = settled(units_of(booked, told, given_back, ledgers.offsets, rules, window))
     judged = settled(classified(_marked(units, carried), rules, as_of_ms))
     lives = carry(
         judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),

@@ -85,6 +85,10 @@ def add_tour(parser: ArgumentParser) -> None:
         help=f"have this Redis stand before the tables of what is done ({REDIS})",
     )  # fmt: skip
     add("--directory", type=Path, help="keep books, logs and messages in this new directory")
+    add(
+        "--no-reconcile", action="store_true",
+        help="do not reconcile the ledgers in the end, which takes longer than all the rest",
+    )  # fmt: skip
 
 
 def tour_of(given: Namespace) -> TourSettings:
@@ -97,7 +101,7 @@ def tour_of(given: Namespace) -> TourSettings:
         transfers=given.transfers, accounts=given.accounts, rate=given.rate,
         concurrent=given.concurrent, seed=given.seed, kills=given.chaos, copies=given.copies,
         ways=tuple(map(Way, given.way or ())), postgres=given.postgres, redis=given.redis,
-        directory=given.directory,
+        directory=given.directory, is_reconciled=not given.no_reconcile,
     )  # fmt: skip
 
 

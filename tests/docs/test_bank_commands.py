@@ -105,10 +105,15 @@ def txmq_command(words):
     """The options of a command of txmq's, and of no other than that."""
     found = typer.main.get_command(app)
     context = found.make_context("txmq", list(words))
-    while hasattr(found, "resolve_command"):
-        name, found, words = found.resolve_command(context, words)
+    # A group that is a command itself has options of its own before the next word.
+    while hasattr(found, "resolve_command") and (rest := rest_of(context)):
+        name, found, words = found.resolve_command(context, rest)
         context = found.make_context(name, list(words), parent=context)
     return context.params
+
+
+def rest_of(context):
+    return [*context._protected_args, *context.args]
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))

@@ -17,6 +17,7 @@ from examples.bank_transfer.tour.programs import Program
 from examples.bank_transfer.tour.record import Record
 from txmq import Client, Message, Producer
 from txmq.errors import TxmqError
+from txmq.protocol.properties import UNIQUE_KEY
 
 __all__ = ["Accident", "Accidents", "plan"]
 
@@ -83,12 +84,17 @@ class Accidents:
         self._record.tell(f"{program.name} is back")
 
     async def _deliver_again(self, client: Client, producer: Producer) -> None:
-        """Send a copy of a message that CCB has had already, or is about to have."""
+        """Send a message again that CCB has had already, or is about to have: with its id, since it
+        is the same one, and no second order.
+        """
         for _ in range(ATTEMPTS_MAX):
             transfer = id_of(self._mark, self._lot.randrange(max(1, self._record.asked)))
             try:
                 for each in await client.admin.query(TRANSFERS, transfer):
-                    copy = Message(topic=TRANSFERS, tags=each.tags, keys=each.keys, body=each.body)
+                    copy = Message(
+                        topic=TRANSFERS, tags=each.tags, keys=each.keys, body=each.body,
+                        properties={UNIQUE_KEY: each.id},
+                    )  # fmt: skip
                     await producer.send(copy)
                     self._record.copies += 1
                     return

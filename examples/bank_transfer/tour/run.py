@@ -13,6 +13,7 @@ from examples.bank_transfer.tour.accidents import Accidents, plan
 from examples.bank_transfer.tour.audit import Auditor
 from examples.bank_transfer.tour.customers import Customers
 from examples.bank_transfer.tour.orders import story, wishes
+from examples.bank_transfer.tour.reconciliation import reconcile
 from examples.bank_transfer.tour.record import Record
 from examples.bank_transfer.tour.report import report
 from examples.bank_transfer.tour.settings import TourSettings
@@ -26,7 +27,8 @@ LOOK_S: Final = 0.05
 
 
 async def take(settings: TourSettings, console: Console) -> int:
-    """Take it; the exit code is 0 only if no money was made or lost, and every transfer ended.
+    """Take it; the exit code is 0 only if no money was made or lost, every transfer ended, and the
+    ledgers agree where they can be reconciled.
 
     Raises:
         NotStarted: A program, or a server that is needed, is not there.
@@ -36,14 +38,24 @@ async def take(settings: TourSettings, console: Console) -> int:
     try:
         async with opened(settings) as world:
             await visit(settings, world, record)
+            await world.stop()
+            await end(view)
+            report(record, console)
+            agrees = not settings.is_reconciled or await reconcile(
+                world, record.seconds, console, keeps_report=settings.directory is None
+            )
     except BaseExceptionGroup as problem:
         raise first(problem) from problem  # What else has failed was ended by it.
     finally:
-        view.cancel()
-        with suppress(asyncio.CancelledError):
-            await view
-    report(record, console)
-    return 1 if record.mistakes else 0
+        await end(view)
+    return 0 if agrees and not record.mistakes else 1
+
+
+async def end(view: asyncio.Task[None]) -> None:
+    """Nothing more is shown."""
+    view.cancel()
+    with suppress(asyncio.CancelledError):
+        await view
 
 
 def first(problem: BaseException) -> BaseException:

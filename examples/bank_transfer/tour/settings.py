@@ -43,6 +43,8 @@ class TourSettings:
     """The URL of a Redis that stands before the tables of what is done."""
     directory: Path | None = None
     """Where books, log and messages are kept; they are gone afterwards where it is none."""
+    is_reconciled: bool = True
+    """Whether the ledgers are reconciled in the end, where there is a Java for it."""
     patience_s: float = 60.0
     """How long nothing may move, once everything has been asked for."""
 

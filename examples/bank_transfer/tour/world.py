@@ -63,6 +63,11 @@ class World:
         """All that can be killed."""
         return self.broker, self.icbc, self.ccb
 
+    async def stop(self) -> None:
+        """Stop the programs, the banks before their broker; databases and files stay."""
+        for each in reversed(self.programs):
+            await each.stop()
+
 
 @asynccontextmanager
 async def opened(settings: TourSettings) -> AsyncIterator[World]:

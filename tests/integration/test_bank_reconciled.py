@@ -1,0 +1,317 @@
+"""The bank example reconciled: a tour with its accidents is clean, and whoever cheats afterwards is
+found, by the class of what he did.
+
+All of it by real programs: the tour's own, a forger with a command line, and `txmq reconcile`.
+"""
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import AsyncExitStack, ExitStack, closing
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from examples.bank_transfer.orders import Order
+from examples.bank_transfer.tour.programs import Program, free_port
+from examples.bank_transfer.tour.reconciliation import RULES, SMALL
+from tests.serving import environment
+from txmq.reconcile.report.masking import mask
+from txmq.reconcile.report.summary_json import read_json
+
+PATIENCE_S = 240
+CREDITED_S = 30
+TOUR = ["--transfers", "60", "--chaos", "1", "--copies", "8", "--seed", "3"]
+CLEAN, OVER_LIMITS = 0, 2
+FORGED = Order("forged-1", "ICBC-0", "CCB-0", 123_45, "CNY")
+AGREED = {"settled": "matched", "returned": "returned"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def python(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], cwd=cwd,
+        env={**environment(), "COLUMNS": "200"}, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def toured(tmp_path_factory):
+    """What an honest tour has left, and what was said of it."""
+    kept = tmp_path_factory.mktemp("toured") / "kept"
+    done = python("examples.bank_transfer", *TOUR, "--directory", kept)
+    assert done.returncode == CLEAN, done.stdout[-4000:] + done.stderr[-4000:]
+    return kept, done.stdout
+
+
+def run_in(kept):
+    """The run that the tour's reconciliation has come to; across midnight the second of two."""
+    return read_json(max(kept.glob("reconciliation/runs/*/*/summary.json")).read_bytes())
+
+
+def test_a_tour_with_its_accidents_is_clean(toured):
+    kept, said = toured
+    result = run_in(kept).result
+
+    assert "✔ Clean" in said
+    assert "All balance proofs hold." in said
+    assert said.index("money was conserved") < said.index("✔ Clean")
+    found = {}
+    for each in result.totals:
+        found[each.class_] = found.get(each.class_, 0) + each.transfers
+    rolled_back = found.pop("rolled-back")
+    with closing(sqlite3.connect(kept / "icbc.db")) as books:
+        states = dict(books.execute("SELECT state, count(*) FROM transfers GROUP BY state"))
+    assert found == {name: states[state] for state, name in AGREED.items()}
+    assert 0 < rolled_back <= states["refused"], "an outbox says nothing of what it does not send"
+
+
+def test_the_rules_say_where_the_ledgers_are_and_hold_no_password(toured):
+    kept, _ = toured
+    rules = (kept / RULES.name).read_text()
+
+    assert [line for line in rules.splitlines() if "${" in line] == [
+        line for line in RULES.read_text().splitlines() if "${NAME}" in line
+    ]
+    again = python("txmq", "reconcile", "breaks", "--json", *date_of(kept), cwd=kept)
+    assert (again.returncode, json.loads(again.stdout)) == (0, [])
+
+
+def date_of(kept):
+    return "--date", run_in(kept).result.business_date, "--config", RULES.name
+
+
+# Frauds
+
+
+class Transfer(NamedTuple):
+    """One that was made, and credited."""
+
+    id: str
+    payer: str
+    payee: str
+    amount: int
+    way: str
+
+
+class Fraud(NamedTuple):
+    """What has to be said of one."""
+
+    key: str
+    name: str
+    """The class."""
+    amount: int
+    holder: str
+
+
+class Broken(NamedTuple):
+    """A balance proof that does not hold."""
+
+    proof: str
+    bank: str | None
+    account: str
+    expected: int
+    found: int
+
+
+class Ledgers:
+    """Both banks' databases, for whoever has the password."""
+
+    def __init__(self, kept, stack):
+        self.icbc, self.ccb = (
+            stack.enter_context(closing(sqlite3.connect(kept / f"{name}.db")))
+            for name in ("icbc", "ccb")
+        )
+
+    def transfers(self):
+        """Some of which no two have an account in common."""
+        seen = {FORGED.payer, FORGED.payee}
+        for each in self.icbc.execute(
+            "SELECT id, payer, payee, amount, way FROM transfers WHERE state = 'settled' ORDER BY 1"
+        ):
+            made = Transfer(*each)
+            if not seen & {made.payer, made.payee}:
+                seen |= {made.payer, made.payee}
+                yield made
+
+    def untouched(self):
+        """Accounts of CCB that no transfer has come to."""
+        found = self.ccb.execute(
+            "SELECT number FROM accounts WHERE currency = 'CNY' AND is_open "
+            "AND number NOT IN (SELECT payee FROM transfers) ORDER BY 1"
+        )
+        return (number for (number,) in found.fetchall() if number != FORGED.payee)
+
+    def balance(self, bank, number):
+        found = bank.execute("SELECT balance FROM accounts WHERE number = ?", [number])
+        return found.fetchone()[0]
+
+    def move(self, number, amount):
+        """Change what CCB's table of accounts says."""
+        changed = self.ccb.execute(
+            "UPDATE accounts SET balance = balance + ? WHERE number = ?", [amount, number]
+        )
+        assert changed.rowcount == 1
+
+    def double(self, transfer):
+        """Copy both rows of a credit; they get ids of their own."""
+        copied = self.ccb.execute(
+            "INSERT INTO journal (transfer, kind, account, amount, currency, booked_ms) SELECT "
+            "transfer, kind, account, amount, currency, booked_ms FROM journal WHERE transfer = ?",
+            [transfer.id],
+        )
+        assert copied.rowcount == 2
+
+    def edit(self, transfer, by, account):
+        edited = self.ccb.execute(
+            "UPDATE journal SET amount = amount + ? WHERE transfer = ? AND account = ?",
+            [by, transfer.id, account],
+        )
+        assert edited.rowcount == 1
+
+    def delete(self, bank, transfer):
+        gone = bank.execute("DELETE FROM journal WHERE transfer = ?", [transfer.id])
+        assert gone.rowcount == 2
+
+    def post_elsewhere(self, transfer, account):
+        posted = self.ccb.execute(
+            "UPDATE journal SET account = ? WHERE transfer = ? AND account = ?",
+            [account, transfer.id, transfer.payee],
+        )
+        assert posted.rowcount == 1
+
+    def commit(self):
+        self.icbc.commit()
+        self.ccb.commit()
+
+
+def told(ledgers, bank, number, by):
+    """An account whose journal says more than the table of accounts, or less."""
+    balance = ledgers.balance(getattr(ledgers, bank), number)
+    return Broken("account-table", bank, mask(number), balance, balance + by)
+
+
+def cheat(ledgers):
+    """Do every fraud there is, each to a transfer of its own; what has to be found of them."""
+    some, accounts = ledgers.transfers(), ledgers.untouched()
+
+    # A row edited, and nothing else: the two sides of the booking do not add up any more.
+    one = next(some)
+    ledgers.edit(one, 7, one.payee)
+    yield Fraud(one.id, "amount-mismatch", 7, "payee")
+    yield Broken("double-entry", "ccb", one.id, 0, 7)
+    yield Broken("clearing", None, one.id, -7, 0)
+    yield told(ledgers, "ccb", one.payee, 7)
+
+    # The same by somebody who knows the books: both sides and the balance tell the same story.
+    one = next(some)
+    ledgers.edit(one, 9, one.payee)
+    ledgers.edit(one, -9, "clearing")
+    ledgers.move(one.payee, 9)
+    yield Fraud(one.id, "amount-mismatch", 9, "payee")
+
+    # A balance edited: no transfer is wrong, and the account is.
+    rich = next(accounts)
+    ledgers.move(rich, 5)
+    yield told(ledgers, "ccb", rich, -5)
+
+    # A credit deleted; then the money taken from the account as well.
+    one = next(some)
+    ledgers.delete(ledgers.ccb, one)
+    yield Fraud(one.id, "delivered-uncredited", one.amount, "transit")
+    yield told(ledgers, "ccb", one.payee, -one.amount)
+    one = next(some)
+    ledgers.delete(ledgers.ccb, one)
+    ledgers.move(one.payee, -one.amount)
+    yield Fraud(one.id, "delivered-uncredited", one.amount, "transit")
+
+    # A credit doubled; then the money given to the account as well.
+    one = next(some)
+    ledgers.double(one)
+    yield Fraud(one.id, "double-credit", one.amount, "payee")
+    yield told(ledgers, "ccb", one.payee, one.amount)
+    one = next(some)
+    ledgers.double(one)
+    ledgers.move(one.payee, one.amount)
+    yield Fraud(one.id, "double-credit", one.amount, "payee")
+
+    # A debit deleted: its transaction was committed, or it was told by an outbox.
+    for way, name in (
+        ("half", "committed-but-not-debited"),
+        ("outbox", "message-without-debit"),
+    ):
+        one = next(each for each in some if each.way == way)
+        ledgers.delete(ledgers.icbc, one)
+        yield Fraud(one.id, name, one.amount, "payee")
+        yield told(ledgers, "icbc", one.payer, one.amount)
+
+    # A credit posted to another account; then with the money.
+    one, other = next(some), next(accounts)
+    ledgers.post_elsewhere(one, other)
+    yield Fraud(one.id, "account-mismatch", one.amount, "payee")
+    yield told(ledgers, "ccb", one.payee, -one.amount)
+    yield told(ledgers, "ccb", other, one.amount)
+    one, other = next(some), next(accounts)
+    ledgers.post_elsewhere(one, other)
+    ledgers.move(one.payee, -one.amount)
+    ledgers.move(other, one.amount)
+    yield Fraud(one.id, "account-mismatch", one.amount, "payee")
+
+
+async def forge(kept, order):
+    """Send an order that ICBC never had, while the broker and CCB run; CCB credits it."""
+    taken = set()
+    listen, names = (f"127.0.0.1:{free_port(taken)}" for _ in range(2))
+    broker = ["serve", "--data", kept / "broker", "--listen", listen, "--names-listen", names]
+    ccb = ["ccb", "--database", f"sqlite:///{kept / 'ccb.db'}", "--names", names]
+    body = msgspec.json.encode(order).decode()
+    forger = ["message", "send", "transfers", body, "--tag", "CCB", "--key", order.id]
+    async with AsyncExitStack() as stack:
+        for module, arguments in (("txmq", broker), ("examples.bank_transfer", ccb)):
+            log = kept / f"{arguments[0]}-forging.log"
+            program = Program(arguments[0], module, list(map(str, arguments)), log)
+            await program.start()
+            stack.push_async_callback(program.stop)
+        sent = await asyncio.to_thread(python, "txmq", *forger, "--names", names)
+        assert sent.returncode == 0, sent.stderr
+        with closing(sqlite3.connect(kept / "ccb.db")) as books:
+            async with asyncio.timeout(CREDITED_S):
+                asked = "SELECT 1 FROM journal WHERE transfer = ?"
+                while not books.execute(asked, [order.id]).fetchone():
+                    await asyncio.sleep(0.02)
+
+
+def test_every_fraud_is_named(toured, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(toured[0], copy, ignore=shutil.ignore_patterns("reconciliation"))
+    asyncio.run(forge(copy, FORGED))
+    with ExitStack() as stack:
+        ledgers = Ledgers(copy, stack)
+        planted = list(cheat(ledgers))
+        ledgers.commit()
+    planted.append(Fraud(FORGED.id, "message-without-debit", FORGED.amount, "payee"))
+
+    asked = date_of(toured[0])
+    done = python("txmq", "reconcile", *asked, "--json", "--quiet", *SMALL, cwd=copy)
+    listed = python("txmq", "reconcile", "breaks", "--json", *asked, cwd=copy)
+
+    assert done.returncode == OVER_LIMITS, done.stderr
+    assert sorted(
+        Fraud(each["key"].removeprefix("icbc/"), each["class"], each["amount"], each["holder"])
+        for each in json.loads(listed.stdout)
+    ) == sorted(each for each in planted if isinstance(each, Fraud))
+    result = read_json(done.stdout.encode()).result
+    proofs = [
+        Broken(each.proof, each.bank, each.account.removeprefix("icbc/"), each.expected, each.found)
+        for each in result.proofs
+        if not each.holds and each.account is not None
+    ]
+    wanted = [each for each in planted if isinstance(each, Broken)]
+    assert sorted(proofs, key=repr) == sorted(wanted, key=repr)
+    assert result.broken_proofs == len(wanted)

@@ -6,6 +6,7 @@ All of it by real programs: the tour's own, a forger with a command line, and `t
 
 import asyncio
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -59,6 +60,7 @@ def test_a_tour_with_its_accidents_is_clean(toured):
     kept, said = toured
     result = run_in(kept).result
 
+    assert re.search(r"delivered once more than they were sent +│ +[1-9]", said)
     assert "✔ Clean" in said
     assert "All balance proofs hold." in said
     assert said.index("money was conserved") < said.index("✔ Clean")

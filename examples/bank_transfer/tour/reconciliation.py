@@ -63,9 +63,9 @@ async def reconcile(
     now_ms = time.time_ns() // 1_000_000
     days = sorted({read.day.of(now_ms - round(seconds * 1000)), read.day.of(now_ms)})
     console.print()
-    for day in days:
-        # What was on its way at midnight is open on the first of two dates, and closed on the
-        # second: only that one's word counts.
+    if len(days) > 1:
+        say(console, "what was on its way at midnight is open on the first date, not on the second")
+    for day in days:  # Of two, only the last one's word counts.
         code = await run(["--date", day.isoformat(), "--config", str(rules), *SMALL], environ)
         if code == NOT_RUN:
             break

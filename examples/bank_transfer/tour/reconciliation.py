@@ -36,6 +36,7 @@ SMALL: Final = (
     "--memory", "1g",
     "--spark", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "--spark", "spark.sql.codegen.wholeStage=false",
+    "--spark", "spark.sql.codegen.factoryMode=NO_CODEGEN",
 )  # fmt: skip
 STOP_S: Final = 10.0
 AGREED: Final = 0

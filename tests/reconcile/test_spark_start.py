@@ -162,7 +162,7 @@ def test_nothing_is_heard_of_spark_and_nothing_is_left(driver):
     code, out, err = driver.run(LOCAL, "work", JAVA_TOOL_OPTIONS="-Dsomebody=else")
 
     assert (code, err) == (0, "")
-    assert out == "499500\nUTC true zstd 127.0.0.1\n"
+    assert out == "499500\nUTC true snappy 127.0.0.1\n"
     assert driver.left() == []
     assert driver.javas() == []
 

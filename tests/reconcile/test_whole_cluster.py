@@ -1,0 +1,45 @@
+"""A cluster of Spark's comes to what one machine comes to."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.reconcile import standalone
+from tests.reconcile.whole_driver import PLAN, extracted, reconciled
+from tests.serving import CHECKOUT
+from txmq.reconcile.classes import Class
+from txmq.reconcile.results import Results
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    extract_id = extracted(here, tmp_path / "day")
+    shutil.copytree(here, there)
+
+    alone = reconciled(spark, here, extract_id)
+    with standalone.cluster(cores=1, memory="700m") as url:
+        subprocess.run(
+            [sys.executable, "-m", "tests.reconcile.whole_driver", url, there],
+            cwd=CHECKOUT,
+            check=True,
+        )
+
+    results = Results(there)
+    together = results.current(PLAN.day)
+    assert together.run_id == alone.run_id
+    assert together.result.contents == alone.result.contents
+    assert together.result == alone.result
+    assert together.result_digest == alone.result_digest
+    results.verify(spark, together)
+    items = [
+        each.read_table(spark, "items", together).orderBy("key").collect()
+        for each in (Results(here), results)
+    ]
+    assert items[0] == items[1]
+    assert {each["class"] for each in items[0]} > {Class.DOUBLE_CREDIT, Class.PARKED}
+    assert sum(each.transfers for each in alone.result.totals) == PLAN.transfers

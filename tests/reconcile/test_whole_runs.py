@@ -1,0 +1,339 @@
+"""Whole runs: banks and a broker's log go in, a verdict comes out, and the next day goes on."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from tests.reconcile.whole_stage import (
+    FRIDAY,
+    PAYER,
+    SATURDAY,
+    THURSDAY,
+    WEDNESDAY,
+    Halted,
+    HaltedAt,
+    Stage,
+    at,
+)
+from tests.serving import CHECKOUT
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.extract.manifest import FILE, Manifest
+from txmq.reconcile.report.summary_json import as_json
+from txmq.reconcile.signing import Signatures
+
+pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+
+FILES = ["metrics.prom", "report.html", "run.json", "summary.json"]
+
+
+@pytest.fixture(scope="module")
+def first(spark, tmp_path_factory):
+    """Wednesday is over, and reconciled."""
+    stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "wednesday")
+    stage.first_day()
+    return stage, stage.run(spark, WEDNESDAY)
+
+
+@pytest.fixture(scope="module")
+def second(spark, first, tmp_path_factory):
+    """And so is Thursday."""
+    stage = first[0].copy(tmp_path_factory.mktemp("whole") / "thursday")
+    stage.second_day()
+    return stage, stage.run(spark, THURSDAY)
+
+
+def counted(done):
+    return {each.class_: each.transfers for each in done.result.totals}
+
+
+def proofs_of(done, name):
+    return [each for each in done.result.proofs if each.proof == name]
+
+
+def sign(stage, done):
+    signatures = Signatures(stage.directory)
+    signatures.prepare(done, "Li Na", 1)
+    return signatures.review(done, "Wang Wei", 2)
+
+
+def explain(stage, break_, class_):
+    people = Explanations(stage.directory)
+    return people.explain(break_, class_, "Li Na", "the payee's bank books it on Monday", 1)
+
+
+# An honest day
+
+
+def test_an_honest_day_is_clean(first):
+    stage, done = first
+
+    assert (done.result.verdict, done.result.why) == ("clean", ())
+    assert counted(done) == {"in-flight": 1, "rolled-back": 1, "matched": 8}
+    assert all(each.holds for each in done.result.proofs)
+    found = stage.results().current(WEDNESDAY)
+    assert found == done
+    told = {each: stage.results().file(done, each).read_bytes() for each in FILES}
+    assert sorted(os.listdir(stage.results().file(done, "run.json").parent)) == FILES
+    assert told["summary.json"] == as_json(done)
+    assert done.run_id in told["report.html"].decode()
+    assert f'txmq_reconcile_info{{name="icbc-ccb"' in told["metrics.prom"].decode()
+
+
+def test_it_stands_in_the_database_as_well(first):
+    stage, done = first
+
+    runs = "SELECT run_id, is_current, verdict, transfers, breaks FROM recon_runs"
+    assert stage.recon(runs) == [(done.run_id, 1, "clean", 10, 0)]
+    items = 'SELECT run_id, "key", "class", amount FROM recon_items'
+    assert stage.recon(items) == [(done.run_id, "icbc/night", "in-flight", 88_00)]
+    totals = 'SELECT "class", transfers FROM recon_totals ORDER BY number'
+    assert dict(stage.recon(totals)) == counted(done)
+
+
+def test_the_same_date_again_is_the_same_to_the_byte(spark, first, tmp_path):
+    """Fault R7."""
+    _, done = first
+    stage = first[0].copy(tmp_path / "again")
+    before = stage.bytes_of(done.run_id)
+    shutil.rmtree(stage.directory / "results")
+
+    again = stage.run(spark, WEDNESDAY)
+
+    assert (again.run_id, again.extract_id) == (done.run_id, done.extract_id)
+    assert again.result_digest == done.result_digest
+    assert again.result == done.result
+    assert stage.bytes_of(done.run_id) == before
+    assert any(each.endswith(".parquet") for each in before)
+    assert os.listdir(stage.extract_of(done).parent) == [done.extract_id]
+    assert stage.recon("SELECT run_id, is_current FROM recon_runs") == [(done.run_id, 1)]
+    assert stage.recon('SELECT "key" FROM recon_items') == [("icbc/night",)]
+    assert len(stage.recon("SELECT number FROM recon_totals")) == len(done.result.totals)
+
+
+# From one day to the next
+
+
+def test_what_crosses_the_cut_off_is_matched_on_the_next_day(spark, first, second):
+    """Fault R1."""
+    stage, done = second
+    before = stage.rows(spark, first[1])["night"]
+
+    (closed,) = stage.rows(spark, done, "closed").values()
+
+    assert (before["class"], before["holder"], before["amount"]) == ("in-flight", "transit", 88_00)
+    assert (closed["key"], closed["break_id"]) == ("icbc/night", before["break_id"])
+    assert (closed["class"], closed["status"]) == ("matched", "closed")
+    assert (closed["debited"], closed["credited"]) == (88_00, 88_00)
+    arrived = at(WEDNESDAY, "17:03")
+    assert closed["history"] == (f"{WEDNESDAY} in-flight new,{THURSDAY} matched closed {arrived}")
+    assert counted(done) == {"delivered-uncredited": 1, "matched": 4}
+    assert done.result.closed == 1
+    assert all(each.holds for each in done.result.proofs)
+    (way,), (still,) = proofs_of(first[1], "clearing"), proofs_of(done, "clearing")
+    assert (way.found, still.found) == (88_00, 300_00)
+    whole = {each.currency: each for each in proofs_of(done, "conservation")}
+    # Of what customers have less, 300.00 went on their way today and 88.00 have arrived.
+    assert whole["CNY"].found == 88_00 - 300_00
+    assert done.previous_run_id == first[1].run_id
+    assert [each.business_date for each in done.trend] == [WEDNESDAY.isoformat()]
+
+
+def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
+    stage, born = second[0].copy(tmp_path / "friday"), second[1]
+    assert (born.result.verdict, born.result.why) == (
+        "within limits",
+        ("1 break is within the limits",),
+    )
+    young = stage.rows(spark, born)["lost"]
+    assert (young["status"], young["age_days"]) == ("new", 0)
+
+    open_ = stage.run(spark, FRIDAY)
+    old = stage.rows(spark, open_)["lost"]
+    explain(stage, old["break_id"], old["class"])
+    told = stage.run(spark, FRIDAY)
+    explained = stage.rows(spark, told)["lost"]
+    Explanations(stage.directory).withdraw(old["break_id"], "Li Na", "it did not", 2)
+    rules = stage.rules_with(materiality=299_99)
+    last = stage.run(spark, SATURDAY, rules=rules)
+    again = stage.rows(spark, last)["lost"]
+
+    lives = (young, old, explained, again)
+    assert len({each["break_id"] for each in lives}) == 1
+    assert {each["first_seen"] for each in lives} == {THURSDAY.isoformat()}
+    assert (old["class"], old["status"], old["age_days"], old["bucket"]) == (
+        "delivered-uncredited",
+        "open",
+        1,
+        "1",
+    )
+    assert open_.result.verdict == "within limits"
+
+    assert told.run_id != open_.run_id
+    assert told.extract_id == open_.extract_id
+    assert (explained["class"], explained["group"]) == ("explained", "open")
+    assert (explained["was"], explained["explained_by"]) == (old["class"], "Li Na")
+    assert (told.result.verdict, told.result.breaks) == ("clean", 0)
+    assert stage.results().current(FRIDAY) == told
+
+    # Nobody works on Saturdays, and the rules forgive a cent less than before.
+    assert (again["class"], again["status"], again["age_days"]) == (old["class"], "open", 1)
+    assert again["explained_by"] is None
+    assert last.result.verdict == "over limits"
+    assert last.result.why == ("300.00 CNY at risk is more than the 299.99 that is material",)
+
+
+# What somebody has changed
+
+
+def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark, first, tmp_path):
+    """Faults R3, R4 and P22."""
+    stage, signed = first[0].copy(tmp_path / "fraud"), first[1]
+    signatures = Signatures(stage.directory)
+    sign(stage, signed)
+    stage.second_day()
+    noon, booked = at(THURSDAY, "12:00"), at(WEDNESDAY, "15:00")
+    stage.order("late", 40_00, noon)
+    stage.debit("late", 40_00, noon + 10, booked_ms=booked)
+    stage.credit("late", 40_00, noon + 500, booked_ms=booked + 500)
+    stage.poll()
+    # Somebody gives himself 600.00 the day before, and mends the table of accounts as well.
+    which = "transfer = 'T3' AND account = ?"
+    stage.sql("icbc", f"UPDATE journal SET amount = amount + 60000 WHERE {which}", PAYER)
+    stage.sql("icbc", "UPDATE accounts SET balance = balance + 60000 WHERE number = ?", PAYER)
+
+    next_ = stage.run(spark, THURSDAY)
+
+    (broken,) = (each for each in next_.result.proofs if not each.holds and each.account)
+    assert (broken.proof, broken.bank, broken.account) == ("roll-forward", "icbc", "62…0001")
+    assert broken.found - broken.expected == 600_00
+    assert next_.result.verdict == "over limits"
+    assert next_.result.why == ("the proof roll-forward does not hold: it is off by 600.00 CNY",)
+    late = stage.rows(spark, next_)["late"]
+    assert (late["class"], late["is_late"], late["amount"]) == ("prior-period", True, 40_00)
+    assert signatures.state(stage.results().current(WEDNESDAY)) == "signed"
+
+    # The day is run again, and dies before it is published.
+    with pytest.raises(Halted):
+        stage.run(spark, WEDNESDAY, progress=HaltedAt("report"))
+    kept = stage.results().current(WEDNESDAY)
+    assert (kept.run_id, kept.sign_off.is_complete) == (signed.run_id, True)
+    (died,) = {
+        each.name.removeprefix("run=")
+        for each in stage.directory.glob(f"results/items/business_date={WEDNESDAY}/run=*")
+    } - {signed.run_id}
+    left = stage.bytes_of(died)
+    assert len({each.split("/")[1] for each in left}) == 9
+
+    again = stage.run(spark, WEDNESDAY)
+
+    assert (again.run_id, stage.bytes_of(died)) == (died, left)
+    assert again.result_digest != signed.result_digest
+    current = stage.results().current(WEDNESDAY)
+    assert (current.run_id, current.sign_off) == (again.run_id, None)
+    assert signatures.state(current) == "invalidated"
+    assert signatures.state(signed) == "signed"
+    assert stage.rows(spark, again)["T3"]["class"] == "amount-mismatch"
+
+
+# What cannot be run
+
+
+def lost_row(extract):
+    """A part has a row less, and the manifest knows how the file looks now."""
+    name = "icbc/entries/part-00000.parquet"
+    rows = pq.read_table(extract / name)
+    pq.write_table(rows.slice(1), extract / name)
+    data = (extract / name).read_bytes()
+    manifest = msgspec.json.decode((extract / FILE).read_bytes(), type=Manifest)
+    text = msgspec.json.encode(manifest).decode()
+    (part,) = (
+        part for each in manifest.sources for table in each.tables for part in table.parts
+        if part.path == name
+    )  # fmt: skip
+    now = msgspec.structs.replace(
+        part, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), rows=rows.num_rows - 1
+    )
+    encode = msgspec.json.encode
+    (extract / FILE).write_text(text.replace(encode(part).decode(), encode(now).decode()))
+
+
+def truncated(extract):
+    path = extract / "ccb" / "entries" / "part-00000.parquet"
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def removed(extract):
+    (extract / "log" / "messages" / "part-00000.parquet").unlink()
+
+
+def doubled(extract):
+    path = extract / "ccb" / "entries" / "part-00000.parquet"
+    shutil.copy(path, path.with_name("part-00001.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncated, r"ccb/entries/part-00000.parquet: \d+ bytes were extracted and \d+ are there"),
+        (
+            removed,
+            "log/messages: 10 rows were extracted and 0 are there; "
+            "log/messages/part-00000.parquet is missing",
+        ),
+        (
+            doubled,
+            "ccb/entries: 16 rows were extracted and 32 are there; "
+            "ccb/entries/part-00001.parquet was not extracted",
+        ),
+        (lost_row, "icbc/entries: 18 rows were extracted and 17 are there"),
+    ],
+)
+def test_an_extract_that_is_not_whole_is_refused(spark, first, tmp_path, damage, said):
+    """Faults R5 and R6."""
+    stage, done = first[0].copy(tmp_path / "damaged"), first[1]
+    before = sorted(stage.directory.glob("results/**/*"))
+    damage(stage.extract_of(done))
+
+    with pytest.raises(ReconcileRefused, match=said):
+        stage.run(spark, WEDNESDAY, extract_id=done.extract_id)
+
+    assert stage.results().current(WEDNESDAY) == done
+    assert sorted(stage.directory.glob("results/**/*")) == before
+    assert stage.recon("SELECT run_id, is_current FROM recon_runs") == [(done.run_id, 1)]
+
+
+def test_the_command_line_says_which_total_differs(first, tmp_path):
+    stage, done = first[0].copy(tmp_path / "told"), first[1]
+    lost_row(stage.extract_of(done))
+    program = [sys.executable, "-m", "txmq", "reconcile", "--date", str(WEDNESDAY)]
+    how = ["--config", stage.home / "recon.toml", "--reuse-extract", "--quiet"]
+    spark = ["--cores", "1", "--memory", "512m"]
+
+    asked = subprocess.run(
+        [*program, *how, *spark], cwd=CHECKOUT, capture_output=True, text=True, timeout=120
+    )
+
+    assert (asked.returncode, asked.stdout) == (3, "")
+    assert asked.stderr == "txmq: icbc/entries: 18 rows were extracted and 17 are there\n"
+    assert stage.results().current(WEDNESDAY) == done
+
+
+def test_a_day_between_is_not_left_out(spark, first, tmp_path):
+    stage = first[0].copy(tmp_path / "gap")
+
+    with pytest.raises(ReconcileRefused) as refused:
+        stage.run(spark, FRIDAY)
+
+    assert str(refused.value) == (
+        f"{THURSDAY} was not reconciled, and what was open then would be lost: run it first, or "
+        f"all of them with --from {THURSDAY} --to {FRIDAY}"
+    )
+    assert stage.results().days() == [WEDNESDAY]
+    assert not (stage.directory / "extracts" / FRIDAY.isoformat()).exists()

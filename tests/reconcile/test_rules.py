@@ -1,11 +1,15 @@
 """Rules say what cannot be before anything is read, and know to which day a moment belongs."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.serving import CHECKOUT
 from txmq.errors import ConfigError
 from txmq.reconcile.rules import Day, read_rules
 
@@ -63,6 +67,29 @@ def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
 
     assert here.digest == elsewhere.digest
     assert here.digest != stricter.digest
+
+
+def test_the_digest_is_the_same_in_every_process(tmp_path):
+    holidays = "holidays = [2026-01-01, 2026-05-01, 2026-10-01]"
+    rules = read(tmp_path, RULES.replace("[day]", f"[day]\n{holidays}"))
+    program = (
+        "import sys, pathlib; from txmq.reconcile.rules import read_rules\n"
+        "print(read_rules(pathlib.Path(sys.argv[1])).digest)"
+    )
+
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "recon.toml"],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in range(4)
+    }
+
+    assert told == {rules.digest}
 
 
 def test_a_variable_stands_for_a_secret(tmp_path):

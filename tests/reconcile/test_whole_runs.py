@@ -83,7 +83,7 @@ def test_an_honest_day_is_clean(first):
     assert sorted(os.listdir(stage.results().file(done, "run.json").parent)) == FILES
     assert told["summary.json"] == as_json(done)
     assert done.run_id in told["report.html"].decode()
-    assert f'txmq_reconcile_info{{name="icbc-ccb"' in told["metrics.prom"].decode()
+    assert 'txmq_reconcile_info{name="icbc-ccb"' in told["metrics.prom"].decode()
 
 
 def test_it_stands_in_the_database_as_well(first):
@@ -284,13 +284,11 @@ def doubled(extract):
         (truncated, r"ccb/entries/part-00000.parquet: \d+ bytes were extracted and \d+ are there"),
         (
             removed,
-            "log/messages: 10 rows were extracted and 0 are there; "
-            "log/messages/part-00000.parquet is missing",
+            r"log/messages: 10 rows were extracted and 0 are there; .*00000.parquet is missing",
         ),
         (
             doubled,
-            "ccb/entries: 16 rows were extracted and 32 are there; "
-            "ccb/entries/part-00001.parquet was not extracted",
+            r"ccb/entries: 16 rows were extracted and 32 are there; .*00001.parquet was not extr",
         ),
         (lost_row, "icbc/entries: 18 rows were extracted and 17 are there"),
     ],

@@ -277,7 +277,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """The same for the same rules; where the ledgers are does not count."""
-        plain = msgspec.to_builtins(self)
+        # Sets have another order in each process.
+        plain = msgspec.to_builtins(self, order="sorted")
         del plain["directory"], plain["log"]["directory"], plain["recon"]
         for bank in plain["bank"]:
             del bank["database"], bank["properties"], bank["readers"]

@@ -202,6 +202,7 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     stage.order("late", 40_00, noon)
     stage.debit("late", 40_00, noon + 10, booked_ms=booked)
     stage.credit("late", 40_00, noon + 500, booked_ms=booked + 500)
+    stage.credit("T0", 100_00, noon + 900)
     stage.poll()
     # Somebody gives himself 600.00 the day before, and mends the table of accounts as well.
     which = "transfer = 'T3' AND account = ?"
@@ -217,6 +218,10 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     assert next_.result.why == ("the proof roll-forward does not hold: it is off by 600.00 CNY",)
     late = stage.rows(spark, next_)["late"]
     assert (late["class"], late["is_late"], late["amount"]) == ("prior-period", True, 40_00)
+    twice = stage.rows(spark, next_)["T0"]
+    assert (twice["class"], twice["status"]) == ("double-credit", "reopened")
+    assert (twice["debited"], twice["credited"]) == (100_00, 200_00)
+    assert all(each.holds for each in proofs_of(next_, "conservation"))
     assert signatures.state(stage.results().current(WEDNESDAY)) == "signed"
 
     # The day is run again, and dies before it is published.

@@ -261,6 +261,24 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     assert files(tmp_path / "results") == before
 
 
+def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):
+    matches = dying_run.tables(spark, DAY)["matches"]
+    hashed = results.write_table("matches", matches, DAY, "a" * 16)
+    run = breaks.run(DAY)
+    results.publish(run, {})
+    Signatures(tmp_path).prepare(run, "Ann", 5)
+    before = files(tmp_path / "results")
+
+    again = results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
+
+    assert (again, files(tmp_path / "results")) == (hashed, before)
+    assert results.current(DAY).sign_off.preparer == "Ann"
+    place = tmp_path / next(f"results/{each}" for each in before)
+    place.write_bytes(b"no rows")
+    with pytest.raises(ReconcileRefused, match="is signed, and matches would be another"):
+        results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
+
+
 def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(spark, results):
     run = breaks.run(DAY)
     results.write_table("items", items(spark, 3), DAY, run.run_id)

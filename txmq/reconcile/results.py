@@ -24,6 +24,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.causes import SPARKS_OWN
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.ledgers import Yesterday
 from txmq.reconcile.parquet_files import are_same, put_in_place, settled
@@ -142,12 +143,13 @@ class Results:
         ordered = _ordered(name, table)
         ordered.observe(seen, *_sums(table)).write.mode("overwrite").parquet(_url(draft))
         settled(draft)
-        if are_same(draft, place):
+        word = _word(seen.get)
+        if are_same(draft, place) or self._holds(table.sparkSession, name, place, word):
             shutil.rmtree(draft)
         else:
             self._free(name, day, run)
             put_in_place(draft, place)
-        return _word(seen.get)
+        return word
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Keep what was said of a run, and make it the one that is in force.
@@ -262,6 +264,13 @@ class Results:
         if name in _TABLES:
             reader = reader.schema(_TABLES[name])
         return reader.parquet(*(_url(each) for each in places))
+
+    def _holds(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
+        """Whether the same rows lie there in other files: so many cores make so many parts."""
+        try:
+            return place.exists() and content_hash(self._read(spark, name, place)) == word
+        except SPARKS_OWN:
+            return False  # What cannot be read is not the same.
 
     def _free(self, name: str, day: date, run: str) -> None:
         """Make room for a table that is another than the one that lies there.

@@ -10,15 +10,14 @@ from datetime import date
 from typing import Final
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.balances import Books, balances_of, proofs_of
-from txmq.reconcile.classes import ABOUT
 from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
 from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
-from txmq.reconcile.matching import classified
+from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, settled, together
 from txmq.reconcile.rules import Rules, Window
 from txmq.reconcile.sieve import sieved
@@ -142,11 +141,6 @@ def _final(judged: DataFrame, items: DataFrame) -> DataFrame:
     return judged.join(ended, "key", "left").withColumn("class", f.coalesce("ended", "class"))
 
 
-def _group_of(name: Column) -> Column:
-    pairs = ((each.value, about.group) for each, about in ABOUT.items())
-    return f.create_map(*(f.lit(each) for pair in pairs for each in pair))[name]
-
-
 def _totals(matched: DataFrame, final: DataFrame, booked: DataFrame) -> DataFrame:
     """What each class has. Sums are those of the rows, in the rows' own currencies."""
     zero = f.lit(0).cast("long")
@@ -160,7 +154,7 @@ def _totals(matched: DataFrame, final: DataFrame, booked: DataFrame) -> DataFram
         f.col("amount").alias("ordered"),
         zero.alias("at_risk"),
     )
-    is_agreed = _group_of(f.col("class")) == "agreed"
+    is_agreed = group_of(f.col("class")) == "agreed"
     of_units = final.select(
         "class",
         "currency",
@@ -190,12 +184,12 @@ def _totals(matched: DataFrame, final: DataFrame, booked: DataFrame) -> DataFram
         .groupBy("class", "currency")
         .agg(*(f.sum(each).alias(each) for each in numbers))
     )
-    return found.withColumn("group", _group_of(f.col("class"))).select(*tables.TOTALS.names)
+    return found.withColumn("group", group_of(f.col("class"))).select(*tables.TOTALS.names)
 
 
 def _matches(matched: DataFrame, final: DataFrame) -> DataFrame:
     """What is agreed, by the first pass and by the second."""
     names = tables.MATCHES.names
     plain = matched.withColumn("class", f.lit("matched")).select(*names)
-    others = final.where(_group_of(f.col("class")) == "agreed").select(*names)
+    others = final.where(group_of(f.col("class")) == "agreed").select(*names)
     return together(plain, others)

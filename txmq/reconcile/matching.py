@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.rules import Rules
 
-__all__ = ["classified"]
+__all__ = ["classified", "group_of"]
 
 
 def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
@@ -30,12 +30,9 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
         *(f.when(condition, each.value) for each, condition in _table(rules, as_of_ms)),
         f.raise_error(f.concat(f.lit("no class knows transfer "), f.col("key"))),
     )
-    groups = f.create_map(
-        *(f.lit(each) for name, about in ABOUT.items() for each in (name.value, about.group))
-    )
     return (
         units.withColumn("class", found)
-        .withColumn("group", groups[f.col("class")])
+        .withColumn("group", group_of(f.col("class")))
         .withColumns({"amount": _at_risk(), "currency": _currency(), "holder": _holder()})
         .withColumns({
             "debit_bank": _listed("debit_banks"),
@@ -44,6 +41,12 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
             "payee": _listed("payees"),
         })
     )  # fmt: skip
+
+
+def group_of(name: Column) -> Column:
+    """The group of a class."""
+    pairs = ((each.value, about.group) for each, about in ABOUT.items())
+    return f.create_map(*(f.lit(each) for pair in pairs for each in pair))[name]
 
 
 def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:

@@ -9,9 +9,11 @@ Spark, and its result is one small table.
 """
 
 import json
+import os
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pyspark.sql import functions as f
@@ -19,7 +21,7 @@ from pyspark.sql import functions as f
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.extract.loading import counted
+from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.ledgers import Outcome, Yesterday
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import opened, sized
@@ -65,7 +67,9 @@ def whole(spark, folder, plan):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
     ledgers = read(spark, folder)
-    counted([("ledgers", each, getattr(ledgers, each.name)) for each in SOURCES])
+    tables = [(table, each) for table in SOURCES for each in folder.glob(f"*/{table.name}")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda one: counted(one[1].parent.name, one[0], one[1].iterdir()), tables))
     outcome = reconcile(ledgers, Yesterday(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
         for name in Outcome._fields:

@@ -166,23 +166,23 @@ def test_a_file_that_belongs_to_nothing_is_told(spark, extract):
     ],
     ids=["rows", "amount", "currency", "nothing", "id", "moment"],
 )
-def test_spark_counts_again_and_names_the_total_that_differs(spark, extract, change, told):
-    """Files may lie where nobody can hash them: then Spark's own totals are what is left."""
+def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(extract, change, told):
+    """Whoever changes a file and its hash has not changed what the bank has counted."""
     table = pq.read_table(part(extract))
     if told.startswith("icbc/entries: the sum of CNY was 999000 when"):
         assert sum(table["amount"].to_pylist()) == 999_000
     pq.write_table(change(table).cast(table.schema), part(extract))
 
     with pytest.raises(ReconcileRefused, match=told):
-        see_totals(spark, read_manifest(extract), extract)
+        see_totals(read_manifest(extract), extract)
 
 
-def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(spark, tmp_path):
+def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
     with book("sqlite", None, tmp_path) as bank:
         bank.journal([{"id": (1 << 62) + each, "amount": -(1 << 61) - each} for each in range(9)])
         manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
-    see_totals(spark, manifest, folder)
+    see_totals(manifest, folder)
     assert manifest.sources[0].tables[0].written.amounts["CNY"] < -(1 << 63)
 
 

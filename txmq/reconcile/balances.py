@@ -37,7 +37,7 @@ class Books(NamedTuple):
     before: DataFrame | None
     """What was booked earlier, of transfers that were looked at again today."""
     booked: DataFrame
-    """All that was booked of what is not plainly matched, then and now."""
+    """All that was booked of what is not plainly agreed, then and now."""
     balances: DataFrame
     totals: DataFrame
     closed: DataFrame | None
@@ -61,13 +61,14 @@ def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
         entries: What was booked on the day.
         ledgers: For what was before and after it, and what the tables of accounts say.
     """
-    kind, amount = f.col("kind"), f.col("amount")
+    amount = f.col("amount")
     # Rows of the day first add up where they are, so that an account of many is no heap of rows,
     # and with nothing beside them that is added later.
-    moved = _coded(entries).groupBy(*_ACCOUNT).agg(
+    kind = _place("kind", _KINDS).alias("kind")
+    moved = _coded(entries).select(*_ACCOUNT, "role_code", kind, amount).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
         f.count(f.lit(1)).alias("rows"),
-        *(f.sum(f.when(kind == each, amount)).alias(each) for each in _KINDS),
+        *(f.sum(f.when(f.col("kind") == at, amount)).alias(k) for at, k in enumerate(_KINDS)),
     )  # fmt: skip
     parts = together(
         _part(_coded(ledgers.opening), opening=amount),
@@ -88,8 +89,15 @@ def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
 
 def _coded(table: DataFrame) -> DataFrame:
     """With the role as a number: an aggregate over texts has to sort."""
-    code = f.array_position(f.array(*map(f.lit, _ROLES)), f.col("role")) - 1
-    return table.withColumn("role_code", code.cast("int"))
+    return table.withColumn("role_code", _place("role", _ROLES))
+
+
+def _place(name: str, values: tuple[str, ...]) -> Column:
+    """Where the text of a column is among these; each is looked at once."""
+    at = f.lit(None).cast("int")
+    for place, each in reversed(list(enumerate(values))):
+        at = f.when(f.col(name) == each, place).otherwise(at)
+    return at
 
 
 def _part(table: DataFrame, **given: Column) -> DataFrame:

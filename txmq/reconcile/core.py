@@ -15,12 +15,13 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.balances import Books, balances_of, proofs_of
+from txmq.reconcile.classes import Class
 from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
 from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
 from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, settled, together
 from txmq.reconcile.rules import Rules, Window
-from txmq.reconcile.sieve import sieved
+from txmq.reconcile.sieve import plain_class, plain_currency, sieved
 from txmq.reconcile.units import units_of
 
 __all__ = ["reconcile"]
@@ -49,8 +50,10 @@ def reconcile(
 
     # Of all rows but these only the few that are suspect are kept.
     passed = sieved(entries, messages, carried, rules, window).persist(_KEPT)
-    suspects = few(passed.where(~f.col("is_plain")))
-    booked, told = settled(one_of(entries, suspects)), settled(one_of(messages, suspects))
+    suspects = few(passed.where(f.col("plain") == 0))
+    booked, told = (
+        settled(one_of(each, suspects).repartition("key")) for each in (entries, messages)
+    )
     history = _history(_orphans(suspects, booked, told, carried), yesterday.history, window)
     before = _under(yesterday.entries, None if history is None else history.entries)
     booked = together(booked, before)
@@ -72,12 +75,12 @@ def reconcile(
     items, closed = settled(lives.items), settled(lives.closed)
     open_ = few(items)
     final = settled(_final(judged, items))
-    matched = passed.where("is_plain")
-    totals = settled(_totals(matched, final, booked))
+    plain = passed.where(f.col("plain") != 0)
+    totals = settled(_totals(plain, final, booked, rules))
     accounts = settled(balances_of(entries, ledgers))
     books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
     return Outcome(
-        matches=_matches(matched, final),
+        matches=_matches(plain, final, rules),
         items=items,
         closed=closed,
         entries=one_of(booked, open_),
@@ -141,17 +144,22 @@ def _final(judged: DataFrame, items: DataFrame) -> DataFrame:
     return judged.join(ended, "key", "left").withColumn("class", f.coalesce("ended", "class"))
 
 
-def _totals(matched: DataFrame, final: DataFrame, booked: DataFrame) -> DataFrame:
+def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules) -> DataFrame:
     """What each class has. Sums are those of the rows, in the rows' own currencies."""
     zero = f.lit(0).cast("long")
-    plain = matched.select(
-        f.lit("matched").alias("class"),
-        "currency",
-        f.lit(1).cast("long").alias("transfers"),
-        f.col("amount").alias("debited"),
-        zero.alias("returned"),
-        f.col("amount").alias("credited"),
-        f.col("amount").alias("ordered"),
+    # Added up before they are put beside the others, and by numbers alone: they are many.
+    added = plain.groupBy("plain", "money", "is_ordered").agg(
+        f.count(f.lit(1)).alias("transfers"), f.sum("amount").alias("amount")
+    )
+    class_, amount = plain_class(f.col("plain")), f.col("amount")
+    of_plain = added.select(
+        class_.alias("class"),
+        plain_currency(f.col("money"), rules).alias("currency"),
+        "transfers",
+        amount.alias("debited"),
+        f.when(class_ == Class.RETURNED.value, amount).otherwise(zero).alias("returned"),
+        f.when(class_ == Class.MATCHED.value, amount).otherwise(zero).alias("credited"),
+        f.when(f.col("is_ordered"), amount).otherwise(zero).alias("ordered"),
         zero.alias("at_risk"),
     )
     is_agreed = group_of(f.col("class")) == "agreed"
@@ -180,16 +188,21 @@ def _totals(matched: DataFrame, final: DataFrame, booked: DataFrame) -> DataFram
     )
     numbers = ("transfers", *_SUMS, "ordered", "at_risk")
     found = (
-        together(plain, of_units, of_rows)
+        together(of_plain, of_units, of_rows)
         .groupBy("class", "currency")
         .agg(*(f.sum(each).alias(each) for each in numbers))
     )
     return found.withColumn("group", group_of(f.col("class"))).select(*tables.TOTALS.names)
 
 
-def _matches(matched: DataFrame, final: DataFrame) -> DataFrame:
+def _matches(plain: DataFrame, final: DataFrame, rules: Rules) -> DataFrame:
     """What is agreed, by the first pass and by the second."""
     names = tables.MATCHES.names
-    plain = matched.withColumn("class", f.lit("matched")).select(*names)
+    first = plain.withColumns(
+        {
+            "class": plain_class(f.col("plain")),
+            "currency": plain_currency(f.col("money"), rules),
+        }
+    ).select(*names)
     others = final.where(group_of(f.col("class")) == "agreed").select(*names)
-    return together(plain, others)
+    return together(first, others)

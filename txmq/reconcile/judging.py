@@ -18,6 +18,7 @@ from txmq.reconcile.report.masking import mask
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Item, Proof, Result, Total, Verdict
+from txmq.reconcile.tables import ENTRIES
 
 __all__ = ["judged"]
 
@@ -38,9 +39,10 @@ def judged(
         contents: The hash of each table.
 
     Raises:
-        ReconcileRefused: The classes do not add up to what the banks have booked: a mistake of
-            txmq's own.
+        ReconcileRefused: The classes do not add up to what the banks have booked, or Spark has not
+            read all that was extracted: a mistake of txmq's own, or of Spark.
     """
+    _see_all_was_read(outcome.balances, manifest)
     totals = _totals(outcome.totals)
     proofs, broken, off = _proofs(outcome.proofs, rules)
     items = _items(outcome.items, rules)
@@ -72,6 +74,30 @@ def judged(
 
 def _money(rules: Rules, currency: str) -> Money:
     return rules.money.get(currency) or Money()
+
+
+def _see_all_was_read(balances: DataFrame, manifest: Manifest) -> None:
+    """What the accounts have had is what was extracted, to the row and to the cent."""
+    moved = f.sum(f.col("moved").cast("decimal(38,0)"))
+    sums = balances.groupBy("bank", "currency").agg(f.sum("rows"), moved).collect()
+    rows, amounts = Counter[str](), dict[tuple[str, str], int]()
+    for bank, currency, count, sum_ in sums:
+        rows[bank] += count
+        amounts[bank, currency] = int(sum_)
+    for each in manifest.controls:
+        if each.table != ENTRIES.name:
+            continue
+        bank, now = each.source, rows[each.source]
+        if now != each.rows:
+            raise ReconcileRefused(
+                f"{bank}/{each.table}: {each.rows} rows were extracted and Spark has read {now}"
+            )
+        for currency, was in each.amounts.items():
+            if (found := amounts.get((bank, currency), 0)) != was:
+                raise ReconcileRefused(
+                    f"{bank}/{each.table}: the sum of {currency} was {was} when it was "
+                    f"extracted, and is {found} of what Spark has read"
+                )
 
 
 def _totals(totals: DataFrame) -> tuple[Total, ...]:

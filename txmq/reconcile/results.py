@@ -71,7 +71,12 @@ _LARGE: Final[Mapping[str, tuple[str, ...]]] = {
     "balances": ("bank", "account", "currency"),
 }
 """By what they are sorted within each of their parts."""
+_DISTINCT: Final[Mapping[str, tuple[str, ...]]] = {
+    "matches": ("key", "amount", "first_ms", "last_ms"),
+}
+"""Columns whose values hardly ever come again: a dictionary of them is of no use."""
 _SEEDS: Final = ("one", "other")
+_LOW: Final = 0xFFFFFFFF
 _SIGNED: Final = (
     "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
     "to have a run of its own beside it"
@@ -140,8 +145,9 @@ class Results:
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
         seen = Observation()
-        ordered = _ordered(name, table)
-        ordered.observe(seen, *_sums(table)).write.mode("overwrite").parquet(_url(draft))
+        ordered = _ordered(name, table).observe(seen, *_sums(table))
+        plain = {f"parquet.enable.dictionary#{each}": "false" for each in _DISTINCT.get(name, ())}
+        ordered.write.mode("overwrite").options(**plain).parquet(_url(draft))
         settled(draft)
         word = _word(seen.get)
         if are_same(draft, place) or self._holds(table.sparkSession, name, place, word):
@@ -304,18 +310,22 @@ def _ordered(name: str, table: DataFrame) -> DataFrame:
 
 
 def _sums(table: DataFrame) -> list[Column]:
-    """Of two hashes of each row. A place that is empty leaves a hash as it is, so that it is told
-    which are.
+    """Of two hashes of each row, in halves, whose sums fit. A place that is empty leaves a hash as
+    it is, so that it is told which are.
     """
     names = [f"`{each}`" for each in sorted(table.columns)]
     row = [*map(F.col, names), *(F.col(each).isNull() for each in names)]
-    hashes = (F.xxhash64(F.lit(each), *row).cast("decimal(20,0)") for each in _SEEDS)
-    sums = [F.sum(each).alias(seed) for seed, each in zip(_SEEDS, hashes, strict=True)]
-    return [F.count(F.lit(1)).alias("rows"), *sums]
+    sums = [F.count(F.lit(1)).alias("rows")]
+    for seed in _SEEDS:
+        hash_ = F.xxhash64(F.lit(seed), *row)
+        sums.append(F.sum(hash_.bitwiseAND(F.lit(_LOW))).alias(f"{seed}_low"))
+        sums.append(F.sum(F.shiftright(hash_, 32)).alias(f"{seed}_high"))
+    return sums
 
 
 def _word(found: Mapping[str, Any]) -> str:
-    one, other = (int(found[each] or 0) % 2**64 for each in _SEEDS)
+    halves = [[int(found[f"{each}_{half}"] or 0) for half in ("low", "high")] for each in _SEEDS]
+    one, other = ((low + (high << 32)) % 2**64 for low, high in halves)
     return f"{found['rows']}-{one:016x}{other:016x}"
 
 

@@ -1,4 +1,4 @@
-"""The second pass: every transfer that is not plainly matched, put together from all of its rows.
+"""The second pass: every transfer that is not plainly agreed, put together from all of its rows.
 
 They are few on most days, so texts are compared as texts here, and sets are kept of what should be
 one thing. A transfer that was left open before brings its earlier rows along; one that was agreed

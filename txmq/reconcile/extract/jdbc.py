@@ -23,7 +23,7 @@ from pyspark.sql.types import DecimalType, IntegralType, NumericType
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import Books, blamed, extracted, see_columns, words, write_sums
 from txmq.reconcile.extract.controls import difference
-from txmq.reconcile.extract.loading import counted
+from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.extract.manifest import Extracted, Part, Source
 from txmq.reconcile.extract.statements import (
     AccountStatements,
@@ -178,10 +178,8 @@ class _Reader:
             bank.name, ENTRIES, self._ask(told(statements.rows(), ENTRIES, dialect))
         )
         parts = self._written(statements.rows())
-        frame = self._spark.read.schema(ENTRIES.ddl).parquet(
-            *(str(self._books.directory.parent / each.path) for each in parts)
-        )
-        (written,) = counted([(bank.name, ENTRIES, frame)])
+        paths = [self._books.directory.parent / each.path for each in parts]
+        written = counted(bank.name, ENTRIES, paths)
         if (problem := difference(control, written)) is not None:
             raise ReconcileRefused(problem)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())

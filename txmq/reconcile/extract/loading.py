@@ -1,35 +1,28 @@
 """An extract is loaded into Spark, and refused where it is not exactly what was written.
 
-First the files are looked at: each is there once, none besides, and none has changed. Then Spark
-adds up the control totals once more from what it reads, in one scan of the numbers alone.
+First the files are looked at: each is there once, none besides, and none has changed. Then their
+numbers are added up once more. That Spark reads all of it is seen at the end of a run, when what
+the accounts have had is compared with the same totals (:mod:`txmq.reconcile.judging`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from operator import add
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import (
-    control_of,
-    difference,
-    has_number,
-    money_of,
-    numbers_of,
-    whole,
-)
+from txmq.reconcile.extract.controls import difference
+from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.extract.manifest import FILE, Extracted, Manifest, Part, Source
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.summary import Control
@@ -45,12 +38,11 @@ from txmq.reconcile.tables import (
     Table,
 )
 
-__all__ = ["counted", "load", "load_unchecked", "see_files", "see_totals"]
+__all__ = ["load", "load_unchecked", "see_files", "see_totals"]
 
 _OF_BANKS: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
 _OF_THE_LOG: Final = (MESSAGES, FAILURES, OFFSETS)
 _TABLES: Final = {each.name: each for each in SOURCES}
-_LOW: Final = 0xFFFFFFFF
 
 
 class _Place(NamedTuple):
@@ -74,7 +66,7 @@ def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
             it says which.
     """
     see_files(manifest, directory)
-    see_totals(spark, manifest, directory)
+    see_totals(manifest, directory)
     return load_unchecked(spark, manifest, directory)
 
 
@@ -120,46 +112,26 @@ def see_files(manifest: Manifest, directory: Path) -> None:
         raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
 
 
-def see_totals(spark: SparkSession, manifest: Manifest, directory: Path) -> None:
-    """See that Spark counts what was counted when the extract was written.
+def see_totals(manifest: Manifest, directory: Path) -> None:
+    """See that there is what was counted when the extract was written.
 
     Raises:
         ReconcileRefused: A control total differs; it says which.
     """
+
+    def count(place: _Place) -> Control:
+        paths = [directory / each.path for each in place.extracted.parts]
+        return counted(place.source.name, place.table, paths)
+
     places = list(_places(manifest))
     try:
-        found = counted(
-            [
-                (one.name, table, _frame(spark, _Place(one, table, each), directory))
-                for one, table, each in places
-            ]
-        )
-    except PySparkException as problem:
-        text = str(problem).strip().partition("\n")[0]
-        raise ReconcileRefused(f"the extract cannot be read: {text}") from problem
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = list(pool.map(count, places))
+    except (OSError, pa.ArrowException) as problem:
+        raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
     for place, now in zip(places, found, strict=True):
         if (differs := difference(place.extracted.written, now)) is not None:
             raise ReconcileRefused(differs)
-
-
-def counted(frames: Sequence[tuple[str, Table, DataFrame]]) -> list[Control]:
-    """The control totals of tables as Spark counts them, in one job.
-
-    Args:
-        frames: Each with its source's name.
-    """
-    lines = reduce(DataFrame.unionAll, (_lines(*each) for each in frames))
-    sums = [f.sum(each) for each in ("low_money", "high_money", "low", "high")]
-    found = lines.groupBy("source", "table", "currency").agg(
-        f.count("*"), f.min("number"), f.max("number"), *sums
-    )
-    rows: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
-    for source, table, currency, count, least, most, *halves in found.collect():
-        row = (currency, count, least, most, whole(halves[:2]), whole(halves[2:]))
-        rows.setdefault((source, table), []).append(row)
-    return [
-        control_of(source, table, rows.get((source, table.name), [])) for source, table, _ in frames
-    ]
 
 
 def _places(manifest: Manifest) -> Iterator[_Place]:
@@ -171,25 +143,6 @@ def _places(manifest: Manifest) -> Iterator[_Place]:
 def _frame(spark: SparkSession, place: _Place, directory: Path) -> DataFrame:
     paths = [str(directory / each.path) for each in place.extracted.parts]
     return spark.read.schema(place.table.ddl).parquet(*paths)
-
-
-def _lines(source: str, table: Table, frame: DataFrame) -> DataFrame:
-    """What is added up of each row: numbers in halves, whose sums fit."""
-    money = money_of(table)
-    numbers = [f.coalesce(f.col(each).cast("long"), f.lit(0)) for each in numbers_of(table)]
-    amount = f.coalesce(f.col(money), f.lit(0)) if money else f.lit(0).cast("long")
-    number = f.col("id") if has_number(table) else f.lit(None).cast("long")
-    currency = f.col("currency") if money else f.lit(None).cast("string")
-    return frame.select(
-        f.lit(source).alias("source"),
-        f.lit(table.name).alias("table"),
-        currency.alias("currency"),
-        number.alias("number"),
-        amount.bitwiseAND(f.lit(_LOW)).alias("low_money"),
-        f.shiftright(amount, 32).alias("high_money"),
-        reduce(add, (each.bitwiseAND(f.lit(_LOW)) for each in numbers)).alias("low"),
-        reduce(add, (f.shiftright(each, 32) for each in numbers)).alias("high"),
-    )
 
 
 def _is_of(path: str, place: _Place) -> bool:

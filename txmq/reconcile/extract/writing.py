@@ -1,8 +1,9 @@
 """A table of an extract is written: Parquet in parts, with its control totals counted on the way.
 
 A control total is counted three times, always from other bytes: by the database in SQL, here from
-what is written, and by Spark from what it reads. Nothing that is lost, doubled or changed between
-two of them stays unseen. So a total is made of what all three add up alike and quickly: numbers.
+what is written, and from the files when they are read again. Nothing that is lost, doubled or
+changed between two of them stays unseen. So a total is made of what all of them add up alike and
+quickly: numbers.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import control_of, has_number, money_of, numbers_of
+from txmq.reconcile.extract.counting import Sums
 from txmq.reconcile.extract.manifest import Part
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import Table
@@ -29,7 +28,6 @@ from txmq.reconcile.tables import Table
 __all__ = ["TableWriter", "part_of", "schema_of"]
 
 _ROWS_A_PART: Final = 4_000_000
-_LOW: Final = 0xFFFFFFFF
 _TYPES: Final = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -83,7 +81,7 @@ class TableWriter:
         self._open: dict[int, _OpenPart] = {}
         self._done: list[Part] = []
         self._begun = 0
-        self._sums = _Sums(table)
+        self._sums = Sums(table)
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -189,42 +187,6 @@ class _OpenPart:
         """Leave nothing of it."""
         self._writer.close()
         self._early.unlink()
-
-
-class _Sums:
-    """Control totals while they are counted."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._numbers = numbers_of(table)
-        self._money = money_of(table)
-        self._has_number = has_number(table)
-        self._rows: list[tuple[str | None, int, int | None, int | None, int, int]] = []
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Count rows."""
-        numbers = sum(_sum(batch.column(each)) for each in self._numbers)
-        least = most = None
-        if self._has_number:
-            ends: Any = pc.min_max(batch.column("id")).as_py()
-            least, most = ends["min"], ends["max"]
-        self._rows.append((None, batch.num_rows, least, most, 0, numbers))
-        if self._money is None:
-            return
-        amounts, currencies = batch.column(self._money), batch.column("currency")
-        for currency in pc.unique(currencies).to_pylist():
-            is_it = pc.is_null(currencies) if currency is None else pc.equal(currencies, currency)
-            self._rows.append((currency, 0, None, None, _sum(amounts.filter(is_it)), 0))
-
-    def control(self, source: str) -> Control:
-        """What was counted."""
-        return control_of(source, self._table, self._rows)
-
-
-def _sum(column: pa.Array) -> int:
-    """The whole sum, however large: of the halves of its numbers, which fit."""
-    values = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return int(np.sum(values & _LOW)) + (int(np.sum(values >> 32)) << 32)
 
 
 def _sync(directory: Path) -> None:

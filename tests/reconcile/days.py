@@ -37,6 +37,7 @@ VISIBLE = ("sent", "committed")
 QUEUES, STALLED, UNKNOWN = 6, 6, 7
 STALLED_AT = 1000
 HOT_PAYEES, HOT_PAYERS = 8, 4
+GIVEN_BACK_MS = 5
 TYPES = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "boolean": pa.bool_()}
 SPECIAL = ("clearing", "suspense", "capital")
 TRUTH = (
@@ -509,7 +510,7 @@ class _Slice:
             "group": _named([flow.group for flow in RULES.log.flow], self.bank[at]),
             "state": _named(state),
             "attempts": pa.array(np.where(dead, 16, 2).astype(np.int32)),
-            "stored_ms": pa.array(self.decided[at] + 5),
+            "stored_ms": pa.array(self.decided[at] + GIVEN_BACK_MS),
             "reason": pc.if_else(pa.array(dead), "the account is closed", None),
             "position": pa.array(position),
         }
@@ -533,7 +534,9 @@ class _Slice:
             | ((state == "rolled_back") & (self.decided >= end))
         )
         classes = _of_shapes("class_")[self.shape]
-        classes = np.where(cut, "in-flight", classes)
+        # What its consumers have given up does not wait any more.
+        dead = self._has("failure", "dead") & (self.decided + GIVEN_BACK_MS < end)
+        classes = np.where(cut, np.where(dead, "dead-letter", "in-flight"), classes)
         at_risk = self._at_risk(sums, ordered, np.isin(state, VISIBLE) & told)
         columns = {
             "key": keys,

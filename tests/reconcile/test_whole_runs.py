@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as f
 
 from tests.reconcile.whole_stage import (
     FRIDAY,
@@ -23,7 +24,9 @@ from tests.reconcile.whole_stage import (
 )
 from tests.serving import CHECKOUT
 from txmq.errors import ReconcileRefused
+from txmq.reconcile import job
 from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.extract import loading
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.signing import Signatures
@@ -340,3 +343,28 @@ def test_a_day_between_is_not_left_out(spark, first, tmp_path):
     )
     assert stage.results().days() == [WEDNESDAY]
     assert not (stage.directory / "extracts" / FRIDAY.isoformat()).exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "more", "told"),
+    [
+        ("false", 0, r"icbc/entries: \d+ rows were extracted and Spark has read 0"),
+        ("true", 1, r"icbc/entries: the sum of CNY was -?\d+ when it was extracted, and is -?\d+"),
+    ],
+    ids=["rows", "money"],
+)
+def test_what_spark_does_not_read_as_it_is_stops_the_run(
+    spark, tmp_path, monkeypatch, kept, more, told
+):
+    stage = Stage.set_up(tmp_path / "misread")
+    stage.first_day()
+
+    def load(*given):
+        found = loading.load(*given)
+        changed = found.entries.where(kept).withColumn("amount", f.col("amount") + more)
+        return found._replace(entries=changed)
+
+    monkeypatch.setattr(job, "load", load)
+    with pytest.raises(ReconcileRefused, match=told):
+        stage.run(spark, WEDNESDAY)
+    assert stage.results().current(WEDNESDAY) is None

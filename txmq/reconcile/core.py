@@ -22,7 +22,7 @@ from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, settled, together
 from txmq.reconcile.rules import Rules, Window
 from txmq.reconcile.sieve import plain_class, plain_currency, sieved
-from txmq.reconcile.units import units_of
+from txmq.reconcile.units import last_known, units_of
 
 __all__ = ["reconcile"]
 
@@ -57,7 +57,8 @@ def reconcile(
     history = _history(_orphans(suspects, booked, told, carried), yesterday.history, window)
     before = _under(yesterday.entries, None if history is None else history.entries)
     booked = together(booked, before)
-    told = together(told, yesterday.messages, None if history is None else history.messages)
+    earlier = _under(yesterday.messages, None if history is None else history.messages)
+    told = told if earlier is None else last_known(together(told, earlier))
     given_back = together(ledgers.failures, yesterday.failures).where(
         f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
     )

@@ -16,12 +16,20 @@ from pyspark.sql import functions as f
 from txmq.reconcile.rows import UNDECIDED, VISIBLE, legs_of
 from txmq.reconcile.rules import Rules, Window
 
-__all__ = ["units_of"]
+__all__ = ["last_known", "units_of"]
 
 _KNOWN: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
 """What becomes of a half message, in its order: of what two days have heard of it, the last."""
 _TOLD: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
-"""Of several places where the same message lies, the one that moves most counts."""
+"""Of several messages of one key, the one that moves most is shown."""
+_STATES: Final = {
+    "messages": VISIBLE,
+    "committed": ("committed",),
+    "undecided": UNDECIDED,
+    "parked": ("parked",),
+    "rolled_back": ("rolled_back",),
+}
+"""What is counted of them, by the states of their places."""
 
 
 def units_of(
@@ -36,20 +44,27 @@ def units_of(
 
     Args:
         entries: All rows of these transfers in any bank, whenever they were booked.
-        messages: All messages about them, as they were known at the end of the day.
+        messages: All messages about them, as they were known at the end of the day, each place in
+            the log once (:func:`last_known`).
         failures: Those that were given back, likewise.
         offsets: How far groups of consumers have come.
         rules: They say who consumes.
         window: The day; what was booked before it and recorded in it is late.
     """
     # A clearing row alone is no transfer; that nothing stands behind it is for the proofs to say.
-    keys = legs_of(entries).select("key").union(messages.select("key")).distinct()
     return (
-        keys.join(_booked(entries, window), "key", "left")
-        .join(_said(messages), "key", "left")
-        .join(_delivered(messages, failures, offsets, rules), "key", "left")
+        _booked(entries, window)
+        .join(_said(messages, offsets, rules), "key", "full_outer")
+        .join(_given_back(failures, rules), "key", "left")
         .select("key", *_facts())
     )
+
+
+def last_known(messages: DataFrame) -> DataFrame:
+    """One row for each place in the log, where several days have heard of it: what was known last."""
+    best = Over.partitionBy("key", "id", "position").orderBy(_rank(_KNOWN).desc())
+    found = messages.withColumn("place", f.row_number().over(best))
+    return found.where(f.col("place") == 1).drop("place")
 
 
 def _booked(entries: DataFrame, window: Window) -> DataFrame:
@@ -86,41 +101,24 @@ def _booked(entries: DataFrame, window: Window) -> DataFrame:
     )
 
 
-def _known(messages: DataFrame) -> DataFrame:
-    """One row for each place in the log: what was known of it last."""
-    return _first_of(messages, ("key", "id", "position"), _KNOWN)
-
-
-def _told(known: DataFrame) -> DataFrame:
-    """One row for each message, however often it was stored."""
-    return _first_of(known, ("key", "id"), _TOLD)
-
-
-def _first_of(messages: DataFrame, same: tuple[str, ...], states: tuple[str, ...]) -> DataFrame:
-    rank = f.array_position(f.array(*map(f.lit, states)), f.col("state"))
-    best = Over.partitionBy(*same).orderBy(rank.desc(), f.col("position"))
-    found = messages.withColumn("place", f.row_number().over(best))
-    return found.where(f.col("place") == 1).drop("place")
-
-
-def _said(messages: DataFrame) -> DataFrame:
-    """What the log has of each key."""
-    state = f.col("state")
-    is_visible = state.isin(*VISIBLE)
-    one = f.struct("position", "id", "state", "decided_by", "reason", "payer", "payee")
-    known = _known(messages)
-    of_each = _told(known).groupBy("key").agg(
-        f.count(f.when(is_visible, 1)).cast("int").alias("messages"),
-        f.count(f.when(state == "committed", 1)).alias("committed"),
-        f.count(f.when(state.isin(*UNDECIDED), 1)).alias("undecided"),
-        f.count(f.when(state == "parked", 1)).alias("parked"),
-        f.count(f.when(state == "rolled_back", 1)).alias("rolled_back"),
-        f.max_by(one, f.struct(is_visible, f.col("position"))).alias("message"),
+def _said(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFrame:
+    """What the log has of each key, and whether its consumers have come as far."""
+    state, place = f.col("state"), ["group", "topic", "queue"]
+    is_visible, one = state.isin(*VISIBLE), f.struct(
+        "position", "id", "state", "decided_by", "reason", "payer", "payee"
     )  # fmt: skip
     # Each copy counts: who changes one of them and keeps its id is found as well.
     counts_for = ~(state == "rolled_back")
     is_unread = f.col("amount").isNull() | f.col("currency").isNull()
-    of_copies = known.groupBy("key").agg(
+    # The log does not know who was handed what, but how far a group has come.
+    is_behind = f.col("next_offset") > f.col("queue_offset")
+    group = f.lit(None).cast("string")
+    for topic, name in sorted(_groups(rules).items()):
+        group = f.when(f.col("topic") == topic, name).otherwise(group)
+    found = messages.withColumn("group", group).join(f.broadcast(offsets), place, "left")
+    of_each = found.groupBy("key").agg(
+        *(_ids(state.isin(*states)).alias(name) for name, states in _STATES.items()),
+        f.max_by(one, f.struct(_rank(_TOLD), f.col("position"))).alias("message"),
         f.count(f.when(is_visible & is_unread, 1)).alias("unread"),
         _set(f.when(is_visible, f.col("payer"))).alias("told_payers"),
         _set(f.when(is_visible, f.col("payee"))).alias("told_payees"),
@@ -130,31 +128,38 @@ def _said(messages: DataFrame) -> DataFrame:
         f.max(f.when(counts_for, f.col("currency"))).alias("ordered_currency"),
         f.min("stored_ms").alias("told_first_ms"),
         f.max(f.coalesce("decided_ms", "stored_ms")).alias("told_last_ms"),
+        f.max(f.when(is_visible, is_behind)).alias("is_taken"),
     )
-    return of_each.join(of_copies, "key")
+    # Of several places where the same message lies, the one that moves most counts.
+    undecided = f.array_except("undecided", "messages")
+    rolled_back = f.array_except(f.array_except("rolled_back", "messages"), "undecided")
+    return of_each.withColumns({
+        "messages": f.size("messages"),
+        "committed": f.size("committed"),
+        "undecided": f.size(undecided),
+        "parked": f.size(f.array_except("parked", "messages")),
+        "rolled_back": f.size(rolled_back),
+    })  # fmt: skip
 
 
-def _delivered(
-    messages: DataFrame, failures: DataFrame, offsets: DataFrame, rules: Rules
-) -> DataFrame:
-    """What became of each key's visible messages on their way."""
-    groups = {each.topic: each.group for each in reversed(rules.log.flow) if each.group}
-    group = f.lit(None).cast("string")
-    for topic, name in sorted(groups.items()):
-        group = f.when(f.col("topic") == topic, name).otherwise(group)
-    waiting = (
-        messages.where(f.col("state").isin(*VISIBLE))
-        .withColumn("group", group)
-        .join(offsets, ["group", "topic", "queue"], "left")
-        # The log does not know who was handed what, but how far a group has come.
-        .withColumn("is_behind", f.col("next_offset") > f.col("queue_offset"))
-        .groupBy("key")
-        .agg(f.max("is_behind").alias("is_taken"))
-    )
+def _ids(is_so: Column) -> Column:
+    return f.collect_set(f.when(is_so, f.col("id")))
+
+
+def _rank(states: tuple[str, ...]) -> Column:
+    return f.array_position(f.array(*map(f.lit, states)), f.col("state"))
+
+
+def _groups(rules: Rules) -> dict[str, str]:
+    """Who consumes each topic."""
+    return {each.topic: each.group for each in reversed(rules.log.flow) if each.group}
+
+
+def _given_back(failures: DataFrame, rules: Rules) -> DataFrame:
+    """What became last of each key's messages that their consumers gave back."""
     last = f.max_by(f.struct("state", "reason"), f.struct("position", "state"))
-    of_theirs = failures.where(f.col("group").isin(*sorted(set(groups.values()))))
-    given_back = of_theirs.groupBy("key").agg(last.alias("failure"))
-    return waiting.join(given_back, "key", "full_outer")
+    of_theirs = failures.where(f.col("group").isin(*sorted(set(_groups(rules).values()))))
+    return of_theirs.groupBy("key").agg(last.alias("failure"))
 
 
 def _facts() -> list[Column]:

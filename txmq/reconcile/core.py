@@ -54,7 +54,9 @@ def reconcile(
     booked, told = (
         settled(one_of(each, suspects).repartition("key")) for each in (entries, messages)
     )
-    history = _history(_orphans(suspects, booked, told, carried), yesterday.history, window)
+    history = yesterday.history
+    if history is not None:
+        history = _history(_orphans(suspects, booked, told, carried), history, window)
     before = _under(yesterday.entries, None if history is None else history.entries)
     booked = together(booked, before)
     earlier = _under(yesterday.messages, None if history is None else history.messages)
@@ -113,10 +115,8 @@ def _orphans(
     return few(suspects.join(known, "key", "left_anti"))
 
 
-def _history(orphans: DataFrame, history: Ledgers | None, window: Window) -> Ledgers | None:
+def _history(orphans: DataFrame, history: Ledgers, window: Window) -> Ledgers:
     """Their rows of the days that are looked back."""
-    if history is None:
-        return None
     entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
     messages = history.messages.where(f.col("stored_ms") < window.start_ms)
     return history._replace(

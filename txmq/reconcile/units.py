@@ -61,7 +61,7 @@ def units_of(
 
 
 def last_known(messages: DataFrame) -> DataFrame:
-    """One row for each place in the log, where several days have heard of it: what was known last."""
+    """One row for each place in the log that several days have heard of: what was known last."""
     best = Over.partitionBy("key", "id", "position").orderBy(_rank(_KNOWN).desc())
     found = messages.withColumn("place", f.row_number().over(best))
     return found.where(f.col("place") == 1).drop("place")

@@ -121,7 +121,7 @@ def plan_for(options):
             relay_turns=3,
             extracted=200_000,
             extract_turns=2,
-            reconciled=(5_000, 20_000),
+            reconciled=(5_000,),
             reconciled_turns=1,
             committed=40,
             bank_turns=2,

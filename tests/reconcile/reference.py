@@ -189,7 +189,8 @@ def _class(unit, rule, as_of):
         return wrong
     class_, may_wait = _by_presence(unit, rule)
     is_young = unit.first_ms > as_of - rule.grace_ms
-    is_given_up = "parked" in unit.states or _given_back(unit, rule) == "dead"
+    parked = {m.id for m in unit.messages if unit.state(m) == "parked"} - unit.visible
+    is_given_up = parked or _given_back(unit, rule) == "dead"
     if may_wait and is_young and not is_given_up:
         return Class.IN_FLIGHT
     return class_

@@ -1,8 +1,9 @@
 """What reconciliation costs beside the least that anybody has to do, and how its cost grows.
 
 Each measurement has a process and a Java of its own with 6 GB. The bare job reads the same Parquet,
-joins the three ledgers once and adds up; reconciliation classifies, proves balances and writes all
-of its tables. They take turns within the same run.
+joins the three ledgers once and adds up, in a session as Spark begins one and, tuned, in one of
+txmq's; reconciliation classifies, proves balances and writes all of its tables. They take turns
+within the same run.
 """
 
 import json
@@ -23,6 +24,7 @@ def reconcile(bench, plan):
     return {
         "sizes": {str(size): figures for size, figures in sizes.items()},
         "whole_over_bare": sizes[most]["whole_over_bare"],
+        "whole_over_tuned": sizes[most]["whole_over_tuned"],
         "growth": {"median": round(times[1] / times[0] / (most / least), 3)},
         "peak_mb": {"median": max(each["peak_mb"]["whole"] for each in sizes.values())},
     }
@@ -32,27 +34,27 @@ def _of(bench, plan, size):
     folder = bench.new_folder()
     plan.say(f"reconcile: {size:,} transfers are written")
     made = _alone("days", folder, size)
-    bare, whole = [], []
+    found = {"bare": [], "tuned": [], "whole": []}
     for _ in range(plan.reconciled_turns):
-        plan.say(f"reconcile: {size:,} transfers, joined and added up")
-        bare.append(_alone("bare", folder, size))
-        plan.say(f"reconcile: {size:,} transfers, reconciled")
-        shutil.rmtree(folder / "out", ignore_errors=True)
-        whole.append(_alone("whole", folder, size))
+        for what, each in found.items():
+            plan.say(f"reconcile: {size:,} transfers, {what}")
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            each.append(_alone(what, folder, size))
     shutil.rmtree(folder)
-    ratios = [w["seconds"] / b["seconds"] for w, b in zip(whole, bare, strict=True)]
+    seconds = {what: [one["seconds"] for one in each] for what, each in found.items()}
     return {
         "made": made,
-        "bare_s": _spread([each["seconds"] for each in bare]),
-        "whole_s": _spread([each["seconds"] for each in whole]),
-        "whole_over_bare": _spread(ratios),
-        "rows_per_s": _spread([each["rows_per_s"] for each in whole]),
-        "items": whole[0]["items"],
-        "peak_mb": {
-            "bare": max(each["peak_mb"] for each in bare),
-            "whole": max(each["peak_mb"] for each in whole),
-        },
+        **{f"{what}_s": _spread(each) for what, each in seconds.items()},
+        "whole_over_bare": _over(seconds["whole"], seconds["bare"]),
+        "whole_over_tuned": _over(seconds["whole"], seconds["tuned"]),
+        "rows_per_s": _spread([each["rows_per_s"] for each in found["whole"]]),
+        "items": found["whole"][0]["items"],
+        "peak_mb": {what: max(one["peak_mb"] for one in each) for what, each in found.items()},
     }
+
+
+def _over(some, others):
+    return _spread([one / other for one, other in zip(some, others, strict=True)])
 
 
 def _alone(what, folder, size):

@@ -2,10 +2,12 @@
 
     python bench_reconcile_alone.py days FOLDER TRANSFERS     write a day
     python bench_reconcile_alone.py bare FOLDER TRANSFERS     join the three ledgers, and add up
+    python bench_reconcile_alone.py tuned FOLDER TRANSFERS    the same in a session of txmq's
     python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, and write what it comes to
 
-``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
-Spark, and its result is one small table.
+``bare`` is the least that anybody has to do: it reads the same Parquet with as much memory and as
+many cores, and its result is one small table. Its session is Spark's own; what txmq's settings are
+worth is in ``tuned``.
 """
 
 import json
@@ -14,8 +16,10 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from tests.reconcile.days import BANKS, Plan, write_day
@@ -77,10 +81,36 @@ def whole(spark, folder, plan):
     return {"items": outcome.items.count()}
 
 
-def measured(work, folder, plan):
-    """How long the work took, Java's start not counted, and the most memory that Java has had."""
+@contextmanager
+def of_txmq(plan):
+    """A session as a run has it."""
     with opened(memory=MEMORY) as spark:
         sized(spark, 3 * plan.transfers)
+        yield spark
+
+
+@contextmanager
+def of_spark(_):
+    """A session as Spark's own documentation begins one."""
+    builder = SparkSession.builder.master("local[*]").config("spark.driver.memory", MEMORY)
+    quiet = {
+        "driver.host": "127.0.0.1",
+        "driver.bindAddress": "127.0.0.1",
+        "ui.enabled": "false",
+        "ui.showConsoleProgress": "false",
+    }
+    for name, value in quiet.items():
+        builder = builder.config(f"spark.{name}", value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def measured(session, work, folder, plan):
+    """How long the work took, Java's start not counted, and the most memory that Java has had."""
+    with session(plan) as spark:
         pid = spark._jvm.java.lang.ProcessHandle.current().pid()
         begun = time.perf_counter()
         told = work(spark, folder, plan)
@@ -98,7 +128,8 @@ def main(what, folder, transfers):
     folder, plan = Path(folder), Plan(transfers=int(transfers))
     if what == "days":
         return days(folder, plan)
-    return measured({"bare": bare, "whole": whole}[what], folder, plan)
+    sessions = {"bare": (of_spark, bare), "tuned": (of_txmq, bare), "whole": (of_txmq, whole)}
+    return measured(*sessions[what], folder, plan)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ NAMES = ("matches", "items", "closed", "totals")
 def tables(spark, day, *, partitions=1):
     """What the run comes to; in whatever partitions."""
     moved = spark.createDataFrame(
-        [(f"icbc/{each}", "matched", each, "CNY", 1, 2) for each in range(500)],
-        "key STRING, class STRING, amount BIGINT, currency STRING, first_ms BIGINT, last_ms BIGINT",
+        [(f"icbc/{each}", "matched", each, "CNY") for each in range(500)],
+        breaks.ddl_of("matches"),
     )
     lived = breaks.carried(spark, CLASSES, day)
     totals = spark.createDataFrame(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import date
 from typing import Final
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
@@ -19,14 +18,23 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
 from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
 from txmq.reconcile.matching import classified, group_of
-from txmq.reconcile.rows import entries_of, few, legs_of, messages_of, one_of, settled, together
+from txmq.reconcile.rows import (
+    entries_of,
+    few,
+    hash_of,
+    hashed_in,
+    legs_of,
+    messages_of,
+    one_of,
+    settled,
+    together,
+)
 from txmq.reconcile.rules import Rules, Window
-from txmq.reconcile.sieve import plain_class, plain_currency, sieved
+from txmq.reconcile.sieve import PLAIN, SUSPECT, plain_class, plain_currency, sieved
 from txmq.reconcile.units import last_known, units_of
 
 __all__ = ["reconcile"]
 
-_KEPT: Final = StorageLevel.MEMORY_AND_DISK
 _SUMS: Final = {"debited": ("debit", -1), "returned": ("return", 1), "credited": ("credit", 1)}
 
 
@@ -48,11 +56,12 @@ def reconcile(
     messages = messages_of(ledgers.messages, window)
     carried = _keys(yesterday)
 
-    # Of all rows but these only the few that are suspect are kept.
-    passed = sieved(entries, messages, carried, rules, window).persist(_KEPT)
-    suspects = few(passed.where(f.col("plain") == 0))
+    passed = settled(sieved(entries, messages, carried, rules, window))
+    others = few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
+    # Of all rows but these only those that are suspect are kept.
+    suspects = others.where(f.col("plain") == SUSPECT).select("hash")
     booked, told = (
-        settled(one_of(each, suspects).repartition("key")) for each in (entries, messages)
+        settled(hashed_in(each, suspects).repartition("key")) for each in (entries, messages)
     )
     history = yesterday.history
     if history is not None:
@@ -76,14 +85,13 @@ def reconcile(
         agreed_before=None if history is None else history.entries.select("key").distinct(),
     )
     items, closed = settled(lives.items), settled(lives.closed)
-    open_ = few(items)
+    open_ = few(items.select("key"))
     final = settled(_final(judged, items))
-    plain = passed.where(f.col("plain") != 0)
-    totals = settled(_totals(plain, final, booked, rules))
+    totals = settled(_totals(passed.where(f.col("plain") != SUSPECT), final, booked, rules))
     accounts = settled(balances_of(entries, ledgers))
     books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
     return Outcome(
-        matches=_matches(plain, final, rules),
+        matches=_matches(entries, messages, others, final),
         items=items,
         closed=closed,
         entries=one_of(booked, open_),
@@ -112,7 +120,7 @@ def _orphans(
     begun = legs_of(booked).where(f.col("kind") == "debit").select("key")
     begun = begun.join(told.select("key"), "key", "left_semi")
     known = begun if carried is None else together(begun, carried)
-    return few(suspects.join(known, "key", "left_anti"))
+    return few(suspects.join(known.select(hash_of("key")), "hash", "left_anti"))
 
 
 def _history(orphans: DataFrame, history: Ledgers, window: Window) -> Ledgers:
@@ -120,8 +128,8 @@ def _history(orphans: DataFrame, history: Ledgers, window: Window) -> Ledgers:
     entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
     messages = history.messages.where(f.col("stored_ms") < window.start_ms)
     return history._replace(
-        entries=settled(one_of(entries, orphans)),
-        messages=settled(one_of(messages, orphans)),
+        entries=settled(hashed_in(entries, orphans)),
+        messages=settled(hashed_in(messages, orphans)),
     )
 
 
@@ -148,12 +156,8 @@ def _final(judged: DataFrame, items: DataFrame) -> DataFrame:
 def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules) -> DataFrame:
     """What each class has. Sums are those of the rows, in the rows' own currencies."""
     zero = f.lit(0).cast("long")
-    # Added up before they are put beside the others, and by numbers alone: they are many.
-    added = plain.groupBy("plain", "money", "is_ordered").agg(
-        f.count(f.lit(1)).alias("transfers"), f.sum("amount").alias("amount")
-    )
     class_, amount = plain_class(f.col("plain")), f.col("amount")
-    of_plain = added.select(
+    of_plain = plain.select(
         class_.alias("class"),
         plain_currency(f.col("money"), rules).alias("currency"),
         "transfers",
@@ -196,14 +200,27 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
     return found.withColumn("group", group_of(f.col("class"))).select(*tables.TOTALS.names)
 
 
-def _matches(plain: DataFrame, final: DataFrame, rules: Rules) -> DataFrame:
+def _matches(
+    entries: DataFrame, messages: DataFrame, others: DataFrame, final: DataFrame
+) -> DataFrame:
     """What is agreed, by the first pass and by the second."""
-    names = tables.MATCHES.names
-    first = plain.withColumns(
-        {
-            "class": plain_class(f.col("plain")),
-            "currency": plain_currency(f.col("money"), rules),
-        }
-    ).select(*names)
-    others = final.where(group_of(f.col("class")) == "agreed").select(*names)
-    return together(first, others)
+    plain = f.col("plain")
+    is_rolled_back = plain == PLAIN[Class.ROLLED_BACK]
+    # Whatever is neither suspect nor anything else is matched.
+    debits = entries.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
+    moved = hashed_in(debits, others.where(~is_rolled_back), "left")
+    of_debits = moved.where(plain.isNull() | (plain != SUSPECT)).select(
+        "key",
+        plain_class(f.coalesce(plain, f.lit(PLAIN[Class.MATCHED]))).alias("class"),
+        (-f.col("amount")).alias("amount"),
+        "currency",
+    )
+    voids = hashed_in(messages.where(f.col("state") == "rolled_back"), others.where(is_rolled_back))
+    of_voids = voids.select(
+        "key",
+        f.lit(Class.ROLLED_BACK.value).alias("class"),
+        f.lit(0).cast("long").alias("amount"),
+        f.lit("").alias("currency"),
+    ).distinct()
+    looked_at = final.where(group_of(f.col("class")) == "agreed").select(*tables.MATCHES.names)
+    return together(of_debits, together(of_voids, looked_at).sortWithinPartitions("key"))

@@ -66,14 +66,11 @@ _SMALL: Final[Mapping[str, tuple[str, ...]]] = {
     "failures": ("key",),
 }
 """By what they are sorted; each is one file."""
-_LARGE: Final[Mapping[str, tuple[str, ...]]] = {
-    "matches": ("key",),
-    "balances": ("bank", "account", "currency"),
-}
+_LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", "currency")}
 """By what they are sorted within each of their parts."""
-_DISTINCT: Final[Mapping[str, tuple[str, ...]]] = {
-    "matches": ("key", "amount", "first_ms", "last_ms"),
-}
+_AS_THEY_COME: Final = frozenset({"matches"})
+"""They stand in the order of the books, and to sort them would take as long as to find them."""
+_DISTINCT: Final[Mapping[str, tuple[str, ...]]] = {"matches": ("key", "amount")}
 """Columns whose values hardly ever come again: a dictionary of them is of no use."""
 _SEEDS: Final = ("one", "other")
 _LOW: Final = 0xFFFFFFFF
@@ -300,10 +297,12 @@ class Results:
 
 def _ordered(name: str, table: DataFrame) -> DataFrame:
     """Its rows in files and places that depend on nothing but what they are."""
+    if name in _AS_THEY_COME:
+        return table
     if name in _SMALL:
         first, parted = _SMALL[name], table.repartition(1)
     else:
-        # As it comes: it was parted by the same when it was worked out.
+        # It was parted by the same when it was worked out.
         first, parted = _LARGE[name], table
     others = (each for each in table.columns if each not in first)
     return parted.sortWithinPartitions(*first, *others)

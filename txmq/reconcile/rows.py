@@ -20,6 +20,8 @@ __all__ = [
     "VISIBLE",
     "entries_of",
     "few",
+    "hash_of",
+    "hashed_in",
     "legs_of",
     "messages_of",
     "one_of",
@@ -86,7 +88,7 @@ def few(keys: DataFrame) -> DataFrame:
     """Keys that are sent to wherever rows are looked up by them, as long as they are not too many
     for that.
     """
-    found = settled(keys.select("key"))
+    found = settled(keys)
     # Before it is counted nobody can know, and to be careful means to sort three whole ledgers.
     return f.broadcast(found) if found.count() <= _SENT_MAX else found
 
@@ -94,6 +96,18 @@ def few(keys: DataFrame) -> DataFrame:
 def one_of(values: DataFrame, keys: DataFrame) -> DataFrame:
     """The rows of some keys."""
     return values.join(keys, "key", "left_semi")
+
+
+def hash_of(key: str) -> Column:
+    """What stands for a key where all of a day's keys meet: a number is sent and compared sooner
+    than a text.
+    """
+    return f.xxhash64(key).alias("hash")
+
+
+def hashed_in(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> DataFrame:
+    """The rows of some keys that are known by their hashes alone."""
+    return values.withColumn("hash", hash_of("key")).join(hashes, "hash", how).drop("hash")
 
 
 def together(*some: DataFrame | None) -> DataFrame:

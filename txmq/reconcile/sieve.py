@@ -2,9 +2,10 @@
 
 On most days nearly all transfers are a debit, a message and a credit that agree; of the others most
 were paid back, or rolled back before any money moved. To see that, the rows of all three ledgers
-are made one narrow shape and meet in one shuffle; no ledger is joined to another. Each row carries
-marks of what it says: a debit and a return of who pays, a credit of who is paid, a message of both
-and of its own id. Where the least mark of a kind is also the greatest, all rows say the same.
+are made one narrow shape of numbers and meet in one shuffle; no ledger is joined to another. They
+meet by a hash of their key, and each carries marks of what it says, in which the key is once more,
+by another hash: a debit and a return say who pays, a credit who is paid, a message both and its own
+id. Where the least mark of a kind is also the greatest, all rows say the same of the same transfer.
 A transfer of which anything is more, less or other is looked at again, row by row and letter by
 letter (:mod:`txmq.reconcile.units`).
 """
@@ -17,25 +18,27 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.rows import VISIBLE
+from txmq.reconcile.rows import VISIBLE, hash_of
 from txmq.reconcile.rules import Rules, Window
 
-__all__ = ["plain_class", "plain_currency", "sieved"]
+__all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sieved"]
 
-_DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _CLEARING, _OTHER = range(7)
-_COUNTED: Final = {
-    "debits": _DEBIT,
-    "credits": _CREDIT,
-    "returns": _RETURN,
-    "messages": _MESSAGE,
-    "voids": _VOID,
-    "others": _OTHER,
-}
+SUSPECT: Final = 0
+"""What does not fall through."""
+PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
+"""What does, by a number for each class."""
+_BITS: Final = 4
+_MOST: Final = (1 << _BITS) - 1
+"""So many rows of a transfer are counted by their tags, all tags in one number; of more than these
+none is plain.
+"""
+_DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING = (
+    1 << place * _BITS for place in range(7)
+)
 _ONE_THING: Final = ("payer", "payee", "twin", "amount", "money")
 """What all rows of a plain transfer say alike, as far as they say it."""
 _UNKNOWN: Final = -1
 """An amount or a currency that nobody can read, or that the rules do not know."""
-_PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
 
 
 def sieved(
@@ -45,7 +48,7 @@ def sieved(
     rules: Rules,
     window: Window,
 ) -> DataFrame:
-    """Every transfer of the day, and whether it is plainly agreed.
+    """What the day's transfers come to: the matched ones as sums, each other one as a row.
 
     Args:
         entries: What was booked on the day (:func:`~txmq.reconcile.rows.entries_of`).
@@ -55,42 +58,45 @@ def sieved(
         window: The day.
 
     Returns:
-        ``key`` and ``plain``, which is 0 for what is suspect. For all else it stands for a class
-        (:func:`plain_class`), and there are ``amount``, ``money`` (:func:`plain_currency`),
-        ``first_ms`` and ``last_ms``.
+        ``plain`` is ``SUSPECT``, or stands for a class (:func:`plain_class`). ``hash`` is that of
+        the key (:func:`~txmq.reconcile.rows.hash_of`), and nothing for what is matched.
+        ``transfers`` are so many, ``amount`` is their sum in ``money`` (:func:`plain_currency`);
+        ``is_ordered`` tells whether a message says so.
     """
     sums = _sums(rules)
     narrow = _of_entries(entries, rules, window, sums).unionByName(
         _of_messages(messages, rules), allowMissingColumns=True
     )
     if carried is not None:
-        keys = carried.select("key", f.lit(_OTHER).alias("tag"))
+        keys = carried.select(hash_of("key"), f.lit(_OTHER).alias("tags"))
         narrow = narrow.unionByName(keys, allowMissingColumns=True)
     # Sent to their places before they are grouped: rows travel as they are, and narrow. The places
     # have a number, so that the same day is parted in the same way each time.
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    met = narrow.repartition(parts, "key").groupBy("key").agg(
-        *(_number(tag).alias(name) for name, tag in _COUNTED.items()),
+    met = narrow.repartition(parts, "hash").groupBy("hash").agg(
+        f.count(f.lit(1)).alias("rows"),
+        f.sum("tags").alias("tags"),
         *(f.min(each).alias(each) for each in _ONE_THING),
         *(f.max(each).alias(f"{each}_hi") for each in _ONE_THING),
-        f.min("ms").alias("first_ms"),
-        f.max("ms").alias("last_ms"),
         *(f.sum(each).alias(each) for each in sums),
     )  # fmt: skip
-    return met.select(
-        "key",
+    found = met.select(
+        "hash",
         _plain(sums).alias("plain"),
-        f.coalesce("amount", f.lit(0)).alias("amount"),
         "money",
-        (f.col("messages") > 0).alias("is_ordered"),
-        "first_ms",
-        "last_ms",
+        (_number(_MESSAGE) > 0).alias("is_ordered"),
+        f.coalesce("amount", f.lit(0)).alias("amount"),
+    )
+    is_other = f.col("plain") != PLAIN[Class.MATCHED]
+    each = f.when(is_other, f.col("hash")).alias("hash")
+    return found.groupBy(each, "plain", "money", "is_ordered").agg(
+        f.count(f.lit(1)).alias("transfers"), f.sum("amount").alias("amount")
     )
 
 
 def plain_class(plain: Column) -> Column:
     """The class of what fell through."""
-    return f.get(f.array(*(f.lit(each.value) for each in _PLAIN)), plain - 1)
+    return f.get(f.array(*(f.lit(each.value) for each in PLAIN)), plain - 1)
 
 
 def plain_currency(money: Column, rules: Rules) -> Column:
@@ -100,31 +106,32 @@ def plain_currency(money: Column, rules: Rules) -> Column:
 
 
 def _number(tag: int) -> Column:
-    return f.sum(f.when(f.col("tag") == tag, 1).otherwise(0))
+    """How many rows have a tag, where they are not too many to be counted so."""
+    return f.shiftright("tags", tag.bit_length() - 1).bitwiseAND(f.lit(_MOST))
 
 
 def _plain(sums: dict[str, Column]) -> Column:
     col = f.col
-    adds_up = f.lit(True)
+    is_whole = col("rows") <= _MOST
     for each in sums:
-        adds_up &= f.coalesce(col(each), f.lit(0)) == 0
-    is_agreed = adds_up & (col("others") == 0) & (col("amount") >= 0) & (col("money") >= 0)
+        is_whole &= f.coalesce(col(each), f.lit(0)) == 0
     for each in _ONE_THING:
         # Where no row says anything of it, none says anything else.
-        is_agreed &= f.coalesce(col(each) == col(f"{each}_hi"), f.lit(True))
-    was_debited = col("debits") == 1
-    was_credited = (col("credits") == 1) & (col("returns") == 0)
-    was_returned = (col("credits") == 0) & (col("returns") == 1)
-    is_told = (col("messages") > 0) & (col("voids") == 0)
-    is_void = (col("messages") == 0) & (col("voids") > 0)
-    moved = col("debits") + col("credits") + col("returns") + col("others")
+        is_whole &= f.coalesce(col(each) == col(f"{each}_hi"), f.lit(True))
+    debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
+    told, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
+    is_told, is_void = (told > 0) & (void == 0), (told == 0) & (void > 0)
+    is_moved = is_whole & (debited == 1) & (other == 0) & (col("amount") >= 0) & (col("money") >= 0)
+    is_unmoved = is_whole & (debited + credited + returned + other == 0)
+    was_credited = (credited == 1) & (returned == 0)
+    was_returned = (credited == 0) & (returned == 1)
     of_each = {
-        Class.MATCHED: is_agreed & was_debited & was_credited & is_told,
-        Class.RETURNED: is_agreed & was_debited & was_returned & (is_told | is_void),
-        Class.ROLLED_BACK: adds_up & is_void & (moved == 0),
+        Class.MATCHED: is_moved & was_credited & is_told,
+        Class.RETURNED: is_moved & was_returned & (is_told | is_void),
+        Class.ROLLED_BACK: is_unmoved & is_void,
     }
-    codes = (f.when(is_so, _PLAIN[class_]) for class_, is_so in of_each.items())
-    return f.coalesce(*codes, f.lit(0))
+    codes = (f.when(is_so, PLAIN[class_]) for class_, is_so in of_each.items())
+    return f.coalesce(*codes, f.lit(SUSPECT))
 
 
 def _sums(rules: Rules) -> dict[str, Column]:
@@ -152,17 +159,16 @@ def _of_entries(
     is_credit = is_theirs & (kind == "credit") & (amount > 0)
     is_return = is_theirs & (kind == "return") & (amount > 0)
     tag = f.when(is_debit, _DEBIT).when(is_credit, _CREDIT).when(is_return, _RETURN)
-    is_clearing, mark = role == "clearing", f.xxhash64("account")
+    is_clearing, mark = role == "clearing", f.xxhash64("key", "account")
     if not sums:
         entries = entries.where(~is_clearing)
     return entries.where(kind.isin("debit", "credit", "return")).select(
-        "key",
-        f.when(is_clearing, _CLEARING).otherwise(f.coalesce(tag, f.lit(_OTHER))).alias("tag"),
+        hash_of("key"),
+        f.when(is_clearing, _CLEARING).otherwise(f.coalesce(tag, f.lit(_OTHER))).alias("tags"),
         f.when(is_debit | is_return, mark).alias("payer"),
         f.when(is_credit, mark).alias("payee"),
         f.when(~is_clearing, f.abs(amount)).alias("amount"),
         f.when(~is_clearing, _code(rules)).alias("money"),
-        f.col("recorded_ms").alias("ms"),
         *(each.alias(name) for name, each in sums.items()),
     )
 
@@ -172,17 +178,17 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
     is_visible, is_void = state.isin(*VISIBLE), state == "rolled_back"
 
     def mark(name: str) -> Column:
-        return f.when(is_visible & f.col(name).isNotNull(), f.xxhash64(name))
+        return f.when(is_visible & f.col(name).isNotNull(), f.xxhash64("key", name))
 
     return messages.select(
-        "key",
-        f.when(is_visible, _MESSAGE).when(is_void, _VOID).otherwise(_OTHER).alias("tag"),
-        mark("payer").alias("payer"),
+        hash_of("key"),
+        f.when(is_visible, _MESSAGE).when(is_void, _VOID).otherwise(_OTHER).alias("tags"),
+        # What was rolled back says nothing that has to be, but of which transfer.
+        f.when(is_void, f.xxhash64("key", "payer")).otherwise(mark("payer")).alias("payer"),
         mark("payee").alias("payee"),
         mark("id").alias("twin"),
         f.when(is_visible, f.coalesce("amount", f.lit(_UNKNOWN))).alias("amount"),
         f.when(is_visible, _code(rules)).alias("money"),
-        f.when(is_void, f.col("decided_ms")).otherwise(f.col("stored_ms")).alias("ms"),
     )
 
 

@@ -52,6 +52,15 @@ _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _THROUGHPUT: Final = "-XX:+UseParallelGC"
 """A run waits for its end and nobody waits for its next answer; it is a seventh faster so."""
+_COMPILED_ONCE: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "-XX:PerMethodTrapLimit=4",
+    "-XX:PerBytecodeTrapLimit=0",
+    "-XX:MetaspaceSize=256m",
+)
+"""A run is over within minutes, and every query of it is code that Java has never seen: what it
+bets on there, and loses, is compiled again and again.
+"""
 _TOLD_AT: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
 _SECRET: Final = "PYSPARK_GATEWAY_SECRET"  # noqa: S105  # a name
@@ -75,6 +84,8 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.parquet.compression.codec": "snappy",
     "spark.hadoop.parquet.summary.metadata.level": "NONE",
+    # Of a hundred thousand accounts hardly any is found in the first of two maps.
+    "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
@@ -234,6 +245,7 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
         f"-Dlog4j2.configurationFile={(home / 'log4j2.properties').as_uri()}",
         f"-Djava.io.tmpdir={home}",  # Spark's own temporary files lie there, unless told otherwise.
         "-XX:-UsePerfData",  # It would leave a file in /tmp.
+        *_COMPILED_ONCE,
     ]
     if not any(_COLLECTOR.search(each) for each in plan.settings.values()):
         options.append(_THROUGHPUT)  # Two of them are refused by Java.

@@ -258,8 +258,6 @@ MATCHES: Final = Table(
         _is("class", "string", "matched, returned or rolled-back"),
         _is("amount", "long", ""),
         _is("currency", "string", ""),
-        _is("first_ms", "long", ""),
-        _is("last_ms", "long", ""),
     ),
 )
 

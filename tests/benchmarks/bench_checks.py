@@ -177,7 +177,7 @@ CHECKS = {
         is_most=False,
     ),
     "reconcile_cost": Check(
-        "seconds to reconcile the larger day, over a bare job of Spark that joins the same ledgers",
+        "seconds to reconcile the larger day, over the bare join of the same three ledgers",
         "reconcile",
         "whole_over_bare",
         2.5,

@@ -2,12 +2,12 @@
 
     python bench_reconcile_alone.py days FOLDER TRANSFERS     write a day
     python bench_reconcile_alone.py bare FOLDER TRANSFERS     join the three ledgers, and add up
-    python bench_reconcile_alone.py tuned FOLDER TRANSFERS    the same in a session of txmq's
+    python bench_reconcile_alone.py plain FOLDER TRANSFERS    the same in a session of Spark's own
     python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, and write what it comes to
 
-``bare`` is the least that anybody has to do: it reads the same Parquet with as much memory and as
-many cores, and its result is one small table. Its session is Spark's own; what txmq's settings are
-worth is in ``tuned``.
+``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
+Spark, and its result is one small table. What these settings are worth is told by ``plain``, which
+has as much memory and as many cores, and else what Spark begins with.
 """
 
 import json
@@ -128,7 +128,7 @@ def main(what, folder, transfers):
     folder, plan = Path(folder), Plan(transfers=int(transfers))
     if what == "days":
         return days(folder, plan)
-    sessions = {"bare": (of_spark, bare), "tuned": (of_txmq, bare), "whole": (of_txmq, whole)}
+    sessions = {"bare": (of_txmq, bare), "plain": (of_spark, bare), "whole": (of_txmq, whole)}
     return measured(*sessions[what], folder, plan)
 
 

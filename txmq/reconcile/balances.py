@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.rows import legs_of, together
+from txmq.reconcile.rows import legs_of, place_of, together
 from txmq.reconcile.rules import Rules
 
 __all__ = ["Books", "balances_of", "proofs_of"]
@@ -64,7 +64,7 @@ def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
     amount = f.col("amount")
     # Rows of the day first add up where they are, so that an account of many is no heap of rows,
     # and with nothing beside them that is added later.
-    kind = _place("kind", _KINDS).alias("kind")
+    kind = place_of("kind", _KINDS).alias("kind")
     moved = _coded(entries).select(*_ACCOUNT, "role_code", kind, amount).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
         f.count(f.lit(1)).alias("rows"),
@@ -89,15 +89,7 @@ def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
 
 def _coded(table: DataFrame) -> DataFrame:
     """With the role as a number: an aggregate over texts has to sort."""
-    return table.withColumn("role_code", _place("role", _ROLES))
-
-
-def _place(name: str, values: tuple[str, ...]) -> Column:
-    """Where the text of a column is among these; each is looked at once."""
-    at = f.lit(None).cast("int")
-    for place, each in reversed(list(enumerate(values))):
-        at = f.when(f.col(name) == each, place).otherwise(at)
-    return at
+    return table.withColumn("role_code", place_of("role", _ROLES))
 
 
 def _part(table: DataFrame, **given: Column) -> DataFrame:

@@ -7,6 +7,7 @@ a day comes to the same whenever it is worked out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "legs_of",
     "messages_of",
     "one_of",
+    "place_of",
     "together",
 ]
 
@@ -108,6 +110,14 @@ def hash_of(key: str) -> Column:
 def hashed_in(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> DataFrame:
     """The rows of some keys that are known by their hashes alone."""
     return values.withColumn("hash", hash_of("key")).join(hashes, "hash", how).drop("hash")
+
+
+def place_of(name: str, values: Sequence[str], other: int | None = None) -> Column:
+    """Where the text of a column is among these, each of which is looked at once."""
+    at = f.lit(other).cast("int")
+    for place, each in reversed(list(enumerate(values))):
+        at = f.when(f.col(name) == each, place).otherwise(at)
+    return at
 
 
 def together(*some: DataFrame | None) -> DataFrame:

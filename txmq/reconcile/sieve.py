@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.rows import VISIBLE, hash_of
+from txmq.reconcile.rows import VISIBLE, hash_of, place_of
 from txmq.reconcile.rules import Rules, Window
 
 __all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sieved"]
@@ -194,7 +194,4 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
 
 def _code(rules: Rules) -> Column:
     """A row's currency as its place among those that the rules know."""
-    code = f.lit(_UNKNOWN)
-    for place, name in enumerate(sorted(rules.money)):
-        code = f.when(f.col("currency") == name, place).otherwise(code)
-    return code
+    return place_of("currency", sorted(rules.money), _UNKNOWN)

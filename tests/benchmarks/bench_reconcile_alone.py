@@ -11,11 +11,9 @@ has as much memory and as many cores, and else what Spark begins with.
 """
 
 import json
-import os
 import re
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,9 +69,9 @@ def whole(spark, folder, plan):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
     ledgers = read(spark, folder)
-    tables = [(table, each) for table in SOURCES for each in folder.glob(f"*/{table.name}")]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda one: counted(one[1].parent.name, one[0], one[1].iterdir()), tables))
+    for table in SOURCES:
+        for each in folder.glob(f"*/{table.name}"):
+            counted(each.parent.name, table, each.iterdir())
     outcome = reconcile(ledgers, Yesterday(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
         for name in Outcome._fields:

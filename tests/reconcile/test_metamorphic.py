@@ -18,6 +18,8 @@ PLAN = Plan(transfers=1_500, planted=2, accounts=150, part=400, altered=1)
 END_MS = PLAN.rules.day.window(PLAN.day).end_ms
 TABLES = ("items", "matches", "balances", "proofs", "totals")
 RUN = "0123456789abcdef"
+ONE, TWIN = "icbc/00039789016", "icbc/DMGgcoNKTdR"
+"""Keys whose hashes are the same: XXH64 can be turned round step by step, and it was."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -110,6 +112,28 @@ def test_transfers_whose_hashes_meet_are_told_apart(
         monkeypatch.setattr(room, "hash_of", short)
 
     assert _content(written(run(read(spark, day.folder)), tmp_path)) == _content(first)
+
+
+def test_a_credit_to_the_twin_of_a_key_is_no_credit(spark, day):
+    hashes = spark.createDataFrame([(ONE,), (TWIN,)], "key string").select(f.xxhash64("key"))
+    assert hashes.distinct().count() == 1
+    ledgers = read(spark, day.folder)
+    matched = run(ledgers).matches.where("class = 'matched' and key like 'icbc/%'")
+    is_it = f.col("key") == matched.agg(f.min("key")).first()[0]
+    key = f.when(is_it, ONE).otherwise(f.col("key"))
+    of_credit = f.when(is_it & (f.col("kind") == "credit"), TWIN).otherwise(key)
+    there = run(
+        ledgers._replace(
+            entries=ledgers.entries.withColumn("key", of_credit),
+            messages=ledgers.messages.withColumn("key", key),
+        )
+    )
+
+    found = there.items.where(f.col("key").isin(ONE, TWIN)).collect()
+    assert {row.key: row["class"] for row in found} == {
+        ONE: "delivered-uncredited",
+        TWIN: "credit-without-message",
+    }
 
 
 def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):

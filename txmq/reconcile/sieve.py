@@ -159,7 +159,7 @@ def _of_entries(
     is_credit = is_theirs & (kind == "credit") & (amount > 0)
     is_return = is_theirs & (kind == "return") & (amount > 0)
     tag = f.when(is_debit, _DEBIT).when(is_credit, _CREDIT).when(is_return, _RETURN)
-    is_clearing, mark = role == "clearing", f.xxhash64("key", "account")
+    is_clearing, mark = role == "clearing", _mark("account")
     if not sums:
         entries = entries.where(~is_clearing)
     return entries.where(kind.isin("debit", "credit", "return")).select(
@@ -178,18 +178,25 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
     is_visible, is_void = state.isin(*VISIBLE), state == "rolled_back"
 
     def mark(name: str) -> Column:
-        return f.when(is_visible & f.col(name).isNotNull(), f.xxhash64("key", name))
+        return f.when(is_visible & f.col(name).isNotNull(), _mark(name))
 
     return messages.select(
         hash_of("key"),
         f.when(is_visible, _MESSAGE).when(is_void, _VOID).otherwise(_OTHER).alias("tags"),
         # What was rolled back says nothing that has to be, but of which transfer.
-        f.when(is_void, f.xxhash64("key", "payer")).otherwise(mark("payer")).alias("payer"),
+        f.when(is_void, _mark("payer")).otherwise(mark("payer")).alias("payer"),
         mark("payee").alias("payee"),
         mark("id").alias("twin"),
         f.when(is_visible, f.coalesce("amount", f.lit(_UNKNOWN))).alias("amount"),
         f.when(is_visible, _code(rules)).alias("money"),
     )
+
+
+def _mark(name: str) -> Column:
+    """The key is last: one hash goes on from the other, and keys whose hashes are the same before
+    anything else was hashed would be the same with anything behind them.
+    """
+    return f.xxhash64(name, "key")
 
 
 def _code(rules: Rules) -> Column:

@@ -79,7 +79,7 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
-    "spark.sql.files.maxPartitionBytes": "64m",
+    "spark.sql.files.maxPartitionBytes": "256m",
     # What is kept for a moment, and what is written once and read once, is not worth squeezing.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.parquet.compression.codec": "snappy",

@@ -6,7 +6,9 @@ files are read once more here in any case, since their hashes are compared.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from txmq.reconcile.extract.controls import control_of, has_number, money_of, numbers_of
+from txmq.reconcile.extract.controls import LIMIT, control_of, has_number, money_of, numbers_of
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import Table
 
@@ -26,7 +28,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 def counted(source: str, table: Table, paths: Iterable[Path]) -> Control:
-    """The control totals of what lies in files.
+    """The control totals of what lies in files; as many at once as there are cores.
 
     Args:
         source: A bank's name, or ``log``.
@@ -38,10 +40,14 @@ def counted(source: str, table: Table, paths: Iterable[Path]) -> Control:
         pyarrow.ArrowException: One of them is no Parquet, or has other columns.
     """
     sums = Sums(table)
-    for each in paths:
-        with pq.ParquetFile(each) as file:
+
+    def add(path: Path) -> None:
+        with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=sums.columns, use_threads=False):
                 sums.add(batch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(add, paths))
     return sums.control(source)
 
 
@@ -78,10 +84,16 @@ class Sums:
         self._rows.append((None, batch.num_rows, least, most, 0, numbers))
         if self._money is None:
             return
-        amounts, currencies = batch.column(self._money), batch.column("currency")
-        for currency in pc.unique(currencies).to_pylist():
-            is_it = pc.is_null(currencies) if currency is None else pc.equal(currencies, currency)
-            self._rows.append((currency, 0, None, None, _sum(amounts.filter(is_it)), 0))
+        amounts = batch.column(self._money)
+        currencies = batch.column("currency").dictionary_encode()
+        places = currencies.indices
+        for place, currency in enumerate(currencies.dictionary.to_pylist()):
+            self._add_money(currency, amounts.filter(pc.equal(places, place)))
+        if places.null_count:
+            self._add_money(None, amounts.filter(pc.is_null(places)))
+
+    def _add_money(self, currency: str | None, amounts: pa.Array) -> None:
+        self._rows.append((currency, 0, None, None, _sum(amounts), 0))
 
     def control(self, source: str) -> Control:
         """What was counted.
@@ -93,6 +105,11 @@ class Sums:
 
 
 def _sum(column: pa.Array) -> int:
-    """The whole sum, however large: of the halves of its numbers, which fit."""
+    """The whole sum, however large: of the halves of its numbers, where they themselves may be."""
+    ends: Any = pc.min_max(column).as_py()
+    if ends["min"] is None:
+        return 0
+    if max(-ends["min"], ends["max"]) * len(column) < LIMIT:
+        return int(pc.sum(column).as_py())
     values = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     return int(np.sum(values & _LOW)) + (int(np.sum(values >> 32)) << 32)

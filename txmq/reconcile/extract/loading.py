@@ -25,7 +25,6 @@ from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.extract.manifest import FILE, Extracted, Manifest, Part, Source
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import (
     ACCOUNTS,
     ENTRIES,
@@ -118,18 +117,12 @@ def see_totals(manifest: Manifest, directory: Path) -> None:
     Raises:
         ReconcileRefused: A control total differs; it says which.
     """
-
-    def count(place: _Place) -> Control:
+    for place in _places(manifest):
         paths = [directory / each.path for each in place.extracted.parts]
-        return counted(place.source.name, place.table, paths)
-
-    places = list(_places(manifest))
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = list(pool.map(count, places))
-    except (OSError, pa.ArrowException) as problem:
-        raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
-    for place, now in zip(places, found, strict=True):
+        try:
+            now = counted(place.source.name, place.table, paths)
+        except (OSError, pa.ArrowException) as problem:
+            raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
         if (differs := difference(place.extracted.written, now)) is not None:
             raise ReconcileRefused(differs)
 

@@ -55,7 +55,7 @@ def units_of(
     return (
         _booked(entries, window)
         .join(_said(messages, offsets, rules), "key", "full_outer")
-        .join(_given_back(failures, rules), "key", "left")
+        .join(_given_back(failures, messages, rules), "key", "left")
         .select("key", *_facts())
     )
 
@@ -112,10 +112,7 @@ def _said(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFrame:
     is_unread = f.col("amount").isNull() | f.col("currency").isNull()
     # The log does not know who was handed what, but how far a group has come.
     is_behind = f.col("next_offset") > f.col("queue_offset")
-    group = f.lit(None).cast("string")
-    for topic, name in sorted(_groups(rules).items()):
-        group = f.when(f.col("topic") == topic, name).otherwise(group)
-    found = messages.withColumn("group", group).join(f.broadcast(offsets), place, "left")
+    found = _with_group(messages, rules).join(f.broadcast(offsets), place, "left")
     of_each = found.groupBy("key").agg(
         *(_ids(state.isin(*states)).alias(name) for name, states in _STATES.items()),
         f.max_by(one, f.struct(_rank(_TOLD), f.col("position"))).alias("message"),
@@ -150,15 +147,22 @@ def _rank(states: tuple[str, ...]) -> Column:
     return f.array_position(f.array(*map(f.lit, states)), f.col("state"))
 
 
-def _groups(rules: Rules) -> dict[str, str]:
-    """Who consumes each topic."""
-    return {each.topic: each.group for each in reversed(rules.log.flow) if each.group}
+def _with_group(messages: DataFrame, rules: Rules) -> DataFrame:
+    """With who consumes each, as its topic says."""
+    of_topics = {each.topic: each.group for each in reversed(rules.log.flow) if each.group}
+    group = f.lit(None).cast("string")
+    for topic, name in sorted(of_topics.items()):
+        group = f.when(f.col("topic") == topic, name).otherwise(group)
+    return messages.withColumn("group", group)
 
 
-def _given_back(failures: DataFrame, rules: Rules) -> DataFrame:
-    """What became last of each key's messages that their consumers gave back."""
+def _given_back(failures: DataFrame, messages: DataFrame, rules: Rules) -> DataFrame:
+    """What became last of each key's messages that their consumers gave back. A message of the same
+    key that had its own day is none of them.
+    """
+    visible = _with_group(messages, rules).where(f.col("state").isin(*VISIBLE))
     last = f.max_by(f.struct("state", "reason"), f.struct("position", "state"))
-    of_theirs = failures.where(f.col("group").isin(*sorted(set(_groups(rules).values()))))
+    of_theirs = failures.join(visible, ["key", "id", "group"], "left_semi")
     return of_theirs.groupBy("key").agg(last.alias("failure"))
 
 

@@ -19,6 +19,7 @@ from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
 from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
 from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import (
+    as_known,
     entries_of,
     few,
     hash_of,
@@ -126,7 +127,7 @@ def _orphans(
 def _history(orphans: DataFrame, history: Ledgers, window: Window) -> Ledgers:
     """Their rows of the days that are looked back."""
     entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
-    messages = history.messages.where(f.col("stored_ms") < window.start_ms)
+    messages = as_known(history.messages, window.end_ms).where(f.col("stored_ms") < window.start_ms)
     return history._replace(
         entries=settled(hashed_in(entries, orphans)),
         messages=settled(hashed_in(messages, orphans)),

@@ -19,6 +19,7 @@ from txmq.reconcile.rules import Window
 __all__ = [
     "UNDECIDED",
     "VISIBLE",
+    "as_known",
     "entries_of",
     "few",
     "hash_of",
@@ -62,18 +63,24 @@ def _is_transfer() -> Column:
 
 def messages_of(messages: DataFrame, window: Window) -> DataFrame:
     """What was stored or decided on the day, as it was known at its end."""
-    stored, state = f.col("stored_ms"), f.col("state")
+    stored = f.col("stored_ms")
     decided = f.coalesce("decided_ms", stored)
-    is_known = (state == "sent") | (decided < window.end_ms)
-    moment = f.when(state.isin("prepared", "sent") | ~is_known, stored).otherwise(decided)
+    moment = f.when(f.col("state").isin("prepared", "sent"), stored).otherwise(decided)
+    return as_known(messages, window.end_ms).where(
+        (stored < window.end_ms) & (moment >= window.start_ms) & (moment < window.end_ms)
+    )
+
+
+def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
+    """What was decided later was not decided then."""
+    state = f.col("state")
+    is_known = (state == "sent") | (f.coalesce("decided_ms", "stored_ms") < end_ms)
     masked = {
         "state": f.when(is_known, state).otherwise("prepared"),
         "key": f.coalesce("key", f.concat(f.lit("log/#"), f.col("position").cast("string"))),
         "queue_offset": f.when(is_known, f.col("queue_offset")),
     } | {name: f.when(is_known, f.col(name)) for name in ("decided_ms", "decided_by", "reason")}
-    return messages.where(
-        (stored < window.end_ms) & (moment >= window.start_ms) & (moment < window.end_ms)
-    ).withColumns(masked)
+    return messages.withColumns(masked)
 
 
 def settled(rows: DataFrame) -> DataFrame:

@@ -1,5 +1,6 @@
 """Whatever rows a bank has, they come out of the extract as they went in."""
 
+import re
 import tempfile
 from collections import Counter
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tests.extracts import JOURNAL, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ReconcileRefused
 
+BEYOND = "do not fit|overflow"
 LONG = st.integers(-(1 << 63) + 1, (1 << 63) - 1)
 WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 ROW = st.fixed_dictionaries(
@@ -80,13 +82,13 @@ def test_a_sum_that_does_not_fit_is_refused(bank):
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        pytest.raises(ReconcileRefused, match="do not fit|overflow"),
+        pytest.raises(ReconcileRefused, match=BEYOND),
     ):
         taken(rules_of(Path(folder), bank_of(bank, kinds=KINDS)))
 
 
 @settings(max_examples=15)
-@given(rows=st.lists(ROW, max_size=20).filter(fit))
+@given(rows=st.lists(ROW, max_size=20))
 def test_rows_come_out_as_they_went_in(bank, rows):
     bank.run("DELETE FROM journal")
     if rows:
@@ -94,7 +96,12 @@ def test_rows_come_out_as_they_went_in(bank, rows):
     told = bank_of(bank, kinds=KINDS, capital=["capital"], suspense=["it's", "\\'"])
 
     with tempfile.TemporaryDirectory() as folder:
-        _, found = taken(rules_of(Path(folder), told))
+        try:
+            _, found = taken(rules_of(Path(folder), told))
+        except ReconcileRefused as refused:
+            if fit(rows) or not re.search(BEYOND, str(refused)):
+                raise
+            return
         entries, opening, later = (
             rows_of(found, table=each) for each in ("entries", "opening", "later")
         )

@@ -104,6 +104,7 @@ def test_a_wide_table_is_scrolled_by_the_keyboard(opened, busy):
     expect(region).to_be_focused()
     shown.keyboard.press("ArrowRight")
     expect(region).not_to_have_js_property("scrollLeft", 0)
+    assert region.evaluate("each => each.scrollLeft") > 0
 
 
 def test_a_screen_reader_finds_headings_tables_and_charts(opened, busy):

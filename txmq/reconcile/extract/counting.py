@@ -28,7 +28,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 def counted(source: str, table: Table, paths: Iterable[Path]) -> Control:
-    """The control totals of what lies in files; as many at once as there are cores.
+    """The control totals of what lies in files; as many are read at once as there are cores.
 
     Args:
         source: A bank's name, or ``log``.
@@ -105,7 +105,7 @@ class Sums:
 
 
 def _sum(column: pa.Array) -> int:
-    """The whole sum, however large: of the halves of its numbers, where they themselves may be."""
+    """The whole sum, however large: where it may not fit, those of the halves of its numbers do."""
     ends: Any = pc.min_max(column).as_py()
     if ends["min"] is None:
         return 0

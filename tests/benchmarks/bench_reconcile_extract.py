@@ -112,6 +112,7 @@ def _jdbc(rules, folder, spark):
 
     from txmq.reconcile.extract.jdbc import SparkDialect, options
     from txmq.reconcile.extract.statements import EntryStatements
+    from txmq.reconcile.parquet_files import laid_out
 
     (bank,) = rules.bank
     given = options(bank, bank.entries) | {"url": _jdbc_url(bank.database)}
@@ -124,7 +125,9 @@ def _jdbc(rules, folder, spark):
     dialect = SparkDialect({each.name: each.dataType.typeName() for each in frame.schema})
     statement = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect).rows()
     out = folder / "jdbc"
-    spark.sql(statement).write.option("compression", "zstd").parquet(str(out))
+    rows = spark.sql(statement)
+    layout = laid_out(rows.columns) | {"compression": "zstd"}
+    rows.write.options(**layout).parquet(str(out))
     return sum(pq.read_metadata(each).num_rows for each in out.glob("*.parquet"))
 
 

@@ -209,6 +209,14 @@ def test_an_unchecked_load_reads_the_same(spark, made):
     assert load_unchecked(spark, manifest, made[0]).entries.count() == 2 * ROWS
 
 
+def test_only_texts_that_come_again_have_a_dictionary(made):
+    group = pq.read_metadata(part(made[0])).row_group(0)
+    columns = [group.column(place) for place in range(group.num_columns)]
+
+    with_one = {each.path_in_schema for each in columns if each.has_dictionary_page}
+    assert with_one == {"kind", "role", "currency"}
+
+
 def test_a_block_that_fails_leaves_no_file(tmp_path):
     folder = tmp_path / "icbc" / "entries"
     batch = pq.read_table(_some(tmp_path)).to_batches()[0]

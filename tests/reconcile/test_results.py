@@ -7,6 +7,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from tests.reconcile import breaks, dying_run
@@ -23,6 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def results(tmp_path):
     with open_results(tmp_path) as opened:
         yield opened
+
+
+def with_dictionary(path):
+    """The columns of a Parquet file that have one."""
+    group = pq.read_metadata(path).row_group(0)
+    columns = [group.column(place) for place in range(group.num_columns)]
+    return {each.path_in_schema for each in columns if each.has_dictionary_page}
 
 
 def files(directory):
@@ -72,6 +80,8 @@ def test_a_table_is_the_same_bytes_in_whatever_partitions_it_comes(spark, tmp_pa
     assert list(one)[0] == f"closed/business_date={DAY}/run={dying_run.RUN}/part-00000.parquet"
     assert sum(each.startswith("matches/") for each in one) == dying_run.PARTS
     assert sum(each.startswith("items/") for each in one) == 1
+    of_matches = next(each for each in one if each.startswith("matches/"))
+    assert with_dictionary(tmp_path / "1" / "results" / of_matches) == {"class", "currency"}
 
 
 def test_what_was_written_is_read_and_hashed_the_same(spark, results):

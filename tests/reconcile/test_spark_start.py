@@ -230,7 +230,7 @@ def test_shuffles_are_cut_by_how_many_rows_there_are(spark):
         assert spark.conf.get("spark.sql.shuffle.partitions") == before  # Somebody has said it.
         spark.conf.set("spark.sql.shuffle.partitions", "64")
         sized(spark, 30_000_000)
-        assert spark.conf.get("spark.sql.shuffle.partitions") == "76"
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "30"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)
 

@@ -59,11 +59,16 @@ def reconcile(
 
     passed = settled(sieved(entries, messages, carried, rules, window))
     others = few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
-    # Of all rows but these only those that are suspect are kept.
-    suspects = others.where(f.col("plain") == SUSPECT).select("hash")
-    booked, told = (
-        settled(hashed_in(each, suspects).repartition("key")) for each in (entries, messages)
+    is_suspect, is_rolled_back = (
+        f.col("plain") == each for each in (SUSPECT, PLAIN[Class.ROLLED_BACK])
     )
+    # Of all rows but these only those that are suspect are kept.
+    suspects = others.where(is_suspect).select("hash")
+    booked = settled(hashed_in(entries, suspects).repartition("key"))
+    # What was rolled back has no debit by which it could be found later.
+    looked_up = others.where(is_suspect | is_rolled_back)
+    found = settled(hashed_in(messages, looked_up, "inner").repartition("key"))
+    told, voids = found.where(is_suspect).drop("plain"), found.where(is_rolled_back)
     history = yesterday.history
     if history is not None:
         history = _history(_orphans(suspects, booked, told, carried), history, window)
@@ -75,7 +80,7 @@ def reconcile(
         f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
     )
 
-    units = settled(units_of(booked, told, given_back, ledgers.offsets, rules, window))
+    units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
     judged = settled(classified(_marked(units, carried), rules, as_of_ms))
     lives = carry(
         judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
@@ -92,7 +97,7 @@ def reconcile(
     accounts = settled(balances_of(entries, ledgers))
     books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
     return Outcome(
-        matches=_matches(entries, messages, others, final),
+        matches=_matches(entries, others, voids, final),
         items=items,
         closed=closed,
         entries=one_of(booked, open_),
@@ -202,21 +207,19 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
 
 
 def _matches(
-    entries: DataFrame, messages: DataFrame, others: DataFrame, final: DataFrame
+    entries: DataFrame, others: DataFrame, voids: DataFrame, final: DataFrame
 ) -> DataFrame:
     """What is agreed, by the first pass and by the second."""
-    plain = f.col("plain")
-    is_rolled_back = plain == PLAIN[Class.ROLLED_BACK]
     # Whatever is neither suspect nor anything else is matched.
     debits = entries.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
-    moved = hashed_in(debits, others.where(~is_rolled_back), "left")
-    of_debits = moved.where(plain.isNull() | (plain != SUSPECT)).select(
+    moved = hashed_in(debits, others, "left")
+    plain = f.coalesce("plain", f.lit(PLAIN[Class.MATCHED]))
+    of_debits = moved.where(plain != SUSPECT).select(
         "key",
-        plain_class(f.coalesce(plain, f.lit(PLAIN[Class.MATCHED]))).alias("class"),
+        plain_class(plain).alias("class"),
         (-f.col("amount")).alias("amount"),
         "currency",
     )
-    voids = hashed_in(messages.where(f.col("state") == "rolled_back"), others.where(is_rolled_back))
     of_voids = voids.select(
         "key",
         f.lit(Class.ROLLED_BACK.value).alias("class"),

@@ -6,11 +6,18 @@ from __future__ import annotations
 
 import filecmp
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from txmq.reconcile.footers import TAIL, footer_size, with_encodings_in_order
+from txmq.reconcile.tables import RECURRING
 
-__all__ = ["are_same", "put_in_place", "settled"]
+__all__ = ["are_same", "laid_out", "put_in_place", "settled"]
+
+
+def laid_out(names: Iterable[str]) -> dict[str, str]:
+    """What Spark is told of a table's columns when it writes them."""
+    return {f"parquet.enable.dictionary#{each}": "false" for each in names if each not in RECURRING}
 
 
 def settled(folder: Path) -> None:

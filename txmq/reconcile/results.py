@@ -27,7 +27,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.causes import SPARKS_OWN
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.ledgers import Yesterday
-from txmq.reconcile.parquet_files import are_same, put_in_place, settled
+from txmq.reconcile.parquet_files import are_same, laid_out, put_in_place, settled
 from txmq.reconcile.rules import Window
 from txmq.reconcile.signing import Signatures
 from txmq.reconcile.summary import Past, Run
@@ -70,8 +70,6 @@ _LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", 
 """By what they are sorted within each of their parts."""
 _AS_THEY_COME: Final = frozenset({"matches"})
 """They stand in the order of the books, and to sort them would take as long as to find them."""
-_DISTINCT: Final[Mapping[str, tuple[str, ...]]] = {"matches": ("key", "amount")}
-"""Columns whose values hardly ever come again: a dictionary of them is of no use."""
 _SEEDS: Final = ("one", "other")
 _LOW: Final = 0xFFFFFFFF
 _SIGNED: Final = (
@@ -143,8 +141,7 @@ class Results:
         draft = place.with_name(f".{place.name}.draft")
         seen = Observation()
         ordered = _ordered(name, table).observe(seen, *_sums(table))
-        plain = {f"parquet.enable.dictionary#{each}": "false" for each in _DISTINCT.get(name, ())}
-        ordered.write.mode("overwrite").options(**plain).parquet(_url(draft))
+        ordered.write.mode("overwrite").options(**laid_out(table.columns)).parquet(_url(draft))
         settled(draft)
         word = _word(seen.get)
         if are_same(draft, place) or self._holds(table.sparkSession, name, place, word):

@@ -44,8 +44,10 @@ WORKER_S: Final = 60.0
 """Until a standalone cluster has given the first worker."""
 STOP_S: Final = 20.0
 LOOK_S: Final = 0.1
-ROWS_A_PARTITION: Final = 400_000
-"""Of a shuffle; some 100 bytes each once they are joined, and several are sorted at once."""
+ROWS_A_PARTITION: Final = 1_000_000
+"""Of a shuffle; some 200 bytes each where they are added up, at once in as many parts as there are
+cores.
+"""
 PARTITIONS_MAX: Final = 2_000
 
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
@@ -89,6 +91,8 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
+    # Where in Python each column was named costs several questions to Java, and nobody is told.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     _PARTITIONS: "64",
 }
 

@@ -23,6 +23,7 @@ __all__ = [
     "OFFSETS",
     "OPENING",
     "PROOFS",
+    "RECURRING",
     "SOURCES",
     "TOTALS",
     "Column",
@@ -263,3 +264,12 @@ MATCHES: Final = Table(
 
 SOURCES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS, MESSAGES, FAILURES, OFFSETS)
 """What an extract holds; the first four of each bank, the others of the log."""
+
+RECURRING: Final = frozenset({
+    "bank", "bucket", "class", "credit_bank", "currency", "debit_bank", "decided_by", "delivery",
+    "first_seen", "group", "holder", "kind", "message_state", "problem", "proof", "reason", "role",
+    "state", "status", "topic", "was",
+})  # fmt: skip
+"""Columns of few texts that come again and again. Files keep a dictionary of these and of no
+others: of keys and accounts it takes its time, and gives no room back that compression would not.
+"""

@@ -32,6 +32,7 @@ from txmq.reconcile.extract.statements import (
     told_control,
 )
 from txmq.reconcile.extract.writing import TableWriter, part_of
+from txmq.reconcile.parquet_files import laid_out
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
@@ -236,7 +237,9 @@ class _Reader:
         """Spark's files, under the names that ours have."""
         final = self._books.directory / ENTRIES.name
         early = self._books.directory / _RAW / "written"
-        self._spark.sql(statement).write.option("compression", "zstd").parquet(str(early))
+        rows = self._spark.sql(statement)
+        layout = laid_out(rows.columns) | {"compression": "zstd"}
+        rows.write.options(**layout).parquet(str(early))
         final.mkdir(parents=True)
         names = enumerate(sorted(early.glob("part-*.parquet")))
         moved = [path.rename(final / f"part-{number:05}.parquet") for number, path in names]

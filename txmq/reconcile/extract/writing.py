@@ -23,9 +23,9 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.counting import Sums
 from txmq.reconcile.extract.manifest import Part
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import Table
+from txmq.reconcile.tables import RECURRING, Table
 
-__all__ = ["TableWriter", "part_of", "schema_of"]
+__all__ = ["TableWriter", "parquet_writer", "part_of", "schema_of"]
 
 _ROWS_A_PART: Final = 4_000_000
 _TYPES: Final = {
@@ -40,6 +40,18 @@ def schema_of(table: Table) -> pa.Schema:
     """A table's columns as Arrow declares them."""
     return pa.schema(
         [pa.field(each.name, _TYPES[each.type], each.is_optional) for each in table.columns]
+    )
+
+
+def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A file of an extract, as all of them are laid out: soon written, and soon read again."""
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=sorted(RECURRING.intersection(schema.names)),
+        write_page_checksum=True,
     )
 
 
@@ -161,15 +173,7 @@ class _OpenPart:
         self.rows = 0
         self._path = path
         self._early = path.with_name(f".{path.name}.writing")
-        self._writer = pq.ParquetWriter(
-            self._early,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            # Distinct numbers gain nothing from a dictionary, and it takes its time to see that.
-            use_dictionary=[each.name for each in schema if each.type == pa.string()],
-            write_page_checksum=True,
-        )
+        self._writer = parquet_writer(self._early, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.rows import legs_of, place_of, together
+from txmq.reconcile.rows import is_transfer, legs_of, place_of, together
 from txmq.reconcile.rules import Rules
 
 __all__ = ["Books", "balances_of", "proofs_of"]
@@ -281,7 +281,8 @@ def _cleared(books: Books) -> DataFrame:
 def _balanced(books: Books, named: list[str]) -> DataFrame:
     """Both sides of each booking add up to nothing."""
     of_transfers = books.booked.where(f.col("bank").isin(named) & f.col("key").isNotNull())
-    others = books.entries.where(f.col("bank").isin(named) & f.col("key").isNull())
+    others = books.entries.where(f.col("bank").isin(named) & ~is_transfer())
+    others = others.withColumn("key", f.lit(None).cast("string"))
     rows = together(of_transfers, others)
     found = rows.groupBy("bank", "currency", "key", "kind").agg(f.sum("amount").alias("sum"))
     return _is(

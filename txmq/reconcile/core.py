@@ -29,6 +29,7 @@ from txmq.reconcile.rows import (
     one_of,
     settled,
     together,
+    transfers_of,
 )
 from txmq.reconcile.rules import Rules, Window
 from txmq.reconcile.sieve import PLAIN, SUSPECT, plain_class, plain_currency, sieved
@@ -54,17 +55,18 @@ def reconcile(
     window = rules.day.window(day)
     as_of_ms = min(as_of_ms, window.end_ms)
     entries = entries_of(ledgers.entries, window)
+    transfers = transfers_of(entries)
     messages = messages_of(ledgers.messages, window)
     carried = _keys(yesterday)
 
-    passed = settled(sieved(entries, messages, carried, rules, window))
+    passed = settled(sieved(transfers, messages, carried, rules, window))
     others = few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
     is_suspect, is_rolled_back = (
         f.col("plain") == each for each in (SUSPECT, PLAIN[Class.ROLLED_BACK])
     )
     # Of all rows but these only those that are suspect are kept.
     suspects = others.where(is_suspect).select("hash")
-    booked = settled(hashed_in(entries, suspects).repartition("key"))
+    booked = settled(hashed_in(transfers, suspects).repartition("key"))
     # What was rolled back has no debit by which it could be found later.
     looked_up = others.where(is_suspect | is_rolled_back)
     found = settled(hashed_in(messages, looked_up, "inner").repartition("key"))
@@ -97,7 +99,7 @@ def reconcile(
     accounts = settled(balances_of(entries, ledgers))
     books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
     return Outcome(
-        matches=_matches(entries, others, voids, final),
+        matches=_matches(transfers, others, voids, final),
         items=items,
         closed=closed,
         entries=one_of(booked, open_),
@@ -207,11 +209,11 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
 
 
 def _matches(
-    entries: DataFrame, others: DataFrame, voids: DataFrame, final: DataFrame
+    transfers: DataFrame, others: DataFrame, voids: DataFrame, final: DataFrame
 ) -> DataFrame:
     """What is agreed, by the first pass and by the second."""
     # Whatever is neither suspect nor anything else is matched.
-    debits = entries.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
+    debits = transfers.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
     moved = hashed_in(debits, others, "left")
     plain = f.coalesce("plain", f.lit(PLAIN[Class.MATCHED]))
     of_debits = moved.where(plain != SUSPECT).select(

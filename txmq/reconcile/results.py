@@ -98,7 +98,7 @@ def content_hash(table: DataFrame) -> str:
     """A table's content in a word, in whatever order and partitions its rows are: how many, and
     two sums of their hashes. It reads all of it.
     """
-    return _word(table.agg(*_sums(table)).collect()[0].asDict())
+    return _word(_hashed(table).agg(*_sums()).collect()[0].asDict())
 
 
 @contextmanager
@@ -140,7 +140,9 @@ class Results:
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
         seen = Observation()
-        ordered = _ordered(name, table).observe(seen, *_sums(table))
+        # What looks on takes little in, so that rows are hashed where they are made.
+        hashed = _hashed(_ordered(name, table)).observe(seen, *_sums())
+        ordered = hashed.select(*table.columns)
         ordered.write.mode("overwrite").options(**laid_out(table.columns)).parquet(_url(draft))
         settled(draft)
         word = _word(seen.get)
@@ -305,15 +307,20 @@ def _ordered(name: str, table: DataFrame) -> DataFrame:
     return parted.sortWithinPartitions(*first, *others)
 
 
-def _sums(table: DataFrame) -> list[Column]:
-    """Of two hashes of each row, in halves, whose sums fit. A place that is empty leaves a hash as
-    it is, so that it is told which are.
+def _hashed(table: DataFrame) -> DataFrame:
+    """With two hashes of each row. A place that is empty leaves a hash as it is, so that it is told
+    which are.
     """
     names = [f"`{each}`" for each in sorted(table.columns)]
     row = [*map(F.col, names), *(F.col(each).isNull() for each in names)]
+    return table.withColumns({f"{each}_hash": F.xxhash64(F.lit(each), *row) for each in _SEEDS})
+
+
+def _sums() -> list[Column]:
+    """Of the hashes, in halves, whose sums fit."""
     sums = [F.count(F.lit(1)).alias("rows")]
     for seed in _SEEDS:
-        hash_ = F.xxhash64(F.lit(seed), *row)
+        hash_ = F.col(f"{seed}_hash")
         sums.append(F.sum(hash_.bitwiseAND(F.lit(_LOW))).alias(f"{seed}_low"))
         sums.append(F.sum(F.shiftright(hash_, 32)).alias(f"{seed}_high"))
     return sums

@@ -24,11 +24,13 @@ __all__ = [
     "few",
     "hash_of",
     "hashed_in",
+    "is_transfer",
     "legs_of",
     "messages_of",
     "one_of",
     "place_of",
     "together",
+    "transfers_of",
 ]
 
 VISIBLE: Final = ("sent", "committed")
@@ -42,22 +44,25 @@ _TRANSFERS: Final = ("debit", "credit", "return")
 
 
 def entries_of(entries: DataFrame, window: Window) -> DataFrame:
-    """What was recorded on the day. What no transfer's id stands at is a transfer of its own, if
-    its kind says that it is one.
-    """
+    """What was recorded on the day."""
     at = f.col("recorded_ms")
-    alone = f.concat_ws("/#", "bank", f.coalesce(f.col("id"), at).cast("string"))
-    return entries.where((at >= window.start_ms) & (at < window.end_ms)).withColumn(
-        "key", f.when(_is_transfer(), f.coalesce("key", alone))
-    )
+    return entries.where((at >= window.start_ms) & (at < window.end_ms))
+
+
+def transfers_of(entries: DataFrame) -> DataFrame:
+    """Those of transfers. What no transfer's id stands at is a transfer of its own."""
+    number = f.coalesce("id", "recorded_ms").cast("string")
+    alone = f.concat_ws("/#", "bank", number)
+    return entries.where(is_transfer()).withColumn("key", f.coalesce("key", alone))
 
 
 def legs_of(entries: DataFrame) -> DataFrame:
     """Those that give a transfer's money to somebody, or take it."""
-    return entries.where(_is_transfer() & (f.col("role") != "clearing"))
+    return entries.where(is_transfer() & (f.col("role") != "clearing"))
 
 
-def _is_transfer() -> Column:
+def is_transfer() -> Column:
+    """Whether an entry's kind says that it is of a transfer."""
     return f.col("kind").isin(*_TRANSFERS)
 
 

@@ -51,7 +51,7 @@ def sieved(
     """What the day's transfers come to: the matched ones as sums, each other one as a row.
 
     Args:
-        entries: What was booked on the day (:func:`~txmq.reconcile.rows.entries_of`).
+        entries: What was booked on the day (:func:`~txmq.reconcile.rows.transfers_of`).
         messages: What was told (:func:`~txmq.reconcile.rows.messages_of`).
         carried: The keys of what was left open before; none of them is plain.
         rules: They say which banks keep both sides of a booking, and which currencies there are.
@@ -154,15 +154,16 @@ def _of_entries(
 ) -> DataFrame:
     kind, role, amount = f.col("kind"), f.col("role"), f.col("amount")
     is_theirs = (role == "customer") & (f.col("booked_ms") >= window.start_ms)
-    # A debit takes and a credit gives; a row that does the other is no plain one.
-    is_debit = is_theirs & (kind == "debit") & (amount < 0)
-    is_credit = is_theirs & (kind == "credit") & (amount > 0)
-    is_return = is_theirs & (kind == "return") & (amount > 0)
+    # A debit takes and a credit gives; a row that does the other is no plain one. Numbers are asked
+    # first: they are compared sooner than texts.
+    is_debit = is_theirs & (amount < 0) & (kind == "debit")
+    is_credit = is_theirs & (amount > 0) & (kind == "credit")
+    is_return = is_theirs & (amount > 0) & (kind == "return")
     tag = f.when(is_debit, _DEBIT).when(is_credit, _CREDIT).when(is_return, _RETURN)
     is_clearing, mark = role == "clearing", _mark("account")
     if not sums:
         entries = entries.where(~is_clearing)
-    return entries.where(kind.isin("debit", "credit", "return")).select(
+    return entries.select(
         hash_of("key"),
         f.when(is_clearing, _CLEARING).otherwise(f.coalesce(tag, f.lit(_OTHER))).alias("tags"),
         f.when(is_debit | is_return, mark).alias("payer"),

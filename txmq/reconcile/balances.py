@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.rows import is_transfer, legs_of, place_of, together
+from txmq.reconcile.rows import is_transfer, place_of, settled, together
 from txmq.reconcile.rules import Rules
 
 __all__ = ["Books", "balances_of", "proofs_of"]
@@ -76,8 +76,11 @@ def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
         _part(_coded(ledgers.later), later=amount),
         _part(ledgers.accounts.withColumn("role_code", f.lit(None)), told=f.col("balance")),
     )
-    found = parts.groupBy(*_ACCOUNT).agg(
-        f.max("role_code").alias("role_code"), *(f.sum(each).alias(each) for each in _SUMS)
+    # None of them says much twice of an account, so that to add up before rows travel is in vain.
+    found = (
+        parts.repartition(*_ACCOUNT)
+        .groupBy(*_ACCOUNT)
+        .agg(f.max("role_code").alias("role_code"), *(f.sum(each).alias(each) for each in _SUMS))
     )
     found = found.withColumn("moved", reduce(add, map(f.col, _KINDS)))
     names = f.array(*map(f.lit, _ROLES))
@@ -114,8 +117,9 @@ def _proofs(books: Books) -> Iterator[DataFrame]:
         yield from _each(_rolled_forward(books.balances, books.closed))
     if named := books.banks("accounts"):
         yield from _each(_told(books.balances.where(f.col("bank").isin(named))))
-    yield _conserved(books)
-    yield from _adds_up(books)
+    sums = _by_currency(books)
+    yield _conserved(sums)
+    yield from _adds_up(sums)
     if len(books.banks("clearing")) == len(books.rules.bank):
         yield from _each(_cleared(books))
     if named := books.banks("double_entry"):
@@ -194,60 +198,55 @@ def _told(balances: DataFrame) -> DataFrame:
     )
 
 
-def _conserved(books: Books) -> DataFrame:
+def _by_currency(books: Books) -> DataFrame:
+    """What the banks' books and the classes say of each currency, at all banks together."""
+    kind, amount = f.col("kind"), f.col("amount")
+    rows = books.balances.select("role", "currency", *_KINDS, "moved", f.lit(0).alias("began"))
+    if books.before is not None:
+        legs = books.before.where(is_transfer()).select(
+            "role",
+            "currency",
+            *(f.when(kind == each, amount).alias(each) for each, _, _ in _CLASSED),
+            (-amount).alias("began"),
+        )
+        rows = rows.unionByName(legs, allowMissingColumns=True)
+    is_held, is_leg = f.col("role").isin("customer", "suspense"), f.col("role") != "clearing"
+    booked = rows.groupBy("currency").agg(
+        *(f.sum(f.when(is_held, f.col(each))).alias(each) for each in ("other", "moved", "began")),
+        *(f.sum(f.when(is_leg, f.col(each))).alias(each) for each, _, _ in _CLASSED),
+    )
+    classed = books.totals.groupBy("currency").agg(
+        *(f.sum(each).alias(each) for _, each, _ in _CLASSED)
+    )
+    return settled(booked.join(classed, "currency", "full_outer").na.fill(0))
+
+
+def _conserved(sums: DataFrame) -> DataFrame:
     """No money is made and none is lost between the banks.
 
     What customers have more at the end of the day, at all banks together, came from outside, or has
     been on its way when the day began and is not any more.
     """
-    is_held = f.col("role").isin("customer", "suspense")
-    moved = (
-        books.balances.where(is_held)
-        .groupBy("currency")
-        .agg(f.sum("other").alias("outside"), f.sum("moved").alias("found"))
-    )
-    ended = books.totals.groupBy("currency").agg(
-        f.sum(f.col("debited") - f.col("returned") - f.col("credited")).alias("ended")
-    )
-    all_of = moved.join(ended, "currency", "full_outer")
-    if books.before is None:
-        all_of = all_of.withColumn("began", f.lit(0))
-    else:
-        all_of = all_of.join(_on_its_way(books.before), "currency", "full_outer")
-    zero = f.lit(0)
-    expected = f.coalesce("outside", zero) + f.coalesce("began", zero) - f.coalesce("ended", zero)
+    ended = f.col("debited") - f.col("returned") - f.col("credited")
     found = _is(
-        all_of,
+        sums,
         "conservation",
-        expected=expected,
-        found=f.col("found"),
+        expected=f.col("other") + f.col("began") - ended,
+        found=f.col("moved"),
         about="what customers of all banks have more is what came from outside and what is no "
         "longer on its way",
     )
     return _whole(found)
 
 
-def _on_its_way(legs: DataFrame) -> DataFrame:
-    is_leg = f.col("role").isin("customer", "suspense") & (f.col("kind") != "other")
-    return legs.where(is_leg).groupBy("currency").agg((-f.sum("amount")).alias("began"))
-
-
-def _adds_up(books: Books) -> Iterator[DataFrame]:
+def _adds_up(sums: DataFrame) -> Iterator[DataFrame]:
     """Every cent is in exactly one class: the classes add up to what the banks have booked."""
-    legs = None if books.before is None else legs_of(books.before)
-    is_leg = f.col("role") != "clearing"
     for kind, name, sign in _CLASSED:
-        booked = books.balances.where(is_leg).select("currency", f.col(kind).alias("booked"))
-        if legs is not None:
-            of_kind = legs.where(f.col("kind") == kind)
-            booked = together(booked, of_kind.select("currency", f.col("amount").alias("booked")))
-        booked = booked.groupBy("currency").agg((f.sum("booked") * sign).alias("booked"))
-        classed = books.totals.groupBy("currency").agg(f.sum(name).alias("classed"))
         found = _is(
-            booked.join(classed, "currency", "full_outer"),
+            sums,
             f"classes-{kind}",
-            expected=f.col("booked"),
-            found=f.col("classed"),
+            expected=f.col(kind) * sign,
+            found=f.col(name),
             about=f"what all classes have {name} is what all banks have {name}",
         )
         yield _whole(found)

@@ -212,9 +212,11 @@ def _matches(
     transfers: DataFrame, others: DataFrame, voids: DataFrame, final: DataFrame
 ) -> DataFrame:
     """What is agreed, by the first pass and by the second."""
-    # Whatever is neither suspect nor anything else is matched.
     debits = transfers.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
-    moved = hashed_in(debits, others, "left")
+    # Whatever is neither suspect nor anything else is matched; what was rolled back has no debit,
+    # and is most of the rest.
+    not_matched = others.where(f.col("plain") != PLAIN[Class.ROLLED_BACK])
+    moved = hashed_in(debits, not_matched, "left")
     plain = f.coalesce("plain", f.lit(PLAIN[Class.MATCHED]))
     of_debits = moved.where(plain != SUSPECT).select(
         "key",

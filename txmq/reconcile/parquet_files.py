@@ -17,7 +17,9 @@ __all__ = ["are_same", "laid_out", "put_in_place", "settled"]
 
 def laid_out(names: Iterable[str]) -> dict[str, str]:
     """What Spark is told of a table's columns when it writes them."""
-    return {f"parquet.enable.dictionary#{each}": "false" for each in names if each not in RECURRING}
+    others = [each for each in names if each not in RECURRING]
+    options = ("parquet.enable.dictionary", "parquet.column.statistics.enabled")
+    return {f"{option}#{each}": "false" for option in options for each in others}
 
 
 def settled(folder: Path) -> None:

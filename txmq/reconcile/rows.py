@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
 from txmq.reconcile.rules import Window
@@ -102,9 +102,10 @@ def few(keys: DataFrame) -> DataFrame:
     """Keys that are sent to wherever rows are looked up by them, as long as they are not too many
     for that.
     """
-    found = settled(keys)
-    # Before it is counted nobody can know, and to be careful means to sort three whole ledgers.
-    return f.broadcast(found) if found.count() <= _SENT_MAX else found
+    seen = Observation()
+    found = settled(keys.observe(seen, f.count(f.lit(1)).alias("rows")))
+    # Before they are counted nobody can know, and to be careful means to sort three whole ledgers.
+    return f.broadcast(found) if seen.get["rows"] <= _SENT_MAX else found
 
 
 def one_of(values: DataFrame, keys: DataFrame) -> DataFrame:

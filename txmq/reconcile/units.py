@@ -87,13 +87,14 @@ def _booked(entries: DataFrame, window: Window) -> DataFrame:
         number("credit").alias("credits"),
         total("credit", 1).alias("credited"),
         f.count(f.when(kind == "credit", f.col("id"))).alias("numbered"),
-        f.count_distinct(f.when(kind == "credit", f.col("id"))).alias("numbers"),
-        _set(f.when(kind == "debit", f.col("bank"))).alias("debit_banks"),
-        _set(f.when(kind == "credit", f.col("bank"))).alias("credit_banks"),
-        _set(f.when((kind != "credit") & is_customers, f.col("account"))).alias("payers"),
-        _set(f.when((kind == "credit") & is_customers, f.col("account"))).alias("payees"),
-        _set(f.col("currency")).alias("currencies"),
-        _set(f.abs(amount)).alias("amounts"),
+        # Spark would go through all rows once more to count what is distinct.
+        f.size(f.collect_set(f.when(kind == "credit", f.col("id")))).alias("numbers"),
+        f.collect_set(f.when(kind == "debit", f.col("bank"))).alias("debit_banks"),
+        f.collect_set(f.when(kind == "credit", f.col("bank"))).alias("credit_banks"),
+        f.collect_set(f.when((kind != "credit") & is_customers, f.col("account"))).alias("payers"),
+        f.collect_set(f.when((kind == "credit") & is_customers, f.col("account"))).alias("payees"),
+        f.collect_set(f.col("currency")).alias("currencies"),
+        f.collect_set(f.abs(amount)).alias("amounts"),
         f.count(f.when(f.when(kind == "debit", -amount).otherwise(amount) < 0, 1)).alias("odd"),
         f.max(is_late).alias("is_late"),
         f.min("recorded_ms").alias("booked_first_ms"),
@@ -117,10 +118,10 @@ def _said(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFrame:
         *(_ids(state.isin(*states)).alias(name) for name, states in _STATES.items()),
         f.max_by(one, f.struct(_rank(_TOLD), f.col("position"))).alias("message"),
         f.count(f.when(is_visible & is_unread, 1)).alias("unread"),
-        _set(f.when(is_visible, f.col("payer"))).alias("told_payers"),
-        _set(f.when(is_visible, f.col("payee"))).alias("told_payees"),
-        _set(f.when(is_visible, f.col("currency"))).alias("told_currencies"),
-        _set(f.when(is_visible, f.col("amount"))).alias("told_amounts"),
+        f.collect_set(f.when(is_visible, f.col("payer"))).alias("told_payers"),
+        f.collect_set(f.when(is_visible, f.col("payee"))).alias("told_payees"),
+        f.collect_set(f.when(is_visible, f.col("currency"))).alias("told_currencies"),
+        f.collect_set(f.when(is_visible, f.col("amount"))).alias("told_amounts"),
         f.max(f.when(counts_for, f.col("amount"))).alias("ordered"),
         f.max(f.when(counts_for, f.col("currency"))).alias("ordered_currency"),
         f.min("stored_ms").alias("told_first_ms"),
@@ -209,12 +210,8 @@ def _facts() -> list[Column]:
     ]  # fmt: skip
 
 
-def _set(values: Column) -> Column:
-    """What there is, once each and in order."""
-    return f.array_sort(f.collect_set(values))
-
-
 def _union(*names: str) -> Column:
+    """What there is in any of these sets, once each and in order."""
     empty = f.array()
     found = [f.coalesce(f.col(each), empty) for each in names]
-    return f.array_sort(f.array_distinct(f.concat(*found)))
+    return f.sort_array(f.array_distinct(f.concat(*found)))

@@ -226,6 +226,10 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
     assert sorted(each.parent.parent.name for each in here.glob(f"**/run={dying_run.RUN}")) == [
         "items", "matches",
     ]  # fmt: skip
+    (draft,) = here.rglob(f".run={dying_run.RUN}.draft")
+    with open_results(here):
+        assert not draft.exists()
+    assert before.items() <= files(here).items()
 
     written = {each: each.stat().st_ino for each in here.glob(f"**/run={dying_run.RUN}/*")}
     again = breaks.run(DAY, dying_run.RUN, parked=1)

@@ -115,6 +115,8 @@ def open_results(directory: str | Path) -> Iterator[Results]:
             f"another run is at work in {directory}: wait until it has ended, and try again"
         ) from problem
     try:
+        for left in Path(directory).glob("results/*/*/.run=*.draft"):
+            shutil.rmtree(left)  # By a run that was killed.
         yield Results(directory)
     finally:
         lock.release()

@@ -1,14 +1,12 @@
 """A day is extracted: all banks at once, and then the log.
 
 The log is read last, so that whatever a bank knows is found in it. Until everything is written the
-extract lies in a directory with another name; a crash leaves no half of one.
+extract lies in a directory with another name, so that no half of one can be taken for a whole.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import Books
+from txmq.reconcile.extract.drafts import drafted
 from txmq.reconcile.extract.manifest import (
     FILE,
     Extracted,
@@ -99,17 +98,14 @@ def take(
     for bank in rules.bank:
         _see(rules, bank, spark)
     home = Path(rules.directory) / "extracts" / day.isoformat()
-    early = home / f".{secrets.token_hex(8)}.writing"
     try:
-        early.mkdir(parents=True)
-        sources = _sources(rules, window, early, take_log, spark, progress, clock)
-        manifest = Manifest.of(rules, day, sources)
-        write_manifest(early, manifest)
-        return _kept(early, place(rules.directory, manifest), manifest)
+        with drafted(home) as early:
+            sources = _sources(rules, window, early, take_log, spark, progress, clock)
+            manifest = Manifest.of(rules, day, sources)
+            write_manifest(early, manifest)
+            return _kept(early, place(rules.directory, manifest), manifest)
     except OSError as problem:
         raise ReconcileRefused(f"the extract cannot be written: {problem}") from problem
-    finally:
-        shutil.rmtree(early, ignore_errors=True)
 
 
 def _sources(

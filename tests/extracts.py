@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
-from txmq.reconcile.extract.manifest import place
+from txmq.reconcile.extract.manifest import Extracted, place
 from txmq.reconcile.extract.taking import take
 from txmq.reconcile.extract.writing import TableWriter
 from txmq.reconcile.rules import Rules
@@ -105,7 +105,7 @@ def bank_of(book, name="icbc", accounts=None, zone="UTC", **entries):
 
 
 class NoLog(NamedTuple):
-    controls: tuple
+    tables: tuple
     position: int = 0
     moment_ms: int = 1 << 50
 
@@ -116,7 +116,8 @@ def no_log(rules, window, directory):
     for table in (MESSAGES, FAILURES, OFFSETS):
         with TableWriter(table, directory / "log" / table.name) as writer:
             pass
-        found.append(writer.control("log"))
+        none = writer.control("log")
+        found.append(Extracted(table.name, none, none, writer.content, writer.parts))
     return NoLog(tuple(found))
 
 

@@ -49,10 +49,11 @@ class Taken:
             pq.read_table(out / "log" / each.name).to_pylist()
             for each in (MESSAGES, FAILURES, OFFSETS)
         )
-        rows = [control.rows for control in self.log.controls]
+        controls = [each.written for each in self.log.tables]
+        rows = [each.rows for each in controls]
         assert rows == [len(self.messages), len(self.failures), len(self.offsets)]
-        assert [each.table for each in self.log.controls] == ["messages", "failures", "offsets"]
-        assert {each.source for each in self.log.controls} == {"log"}
+        assert [each.table for each in controls] == ["messages", "failures", "offsets"]
+        assert {each.source for each in controls} == {"log"}
 
     def message(self, key):
         """The only row of a transfer."""

@@ -300,6 +300,24 @@ def test_the_same_books_give_the_same_extract_and_others_another(bank, tmp_path)
     assert {each.name for each in folder.parent.iterdir()} == {folder.name, elsewhere.name}
 
 
+@pytest.mark.parametrize(
+    "change", ["account = 'mallory'", "transfer = 't-2'", "kind = 'credit'", "account = 'clearing'"]
+)
+def test_books_that_differ_by_a_text_alone_give_another(bank, tmp_path, change):
+    bank.journal([{"amount": 1}, {"amount": 1, "account": "bob"}])
+    rules = rules_of(tmp_path, bank_of(bank))
+    first, folder = taken(rules)
+
+    bank.run(f"UPDATE journal SET {change} WHERE id = 2")
+    other, elsewhere = taken(rules)
+
+    assert [each.written for each in other.sources[0].tables] == [
+        each.written for each in first.sources[0].tables
+    ]
+    assert other.extract_id != first.extract_id
+    assert rows_of(elsewhere) != rows_of(folder)
+
+
 def test_the_log_is_read_when_all_banks_are_there(bank, tmp_path):
     bank.journal([{}, {}])
     rules = rules_of(tmp_path, bank_of(bank), bank_of(bank, name="ccb"))

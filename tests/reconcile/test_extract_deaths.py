@@ -48,6 +48,16 @@ def test_what_a_killed_one_has_left_goes_with_the_next(rules):
     assert {each.name for each in folder.parent.iterdir()} == {manifest.extract_id}
 
 
+def test_what_cannot_be_opened_is_in_nobodys_way(rules):
+    taken(rules)
+    odd = Path(rules.directory, "extracts", DAY.isoformat(), ".odd.writing")
+    odd.symlink_to(odd)
+
+    taken(rules)
+
+    assert begun(rules) == [odd]
+
+
 def test_one_that_fails_leaves_nothing(rules):
     def fail(*_):
         raise RuntimeError("the log is away")

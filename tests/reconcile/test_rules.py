@@ -40,10 +40,12 @@ kinds = { debit = ["debit"], credit = ["credit"], return = ["return"] }
 
 [log]
 directory = "data"
-[[log.flow]]
+"""
+FLOW = """[[log.flow]]
 topic = "transfers"
 namespace = "icbc"
 """
+RULES += FLOW
 
 
 def read(tmp_path, text, **environ):
@@ -112,6 +114,16 @@ def test_a_variable_stands_for_a_secret(tmp_path):
         ('topic = "transfers"', "", "topic"),
         ("[day]", "[day]\nfoo = 1", "foo"),
         ("[day]", "[day", "TOML"),
+        ('credit = ["credit"]', 'credit = ["credit", "debit"]', "icbc: 'debit' is of one of kinds"),
+        ("kinds =", 'clearing = ["a"]\nsuspense = ["a"]\nkinds =', "'a' is one of clearing, "),
+        ("kinds =", "gapless = true\nkinds =", "id has to name their column"),
+        ("[[log.flow]]", "[[log.flows]]", "flows"),
+        (FLOW, FLOW.replace("icbc", "icbk"), "icbc alone has the namespace icbc"),
+        (
+            FLOW,
+            f'{FLOW}group = "one"\n{FLOW}group = "two"\ntags = ["B"]\n',
+            "topic transfers have to have one group, and have 'one' and 'two'",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_with_its_place(tmp_path, old, new, told):

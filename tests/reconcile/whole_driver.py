@@ -54,7 +54,7 @@ def written(folder, directory, source, table):
         for each in pq.read_table(folder / source / table.name).to_batches():
             writer.write(each)
     control = writer.control(source)
-    return Extracted(table.name, control, control, writer.parts)
+    return Extracted(table.name, control, control, writer.content, writer.parts)
 
 
 def reconciled(spark, directory, extract_id):

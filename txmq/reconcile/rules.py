@@ -8,8 +8,10 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
@@ -223,7 +225,7 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     namespace: Name
     """The bank that gives out their ids, as it is called in its entries."""
     group: str = ""
-    """The consumers that credit."""
+    """The consumers that credit; the same in all flows of a topic."""
     tags: tuple[str, ...] = ()
     """Only messages with one of these; with any, where there are none."""
     key: str = ""
@@ -355,7 +357,8 @@ def _see(rules: Rules, path: Path) -> None:
     Raises:
         ConfigError: The rules cannot work.
     """
-    for problem in (*_of_the_day(rules), *_of_the_banks(rules), *_of_the_money(rules)):
+    seen = (_of_the_day, _of_the_banks, _of_the_flows, _of_the_namespaces, _of_the_money)
+    for problem in chain.from_iterable(each(rules) for each in seen):
         raise ConfigError(f"{path}: {problem}")
 
 
@@ -381,6 +384,40 @@ def _of_the_banks(rules: Rules) -> Iterator[str]:
     for bank in rules.bank:
         for kind in bank.entries.kinds.keys() - {"debit", "credit", "return"}:
             yield f"{bank.name}: kinds are debit, credit and return, not {kind}"
+        entries = bank.entries
+        for each in _twice(chain.from_iterable(map(set, entries.kinds.values()))):
+            yield f"{bank.name}: {each!r} is of one of kinds and not of two"
+        roles = (entries.clearing, entries.suspense, entries.capital)
+        for each in _twice(chain.from_iterable(map(set, roles))):
+            yield f"{bank.name}: {each!r} is one of clearing, suspense and capital and not two"
+        if entries.gapless and not entries.id:
+            yield f"{bank.name}: gapless is about ids, so id has to name their column"
+
+
+def _of_the_flows(rules: Rules) -> Iterator[str]:
+    groups = dict[str, set[str]]()
+    for flow in rules.log.flow:
+        groups.setdefault(flow.topic, set()).add(flow.group)
+    for topic, found in groups.items():
+        if len(found) > 1:
+            named = " and ".join(repr(each) for each in sorted(found))
+            yield f"the flows of the topic {topic} have to have one group, and have {named}"
+
+
+def _of_the_namespaces(rules: Rules) -> Iterator[str]:
+    named = [(each.name, each.entries.namespace) for each in rules.bank]
+    named += [(f"the flow of {each.topic}", each.namespace) for each in rules.log.flow]
+    ledgers = Counter(namespace for _, namespace in named)
+    for where, namespace in named:
+        if ledgers[namespace] == 1 < len(named):
+            yield (
+                f"{where} alone has the namespace {namespace}: a transfer has the same one in "
+                "every ledger that knows it"
+            )
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return sorted(each for each, count in Counter(names).items() if count > 1)
 
 
 def _of_the_money(rules: Rules) -> Iterator[str]:

@@ -105,7 +105,7 @@ def extracted(source: str, table: Table, told: Control, writer: TableWriter) -> 
     written = writer.control(source)
     if (problem := difference(told, written)) is not None:
         raise ReconcileRefused(f"{problem}: it was lost or doubled on its way into the extract")
-    return Extracted(table.name, told, written, writer.parts)
+    return Extracted(table.name, told, written, writer.content, writer.parts)
 
 
 def write_sums(books: Books, answer: pa.Table) -> tuple[Extracted, Extracted]:

@@ -33,8 +33,8 @@ def drafted(home: Path) -> Iterator[Path]:
         # Nobody clears up between making a folder and holding it.
         with _held(home):
             for each in home.glob(".*.writing"):
-                # It may get its name at this very moment.
-                with suppress(FileNotFoundError), _held(each, fcntl.LOCK_NB) as is_left:
+                # It may get its name at this very moment, and it may be somebody else's.
+                with suppress(OSError), _held(each, fcntl.LOCK_NB) as is_left:
                     if is_left:
                         shutil.rmtree(each, ignore_errors=True)
             draft.mkdir()

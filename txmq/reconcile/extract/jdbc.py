@@ -22,6 +22,7 @@ from pyspark.sql.types import DecimalType, IntegralType, NumericType
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import Books, blamed, extracted, see_columns, words, write_sums
+from txmq.reconcile.extract.contents import content_of
 from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.extract.manifest import Extracted, Part, Source
@@ -184,7 +185,8 @@ class _Reader:
         if (problem := difference(control, written)) is not None:
             raise ReconcileRefused(problem)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
-        return (Extracted(ENTRIES.name, control, written, parts), *sums)
+        content = content_of(ENTRIES, paths)
+        return (Extracted(ENTRIES.name, control, written, content, parts), *sums)
 
     def accounts(self) -> tuple[Extracted, ...]:
         """The bank's own table, if the rules name one."""

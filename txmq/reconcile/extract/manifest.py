@@ -52,6 +52,8 @@ class Extracted(Struct, frozen=True):
     """What the source has counted."""
     written: Control
     """What was counted while it was written; the same."""
+    content: str
+    """What its rows hold, in a word: the same in whatever order and parts they are."""
     parts: tuple[Part, ...]
 
 
@@ -103,9 +105,8 @@ class Manifest(Struct, frozen=True):
         """The manifest of what was extracted."""
         window = rules.day.window(day)
         as_of_ms = min(window.end_ms, *(min(each.taken_ms, each.source_ms) for each in sources))
-        controls = tuple(table.written for source in sources for table in source.tables)
         return cls(
-            extract_id(rules.digest, window, as_of_ms, controls),
+            extract_id(rules.digest, window, as_of_ms, sources),
             rules.name,
             rules.version,
             rules.digest,
@@ -118,10 +119,11 @@ class Manifest(Struct, frozen=True):
 
 
 def extract_id(
-    rules_digest: str, window: Window, as_of_ms: int, controls: tuple[Control, ...]
+    rules_digest: str, window: Window, as_of_ms: int, sources: tuple[Source, ...]
 ) -> str:
     """The name of an extract: nothing of it depends on when the books of a past day were read."""
-    text = msgspec.json.encode((rules_digest, window, as_of_ms, controls), order="sorted")
+    held = [(each.written, each.content) for source in sources for each in source.tables]
+    text = msgspec.json.encode((rules_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
@@ -169,7 +171,7 @@ def read_manifest(directory: Path) -> Manifest:
     if manifest.format != _FORMAT:
         raise ReconcileRefused(f"{path} is of format {manifest.format}, and this reads {_FORMAT}")
     window = Window(manifest.start_ms, manifest.end_ms)
-    known = extract_id(manifest.rules_digest, window, manifest.as_of_ms, manifest.controls)
+    known = extract_id(manifest.rules_digest, window, manifest.as_of_ms, manifest.sources)
     if known != manifest.extract_id:
         raise ReconcileRefused(f"{path} was changed: its control totals are not those of its id")
     return manifest

@@ -25,9 +25,7 @@ from txmq.reconcile.extract.manifest import (
     read_manifest,
     write_manifest,
 )
-from txmq.reconcile.extract.writing import part_of
 from txmq.reconcile.rules import Bank, Constant, Rules, Window
-from txmq.reconcile.summary import Control
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -43,8 +41,8 @@ class Log(Protocol):
     """What was taken of the broker's log."""
 
     @property
-    def controls(self) -> tuple[Control, ...]:
-        """Of each of its tables."""
+    def tables(self) -> tuple[Extracted, ...]:
+        """What was written."""
         ...
 
     @property
@@ -128,22 +126,9 @@ def _sources(
             for each in rules.bank
         ]
         banks = [told(each.result()) for each in waited]
-    return (*banks, told(_of_the_log(take_log(rules, window, directory), directory)))
-
-
-def _of_the_log(log: Log, directory: Path) -> Source:
-    # Nobody else counts a log; what was written of it is what it says.
-    tables = tuple(
-        Extracted(
-            each.table, each, each, tuple(map(part_of, _files(directory / "log" / each.table)))
-        )
-        for each in log.controls
-    )
-    return Source("log", "log", "", log.moment_ms, log.moment_ms, tables, log.position)
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("part-*.parquet"))
+    log = take_log(rules, window, directory)
+    moment = log.moment_ms
+    return (*banks, told(Source("log", "log", "", moment, moment, log.tables, log.position)))
 
 
 def _read(rules: Rules, books: Books, spark: SparkSession | None, clock: Clock) -> Source:

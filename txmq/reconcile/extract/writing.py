@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.contents import Contents
 from txmq.reconcile.extract.counting import Sums
 from txmq.reconcile.extract.manifest import Part
 from txmq.reconcile.summary import Control
@@ -94,6 +95,7 @@ class TableWriter:
         self._done: list[Part] = []
         self._begun = 0
         self._sums = Sums(table)
+        self._contents = Contents(table)
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -128,6 +130,7 @@ class TableWriter:
             return
         batch = self._cast(batch)
         self._sums.add(batch)
+        self._contents.add(batch)
         mine = threading.get_ident()
         with self._lock:
             part = self._open.get(mine)
@@ -147,6 +150,11 @@ class TableWriter:
             source: A bank's name, or ``log``.
         """
         return self._sums.control(source)
+
+    @property
+    def content(self) -> str:
+        """What was written so far, in a word."""
+        return self._contents.word
 
     def _begin(self) -> _OpenPart:
         self._begun += 1

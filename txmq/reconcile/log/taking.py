@@ -24,13 +24,13 @@ from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import record as records
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.record import Record
+from txmq.reconcile.extract.manifest import Extracted
 from txmq.reconcile.extract.writing import TableWriter, schema_of
 from txmq.reconcile.log.collapse import Collapse, Loose
 from txmq.reconcile.log.files import LogFiles, OpenFile
 from txmq.reconcile.log.flows import Flows
 from txmq.reconcile.log.spans import STRETCH_BYTES, Stretch, found_from, start_of, stretches
 from txmq.reconcile.rules import Flow, Rules, Window
-from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, Table
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -48,8 +48,8 @@ _CLOCK: Final = SystemClock()
 class TakenLog(NamedTuple):
     """What was taken of a log."""
 
-    controls: tuple[Control, ...]
-    """Of messages, failures and offsets."""
+    tables: tuple[Extracted, ...]
+    """Messages, failures and offsets."""
     position: int
     """The log was read up to here: the watermark."""
     moment_ms: int
@@ -134,8 +134,7 @@ def extract_log(
             whole.messages.clear()
         whole.finish()
         _write(messages, _batches(MESSAGES, whole.messages))
-        controls = tuple(each.control(_SOURCE) for each in writers)
-    return TakenLog(controls, position, moment_ms, count, whole.gone)
+    return TakenLog(tuple(map(_extracted, writers)), position, moment_ms, count, whole.gone)
 
 
 # Stretches
@@ -231,6 +230,12 @@ def _half_at(log: LogFiles, position: int) -> Record | None:
 
 
 # Rows
+
+
+def _extracted(writer: TableWriter) -> Extracted:
+    # Nobody else counts a log; what was written of it is what it says.
+    written = writer.control(_SOURCE)
+    return Extracted(written.table, written, written, writer.content, writer.parts)
 
 
 def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:

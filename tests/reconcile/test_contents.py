@@ -1,0 +1,87 @@
+"""The word of an extract's rows: the same however they come, and another wherever they differ."""
+
+import random
+from collections import Counter
+
+import pyarrow as pa
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from txmq.reconcile.extract.contents import Contents
+from txmq.reconcile.extract.writing import schema_of
+from txmq.reconcile.tables import Column, Table
+
+TABLE = Table(
+    "some",
+    "",
+    (
+        Column("name", "string", True, ""),
+        Column("other", "string", True, ""),
+        Column("number", "long", True, ""),
+        Column("small", "int", True, ""),
+    ),
+)
+SCHEMA = schema_of(TABLE)
+LONG = st.integers(-(2**63), 2**63 - 1)
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(["", "\0", "\0\0", "a", "a\0", "12345678", "123456789", "x" * 256, "x" * 257]),
+    st.integers(250, 600).map(lambda size: "y" * size),
+)
+ROWS = st.lists(
+    st.tuples(
+        st.none() | TEXTS,
+        st.none() | TEXTS,
+        st.none() | LONG,
+        st.none() | st.integers(-(2**31), 2**31 - 1),
+    ),
+    max_size=40,
+)
+
+
+def word(*batches):
+    contents = Contents(TABLE)
+    for rows in batches:
+        columns = [list(each) for each in zip(*rows, strict=True)] or [[]] * len(SCHEMA)
+        # A slice of something larger, as batches often are.
+        arrays = [
+            pa.array([*each[:1], *each], field.type)[len(each[:1]) :]
+            for each, field in zip(columns, SCHEMA, strict=True)
+        ]
+        contents.add(pa.record_batch(arrays, SCHEMA))
+    return contents.word
+
+
+@given(ROWS, st.randoms(use_true_random=False), st.integers(0, 40))
+def test_neither_order_nor_batches_matter(rows, chance, cut):
+    shuffled = chance.sample(rows, len(rows))
+
+    assert word(shuffled[:cut], shuffled[cut:]) == word(rows)
+
+
+@given(ROWS, ROWS)
+def test_other_rows_have_another(one, other):
+    assert (word(one) == word(other)) == (Counter(one) == Counter(other))
+
+
+@given(ROWS.filter(bool), st.randoms(use_true_random=False), st.data())
+def test_every_place_of_every_row_counts(rows, chance, data):
+    row, place = chance.randrange(len(rows)), chance.randrange(len(SCHEMA))
+    others = data.draw(ROWS.filter(bool))
+    changed = list(rows[row])
+    changed[place] = others[0][place]
+    edited = [*rows[:row], tuple(changed), *rows[row + 1 :]]
+    note(f"row {row}, {SCHEMA.names[place]}: {others[0][place]!r}")
+
+    assert (word(rows) == word(edited)) == (Counter(rows) == Counter(edited))
+
+
+def test_two_accounts_that_change_places_are_seen():
+    chance = random.Random(7)
+    rows = [(f"icbc/t-{each}", f"6222{each % 50:016}", each, 1) for each in range(20_000)]
+    for _ in range(20):
+        one, other = chance.sample(range(len(rows)), 2)
+        swapped = list(rows)
+        swapped[one] = (rows[one][0], rows[other][1], *rows[one][2:])
+        swapped[other] = (rows[other][0], rows[one][1], *rows[other][2:])
+        assert (word(swapped) == word(rows)) == (rows[one][1] == rows[other][1])

@@ -1,0 +1,136 @@
+"""What rows hold, in a word: two extracts that have the same word have the same rows, texts too.
+
+Control totals are what databases can count as well, and so they are made of numbers: an entry that
+was moved to another account changes none of them. This is counted here alone, on whole columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from txmq.reconcile.tables import Table
+
+__all__ = ["Contents", "content_of"]
+
+_Hashes: TypeAlias = npt.NDArray[np.uint64]
+
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_NONE: Final = np.uint64(0xD1B54A32D192ED03)
+"""Stands for an empty place."""
+_OTHER: Final = np.uint64(0xBF58476D1CE4E5B9)
+_HALF: Final = np.uint64(32)
+_WORD: Final = 8
+_ROWS_AT_ONCE: Final = 1 << 14
+"""All that is worked on stays close to the processor."""
+_LONG: Final = 32 * _WORD
+"""Texts that are longer are few, and are hashed one by one."""
+_KEPT: Final = np.array([(1 << 8 * each) - 1 for each in range(_WORD + 1)], np.uint64)
+"""By how many bytes of a word are left of a text, the bits that are its own."""
+
+
+def content_of(table: Table, paths: Iterable[Path]) -> str:
+    """The word of what lies in files.
+
+    Args:
+        table: Whose rows.
+        paths: All of its parts.
+
+    Raises:
+        OSError: One of them cannot be read.
+        pyarrow.ArrowException: One of them is no Parquet, or has other columns.
+    """
+    contents = Contents(table)
+    for each in paths:
+        with pq.ParquetFile(each) as file:
+            for batch in file.iter_batches(columns=list(table.names), use_threads=False):
+                contents.add(batch)
+    return contents.word
+
+
+class Contents:
+    """The word while rows are written, in whatever order and by however many threads.
+
+    Args:
+        table: Whose rows.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._names = sorted(table.names)
+        self._sums: list[tuple[int, int]] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in rows.
+
+        Args:
+            batch: Has the table's columns, of its types.
+        """
+        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            some = batch.slice(first, _ROWS_AT_ONCE)
+            rows = np.zeros(some.num_rows, np.uint64)
+            for each in self._names:
+                rows ^= _hashes(some.column(each))
+                _mix(rows)
+            self._sums.append((some.num_rows, int(rows.sum())))
+
+    @property
+    def word(self) -> str:
+        """What was taken in so far."""
+        count, total = (sum(each) for each in zip((0, 0), *self._sums, strict=True))
+        return f"{count}-{total % (1 << 64):016x}"
+
+
+def _hashes(column: pa.Array) -> _Hashes:
+    found = _of_texts(column) if pa.types.is_string(column.type) else _of_numbers(column)
+    _mix(found)
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _NONE
+    return found
+
+
+def _of_numbers(column: pa.Array) -> _Hashes:
+    whole: Any = column.cast(pa.int64())
+    _, values = whole.buffers()
+    found = np.frombuffer(values, np.uint64)[whole.offset : whole.offset + len(whole)]
+    return found + _ODD
+
+
+def _of_texts(column: pa.Array) -> _Hashes:
+    """Eight bytes at a time, of all texts that have so many."""
+    _, places, texts = column.buffers()
+    ends = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1]
+    ends = ends.astype(np.int64)
+    first = ends[:-1] - ends[0]
+    lengths = np.diff(ends)
+    # The last word may reach beyond the last text.
+    held = bytes(_WORD) if texts is None else texts[ends[0] : ends[-1]].to_pybytes() + bytes(_WORD)
+    words = np.ndarray(len(held) - _WORD + 1, np.dtype("<u8"), held, strides=(1,))
+    found = lengths.astype(np.uint64)
+    long = np.flatnonzero(lengths > _LONG)
+    begun = np.arange(len(column)) if not len(long) else np.flatnonzero(lengths <= _LONG)
+    for at in range(0, _LONG, _WORD):
+        begun = begun[lengths[begun] > at]
+        if not len(begun):
+            break
+        left = np.minimum(lengths[begun] - at, _WORD)
+        more = found[begun] ^ (words[first[begun] + at] & _KEPT[left])
+        _mix(more)
+        found[begun] = more
+    for each in long:
+        text = held[first[each] : first[each] + lengths[each]]
+        found[each] = int.from_bytes(hashlib.blake2b(text, digest_size=_WORD).digest())
+    return found
+
+
+def _mix(hashes: _Hashes) -> None:
+    for factor in (_ODD, _OTHER):
+        hashes ^= hashes >> _HALF
+        hashes *= factor
+    hashes ^= hashes >> _HALF

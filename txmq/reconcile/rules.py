@@ -81,7 +81,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
     holidays: frozenset[date] = frozenset()
     """Dates that do not count for it."""
     history: Annotated[int, Meta(ge=0, le=366)] = 7
-    """So many business dates are looked back for a transfer that is booked again."""
+    """So many dates are looked back for a transfer that is booked again."""
 
     @property
     def grace_ms(self) -> int:

@@ -137,7 +137,7 @@ class ReconSchema:
 
         Args:
             run: What it came to; its totals, proofs and signatures are written as well.
-            items: Rows of its tables ``items`` and ``closed``, as many as there are.
+            items: Rows of its table ``items``, as many as there are.
 
         Returns:
             How many items that were.

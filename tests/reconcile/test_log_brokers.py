@@ -166,6 +166,7 @@ async def test_messages_outside_of_transactions(stage):
         recalled = await producer.send(
             Message(topic="Transfers", body=order("3"), deliver_after_s=3600)
         )
+        before_recall = stage.now_ms()
         await producer.recall("Transfers", recalled.recall_handle)
         soon = await producer.send(Message(topic="Transfers", body=order("4"), deliver_after_s=5))
         await asyncio.sleep(2)
@@ -174,6 +175,7 @@ async def test_messages_outside_of_transactions(stage):
         taken = stage.taken()
         in_pieces = stage.taken(stretch_bytes=300)
         then = stage.taken(window=Window(0, between))
+        not_yet = stage.taken(window=Window(0, before_recall))
         next_day = stage.taken(window=Window(between, 1 << 60))
 
     assert sorted(map(str, in_pieces.messages)) == sorted(map(str, taken.messages))
@@ -183,6 +185,9 @@ async def test_messages_outside_of_transactions(stage):
     assert next_day.message("4")["id"] == soon.id
     assert next_day.message("4")["queue_offset"] == 0
     assert taken.states() == {"1": "sent", "2": "sent", "3": "rolled_back", "4": "sent"}
+    # Whoever had read the log before the recall would have found the same.
+    assert not_yet.states() == {"1": "sent", "2": "sent", "3": "sent"}
+    assert not_yet.message("3")["decided_ms"] is None
     row = taken.message("1")
     assert (row["id"], row["queue"], row["queue_offset"]) == (
         plain.id,

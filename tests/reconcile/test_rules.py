@@ -71,6 +71,23 @@ def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
     assert here.digest != stricter.digest
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reads_alike"),
+    [
+        ("1_000_00", "1_00", True),
+        ("[day]", 'version = "2"\n[limits]\nbreaks = 0\n[day]\ngrace = "9h"\nhistory = 3', True),
+        ("17:00", "18:00", False),
+        ("materiality", "digits = 0\nmateriality", False),
+        ('"debit"', '"D"', False),
+    ],
+)
+def test_an_extract_goes_on_under_rules_that_read_alike(tmp_path, old, new, reads_alike):
+    one, other = read(tmp_path, RULES), read(tmp_path, RULES.replace(old, new))
+
+    assert one.digest != other.digest
+    assert (one.reading_digest == other.reading_digest) == reads_alike
+
+
 def test_the_digest_is_the_same_in_every_process(tmp_path):
     holidays = "holidays = [2026-01-01, 2026-05-01, 2026-10-01]"
     rules = read(tmp_path, RULES.replace("[day]", f"[day]\n{holidays}"))

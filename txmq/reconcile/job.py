@@ -137,9 +137,10 @@ def _extracted(
             return take(rules, day, take_log=extract_log, spark=spark, progress=count)
         found = Path(rules.directory) / "extracts" / day.isoformat() / extract_id
         manifest = read_manifest(found)
-        if manifest.rules_digest != rules.digest:
+        if manifest.reading_digest != rules.reading_digest:
             raise ReconcileRefused(
-                f"extract {extract_id} was taken by other rules: take a new one, without --extract"
+                f"extract {extract_id} was taken by rules that read the ledgers otherwise: take a "
+                "new one, without --extract"
             )
         return manifest
 

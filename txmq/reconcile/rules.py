@@ -279,13 +279,24 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """The same for the same rules; where the ledgers are does not count."""
+        return _digest(self._plain())
+
+    @property
+    def reading_digest(self) -> str:
+        """The same for rules that read the ledgers alike, whatever they forgive."""
+        plain, day = self._plain(), self.day
+        del plain["version"], plain["limits"]
+        plain["day"] = [day.zone, day.cut_off]
+        plain["money"] = {code: each.digits for code, each in self.money.items()}
+        return _digest(plain)
+
+    def _plain(self) -> dict[str, Any]:
         # Sets have another order in each process.
-        plain = msgspec.to_builtins(self, order="sorted")
+        plain: dict[str, Any] = msgspec.to_builtins(self, order="sorted")
         del plain["directory"], plain["log"]["directory"], plain["recon"]
         for bank in plain["bank"]:
             del bank["database"], bank["properties"], bank["readers"]
-        text = msgspec.json.encode(plain, order="sorted")
-        return hashlib.sha256(text).hexdigest()
+        return plain
 
 
 def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
@@ -324,6 +335,10 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
         ),
         recon=recon,
     )
+
+
+def _digest(plain: dict[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
 
 
 def _filled(plain: Any, environ: Mapping[str, str], path: Path) -> Any:

@@ -81,7 +81,8 @@ class Manifest(Struct, frozen=True):
     name: str
     """The rules'."""
     rules_version: str
-    rules_digest: str
+    reading_digest: str
+    """Of the rules, as far as they say how ledgers are read."""
     business_date: str
     start_ms: int
     end_ms: int
@@ -106,10 +107,10 @@ class Manifest(Struct, frozen=True):
         window = rules.day.window(day)
         as_of_ms = min(window.end_ms, *(min(each.taken_ms, each.source_ms) for each in sources))
         return cls(
-            extract_id(rules.digest, window, as_of_ms, sources),
+            extract_id(rules.reading_digest, window, as_of_ms, sources),
             rules.name,
             rules.version,
-            rules.digest,
+            rules.reading_digest,
             day.isoformat(),
             window.start_ms,
             window.end_ms,
@@ -119,11 +120,11 @@ class Manifest(Struct, frozen=True):
 
 
 def extract_id(
-    rules_digest: str, window: Window, as_of_ms: int, sources: tuple[Source, ...]
+    reading_digest: str, window: Window, as_of_ms: int, sources: tuple[Source, ...]
 ) -> str:
     """The name of an extract: nothing of it depends on when the books of a past day were read."""
     held = [(each.written, each.content) for source in sources for each in source.tables]
-    text = msgspec.json.encode((rules_digest, window, as_of_ms, held), order="sorted")
+    text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
@@ -171,7 +172,7 @@ def read_manifest(directory: Path) -> Manifest:
     if manifest.format != _FORMAT:
         raise ReconcileRefused(f"{path} is of format {manifest.format}, and this reads {_FORMAT}")
     window = Window(manifest.start_ms, manifest.end_ms)
-    known = extract_id(manifest.rules_digest, window, manifest.as_of_ms, manifest.sources)
+    known = extract_id(manifest.reading_digest, window, manifest.as_of_ms, manifest.sources)
     if known != manifest.extract_id:
         raise ReconcileRefused(f"{path} was changed: its control totals are not those of its id")
     return manifest

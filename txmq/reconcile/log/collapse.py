@@ -233,7 +233,8 @@ class Collapse:
         for each in sorted(positions):
             row = self._leave(each)
             assert row is not None, "what waits is known by its id"
-            row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
+            if at_ms < self._end_ms:  # On the evening of the day it was still to come.
+                row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
             self._keep(row)
         return True
 

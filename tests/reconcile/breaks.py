@@ -60,7 +60,8 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
         name="icbc-ccb", business_date=day.isoformat(), rules_version=version,
         rules_digest="d", start_ms=1, end_ms=2, as_of_ms=2, is_final=is_final,
         verdict="within limits" if parked else "clean", why=(), controls=(), totals=totals,
-        aging=(), proofs=(), broken_proofs=0, items=(), closed=0, digits={"CNY": 2}, contents={},
+        aging=(), proofs=(), broken_proofs=0, items=(), closed=0, decisions=(),
+        decided_by_hand=0, digits={"CNY": 2}, contents={},
     )  # fmt: skip
     return Run(
         run_id=run_id, extract_id="e", result=result, result_digest=result.digest, trend=(),

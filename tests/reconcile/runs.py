@@ -10,6 +10,7 @@ from txmq.reconcile.report.masking import mask
 from txmq.reconcile.summary import (
     Aged,
     Control,
+    Decided,
     Item,
     Past,
     Proof,
@@ -236,7 +237,30 @@ def busy(*, evidence=4, **more):
         proofs=proofs(),
         broken_proofs=1,
         closed=17,
+        decisions=decisions(),
+        decided_by_hand=5,
         **more,
+    )
+
+
+def decisions():
+    """Two of those that operators have made."""
+    return tuple(
+        Decided(
+            key=f"icbc/T20261120-{each}",
+            message_id=digest(f"decided {each}")[:32].upper(),
+            state=state,
+            payer=mask("62220200011112222"),
+            payee=mask("62170001300077120045"),
+            amount=8_800_00,
+            currency="CNY",
+            decided_ms=END_MS - 3_600_000 * each,
+            reason=reason,
+        )
+        for each, state, reason in (
+            (1, "committed", "li.na: the debit is in the books, ticket 4711"),
+            (2, "rolled_back", "li.na: the customer called it off, ticket 4708"),
+        )
     )
 
 
@@ -265,6 +289,8 @@ def result(**more):
         "broken_proofs": 0,
         "items": (),
         "closed": 0,
+        "decisions": (),
+        "decided_by_hand": 0,
         "digits": {"CNY": 2, "USD": 2},
         "contents": {each: digest(each) for each in ("items", "matches", "balances", "proofs")},
     }
@@ -324,6 +350,19 @@ def with_texts(text):
         contents={text: text},
         items=tuple(
             msgspec.structs.replace(each, **dict.fromkeys(fields, text)) for each in day.items
+        ),
+        decisions=tuple(
+            msgspec.structs.replace(
+                each,
+                key=text,
+                message_id=text,
+                state=text,
+                payer=text,
+                payee=text,
+                currency=text,
+                reason=text,
+            )
+            for each in day.decisions
         ),
     )
     made = run(changed, extract_id=text, run_id=text, previous_run_id=text, spark_version=text)

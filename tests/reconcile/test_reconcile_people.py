@@ -52,6 +52,8 @@ def result(verdict="within limits", **more):
         broken_proofs=0,
         items=(),
         closed=0,
+        decisions=(),
+        decided_by_hand=0,
         digits={"CNY": 2},
         contents={},
         **more,

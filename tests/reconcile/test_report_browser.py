@@ -114,8 +114,8 @@ def test_a_screen_reader_finds_headings_tables_and_charts(opened, busy):
     assert shown.get_by_role("heading", level=1).all_inner_texts() == ["Friday, 20 November 2026"]
     assert headings == [
         "Over the limits", "In figures", "Day by day", "Every transfer in one class",
-        "How old they are", "Balance proofs", "Evidence", "Control totals", "Signatures",
-        "What this was made from",
+        "How old they are", "Balance proofs", "Evidence", "Decided by hand", "Control totals",
+        "Signatures", "What this was made from",
     ]  # fmt: skip
     for landmark in ("banner", "navigation", "main", "contentinfo"):
         expect(shown.get_by_role(landmark)).to_have_count(1)

@@ -187,6 +187,7 @@ def test_a_terminal_shows_verdict_classes_and_what_does_not_hold(busy):
     assert all(each in said for each in busy.result.why)
     assert re.search(r"dead-letter +break +13 +11,895\.00 +0\.00 +11,895\.00 +CNY", said)
     assert "account-table of ccb, 62…0045: 124,500.00 expected, 174,500.00 found" in said
+    assert "5 transactions were decided by hand; the report says why." in said
     assert said.endswith("report: results/report.html\n")
 
 
@@ -230,5 +231,6 @@ def test_a_clean_day_is_said_to_be_clean():
     said = shown(runs.run(runs.clean()))
 
     assert "Clean" in said
+    assert "by hand" not in said
     assert "All balance proofs hold." in said
     assert "100% of 999,511 transfers are agreed, 0 are breaks" in said

@@ -319,6 +319,20 @@ def test_evidence_shows_all_sides_of_a_transfer(busy):
     assert "decided by producer" in row.text
 
 
+def test_what_was_decided_by_hand_is_told_with_its_reason(busy):
+    sections = {each.attrs.get("aria-labelledby"): each for each in tree(busy).all("section")}
+    first, second = busy.result.decisions
+
+    told = sections["decisions"].text
+    assert "2 of 5 decisions" in told
+    assert "the others stand in the table by_hand" in told
+    assert told.index(first.key) < told.index(first.reason) < told.index(second.reason)
+    for shown in (first.message_id, first.payer, first.payee, "8,800.00 CNY", "rolled back"):
+        assert shown in told
+    clean = {each.attrs.get("aria-labelledby"): each for each in tree(runs.run(runs.clean())).all()}
+    assert "Nobody has" in clean["decisions"].text
+
+
 @pytest.mark.parametrize(
     ("made", "state"),
     [

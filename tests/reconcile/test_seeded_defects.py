@@ -130,6 +130,24 @@ def test_all_defects_are_found_with_their_amounts_and_nothing_else_is(day, items
     assert {k: (found[k], expected[k]) for k in found if found[k] != expected[k]} == {}
 
 
+def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(day, outcome):
+    window = PLAN.rules.day.window(PLAN.day)
+    messages = pq.read_table(day.folder / "log" / "messages").to_pylist()
+    planted = {
+        each["id"]: (each["key"], each["state"], each["reason"])
+        for each in messages
+        if each["decided_by"] == "operator"
+        and window.start_ms <= each["decided_ms"] < window.end_ms
+    }
+
+    listed = outcome.by_hand.collect()
+
+    assert {each.id: (each.key, each.state, each.reason) for each in listed} == planted
+    assert all(each.reason for each in listed)
+    agreed = set(truth_by_key(day, is_agreed=True)["key"].to_pylist())
+    assert agreed.intersection(each.key for each in listed)
+
+
 def test_all_else_is_agreed(day, outcome):
     expected = truth_by_key(day, is_agreed=True).select(["key", "class"]).sort_by("key")
 

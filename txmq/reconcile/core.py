@@ -20,6 +20,7 @@ from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
 from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import (
     as_known,
+    decided_by_hand,
     entries_of,
     few,
     hash_of,
@@ -105,6 +106,7 @@ def reconcile(
         entries=one_of(booked, open_),
         messages=one_of(told, open_),
         failures=one_of(given_back, open_),
+        by_hand=settled(decided_by_hand(ledgers.messages, window)),
         balances=accounts.select(*tables.BALANCES.names),
         proofs=settled(proofs_of(books)),
         totals=totals,

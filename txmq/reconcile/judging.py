@@ -17,7 +17,7 @@ from txmq.reconcile.ledgers import Outcome
 from txmq.reconcile.report.masking import mask
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
-from txmq.reconcile.summary import BUCKETS, Aged, Item, Proof, Result, Total, Verdict
+from txmq.reconcile.summary import BUCKETS, Aged, Decided, Item, Proof, Result, Total, Verdict
 from txmq.reconcile.tables import ENTRIES
 
 __all__ = ["judged"]
@@ -67,6 +67,8 @@ def judged(
         broken_proofs=broken,
         items=items,
         closed=outcome.closed.count(),
+        decisions=_decisions(outcome.by_hand, rules),
+        decided_by_hand=outcome.by_hand.count(),
         digits={each: _money(rules, each).digits for each in sorted(currencies) if each},
         contents=dict(contents),
     )
@@ -164,10 +166,22 @@ def _items(items: DataFrame, rules: Rules) -> tuple[Item, ...]:
 def _item(row: Row) -> Item:
     plain = row.asDict()
     plain["class_"] = plain.pop("class")
-    for each in ("payer", "payee"):
-        if plain[each] is not None:
-            plain[each] = " / ".join(map(mask, plain[each].split(" / ")))
+    plain |= {side: _masked(plain[side]) for side in ("payer", "payee")}
     return Item(**{name: plain[name] for name in Item.__struct_fields__})
+
+
+def _masked(accounts: str | None) -> str | None:
+    return accounts and " / ".join(map(mask, accounts.split(" / ")))
+
+
+def _decisions(by_hand: DataFrame, rules: Rules) -> tuple[Decided, ...]:
+    """The latest of them."""
+    latest = by_hand.orderBy(f.col("decided_ms").desc(), "position").limit(rules.limits.evidence)
+    found = []
+    for each in latest.withColumnRenamed("id", "message_id").collect():
+        plain = each.asDict() | {side: _masked(each[side]) for side in ("payer", "payee")}
+        found.append(Decided(**{name: plain[name] for name in Decided.__struct_fields__}))
+    return tuple(found)
 
 
 def _aging(items: DataFrame) -> tuple[tuple[Aged, ...], int]:

@@ -52,6 +52,8 @@ class Outcome(NamedTuple):
     """All that the banks have booked of the items; the next day goes on from it."""
     messages: DataFrame
     failures: DataFrame
+    by_hand: DataFrame
+    """What operators have decided on the day, whatever became of it; as ``MESSAGES``."""
     balances: DataFrame
     proofs: DataFrame
     totals: DataFrame

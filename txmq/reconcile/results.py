@@ -52,6 +52,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "entries": f"{ENTRIES.ddl}, bank STRING",
     "messages": MESSAGES.ddl,
     "failures": FAILURES.ddl,
+    "by_hand": MESSAGES.ddl,
     "balances": BALANCES.ddl,
     "proofs": PROOFS.ddl,
     "totals": TOTALS.ddl,
@@ -64,6 +65,7 @@ _SMALL: Final[Mapping[str, tuple[str, ...]]] = {
     "entries": ("key",),
     "messages": ("key",),
     "failures": ("key",),
+    "by_hand": ("key",),
 }
 """By what they are sorted; each is one file."""
 _LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", "currency")}

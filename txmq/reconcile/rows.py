@@ -20,6 +20,7 @@ __all__ = [
     "UNDECIDED",
     "VISIBLE",
     "as_known",
+    "decided_by_hand",
     "entries_of",
     "few",
     "hash_of",
@@ -74,6 +75,13 @@ def messages_of(messages: DataFrame, window: Window) -> DataFrame:
     return as_known(messages, window.end_ms).where(
         (stored < window.end_ms) & (moment >= window.start_ms) & (moment < window.end_ms)
     )
+
+
+def decided_by_hand(messages: DataFrame, window: Window) -> DataFrame:
+    """What operators have decided on the day."""
+    # Parquet's own dictionaries tell Spark where none of these is, before anything is unpacked.
+    theirs = messages_of(messages.where(f.col("decided_by") == "operator"), window)
+    return theirs.where(f.col("decided_by").isNotNull())
 
 
 def as_known(messages: DataFrame, end_ms: int) -> DataFrame:

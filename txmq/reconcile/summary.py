@@ -16,6 +16,7 @@ __all__ = [
     "BUCKETS",
     "Aged",
     "Control",
+    "Decided",
     "Item",
     "Past",
     "Proof",
@@ -120,6 +121,20 @@ class Item(Struct, frozen=True):
     was: str | None = None
 
 
+class Decided(Struct, frozen=True):
+    """What an operator has decided; account numbers are masked."""
+
+    key: str
+    message_id: str
+    state: str
+    payer: str | None
+    payee: str | None
+    amount: int | None
+    currency: str | None
+    decided_ms: int
+    reason: str | None
+
+
 class Result(Struct, frozen=True):
     """What a day came to."""
 
@@ -148,6 +163,11 @@ class Result(Struct, frozen=True):
     """A sample of each class that is not agreed."""
     closed: int
     """How many items of earlier days were agreed on this one."""
+    decisions: tuple[Decided, ...]
+    """What operators have decided on the day, the latest first, up to a number that the rules give;
+    most of it is agreed by now."""
+    decided_by_hand: int
+    """How many decisions that were, shown or not."""
     digits: dict[str, int]
     """Of each currency."""
     contents: dict[str, str]

@@ -62,6 +62,9 @@ def show(run: Run, console: Console, report: str = "") -> None:
         f"it took {seconds((run.ended_ms - run.began_ms) / 1000)}.",
     )
     _proofs(run, console)
+    if count := result.decided_by_hand:
+        many = "transaction was" if count == 1 else "transactions were"
+        _say(console, f"{count:,} {many} decided by hand; the report says why.", "yellow")
     if report:
         _say(console, f"report: {report}")
 

@@ -11,9 +11,11 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tests.reconcile.test_reconcile_cli import RULES
+from txmq.cli.reconciling import tell_of_later
 from txmq.cli.root import app
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.extract.writing import schema_of
+from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import Results
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.tables import ITEMS
@@ -23,6 +25,7 @@ OLD = {"break_id": "b2e1", "class": "dead-letter", "group": "break", "age_days":
 WORTHY = {"break_id": "b1aa", "class": "double-credit", "group": "break", "amount": 5_000}
 SMALL = {"break_id": "b1ab", "class": "parked", "group": "break", "status": "open"}
 WAITING = {"break_id": "b3ff", "class": "in-flight", "group": "open"}
+TOLD = ("report.html", "summary.json")
 KNOWN = {"break_id": "b4cc", "class": "explained", "was": "parked", "group": "open"}
 
 
@@ -36,7 +39,6 @@ def item(**more):
 def result(verdict="within limits", **more):
     return Result(
         name="night",
-        business_date=DAY.isoformat(),
         rules_version="1",
         rules_digest="r",
         start_ms=0,
@@ -55,8 +57,7 @@ def result(verdict="within limits", **more):
         decisions=(),
         decided_by_hand=0,
         digits={"CNY": 2},
-        contents={},
-        **more,
+        **{"business_date": DAY.isoformat(), "contents": {}} | more,
     )
 
 
@@ -72,8 +73,9 @@ def publish(directory, run_id, found):
         ended_ms=1,
         txmq_version="",
         spark_version="",
+        files=Results(directory).fingerprints(DAY, run_id, found.contents),
     )
-    Results(directory).publish(run, {})
+    Results(directory).publish(run, {"summary.json": as_json(run)})
     return run
 
 
@@ -86,7 +88,7 @@ def home(tmp_path):
     place.mkdir(parents=True)
     rows = [item(**each) for each in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
     parquet.write_table(pa.Table.from_pylist(rows, schema_of(ITEMS)), place / "part-0.parquet")
-    publish(results, "one", result())
+    publish(results, "one", result(contents={"items": "5-0"}))
     return tmp_path
 
 
@@ -184,8 +186,73 @@ def test_two_people_sign(asking):
     assert (same.exit_code, same.stdout) == (3, "")
     assert "somebody else has to review it" in same.stderr
     assert second.startswith("2026-03-31: signed, ")
-    assert shown["state"] == "signed"
+    assert (shown["state"], shown["outdated"]) == ("signed", None)
     assert [each["by"] for each in shown["signatures"]] == ["Li", "Wu"]
+
+
+def test_the_page_and_the_summary_say_who_has_signed(asking, home):
+    run = Results(home / "results").current(DAY)
+
+    def said():
+        files = {each: Results(home / "results").file(run, each) for each in TOLD}
+        summary = json.loads(files["summary.json"].read_bytes())
+        by = summary["sign_off"] and summary["sign_off"]["reviewer"]
+        page = files["report.html"].read_text() if files["report.html"].exists() else ""
+        return summary["figures"]["signature"], by, "Two people have signed" in page
+
+    assert said() == ("unsigned", None, False)
+    told(asking("signoff", "--as", "preparer", "--by", "Li"))
+    assert said() == ("prepared", "", False)
+    told(asking("signoff", "--as", "reviewer", "--by", "Wu"))
+    assert said() == ("signed", "Wu", True)
+
+
+@pytest.mark.parametrize("role", ["preparer", "reviewer"])
+def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
+    if role == "reviewer":
+        told(asking("signoff", "--as", "preparer", "--by", "Li"))
+    (path,) = (home / "results" / "results").rglob("*.parquet")
+    parquet.write_table(parquet.read_table(path).slice(1), path)
+
+    found = asking("signoff", "--as", role, "--by", "Wu")
+
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert found.stderr == (
+        "txmq: items of 2026-03-31 are not what run one has written: they were changed since; "
+        "run the day again\n"
+    )
+    assert "Wu" not in told(asking("signoff", "--show"))
+
+
+def test_a_result_of_another_day_before_is_not_signed(asking, home):
+    told(asking("signoff", "--as", "preparer", "--by", "Li"))
+    before = result(business_date="2026-03-30")
+    publish(home / "results", "zero", before)
+    why = (
+        "2026-03-31 was not made from the result of 2026-03-30 that is in force: run it again, "
+        "and all after it, with --from 2026-03-31 --to 2026-03-31"
+    )
+
+    shown = told(asking("signoff", "--show")).splitlines()
+    found = asking("signoff", "--as", "reviewer", "--by", "Wu")
+
+    assert shown[0].startswith("2026-03-31: invalidated, ")
+    assert shown[1] == why
+    assert (found.exit_code, found.stdout, found.stderr) == (3, "", f"txmq: {why}\n")
+    assert json.loads(told(asking("signoff", "--show", "--json")))["outdated"] == why
+
+
+def test_who_has_run_a_day_again_hears_which_ones_after_it_do_not_hold(home, capsys):
+    results = Results(home / "results")
+    tell_of_later(results)
+    assert capsys.readouterr() == ("", "")
+    publish(home / "results", "zero", result(business_date="2026-03-30"))
+
+    tell_of_later(results)
+
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("txmq: 2026-03-31 was not made from the result of 2026-03-30 that")
 
 
 def test_another_result_is_not_signed(asking, home):

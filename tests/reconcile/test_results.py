@@ -1,5 +1,6 @@
 """What runs leave in their directory: whole, the same every time, and in force only when told."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.reconcile import breaks, dying_run
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.report import facts
 from txmq.reconcile.results import Results, content_hash, open_results, run_id
 from txmq.reconcile.signing import Signatures
 
@@ -42,6 +44,14 @@ def files(directory):
 def items(spark, count, *, partitions=1):
     classes = {f"icbc/{each}": "parked" for each in range(count)}
     return breaks.carried(spark, classes, DAY).items.repartition(partitions)
+
+
+def whole(results, contents):
+    """A run that has written these tables."""
+    plain = breaks.run(DAY)
+    result = msgspec.structs.replace(plain.result, contents=contents)
+    files = results.fingerprints(DAY, plain.run_id, contents)
+    return msgspec.structs.replace(plain, result=result, result_digest=result.digest, files=files)
 
 
 def test_a_run_is_named_after_all_that_goes_in():
@@ -100,14 +110,21 @@ def test_what_was_written_is_read_and_hashed_the_same(spark, results):
 
 def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
     hashed = results.write_table("items", items(spark, 3), DAY, "a" * 16)
-    plain = breaks.run(DAY)
-    result = msgspec.structs.replace(plain.result, contents={"items": hashed})
-    run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
-    results.verify(spark, run)
+    results.write_table("closed", items(spark, 3), DAY, "a" * 16)
+    run = whole(results, {"items": hashed})
+    results.verify(run)
+    (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/_SUCCESS").touch()
+    results.verify(run)
 
+    results.write_table("closed", items(spark, 2), DAY, "a" * 16)
+    results.verify(run)
     results.write_table("items", items(spark, 2), DAY, "a" * 16)
-    with pytest.raises(ReconcileRefused, match="items of 2026-11-20 are not what run a{16}"):
-        results.verify(spark, run)
+    told = f"items of 2026-11-20 are not what run {'a' * 16} has written: they were changed since"
+    with pytest.raises(ReconcileRefused, match=told):
+        results.verify(run)
+    for name in ("closed", "totals"):  # Of one the run says nothing, and one is not there.
+        with pytest.raises(ReconcileRefused, match=f"{name} of 2026-11-20 are not what"):
+            results.verify(run, [name])
 
 
 def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
@@ -132,8 +149,12 @@ def test_a_run_comes_with_the_names_under_it(results, tmp_path):
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
-    assert results.current(DAY).sign_off is None
-    assert len(Signatures(tmp_path).all("2026-11-20")) == 1
+    assert facts.signature(results.current(DAY)) == "invalidated"
+    assert results.current(DAY).sign_off.result_digest == run.result_digest
+    Signatures(tmp_path).prepare(results.current(DAY), "Bo", 6)
+    assert facts.signature(results.current(DAY)) == "prepared"
+    assert results.current(DAY).sign_off.preparer == "Bo"
+    assert len(Signatures(tmp_path).all("2026-11-20")) == 2
 
 
 def test_the_day_before_is_the_last_that_has_a_result(results):
@@ -273,6 +294,42 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     assert {name: data for name, data in after.items() if "draft" not in name} == before
     results.write_table("items", items(spark, 3), DAY, run.run_id)
     assert files(tmp_path / "results") == before
+
+
+def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
+    hashed = results.write_table("items", items(spark, 3), DAY, "a" * 16)
+    run = whole(results, {"items": hashed})
+    results.publish(run, {})
+    Signatures(tmp_path).prepare(run, "Ann", 5)
+    (path,) = (tmp_path / "results").rglob("part-*.parquet")
+    before = path.read_bytes()
+    path.write_bytes(b"no rows")
+
+    with pytest.raises(ReconcileRefused, match="is signed, and items would be another"):
+        results.write_table("items", items(spark, 2), DAY, run.run_id)
+    assert results.write_table("items", items(spark, 3), DAY, run.run_id) == hashed
+    results.publish(msgspec.structs.replace(run, began_ms=7), {})
+
+    assert path.read_bytes() == before
+    assert results.current(DAY).began_ms == run.began_ms
+    results.verify(results.current(DAY))
+
+
+def test_a_signed_run_whose_rows_lie_in_other_files_now_says_which(spark, results, tmp_path):
+    matches = dying_run.tables(spark, DAY)["matches"]
+    hashed = results.write_table("matches", matches, DAY, "a" * 16)
+    run = whole(results, {"matches": hashed})
+    results.publish(run, {})
+    Signatures(tmp_path).prepare(run, "Ann", 5)
+    shutil.rmtree(tmp_path / "results")
+
+    results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
+    again = whole(results, {"matches": hashed})
+    results.publish(again, {})
+
+    assert again.files != run.files
+    assert results.current(DAY).sign_off.preparer == "Ann"
+    results.verify(results.current(DAY))
 
 
 def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):

@@ -1,14 +1,16 @@
 """Two people sign the same result, or it is not signed."""
 
 import json
-from datetime import date
+from datetime import date, timedelta
 
 import msgspec
 import pytest
 
 from tests.reconcile import breaks
 from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.chain import outdated
 from txmq.reconcile.explaining import Explanations
+from txmq.reconcile.results import Results
 from txmq.reconcile.signing import Signatures, desk, same_person
 
 DAY = date(2026, 11, 20)
@@ -105,6 +107,71 @@ def test_the_same_result_of_another_run_is_signed(signatures):
 
     assert signatures.state(again) == "signed"
     assert signatures.signed_runs(DAY.isoformat()) == {first.run_id}
+
+
+def days(results, *parked, run_ids=("a" * 16,) * 9):
+    """A day after the other is published, and each goes on from the one before."""
+    previous, made = None, []
+    for ago, (count, run_id) in enumerate(zip(parked, run_ids, strict=False)):
+        run = breaks.run(DAY + timedelta(days=ago), run_id, parked=count)
+        made.append(msgspec.structs.replace(run, previous_digest=previous))
+        results.publish(made[-1], {})
+        previous = run.result_digest
+    return made
+
+
+def not_from(day, before, last):
+    return (
+        f"2026-11-{day} was not made from the result of 2026-11-{before} that is in force: run it "
+        f"again, and all after it, with --from 2026-11-{day} --to 2026-11-{last}"
+    )
+
+
+def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp_path):
+    results = Results(tmp_path)
+    first, second, third = days(results, 0, 0, 0)
+    signatures.prepare(second, "Ann", 5)
+    signatures.review(second, "Bo", 6)
+    signatures.prepare(third, "Ann", 7)
+
+    results.publish(breaks.run(DAY, "b" * 16), {})  # It is the same.
+    assert [signatures.state(each) for each in (second, third)] == ["signed", "prepared"]
+    results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
+
+    assert [signatures.state(each) for each in (second, third)] == ["invalidated"] * 2
+    assert signatures.state(first) == "unsigned"
+    with pytest.raises(UsageError) as refused:
+        signatures.review(third, "Bo", 8)
+    assert str(refused.value) == not_from(21, 20, 22)
+    again = msgspec.structs.replace(second, previous_digest="of that one")
+    with pytest.raises(UsageError) as refused:
+        signatures.prepare(again, "Cy", 9)
+    assert str(refused.value) == not_from(21, 20, 21)
+
+    results.publish(first, {})
+    assert [signatures.state(each) for each in (second, third)] == ["signed", "prepared"]
+
+
+def test_the_first_day_that_does_not_hold_is_told(tmp_path):
+    results = Results(tmp_path)
+    *_, last = days(results, 0, 0, 0, 0)
+    assert outdated(tmp_path, last) is None
+    for parked, day in ((1, DAY + timedelta(days=2)), (2, DAY)):
+        results.publish(breaks.run(day, parked=parked), {})
+
+    assert outdated(tmp_path, last) == not_from(21, 20, 23)
+
+
+def test_a_day_that_begins_anew_hangs_on_none(tmp_path):
+    results = Results(tmp_path)
+    days(results, 0)
+    begun = breaks.run(DAY + timedelta(days=9))
+    later = msgspec.structs.replace(begun.result, start_ms=9, end_ms=10)
+    begun = msgspec.structs.replace(begun, result=later, result_digest=later.digest)
+
+    assert outdated(tmp_path, begun) is None
+    at_once = breaks.run(DAY + timedelta(days=1))
+    assert outdated(tmp_path, at_once) == not_from(21, 20, 21)
 
 
 def test_a_result_that_was_edited_is_not_signed(signatures):

@@ -11,7 +11,7 @@ from tests.reconcile.whole_driver import PLAN, extracted, reconciled
 from tests.serving import CHECKOUT
 from txmq.reconcile.classes import Class
 from txmq.reconcile.ledgers import Outcome
-from txmq.reconcile.results import Results
+from txmq.reconcile.results import Results, content_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,7 +43,9 @@ def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     assert together.result.contents == alone.result.contents
     assert together.result == alone.result
     assert together.result_digest == alone.result_digest
-    results.verify(spark, together)
+    results.verify(together)
+    for name, said in together.result.contents.items():
+        assert content_hash(results.read_table(spark, name, together)) == said
     assert files(there) == files(here)
     found = {each["class"] for each in results.read_table(spark, "items", together).collect()}
     assert found > {Class.DOUBLE_CREDIT, Class.PARKED, Class.IN_FLIGHT}

@@ -1,6 +1,7 @@
 """Whole runs: banks and a broker's log go in, a verdict comes out, and the next day goes on."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -64,6 +65,16 @@ def sign(stage, done):
     signatures = Signatures(stage.directory)
     signatures.prepare(done, "Li Na", 1)
     return signatures.review(done, "Wang Wei", 2)
+
+
+def told_of(stage, done):
+    """What its JSON and its page say of the names: how far they are, the first, what was signed."""
+    summary = json.loads(stage.results().file(done, "summary.json").read_bytes())
+    page = stage.results().file(done, "report.html").read_text()
+    state, by = summary["figures"]["signature"], summary["sign_off"]["preparer"]
+    section = page[page.index('<h2 id="signatures">') :]
+    assert section.index(f">{state}<") < section.index(by)
+    return state, by, summary["sign_off"]["result_digest"]
 
 
 def explain(stage, break_, class_):
@@ -192,7 +203,85 @@ def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
     assert last.result.why == ("300.00 CNY at risk is more than the 299.99 that is material",)
 
 
+def test_the_same_result_under_another_name_is_signed_wherever_it_stands(spark, first, tmp_path):
+    stage, done = first[0].copy(tmp_path / "signed"), first[1]
+    sign(stage, done)
+    explain(stage, "0" * 16, "parked")  # There is no such break.
+
+    again = stage.run(spark, WEDNESDAY)
+
+    assert (again.run_id != done.run_id, again.result_digest) == (True, done.result_digest)
+    assert again.sign_off.is_complete
+    assert told_of(stage, again) == ("signed", "Li Na", done.result_digest)
+
+
 # What somebody has changed
+
+
+def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path):
+    stage, thursday = second[0].copy(tmp_path / "chain"), second[1]
+    signatures = Signatures(stage.directory)
+    sign(stage, thursday)
+    first = stage.results().current(WEDNESDAY)
+    same = stage.run(spark, WEDNESDAY, extract_id=first.extract_id)
+    assert (same.result_digest, signatures.state(thursday)) == (first.result_digest, "signed")
+    which = "transfer = 'T3' AND account = ?"
+    stage.sql("icbc", f"UPDATE journal SET amount = amount + 60000 WHERE {which}", PAYER)
+    again = stage.run(spark, WEDNESDAY)
+    assert stage.rows(spark, again)["T3"]["class"] == "amount-mismatch"
+
+    assert signatures.state(thursday) == "invalidated"
+    why = (
+        f"{THURSDAY} was not made from the result of {WEDNESDAY} that is in force: run it again, "
+        f"and all after it, with --from {THURSDAY} --to "
+    )
+    with pytest.raises(ReconcileRefused) as refused:
+        stage.run(spark, FRIDAY)
+    assert str(refused.value) == f"{why}{FRIDAY}"
+    assert not (stage.directory / "extracts" / FRIDAY.isoformat()).exists()
+
+    # In their order, as --from and --to has them.
+    mended = stage.run(spark, THURSDAY)
+    friday = stage.run(spark, FRIDAY)
+    assert mended.run_id != thursday.run_id
+    assert (mended.previous_run_id, mended.previous_digest) == (again.run_id, again.result_digest)
+    assert stage.rows(spark, friday)["T3"]["class"] == "amount-mismatch"
+    assert stage.rows(spark, friday)["T3"]["age_days"] == 2
+
+
+@pytest.mark.parametrize("name", ["items", "entries", "messages", "failures", "balances"])
+def test_a_day_does_not_go_on_from_a_table_that_was_changed(spark, first, tmp_path, name):
+    stage, done = first[0].copy(tmp_path / "changed"), first[1]
+    place = stage.directory / f"results/{name}/business_date={WEDNESDAY}/run={done.run_id}"
+    path = place / "part-00000.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.slice(1), path)
+
+    with pytest.raises(ReconcileRefused) as refused:
+        stage.run(spark, THURSDAY)
+
+    assert str(refused.value) == (
+        f"{name} of {WEDNESDAY} are not what run {done.run_id} has written: they were changed "
+        "since; run the day again"
+    )
+    assert not (stage.directory / "extracts" / THURSDAY.isoformat()).exists()
+
+
+def test_a_table_that_was_changed_is_made_again_signed_or_not(spark, first, tmp_path):
+    stage, done = first[0].copy(tmp_path / "mended"), first[1]
+    sign(stage, done)
+    (items,) = stage.directory.glob(f"results/items/*/run={done.run_id}/*")
+    pq.write_table(pq.read_table(items).slice(1), items)
+    shutil.rmtree(stage.directory / "results" / "balances")
+    with pytest.raises(ReconcileRefused, match="items of 2024-03-06 are not what run"):
+        stage.results().verify(done)
+
+    again = stage.run(spark, WEDNESDAY)
+
+    assert (again.run_id, again.result_digest) == (done.run_id, done.result_digest)
+    assert again.sign_off.is_complete
+    stage.results().verify(again)
+    assert stage.rows(spark, again).keys() == {"night"}
 
 
 def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark, first, tmp_path):
@@ -244,8 +333,10 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     assert (again.run_id, stage.bytes_of(died)) == (died, left)
     assert again.result_digest != signed.result_digest
     current = stage.results().current(WEDNESDAY)
-    assert (current.run_id, current.sign_off) == (again.run_id, None)
+    assert (current.run_id, current.sign_off) == (again.run_id, signatures.of(signed))
     assert signatures.state(current) == "invalidated"
+    assert told_of(stage, again) == ("invalidated", "Li Na", signed.result_digest)
+    assert stage.recon("SELECT run_id FROM recon_signoffs") == []
     assert signatures.state(signed) == "signed"
     assert stage.rows(spark, again)["T3"]["class"] == "amount-mismatch"
 

@@ -12,7 +12,17 @@ import typer
 from txmq.cli import breaks
 from txmq.cli.asking import AsJson
 from txmq.cli.output import as_json, say, table
-from txmq.cli.reconciling import Asked, Config, Day, Group, asked, date_of, stopping, told
+from txmq.cli.reconciling import (
+    Asked,
+    Config,
+    Day,
+    Group,
+    asked,
+    date_of,
+    stopping,
+    tell_of_later,
+    told,
+)
 from txmq.cli.signoff import signoff
 from txmq.errors import ConfigError
 
@@ -199,6 +209,7 @@ def _run_all(
             done = run(rules, day, session, results, progress, extract_id=extract_id)
             _show_run(done, results.file(done, "report.html"), json=json)
             verdicts.append(done.result.verdict)
+        tell_of_later(results)
     return verdicts
 
 

@@ -16,6 +16,7 @@ from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from txmq.reconcile.results import Results
     from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
 
@@ -31,6 +32,7 @@ __all__ = [
     "rules_of",
     "run_of",
     "stopping",
+    "tell_of_later",
     "told",
 ]
 
@@ -148,6 +150,15 @@ def run_of(wanted: Asked) -> "Run":
         day = wanted.days[0]
         raise ReconcileRefused(f"{day} was not reconciled yet: txmq reconcile --date {day}")
     return run
+
+
+def tell_of_later(results: "Results") -> None:
+    """Say of days after one that was run again what the next night would be refused for."""
+    from txmq.reconcile.chain import outdated
+
+    newest = results.current(results.days()[-1])
+    if newest is not None and (why := outdated(results.directory, newest)) is not None:
+        typer.echo(f"txmq: {why}", err=True)
 
 
 @contextmanager

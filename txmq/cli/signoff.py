@@ -32,6 +32,7 @@ def signoff(
 ) -> None:
     """Sign a day's result: one person prepares it, somebody else reviews it."""
     with told():
+        from txmq.reconcile.results import Results
         from txmq.reconcile.signing import Signatures
 
         wanted = asked(config, day)
@@ -39,6 +40,7 @@ def signoff(
         if not show:
             if role not in {"preparer", "reviewer"}:
                 raise ConfigError("say who signs: --as preparer or --as reviewer, or only --show")
+            Results(wanted.rules.directory).verify(run)
             sign = signatures.prepare if role == "preparer" else signatures.review
             signed = sign(run, by, SystemClock().wall_ms(), note)
             _tell(wanted, msgspec.structs.replace(run, sign_off=signed))
@@ -48,10 +50,11 @@ def signoff(
 def _tell(wanted: Asked, run: "Run") -> None:
     """Have the names stand wherever the result stands."""
     from txmq.reconcile.report.page import page
+    from txmq.reconcile.report.summary_json import as_json as summary
     from txmq.reconcile.results import Results
 
     results = Results(wanted.rules.directory)
-    results.tell(run, {"report.html": page(run)})
+    results.tell(run, {"report.html": page(run), "summary.json": summary(run)})
     if wanted.rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
 
@@ -64,10 +67,14 @@ def _tell(wanted: Asked, run: "Run") -> None:
 
 def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> None:
     state, given = signatures.state(run), signatures.all(run.result.business_date)
+    outdated = signatures.outdated(run)
     if json:
-        as_json({"state": state, "result_digest": run.result_digest, "signatures": given})
+        told = {"state": state, "outdated": outdated, "result_digest": run.result_digest}
+        as_json({**told, "signatures": given})
         return
     say(f"{run.result.business_date}: {state}, {run.result.verdict}, {run.result_digest}")
+    if outdated is not None:
+        say(outdated)
     if not given:
         return
     from txmq.reconcile.report.words import moment, plain

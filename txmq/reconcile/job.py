@@ -16,6 +16,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.chain import outdated
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.extract.loading import load, load_unchecked
@@ -28,7 +29,7 @@ from txmq.reconcile.progress import Progress
 from txmq.reconcile.report.figures import exposition
 from txmq.reconcile.report.page import page
 from txmq.reconcile.report.summary_json import as_json
-from txmq.reconcile.results import Results, run_id
+from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.spark import sized
@@ -75,7 +76,8 @@ def run(
         sized(spark, stage.rows)
         ledgers = load(spark, manifest, directory)
     told = Explanations(results.directory).digest
-    name = run_id(day, rules.digest, manifest.extract_id, past.run_id if past else None, told)
+    before_this = past.result_digest if past else None
+    name = run_id(day, rules.digest, manifest.extract_id, before_this, told)
     try:
         found = _worked_out(rules, day, spark, results, progress, manifest, ledgers, past, name)
     finally:
@@ -93,7 +95,10 @@ def run(
             txmq_version=version("txmq"),
             spark_version=pyspark.__version__,
             previous_run_id=past.run_id if past else None,
+            previous_digest=before_this,
+            files=results.fingerprints(day, name, found.contents),
         )
+        done = results.named(done)
         results.publish(
             done,
             {
@@ -112,10 +117,16 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     """The run that this one goes on from.
 
     Raises:
-        ReconcileRefused: There are days between that nobody has reconciled.
+        ReconcileRefused: There are days between that nobody has reconciled, or it does not hold any
+            more: a day before was run again, or a table was changed.
     """
     past = results.previous(day)
-    if past is None or past.result.end_ms >= rules.day.window(day).start_ms:
+    if past is None:
+        return None
+    if past.result.end_ms >= rules.day.window(day).start_ms:
+        if (why := outdated(results.directory, past, day)) is not None:
+            raise ReconcileRefused(why)
+        results.verify(past, CARRIED_ON)
         return past
     missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
     raise ReconcileRefused(

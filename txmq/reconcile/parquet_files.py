@@ -5,14 +5,16 @@ put in place whole.
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from txmq.reconcile.footers import TAIL, footer_size, with_encodings_in_order
 from txmq.reconcile.tables import RECURRING
 
-__all__ = ["are_same", "laid_out", "put_in_place", "settled"]
+__all__ = ["are_same", "fingerprint", "laid_out", "put_in_place", "settled"]
 
 
 def laid_out(names: Iterable[str]) -> dict[str, str]:
@@ -50,10 +52,25 @@ def are_same(one: Path, other: Path) -> bool:
     return not any(differing)
 
 
+def fingerprint(folder: Path) -> str:
+    """A hash of a folder's files and their names, but for those that Spark does not read."""
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
+    parts = [each for each in there if not each.name.startswith((".", "_"))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        hashes = pool.map(_sha256, parts)
+        told = [f"{part.name} {hash_}\n" for part, hash_ in zip(parts, hashes, strict=True)]
+    return hashlib.sha256("".join(told).encode()).hexdigest()
+
+
 def put_in_place(draft: Path, place: Path) -> None:
     """Give a folder its name, durably."""
     draft.rename(place)
     _sync(place.parent)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _put_in_order(path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -25,9 +25,10 @@ from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.causes import SPARKS_OWN
+from txmq.reconcile.chain import days, in_force
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.ledgers import Yesterday
-from txmq.reconcile.parquet_files import are_same, laid_out, put_in_place, settled
+from txmq.reconcile.parquet_files import are_same, fingerprint, laid_out, put_in_place, settled
 from txmq.reconcile.rules import Window
 from txmq.reconcile.signing import Signatures
 from txmq.reconcile.summary import Past, Run
@@ -43,8 +44,10 @@ from txmq.reconcile.tables import (
 )
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["Results", "content_hash", "open_results", "run_id"]
+__all__ = ["CARRIED_ON", "Results", "content_hash", "open_results", "run_id"]
 
+CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
+"""The tables that a day reads of the run of the day before."""
 _TABLES: Final[Mapping[str, str]] = {
     "matches": MATCHES.ddl,
     "items": ITEMS.ddl,
@@ -89,7 +92,7 @@ def run_id(
         day: The business date.
         rules_digest: Of the rules.
         extract_id: What was read.
-        previous: The run whose items are carried on.
+        previous: The digest of the result whose items are carried on.
         explained: The digest of the explanations that hold.
     """
     named = [day.isoformat(), rules_digest, extract_id, previous or "", explained]
@@ -153,15 +156,19 @@ class Results:
         if are_same(draft, place) or self._holds(table.sparkSession, name, place, word):
             shutil.rmtree(draft)
         else:
-            self._free(name, day, run)
+            self._free(name, day, run, word)
             put_in_place(draft, place)
         return word
+
+    def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
+        """Of the files of some tables of a run, as they lie there."""
+        return {each: fingerprint(self._table(each, day, run)) for each in names}
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Keep what was said of a run, and make it the one that is in force.
 
         Args:
-            run: What it came to.
+            run: What it came to; the names under it are kept elsewhere.
             files: More of it by their names, such as ``report.html``. Those of a signed run stay
                 as they were when it was signed.
 
@@ -174,9 +181,10 @@ class Results:
             signed = self._run(self.file(run, "run.json"))
             if signed.result_digest != run.result_digest:
                 raise ReconcileRefused(_SIGNED.format(run=run.run_id, day=day, what="its result"))
-        else:
-            text = msgspec.json.format(msgspec.json.encode(run))
-            self.tell(run, {**files, "run.json": text + b"\n"})
+            # The same rows may lie in other files now.
+            run, files = msgspec.structs.replace(signed, files=run.files), {}
+        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(run, sign_off=None)))
+        self.tell(run, {**files, "run.json": text + b"\n"})
         # The last step: before it, the run is nothing to anybody.
         named = msgspec.json.encode({"run_id": run.run_id})
         disk.replace(f"runs/{day}/current", named + b"\n")
@@ -193,21 +201,16 @@ class Results:
         Raises:
             ReconcileRefused: What is said of it cannot be read.
         """
-        place = self.directory / "runs" / day.isoformat()
-        try:
-            named = msgspec.json.decode((place / "current").read_bytes(), type=dict[str, str])
-            path = place / named["run_id"] / "run.json"
-        except FileNotFoundError:
-            return None
-        except (msgspec.DecodeError, KeyError) as problem:
-            raise ReconcileRefused(f"{place / 'current'} names no run: {problem}") from problem
-        run = self._run(path)
-        return msgspec.structs.replace(run, sign_off=self._signatures.of(run))
+        path = in_force(self.directory, day)
+        return None if path is None else self.named(self._run(path))
+
+    def named(self, run: Run) -> Run:
+        """A run with the names under it."""
+        return msgspec.structs.replace(run, sign_off=self._signatures.last(run))
 
     def days(self) -> list[date]:
         """The days that have a run in force, oldest first."""
-        found = (self.directory / "runs").glob("????-??-??/current")
-        return sorted(date.fromisoformat(each.parent.name) for each in found)
+        return days(self.directory)
 
     def previous(self, day: date) -> Run | None:
         """The current run of the latest day before; there may be days between that have none."""
@@ -235,22 +238,30 @@ class Results:
         if run is None:
             return Yesterday(explanations=told)
         items, entries, messages, failures, balances = (
-            self.read_table(spark, each, run)
-            for each in ("items", "entries", "messages", "failures", "balances")
+            self.read_table(spark, each, run) for each in CARRIED_ON
         )
         is_next = run.result.end_ms == window.start_ms
         return Yesterday(
             items, entries, messages, failures, balances if is_next else None, explanations=told
         )
 
-    def verify(self, spark: SparkSession, run: Run) -> None:
-        """See that a run's tables still hold what it has written; it reads all of them.
+    def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
+        """See that the files of a run's tables are still those that it has written.
+
+        They are read, and not their rows: that takes no Spark, and less than a second where rows
+        would take many.
+
+        Args:
+            run: The run.
+            names: Of the tables; all of them where it is left out.
 
         Raises:
             ReconcileRefused: One of them was changed.
         """
-        for name, said in sorted(run.result.contents.items()):
-            if content_hash(self.read_table(spark, name, run)) != said:
+        day = date.fromisoformat(run.result.business_date)
+        wanted = run.result.contents if names is None else names
+        for name, found in self.fingerprints(day, run.run_id, wanted).items():
+            if found != run.files.get(name):
                 raise ReconcileRefused(
                     f"{name} of {run.result.business_date} are not what run {run.run_id} has "
                     "written: they were changed since; run the day again"
@@ -278,20 +289,23 @@ class Results:
         except SPARKS_OWN:
             return False  # What cannot be read is not the same.
 
-    def _free(self, name: str, day: date, run: str) -> None:
+    def _free(self, name: str, day: date, run: str, word: str) -> None:
         """Make room for a table that is another than the one that lies there.
 
         The same inputs come to the same, unless txmq or Spark has changed. Where that is so, the
-        run is not in force until it is whole again; one that somebody has signed stays.
+        run is not in force until it is whole again. One that somebody has signed stays, unless its
+        table was damaged and this is the one that was signed.
 
         Raises:
-            ReconcileRefused: It is signed.
+            ReconcileRefused: It is signed, and this is another.
         """
         place = self._table(name, day, run)
         if not place.exists():
             return
         if run in self._signatures.signed_runs(day.isoformat()):
-            raise ReconcileRefused(_SIGNED.format(run=run, day=day, what=name))
+            signed = self._run(self.directory / "runs" / day.isoformat() / run / "run.json")
+            if signed.result.contents.get(name) != word:
+                raise ReconcileRefused(_SIGNED.format(run=run, day=day, what=name))
         current = self.current(day)
         if current is not None and current.run_id == run:
             LocalDisk(self.directory).remove(f"runs/{day}/current")

@@ -176,7 +176,7 @@ class ReconSchema:
         self._engine.dispose()
 
     def _sign(self, connection: Connection, run: Run) -> None:
-        if run.sign_off is None:
+        if run.sign_off is None or run.sign_off.result_digest != run.result_digest:
             return
         of_result = self.signoffs.c.result_digest == run.sign_off.result_digest
         connection.execute(delete(self.signoffs).where(of_result))

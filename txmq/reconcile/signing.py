@@ -2,6 +2,7 @@
 
 Signatures are only ever added. Which of them hold is worked out anew from the result that is in
 force: whoever runs the day again with other inputs has another result, and nobody has signed that.
+Whoever runs the day before again has taken away what this one was made from.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.chain import outdated
 from txmq.reconcile.summary import Run, SignOff
 from txmq.runtime.disk import LocalDisk
 
@@ -74,10 +76,11 @@ class Signatures:
         """Sign a result as the one who has worked on it.
 
         Raises:
-            UsageError: The day was not over when the books were read, somebody has prepared this
-                result already, or that is no name.
+            UsageError: The day was not over when the books were read, another result of the day
+                before is in force than the one it was made from, somebody has prepared this result
+                already, or that is no name.
         """
-        _look_at(run)
+        self._look_at(run)
         if not run.result.is_final:
             raise UsageError(
                 f"{run.result.business_date} was not over when its books were read, and more may "
@@ -96,10 +99,11 @@ class Signatures:
         """Sign a result as the one who has looked at the other's work.
 
         Raises:
-            UsageError: Nobody has prepared it, or another result was prepared, the reviewer is the
-                preparer, it is reviewed already, or that is no name.
+            UsageError: Nobody has prepared it, or another result was prepared, or it was made from
+                another one of the day before than is in force, the reviewer is the preparer, it is
+                reviewed already, or that is no name.
         """
-        _look_at(run)
+        self._look_at(run)
         with desk(self._directory) as disk:
             found = self.of(run)
             if found is None:
@@ -114,25 +118,28 @@ class Signatures:
         return self._found(run)
 
     def state(self, run: Run) -> SignatureState:
-        """How far the sign-off of a result is; ``invalidated`` where another one was signed."""
-        found = self.of(run)
-        if found is not None:
-            return "signed" if found.is_complete else "prepared"
-        return "invalidated" if self.all(run.result.business_date) else "unsigned"
+        """How far the sign-off of a result is; ``invalidated`` where another one was signed, or
+        where another one of the day before is in force than this one was made from.
+        """
+        found = self.last(run)
+        if found is None:
+            return "unsigned"
+        if found.result_digest != run.result_digest or self.outdated(run) is not None:
+            return "invalidated"
+        return "signed" if found.is_complete else "prepared"
+
+    def outdated(self, run: Run) -> str | None:
+        """Why a result does not hold, whoever has signed it; none where it does."""
+        return outdated(self._directory, run)
 
     def of(self, run: Run) -> SignOff | None:
         """The names under exactly this result; none where there is none."""
-        digest, found = run.result_digest, None
-        for each in self.all(run.result.business_date):
-            if each.result_digest != digest:
-                continue
-            if each.role == "preparer":
-                found = SignOff(digest, each.by, each.at_ms, each.note)
-            elif found is not None:
-                found = msgspec.structs.replace(
-                    found, reviewer=each.by, reviewed_ms=each.at_ms, reviewed_note=each.note
-                )
-        return found
+        return self._by_result(run).get(run.result_digest)
+
+    def last(self, run: Run) -> SignOff | None:
+        """The same, or else the last names under another result of the day."""
+        found = self._by_result(run)
+        return found.get(run.result_digest) or next(reversed(found.values()), None)
 
     def all(self, day: str) -> list[Signature]:
         """All that were given for a day, oldest first.
@@ -151,6 +158,33 @@ class Signatures:
     def signed_runs(self, day: str) -> set[str]:
         """The runs of a day that anybody has signed: nothing of them is ever replaced."""
         return {each.run_id for each in self.all(day)}
+
+    def _by_result(self, run: Run) -> dict[str, SignOff]:
+        """The names under each result of a day, in the order in which they were prepared."""
+        found: dict[str, SignOff] = {}
+        for each in self.all(run.result.business_date):
+            if each.role == "preparer":
+                one = SignOff(each.result_digest, each.by, each.at_ms, each.note)
+                found[each.result_digest] = one
+            elif (prepared := found.get(each.result_digest)) is not None:
+                found[each.result_digest] = msgspec.structs.replace(
+                    prepared, reviewer=each.by, reviewed_ms=each.at_ms, reviewed_note=each.note
+                )
+        return found
+
+    def _look_at(self, run: Run) -> None:
+        """Nobody signs a result whose hash is not its own, or whose day before is another now.
+
+        Raises:
+            UsageError: It was changed after it was made, or what it was made from is not in force.
+        """
+        if run.result.digest != run.result_digest:
+            raise UsageError(
+                f"the result of {run.result.business_date} is not what its run {run.run_id} has "
+                "written: it was changed since; run the day again"
+            )
+        if (why := self.outdated(run)) is not None:
+            raise UsageError(why)
 
     def _add(
         self,
@@ -189,16 +223,3 @@ def _path(day: str) -> str:
 
 def _plain(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).split())
-
-
-def _look_at(run: Run) -> None:
-    """Nobody signs a result whose hash is not its own.
-
-    Raises:
-        UsageError: It was changed after it was made.
-    """
-    if run.result.digest != run.result_digest:
-        raise UsageError(
-            f"the result of {run.result.business_date} is not what its run {run.run_id} has "
-            "written: it was changed since; run the day again"
-        )

@@ -257,4 +257,10 @@ class Run(Struct, frozen=True):
     txmq_version: str
     spark_version: str
     previous_run_id: str | None = None
+    previous_digest: str | None = None
+    """Of the result of the day before that it went on from."""
+    files: dict[str, str] = {}
+    """A hash of each table's files. The same rows may lie in other files, as so many cores make so
+    many, so that it is no part of the result."""
     sign_off: SignOff | None = None
+    """The names under the result; where there are none, the last under another one of the day."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from contextlib import AsyncExitStack, ExitStack, closing
 from typing import NamedTuple
 
@@ -141,6 +142,13 @@ class Broken(NamedTuple):
     found: int
 
 
+class Off(NamedTuple):
+    """A proof of all banks together that does not hold, and by how much."""
+
+    proof: str
+    by: int
+
+
 class Ledgers:
     """Both banks' databases, for whoever has the password."""
 
@@ -196,6 +204,19 @@ class Ledgers:
         )
         assert edited.rowcount == 1
 
+    def adjust(self, payee, amount):
+        """Book from ICBC's clearing to a customer, as tellers book what is no transfer."""
+        for account, more in ((payee, amount), ("clearing", -amount)):
+            self.icbc.execute(
+                "INSERT INTO journal (kind, account, amount, currency, booked_ms) SELECT 'adjust', "
+                "?, ?, 'CNY', max(booked_ms) FROM journal",
+                [account, more],
+            )
+            changed = self.icbc.execute(
+                "UPDATE accounts SET balance = balance + ? WHERE number = ?", [more, account]
+            )
+            assert changed.rowcount == (account == payee)
+
     def delete(self, bank, transfer):
         gone = bank.execute("DELETE FROM journal WHERE transfer = ?", [transfer.id])
         assert gone.rowcount == 2
@@ -228,6 +249,7 @@ def cheat(ledgers):
     yield Fraud(one.id, "amount-mismatch", 7, "payee")
     yield Broken("double-entry", "ccb", one.id, 0, 7)
     yield Broken("clearing", None, one.id, -7, 0)
+    yield Off("clearing-total", 7)
     yield told(ledgers, "ccb", one.payee, 7)
 
     # The same by somebody who knows the books: both sides and the balance tell the same story.
@@ -241,6 +263,11 @@ def cheat(ledgers):
     rich = next(accounts)
     ledgers.move(rich, 5)
     yield told(ledgers, "ccb", rich, -5)
+
+    # Money taken out of clearing, by a booking that adds up: both banks together have too much.
+    ledgers.adjust(FORGED.payer, 1_000_00)
+    yield Off("conservation", 1_000_00)
+    yield Off("clearing-total", -1_000_00)
 
     # A credit deleted; then the money taken from the account as well.
     one = next(some)
@@ -335,4 +362,13 @@ def test_every_fraud_is_named(toured, tmp_path):
     ]
     wanted = [each for each in planted if isinstance(each, Broken)]
     assert sorted(proofs, key=repr) == sorted(wanted, key=repr)
-    assert result.broken_proofs == len(wanted)
+    named = {each.proof for each in wanted}
+    whole = [each for each in result.proofs if not each.holds and each.proof not in named]
+    off, missed = Counter(), Counter()
+    for each in whole:
+        off[each.proof] += each.found - each.expected
+    for each in planted:
+        if isinstance(each, Off):
+            missed[each.proof] += each.by
+    assert off == missed
+    assert result.broken_proofs == len(wanted) + len(whole)

@@ -187,7 +187,7 @@ def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path
     entry = (1, "icbc/1", "debit", "customer", "alice", -1, "CNY", 1, 1, "icbc")
     message = ("icbc/1", "M", "alice", "bob", 1, "CNY", "sent", "t", 0, 0, 1, *[None] * 3, 9, None)
     failure = ("icbc/1", "M", "g", "dead", 3, 1, "no", 10)
-    balance = ("icbc", "alice", "customer", "CNY", 1, 1, 1, 2, 0, None)
+    balance = ("icbc", "alice", "customer", "CNY", 1, 1, 1, 2, 0, None, 3, None)
     left = {"entries": entry, "messages": message, "failures": failure, "balances": balance}
     for name, row in left.items():
         ddl = breaks.ddl_of(name) + (", bank STRING" if name == "entries" else "")

@@ -24,9 +24,18 @@ __all__ = ["Books", "balances_of", "proofs_of"]
 
 _ACCOUNT: Final = ("bank", "account", "currency")
 _ROLES: Final = ("customer", "suspense", "clearing", "capital")
+_HELD: Final = ("customer", "suspense")
 _KINDS: Final = ("debit", "return", "credit", "other")
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
-_SUMS: Final = ("opening", "rows", "later", "told", *_KINDS)
+_NUMBERS: Final = ("first_id", "last_id", "closed_id")
+_SUMS: Final = (
+    *("opening", "opening_rows", "rows", "later", "told", "closed", "closed_rows"),
+    *_NUMBERS,
+    *_KINDS,
+)
+_MAY_BE_NONE: Final = ("told", *_NUMBERS)
+_PROOFS_ALONE: Final = ("opening_rows", "closed", "closed_rows", "first_id", "closed_id")
+"""What is known of accounts beside ``BALANCES``, and what of each kind has moved."""
 
 
 class Books(NamedTuple):
@@ -40,8 +49,8 @@ class Books(NamedTuple):
     """All that was booked of what is not plainly agreed, then and now."""
     balances: DataFrame
     totals: DataFrame
-    closed: DataFrame | None
-    """The balances that the day before ended with."""
+    was_closed: bool
+    """Whether there is a result of the day before."""
     rules: Rules
 
     def banks(self, which: str) -> list[str]:
@@ -53,29 +62,43 @@ class Books(NamedTuple):
         ]
 
 
-def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
+def balances_of(
+    entries: DataFrame, ledgers: Ledgers, closed: DataFrame | None, rules: Rules
+) -> DataFrame:
     """Each account over the day, as the bank tells it: ``BALANCES``, and beside it what transfers
-    and other bookings have moved.
+    and other bookings have moved, and what the day before has said.
 
     Args:
         entries: What was booked on the day.
         ledgers: For what was before and after it, and what the tables of accounts say.
+        closed: The balances that the day before ended with.
+        rules: They say in which banks no number may be missing.
     """
     amount = f.col("amount")
     # Rows of the day first add up where they are, so that an account of many is no heap of rows,
     # and with nothing beside them that is added later.
-    kind = place_of("kind", _KINDS).alias("kind")
-    moved = _coded(entries).select(*_ACCOUNT, "role_code", kind, amount).groupBy(*_ACCOUNT).agg(
+    kind = place_of("kind", _KINDS)
+    numbered = [each.name for each in rules.bank if each.entries.gapless]
+    number = f.when(f.col("bank").isin(numbered), f.col("id"))
+    # Where nobody asks for numbers they are not read.
+    numbers = {"first_id": f.min(number), "last_id": f.max(number)} if numbered else {}
+    moved = _coded(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
         f.count(f.lit(1)).alias("rows"),
+        *(number.alias(name) for name, number in numbers.items()),
         *(f.sum(f.when(f.col("kind") == at, amount)).alias(k) for at, k in enumerate(_KINDS)),
     )  # fmt: skip
     parts = together(
-        _part(_coded(ledgers.opening), opening=amount),
-        _part(moved, **{each: f.col(each) for each in ("rows", *_KINDS)}),
+        _part(_coded(ledgers.opening), opening=amount, opening_rows=f.col("rows")),
+        _part(moved, **{each: f.col(each) for each in ("rows", *numbers, *_KINDS)}),
         _part(_coded(ledgers.later), later=amount),
-        _part(ledgers.accounts.withColumn("role_code", f.lit(None)), told=f.col("balance")),
-    )
+        _part(ledgers.accounts, told=f.col("balance")),
+        # Also what nothing is left of stays an account, with what was its last number.
+        None if closed is None else _part(
+            closed,
+            closed=f.col("closing"), closed_rows=f.col("closing_rows"), closed_id=f.col("last_id"),
+        ),
+    )  # fmt: skip
     # None of them says much twice of an account, so that to add up before rows travel is in vain.
     found = (
         parts.repartition(*_ACCOUNT)
@@ -87,7 +110,9 @@ def balances_of(entries: DataFrame, ledgers: Ledgers) -> DataFrame:
     return found.withColumns({
         "role": f.get(names, f.coalesce("role_code", f.lit(0))),
         "closing": f.col("opening") + f.col("moved"),
-    }).select(*tables.BALANCES.names, *_KINDS)  # fmt: skip
+        "closing_rows": f.col("opening_rows") + f.col("rows"),
+        "last_id": f.greatest("last_id", "closed_id"),
+    }).select(*tables.BALANCES.names, *_KINDS, *_PROOFS_ALONE)  # fmt: skip
 
 
 def _coded(table: DataFrame) -> DataFrame:
@@ -96,10 +121,11 @@ def _coded(table: DataFrame) -> DataFrame:
 
 
 def _part(table: DataFrame, **given: Column) -> DataFrame:
-    none = {each: f.lit(None if each == "told" else 0) for each in _SUMS}
+    none = {each: f.lit(None if each in _MAY_BE_NONE else 0) for each in _SUMS}
+    code = f.col("role_code") if "role_code" in table.columns else f.lit(None)
     return table.select(
         *_ACCOUNT,
-        f.col("role_code").cast("int").alias("role_code"),
+        code.cast("int").alias("role_code"),
         *(
             f.coalesce(given.get(name, each), each).cast("long").alias(name)
             for name, each in none.items()
@@ -113,8 +139,9 @@ def proofs_of(books: Books) -> DataFrame:
 
 
 def _proofs(books: Books) -> Iterator[DataFrame]:
-    if books.closed is not None:
-        yield from _each(_rolled_forward(books.balances, books.closed))
+    if books.was_closed:
+        yield from _each(_rolled_forward(books.balances))
+        yield from _rows_kept(books.balances)
     if named := books.banks("accounts"):
         yield from _each(_told(books.balances.where(f.col("bank").isin(named))))
     sums = _by_currency(books)
@@ -122,10 +149,11 @@ def _proofs(books: Books) -> Iterator[DataFrame]:
     yield from _adds_up(sums)
     if len(books.banks("clearing")) == len(books.rules.bank):
         yield from _each(_cleared(books))
+        yield _cleared_in_all(sums)
     if named := books.banks("double_entry"):
         yield from _each(_balanced(books, named))
     if named := books.banks("gapless"):
-        yield _without_gaps(books.entries.where(f.col("bank").isin(named)))
+        yield _without_gaps(books.balances.where(f.col("bank").isin(named)))
 
 
 def _each(found: DataFrame) -> Iterator[DataFrame]:
@@ -172,11 +200,10 @@ def _is(
     )
 
 
-def _rolled_forward(balances: DataFrame, before: DataFrame) -> DataFrame:
+def _rolled_forward(balances: DataFrame) -> DataFrame:
     """The day begins with what the day before ended with."""
-    closed = before.select(*_ACCOUNT, f.col("closing").alias("closed"))
     return _is(
-        balances.join(closed, list(_ACCOUNT), "full_outer"),
+        balances,
         "roll-forward",
         account=f.col("account"),
         expected=f.col("closed"),
@@ -184,6 +211,24 @@ def _rolled_forward(balances: DataFrame, before: DataFrame) -> DataFrame:
         about="the closing balance of the day before is the opening balance: what was booked "
         "then is what is booked now",
     )
+
+
+def _rows_kept(balances: DataFrame) -> Iterator[DataFrame]:
+    """And in as many rows. They are counted, so that no currency's materiality forgives them."""
+    found = _is(
+        balances.drop("currency"),
+        "roll-forward-rows",
+        account=f.col("account"),
+        expected=f.col("closed_rows"),
+        found=f.col("opening_rows"),
+        about="there are as many entries of the days before as there were",
+    )
+    differing, whole = _each(found)
+    # An account has one row for each of its currencies.
+    yield differing.groupBy("proof", "bank", "account", "currency", "about", "holds").agg(
+        f.sum("expected").alias("expected"), f.sum("found").alias("found")
+    )
+    yield whole
 
 
 def _told(balances: DataFrame) -> DataFrame:
@@ -200,8 +245,16 @@ def _told(balances: DataFrame) -> DataFrame:
 
 def _by_currency(books: Books) -> DataFrame:
     """What the banks' books and the classes say of each currency, at all banks together."""
-    kind, amount = f.col("kind"), f.col("amount")
-    rows = books.balances.select("role", "currency", *_KINDS, "moved", f.lit(0).alias("began"))
+    kind, role, amount = f.col("kind"), f.col("role"), f.col("amount")
+    # A bank without accounts for it is taken at its word for what came from outside.
+    from_outside = f.when(
+        f.col("bank").isin(books.banks("capital")), f.when(role == "capital", -f.col("moved"))
+    ).otherwise(f.when(role.isin(*_HELD), f.col("other")))
+    rows = books.balances.select(
+        *("role", "currency", *_KINDS, "moved"),
+        from_outside.alias("outside"),
+        f.lit(0).alias("began"),
+    )
     if books.before is not None:
         legs = books.before.where(is_transfer()).select(
             "role",
@@ -210,15 +263,21 @@ def _by_currency(books: Books) -> DataFrame:
             (-amount).alias("began"),
         )
         rows = rows.unionByName(legs, allowMissingColumns=True)
-    is_held, is_leg = f.col("role").isin("customer", "suspense"), f.col("role") != "clearing"
     booked = rows.groupBy("currency").agg(
-        *(f.sum(f.when(is_held, f.col(each))).alias(each) for each in ("other", "moved", "began")),
-        *(f.sum(f.when(is_leg, f.col(each))).alias(each) for each, _, _ in _CLASSED),
+        f.sum("outside").alias("outside"),
+        f.sum(f.when(role.isin(*_HELD), f.col("moved"))).alias("moved"),
+        f.sum(f.when(role == "clearing", f.col("moved"))).alias("cleared"),
+        *(
+            f.sum(f.when(role != "clearing", f.col(each))).alias(each)
+            for each in ("began", *(kind for kind, _, _ in _CLASSED))
+        ),
     )
     classed = books.totals.groupBy("currency").agg(
         *(f.sum(each).alias(each) for _, each, _ in _CLASSED)
     )
-    return settled(booked.join(classed, "currency", "full_outer").na.fill(0))
+    ended = f.col("debited") - f.col("returned") - f.col("credited")
+    found = booked.join(classed, "currency", "full_outer").na.fill(0)
+    return settled(found.withColumn("on_its_way", ended - f.col("began")))
 
 
 def _conserved(sums: DataFrame) -> DataFrame:
@@ -227,11 +286,10 @@ def _conserved(sums: DataFrame) -> DataFrame:
     What customers have more at the end of the day, at all banks together, came from outside, or has
     been on its way when the day began and is not any more.
     """
-    ended = f.col("debited") - f.col("returned") - f.col("credited")
     found = _is(
         sums,
         "conservation",
-        expected=f.col("other") + f.col("began") - ended,
+        expected=f.col("outside") - f.col("on_its_way"),
         found=f.col("moved"),
         about="what customers of all banks have more is what came from outside and what is no "
         "longer on its way",
@@ -277,6 +335,20 @@ def _cleared(books: Books) -> DataFrame:
     )
 
 
+def _cleared_in_all(sums: DataFrame) -> DataFrame:
+    """Nothing else has touched clearing accounts, whatever it is called: what is booked there
+    without a transfer is in no transfer's proof.
+    """
+    found = _is(
+        sums,
+        "clearing-total",
+        expected=f.col("on_its_way"),
+        found=f.col("cleared"),
+        about="what the clearing accounts of all banks have more is what is on its way since",
+    )
+    return _whole(found)
+
+
 def _balanced(books: Books, named: list[str]) -> DataFrame:
     """Both sides of each booking add up to nothing."""
     of_transfers = books.booked.where(f.col("bank").isin(named) & f.col("key").isNotNull())
@@ -294,17 +366,19 @@ def _balanced(books: Books, named: list[str]) -> DataFrame:
     )
 
 
-def _without_gaps(entries: DataFrame) -> DataFrame:
-    """No number is missing."""
-    found = entries.groupBy("bank").agg(
-        f.count(f.lit(1)).alias("rows"), (f.max("id") - f.min("id") + 1).alias("numbers")
+def _without_gaps(balances: DataFrame) -> DataFrame:
+    """No number is missing, neither among the day's nor between these and those before."""
+    found = balances.groupBy("bank").agg(
+        f.sum("rows").alias("rows"),
+        f.coalesce(f.max("closed_id"), f.min("first_id") - 1).alias("before"),
+        f.max("last_id").alias("last_id"),
     )
     return _whole(
         _is(
             found,
             "gapless",
-            expected=f.col("numbers"),
+            expected=f.col("last_id") - f.col("before"),
             found=f.col("rows"),
-            about="the numbers of the day's entries follow each other",
+            about="the numbers of the day's entries follow each other, and those of the day before",
         )
     )

@@ -97,8 +97,9 @@ def reconcile(
     open_ = few(items.select("key"))
     final = settled(_final(judged, items))
     totals = settled(_totals(passed.where(f.col("plain") != SUSPECT), final, booked, rules))
-    accounts = settled(balances_of(entries, ledgers))
-    books = Books(entries, before, booked, accounts, totals, yesterday.balances, rules)
+    accounts = settled(balances_of(entries, ledgers, yesterday.balances, rules))
+    was_closed = yesterday.balances is not None
+    books = Books(entries, before, booked, accounts, totals, was_closed, rules)
     return Outcome(
         matches=_matches(transfers, others, voids, final),
         items=items,

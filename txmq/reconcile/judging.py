@@ -23,7 +23,7 @@ from txmq.reconcile.tables import ENTRIES
 __all__ = ["judged"]
 
 _ORDER: Final = {each.value: place for place, each in enumerate(Class)}
-_OF_ACCOUNTS: Final = ("roll-forward", "account-table")
+_OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs whose rows are accounts; those of the others are transfers, or nothing."""
 
 
@@ -129,6 +129,7 @@ def _proofs(
         is_whole | (f.col("place") <= rules.limits.evidence)
     )
     found = [_proof(each) for each in shown.drop("place").collect()]
+    named = {proof for proof, _ in off}
     for each in found:
         if each.account is not None or each.holds:
             continue
@@ -139,12 +140,15 @@ def _proofs(
             )
         off.setdefault((each.proof, each.currency or ""), abs(each.expected - each.found))
     broken = proofs.where(~f.col("holds") & ~is_whole).count()
-    whole = sum(not each.holds and each.account is None for each in found)
+    # Of what is named by accounts or transfers the whole is no more than their sum.
+    whole = sum(
+        not each.holds and each.account is None and each.proof not in named for each in found
+    )
     found.sort(key=lambda each: (
         each.proof, each.account is not None, each.bank or "", each.currency or "",
         -abs(each.expected - each.found), each.account or "",
     ))  # fmt: skip
-    return tuple(found), broken or whole, off
+    return tuple(found), broken + whole, off
 
 
 def _proof(row: Row) -> Proof:

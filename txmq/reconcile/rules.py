@@ -174,15 +174,18 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     amounts: Literal["signed", "unsigned"] = "signed"
     """A debit is less than nothing, or its kind alone says that it is one."""
     clearing: tuple[str, ...] = ()
-    """Accounts of what is on its way to another bank."""
+    """Accounts of what is on its way to another bank. Where all banks name them, they may have more
+    only by what is on its way."""
     suspense: tuple[str, ...] = ()
     """Accounts of what nobody could be given."""
     capital: tuple[str, ...] = ()
-    """Accounts of money from outside."""
+    """Accounts of money from outside. Where they are named, all that customers get without a
+    transfer has to come from them."""
     double_entry: bool = False
     """The rows of each booking add up to nothing."""
     gapless: bool = False
-    """No number is missing among the ids. Most databases leave gaps by themselves."""
+    """No number is missing among the ids, of a day and from one day to the next. Most databases
+    leave gaps by themselves."""
 
 
 class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):

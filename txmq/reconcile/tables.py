@@ -217,6 +217,8 @@ BALANCES: Final = Table(
         _is("closing", "long", "opening and moved"),
         _is("later", "long", "what came after the day, until the books were read"),
         _may("told", "long", "what the table of accounts said then"),
+        _is("closing_rows", "long", "entries of the day and before it, as the bank says"),
+        _may("last_id", "long", "the greatest of their numbers that was seen, where none may miss"),
     ),
 )
 

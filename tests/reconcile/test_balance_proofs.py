@@ -1,0 +1,251 @@
+"""Balance proofs: what they see of books in which no transfer is wrong, and of what they are not
+told.
+"""
+
+from collections import defaultdict
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from tests.reconcile.days import BANKS, Plan
+from tests.reconcile.frames import ledgers_of
+from tests.reconcile.reference import Entry
+from txmq.reconcile.core import reconcile
+from txmq.reconcile.ledgers import Yesterday
+from txmq.reconcile.tables import LATER, OPENING
+
+PLAN = Plan(transfers=1, double_entry=True)
+WORDS = {"clearing": "clearing", "capital": "capital", "unclaimed": "suspense"}
+HOUR_MS = 3_600_000
+FIELDS = ("items", "entries", "messages", "failures", "balances")
+
+
+def rules(**changes):
+    """Those of two banks without tables of accounts, as far as nothing else is said."""
+    given = {"gapless": False} | changes
+    banks = (
+        replace(each, accounts=None, entries=replace(each.entries, **given))
+        for each in PLAN.rules.bank
+    )
+    return replace(PLAN.rules, bank=tuple(banks))
+
+
+DAYS = [PLAN.day + timedelta(days=each) for each in range(3)]
+WINDOWS = [rules().day.window(each) for each in DAYS]
+
+
+class Books:
+    """Both banks' journals; the days of the same are read one after the other."""
+
+    def __init__(self):
+        self.rows = []
+        self.ids = dict.fromkeys(BANKS, 0)
+
+    def book(self, bank, key, kind, day=0, *, currency="CNY", late=False, **amounts):
+        """A row for each account, in the middle of a day."""
+        for account, amount in amounts.items():
+            self.ids[bank] += 1
+            recorded = WINDOWS[day].start_ms + HOUR_MS
+            booked = recorded - 2 * HOUR_MS if late else recorded
+            self.rows.append(
+                Entry(
+                    bank,
+                    self.ids[bank],
+                    key and f"icbc/{key}",
+                    kind,
+                    WORDS.get(account, "customer"),
+                    f"{bank}-{account}",
+                    amount,
+                    currency,
+                    booked,
+                    recorded,
+                )
+            )
+
+    def debit(self, key, amount, day=0, **more):
+        self.book("icbc", key, "debit", day, ann=-amount, clearing=amount, **more)
+
+    def credit(self, key, amount, day=0, **more):
+        self.book("ccb", key, "credit", day, clearing=-amount, bob=amount, **more)
+
+    def lose(self, **wanted):
+        """Some rows are gone."""
+        lost = [
+            row for row in self.rows if all(getattr(row, name) == wanted[name] for name in wanted)
+        ]
+        assert lost
+        self.rows = [row for row in self.rows if row not in lost]
+
+    def read(self, spark, day):
+        """What an extract of the day holds, if it is made when the last one is over."""
+        start, end = WINDOWS[day]
+        inside = [row for row in self.rows if start <= row.recorded_ms < end]
+        found = ledgers_of(spark, inside, [], [], {})
+        before = [row for row in self.rows if row.recorded_ms < start]
+        after = [row for row in self.rows if row.recorded_ms >= end]
+        return found._replace(
+            opening=summed(spark, OPENING, before), later=summed(spark, LATER, after)
+        )
+
+
+def summed(spark, table, rows):
+    sums = defaultdict(lambda: (0, 0))
+    for row in rows:
+        amount, count = sums[row.bank, row.account, row.role, row.currency]
+        sums[row.bank, row.account, row.role, row.currency] = amount + row.amount, count + 1
+    given = [(*place, *each) for place, each in sums.items()]
+    return spark.createDataFrame(given, f"bank STRING NOT NULL, {table.ddl}")
+
+
+def run(spark, books, given, day=0, before=None):
+    """A day's result, which goes on from the one before."""
+    yesterday = Yesterday()
+    if before is not None:
+        # As read from files: without what they were made of.
+        yesterday = Yesterday(**{each: getattr(before, each).localCheckpoint() for each in FIELDS})
+    return reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
+
+
+def broken(outcome):
+    """What does not hold: expected and found, by proof, bank, account and currency."""
+    return {
+        (row.proof, row.bank, row.account, row.currency): (row.expected, row.found)
+        for row in outcome.proofs.where("not holds").collect()
+    }
+
+
+def whole(outcome, proof):
+    return {
+        row.currency: (row.expected, row.found)
+        for row in outcome.proofs.where("account is null").collect()
+        if row.proof == proof and row.currency
+    }
+
+
+# What is on its way
+
+
+def test_money_that_leaves_clearing_without_a_transfer_is_missed(spark):
+    books = Books()
+    books.debit("T1", 500, currency="EUR")
+    books.debit("T2", 70, currency="USD")
+    books.credit("T2", 70, currency="USD")
+    # Banks settle what is between them: at both of them, and against money from outside.
+    books.book("icbc", None, "other", clearing=-300, capital=300, currency="USD")
+    books.book("ccb", None, "other", clearing=300, capital=-300, currency="USD")
+    # A teller books to a customer, and another one out of the bank.
+    books.book("icbc", None, "other", clearing=-1000, ann=1000)
+    books.book("ccb", None, "other", clearing=-40, capital=40, currency="JPY")
+
+    found = run(spark, books, rules())
+
+    assert broken(found) == {
+        ("clearing-total", None, None, "CNY"): (0, -1000),
+        ("clearing-total", None, None, "JPY"): (0, -40),
+        ("conservation", None, None, "CNY"): (0, 1000),
+        ("conservation", None, None, "JPY"): (-40, 0),
+    }
+    assert whole(found, "clearing-total") == {
+        "CNY": (0, -1000), "EUR": (500, 500), "JPY": (0, -40), "USD": (0, 0),
+    }  # fmt: skip
+
+
+def test_what_is_on_its_way_for_days_is_in_no_proof_twice(spark):
+    books = Books()
+    for key in ("credited", "returned", "lost", "twice"):
+        books.debit(key, 100)
+    books.book("icbc", "paid-out", "debit", capital=-50, clearing=50)
+    books.credit("twice", 100)
+    first = run(spark, books, rules())
+    assert broken(first) == {}
+    assert whole(first, "clearing-total")["CNY"] == (350, 350)
+
+    books.credit("credited", 100, 1)
+    books.book("icbc", "returned", "return", 1, clearing=-100, ann=100)
+    books.credit("twice", 100, 1)
+    books.book("ccb", "paid-out", "credit", 1, clearing=-50, unclaimed=50)
+    books.debit("new", 20, 1, late=True)
+    books.debit("stolen", 7, 1, currency="USD")
+    books.book("icbc", None, "other", 1, clearing=-7, ann=7, currency="USD")
+    second = run(spark, books, rules(), 1, first)
+
+    assert whole(second, "clearing-total") == {"CNY": (-330, -330), "USD": (7, 0)}
+    assert broken(second) == {
+        ("clearing-total", None, None, "USD"): (7, 0),
+        ("conservation", None, None, "USD"): (-7, 0),
+    }
+
+
+# What comes from outside
+
+
+@pytest.mark.parametrize("capital", [True, False])
+def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somewhere(
+    spark, capital
+):
+    books = Books()
+    books.book("icbc", None, "other", ann=900, capital=-900, currency="USD")
+    books.book("ccb", None, "other", unclaimed=-30, bob=30, currency="USD")
+    books.book("icbc", "T1", "debit", ann=-100)
+    books.book("ccb", "T1", "credit", bob=100)
+    books.book("ccb", None, "other", bob=1_000_000)
+    given = {"double_entry": False, "clearing": ()} | ({} if capital else {"capital": ()})
+    if not capital:
+        books.rows = [row for row in books.rows if row.role != "capital"]
+
+    found = run(spark, books, rules(**given))
+
+    nowhere = {("conservation", None, None, "CNY"): (0, 1_000_000)}
+    assert broken(found) == (nowhere if capital else {})
+
+
+# What was booked on other days
+
+
+def test_numbers_that_miss_within_a_day_and_between_days_are_found(spark):
+    given = rules(gapless=True)
+    books = Books()
+    for key in ("A", "B", "C"):
+        books.debit(key, 10)
+        books.credit(key, 10)
+    books.lose(key="icbc/B", kind="credit")
+    first = run(spark, books, given)
+    assert broken(first) == {("gapless", "ccb", None, None): (6, 4)}
+
+    # Nobody works on the second day, and somebody has removed what came first on the third.
+    books.debit("D", 10, 2)
+    books.credit("D", 10, 2)
+    books.credit("E", 10, 2)
+    books.debit("E", 10, 2)
+    books.lose(key="icbc/D")
+    second = run(spark, books, given, 1, first)
+    assert broken(second) == {}
+    third = run(spark, books, given, 2, second)
+    assert broken(third) == {
+        ("gapless", "ccb", None, None): (4, 2),
+        ("gapless", "icbc", None, None): (4, 2),
+    }
+
+
+def test_rows_that_are_removed_together_are_missed_where_they_were(spark):
+    books = Books()
+    books.book("icbc", None, "other", capital=-900, ann=900)
+    for currency in ("CNY", "USD"):
+        books.book("icbc", None, "other", ann=-100, capital=100, currency=currency)
+        books.book("icbc", None, "other", ann=100, capital=-100, currency=currency)
+    books.book("ccb", None, "other", capital=-900, bob=900)
+    first = run(spark, books, rules())
+    assert broken(first) == {}
+
+    for amount in (100, -100):
+        books.lose(account="icbc-ann", amount=amount)
+    books.lose(account="ccb-bob")
+    second = run(spark, books, rules(), 1, first)
+
+    found = {place: each for place, each in broken(second).items() if place[2] is not None}
+    assert found == {
+        ("roll-forward", "ccb", "ccb-bob", "CNY"): (900, 0),
+        ("roll-forward-rows", "ccb", "ccb-bob", None): (1, 0),
+        ("roll-forward-rows", "icbc", "icbc-ann", None): (5, 1),
+    }

@@ -14,12 +14,14 @@ from pyspark.sql import functions as f
 
 from tests.reconcile.whole_stage import (
     FRIDAY,
+    PAYEE,
     PAYER,
     SATURDAY,
     THURSDAY,
     WEDNESDAY,
     Halted,
     HaltedAt,
+    Posting,
     Stage,
     at,
 )
@@ -300,14 +302,27 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     which = "transfer = 'T3' AND account = ?"
     stage.sql("icbc", f"UPDATE journal SET amount = amount + 60000 WHERE {which}", PAYER)
     stage.sql("icbc", "UPDATE accounts SET balance = balance + 60000 WHERE number = ?", PAYER)
+    # And somebody slips in a day before what comes to nothing.
+    slipped = Posting(PAYEE, 7_00), Posting(PAYEE, -7_00)
+    stage.book("ccb", None, "fee", slipped, at(WEDNESDAY, "13:00"))
 
     next_ = stage.run(spark, THURSDAY)
 
-    (broken,) = (each for each in next_.result.proofs if not each.holds and each.account)
-    assert (broken.proof, broken.bank, broken.account) == ("roll-forward", "icbc", "62…0001")
-    assert broken.found - broken.expected == 600_00
+    broken = [
+        (each.proof, each.bank, each.account, each.found - each.expected)
+        for each in next_.result.proofs
+        if not each.holds and each.account
+    ]
+    assert broken == [
+        ("roll-forward", "icbc", "62…0001", 600_00),
+        ("roll-forward-rows", "ccb", "62…0002", 2),
+    ]
+    assert next_.result.broken_proofs == len(broken)
     assert next_.result.verdict == "over limits"
-    assert next_.result.why == ("the proof roll-forward does not hold: it is off by 600.00 CNY",)
+    assert next_.result.why == (
+        "the proof roll-forward does not hold: it is off by 600.00 CNY",
+        "the proof roll-forward-rows does not hold: it is off by 2",
+    )
     late = stage.rows(spark, next_)["late"]
     assert (late["class"], late["is_late"], late["amount"]) == ("prior-period", True, 40_00)
     twice = stage.rows(spark, next_)["T0"]

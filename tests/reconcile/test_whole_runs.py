@@ -341,7 +341,7 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
         for each in stage.directory.glob(f"results/items/business_date={WEDNESDAY}/run=*")
     } - {signed.run_id}
     left = stage.bytes_of(died)
-    assert len({each.split("/")[1] for each in left}) == 9
+    assert len({each.split("/")[1] for each in left}) == 10
 
     again = stage.run(spark, WEDNESDAY)
 

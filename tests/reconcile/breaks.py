@@ -1,12 +1,12 @@
 """Rules, transfers and results that tests of the days' ends begin with."""
 
 import hashlib
-from datetime import UTC, datetime, time
 
 from txmq.reconcile import rules as written
 from txmq.reconcile import tables
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
+from txmq.reconcile.explaining import EXPLANATIONS
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, parted
 from txmq.reconcile.summary import Result, Run, Total
 from txmq.reconcile.tables import ITEMS
 
@@ -26,19 +26,20 @@ def break_id(key):
     return hashlib.sha256(f"icbc-ccb\0{key}".encode()).hexdigest()[:16]
 
 
-def today(spark, classes, day):
-    """What a day says of transfers of these classes, by their keys."""
+def today(spark, classes, more=None):
+    """What a day says of transfers of these classes, by their keys; more of some of them."""
     types = {each.name: each.type for each in ITEMS.columns}
     words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
     ddl = ", ".join(f"{name} {words[types[name]]}" for name in FACTS_OF_ITEMS)
-    at = round(datetime.combine(day, time(12), UTC).timestamp() * 1000)
-    rows = [transfer(key, class_, at) for key, class_ in classes.items()]
+    rows = [transfer(key, class_) | (more or {}).get(key, {}) for key, class_ in classes.items()]
     plain = [tuple(each[name] for name in FACTS_OF_ITEMS) for each in rows]
     return spark.createDataFrame(plain, ddl)
 
 
-def transfer(key, class_, at):
+def transfer(key, class_):
+    """What is known of a transfer; of one class it says the same on every day."""
     number = int(hashlib.sha256(key.encode()).hexdigest()[:4], 16)
+    last = number + list(Class).index(class_)
     return {
         "key": key, "class": class_, "group": ABOUT[Class(class_)].group,
         "amount": number, "currency": "CNY", "holder": "transit",
@@ -46,8 +47,15 @@ def transfer(key, class_, at):
         "debits": 1, "debited": number, "returns": 0, "returned": 0, "credits": 0, "credited": 0,
         "messages": 1, "ordered": number, "message_id": f"M{number}", "message_state": "committed",
         "delivery": None, "decided_by": None, "reason": None, "is_late": False,
-        "first_ms": number, "last_ms": at,
+        "first_ms": number, "last_ms": last,
     }  # fmt: skip
+
+
+def explained(key, class_, more=None):
+    """What somebody has said of a transfer of this class; more of it."""
+    said = {"break_id": break_id(key), "explained_by": "ann", "explanation": "a fee"}
+    known = transfer(key, class_) | (more or {}) | said
+    return tuple(known[name] for name in EXPLANATIONS.names)
 
 
 def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1"):
@@ -70,7 +78,7 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
 
 
 def carried(spark, classes, day):
-    return carry(today(spark, classes, day), None, None, rules(), day)
+    return parted(carry(today(spark, classes), None, None, rules(), day))
 
 
 def ddl_of(table):

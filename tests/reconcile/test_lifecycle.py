@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tests.reconcile import breaks
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.lifecycle import HISTORY, carry
+from txmq.reconcile.explaining import EXPLANATIONS
+from txmq.reconcile.lifecycle import HISTORY, carry, parted
 from txmq.reconcile.rules import Day
-from txmq.reconcile.summary import BUCKETS
+from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
 
 MONDAY = date(2026, 11, 16)
@@ -23,29 +24,36 @@ def live(spark):
     """Carries plain rows: what is open, and what was closed, each by its key."""
 
     def live(
-        today, previous=(), day=MONDAY, *, explained=None, agreed=None, rules=None, history=None
+        today,
+        previous=(),
+        day=MONDAY,
+        *,
+        more=None,
+        explained=(),
+        agreed=None,
+        rules=None,
+        history=None,
     ):
         def frame(rows, ddl):
             return spark.createDataFrame(rows, ddl) if rows else None
 
         before = [tuple(each[name] for name in ITEMS.names) for each in previous]
-        told = [(*each, "ann", "a fee") for each in explained or ()]
-        carried = carry(
-            breaks.today(spark, today, day),
+        told = [breaks.explained(*each) for each in explained]
+        again = [(each, None) for each in agreed or ()] + list(history or ())
+        lived = carry(
+            breaks.today(spark, today, more),
             frame(before, ITEMS.ddl),
-            frame(told, "break_id STRING, class STRING, explained_by STRING, explanation STRING"),
+            frame(told, EXPLANATIONS.ddl),
             rules or breaks.rules(),
             day,
-            frame([(each, (history or {}).get(each)) for each in agreed or ()],
-                  "key STRING, history STRING"),
-        )  # fmt: skip
-        rows = [each.asDict() for each in carried.items.unionAll(carried.closed).collect()]
-        is_closed = {each["key"]: each["status"] == "closed" for each in rows}
-        assert len(is_closed) == len(rows)
-        return tuple(
-            {each["key"]: each for each in rows if is_closed[each["key"]] == wanted}
-            for wanted in (False, True)
+            frame(again, "key STRING, history STRING"),
         )
+        found = [[each.asDict() for each in rows.collect()] for rows in parted(lived)]
+        items, closed = ({each["key"]: each for each in rows} for rows in found)
+        assert len(items.keys() | closed.keys()) == sum(map(len, found))
+        assert {each["status"] for each in closed.values()} <= {"closed"}
+        assert "closed" not in {each["status"] for each in items.values()}
+        return items, closed
 
     return live
 
@@ -102,7 +110,7 @@ def test_what_today_does_not_know_stays_and_grows_older(live):
 def test_an_explanation_holds_as_long_as_the_class_is_the_same(live):
     days = [MONDAY + timedelta(days=each) for each in range(4)]
     first, _ = live({"icbc/1": "amount-mismatch"}, day=days[0])
-    said = [(first["icbc/1"]["break_id"], "amount-mismatch")]
+    said = [("icbc/1", "amount-mismatch")]
 
     second, _ = live({"icbc/1": "amount-mismatch"}, first.values(), days[1], explained=said)
     item = second["icbc/1"]
@@ -127,9 +135,70 @@ def test_an_explanation_holds_as_long_as_the_class_is_the_same(live):
     ]
 
 
+MORE = {
+    "amount": 7, "currency": "USD", "debit_bank": "ccb", "credit_bank": "ccb", "payer": "carol",
+    "payee": None, "debits": 2, "debited": 7, "returns": 1, "returned": 7, "credits": 3,
+    "credited": 7, "messages": 2, "ordered": 7, "last_ms": 7,
+}  # fmt: skip
+"""Of each figure another."""
+
+
+def test_an_explanation_holds_for_none_of_whose_figures_is_another(live):
+    said = [(f"icbc/{each}", "double-credit") for each in (*MORE, "quiet")]
+    plain = dict(said)
+    first, _ = live(plain)
+    second, _ = live(plain, first.values(), explained=said)
+    assert {each["status"] for each in second.values()} == {"explained"}
+
+    more = {f"icbc/{name}": {name: value} for name, value in MORE.items()}
+    # Where messages are and how far their consumers have come is no other break.
+    more["icbc/quiet"] = {"delivery": "dead", "is_late": True, "reason": "so"}
+    third, _ = live(plain, second.values(), FRIDAY, explained=said, more=more)
+
+    quiet = third.pop("icbc/quiet")
+    assert (quiet["status"], quiet["history"]) == (
+        "explained",
+        second["icbc/quiet"]["history"],
+    )
+    assert set(MORE) == set(FIGURES)
+    assert set(third) == set(more) - {"icbc/quiet"}
+    for each in third.values():
+        assert (each["class"], each["was"], each["group"]) == ("double-credit", None, "break")
+        assert (each["status"], each["explained_by"], each["explanation"]) == (
+            "changed",
+            None,
+            None,
+        )
+        assert each["history"].endswith(f",{FRIDAY} double-credit changed")
+
+
+def test_what_is_explained_anew_is_explained_as_what_it_is_now(live):
+    first, _ = live({"icbc/1": "parked"})
+    said = [("icbc/1", "parked")]
+    second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
+    more = {"icbc/1": {"ordered": 7}}
+    said = [("icbc/1", "parked", {"ordered": 7})]
+    third, _ = live({"icbc/1": "parked"}, second.values(), FRIDAY, explained=said, more=more)
+
+    item = third["icbc/1"]
+    assert (item["status"], item["was"]) == ("explained", "parked")
+    assert item["history"] == f"{second['icbc/1']['history']},{FRIDAY} parked explained"
+
+
+def test_what_is_of_the_same_class_and_is_more_has_changed(live):
+    first, _ = live({"icbc/1": "double-credit"})
+    more = {"icbc/1": {"credits": 3}}
+    then, _ = live({"icbc/1": "double-credit"}, first.values(), FRIDAY, more=more)
+    last, _ = live({"icbc/1": "double-credit"}, then.values(), FRIDAY, more=more)
+
+    assert then["icbc/1"]["status"] == "changed"
+    assert then["icbc/1"]["history"].endswith(f",{FRIDAY} double-credit changed")
+    assert last["icbc/1"] == then["icbc/1"] | {"status": "open"}
+
+
 def test_a_withdrawn_explanation_leaves_an_open_break(live):
     first, _ = live({"icbc/1": "parked"})
-    said = [(first["icbc/1"]["break_id"], "parked")]
+    said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), MONDAY, explained=said)
     third, _ = live({"icbc/1": "parked"}, second.values(), MONDAY + timedelta(days=1))
 
@@ -140,7 +209,7 @@ def test_a_withdrawn_explanation_leaves_an_open_break(live):
 
 def test_an_explained_break_is_closed_once_it_is_agreed(live):
     first, _ = live({"icbc/1": "parked"})
-    said = [(first["icbc/1"]["break_id"], "parked")]
+    said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
     items, closed = live({"icbc/1": "matched"}, second.values(), explained=said)
 
@@ -150,7 +219,7 @@ def test_an_explained_break_is_closed_once_it_is_agreed(live):
 
 def test_an_explained_item_of_which_today_says_nothing_stays_explained(live):
     first, _ = live({"icbc/1": "parked"})
-    said = [(first["icbc/1"]["break_id"], "parked")]
+    said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
     third, _ = live({}, second.values(), explained=said)
     fourth, _ = live({}, second.values())
@@ -171,8 +240,10 @@ def test_what_was_agreed_before_is_reopened_and_not_new(live):
 
 
 def test_what_was_closed_is_reopened_with_its_history(live):
+    early = "2026-11-09 parked new,2026-11-10 matched closed 9"
     told = "2026-11-12 parked new,2026-11-13 matched closed 5"
-    items, _ = live({"icbc/1": "parked"}, agreed=["icbc/1"], history={"icbc/1": told})
+    again = [("icbc/1", early), ("icbc/1", told), ("icbc/2", early)]
+    items, _ = live({"icbc/1": "parked"}, agreed=["icbc/1"], history=again)
 
     item = items["icbc/1"]
     assert item["history"] == f"{told},2026-11-16 parked reopened"
@@ -237,54 +308,62 @@ class Model:
     """The same in plain Python, one item at a time."""
 
     def __init__(self):
-        self.items, self.agreed = {}, set()
+        self.items, self.agreed = {}, {}
 
-    def live(self, day, classes, said):
+    def live(self, day, classes, paid, said):
         before, self.items, closed = self.items, {}, {}
         for key in sorted(before.keys() | classes.keys()):
             was = before.get(key)
             raw = classes.get(key) or was["raw"]
             if ABOUT[Class(raw)].group == "agreed":
+                self.agreed.setdefault(key, [])
                 if was:
-                    closed[key] = was["history"] + [(day, raw, "closed")]
-                self.agreed.add(key)
+                    self.agreed[key] = closed[key] = was["history"] + [(day, raw, "closed")]
                 continue
-            is_explained = said.get(key) == raw
+            number = paid.get(key, 0) if key in classes else was["credits"]
+            is_same = was and (was["raw"], was["credits"]) == (raw, number)
+            is_explained = said.get(key) == (raw, number)
             if is_explained:
                 status = "explained"
             elif was is None:
                 status = "reopened" if key in self.agreed else "new"
             else:
-                status = "open" if was["raw"] == raw else "changed"
-            history = list(was["history"]) if was else []
-            if not was or was["raw"] != raw or was["explained"] != is_explained:
+                status = "open" if is_same else "changed"
+            history = list(was["history"] if was else self.agreed.get(key, []))
+            if not is_same or was["explained"] != is_explained:
                 history.append((day, raw, status))
             first = was["first"] if was else day
             self.items[key] = {
                 "raw": raw, "explained": is_explained, "status": status, "history": history,
-                "first": first,
+                "first": first, "credits": number,
             }  # fmt: skip
         return closed
 
 
 KEYS = [f"icbc/{each}" for each in range(12)]
 CLASSES = st.sampled_from(["matched", "rolled-back", "in-flight", "parked", "dead-letter"])
+CREDITS = st.integers(0, 1)
 DAYS = st.tuples(
     st.dictionaries(st.sampled_from(KEYS), CLASSES, max_size=12),
-    st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["parked", "dead-letter"])),
+    st.dictionaries(st.sampled_from(KEYS), CREDITS, max_size=12),
+    st.dictionaries(
+        st.sampled_from(KEYS), st.tuples(st.sampled_from(["parked", "dead-letter"]), CREDITS)
+    ),
 )
 
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(days=st.lists(DAYS, min_size=2, max_size=4))
 def test_any_life_is_that_of_the_model(live, days):
-    model, items = Model(), {}
-    for each, (classes, said) in enumerate(days):
+    model, items, gone = Model(), {}, []
+    for each, (classes, paid, said) in enumerate(days):
         day = MONDAY + timedelta(days=each)
-        agreed = sorted(model.agreed)
-        told = [(breaks.break_id(key), class_) for key, class_ in said.items()]
-        items, closed = live(classes, items.values(), day, explained=told, agreed=agreed)
-        expected = model.live(day.isoformat(), classes, said)
+        told = [(key, class_, {"credits": one}) for key, (class_, one) in said.items()]
+        more = {key: {"credits": one} for key, one in paid.items()}
+        again = {"agreed": sorted(model.agreed), "history": tuple(gone)}
+        items, closed = live(classes, items.values(), day, explained=told, more=more, **again)
+        gone += [(key, item["history"]) for key, item in closed.items()]
+        expected = model.live(day.isoformat(), classes, paid, said)
 
         assert {key: changes(item) for key, item in closed.items()} == expected
         assert {key: seen(item) for key, item in items.items()} == model.items
@@ -298,6 +377,7 @@ def seen(item):
         "status": item["status"],
         "history": changes(item),
         "first": item["first_seen"],
+        "credits": item["credits"],
     }
 
 

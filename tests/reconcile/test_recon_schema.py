@@ -59,7 +59,7 @@ def items(spark, count):
 
 
 def row(number, **changes):
-    facts = breaks.transfer(f"icbc/{number}", "parked", 5)
+    facts = breaks.transfer(f"icbc/{number}", "parked")
     life = {
         "break_id": f"{number:016x}", "was": None, "status": "new", "first_seen": "2026-11-20",
         "age_days": 0, "bucket": "0", "history": "", "explained_by": None, "explanation": None,

@@ -17,7 +17,7 @@ from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.extract.writing import schema_of
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import Results
-from txmq.reconcile.summary import Result, Run
+from txmq.reconcile.summary import FIGURES, Result, Run
 from txmq.reconcile.tables import ITEMS
 
 DAY = date(2026, 3, 31)
@@ -149,7 +149,12 @@ def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
 
     (held,) = Explanations(home / "results").in_force()
     assert (held.break_id, held.class_, held.by) == ("b2e1", "dead-letter", "Li")
-    assert said == "b2e1 is explained from the next run on, as long as it is dead-letter\n"
+    assert said == (
+        "b2e1 is explained from the next run on, as long as it is dead-letter and nothing about it "
+        "changes\n"
+    )
+    known = item(**OLD)
+    assert msgspec.to_builtins(held.figures) == {each: known[each] for each in FIGURES}
 
 
 def test_what_is_explained_is_explained_as_what_it_was(asking, home):

@@ -175,8 +175,32 @@ def test_the_day_before_is_the_last_that_has_a_result(results):
     assert len(results.trend(DAY, 9)) == 3
 
 
+def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results):
+    days = [DAY - timedelta(days=each) for each in (3, 2, 1)]
+    runs, past = [], None
+    for day, letter in zip(days, "abc", strict=True):
+        run = msgspec.structs.replace(breaks.run(day, letter * 16), previous_run_id=past)
+        closed = items(spark, 1).withColumn("history", breaks.text(letter))
+        results.write_table("closed", closed, day, run.run_id)
+        results.publish(run, {})
+        runs, past = [*runs, run], run.run_id
+    # One of them is run again, and those after it are not.
+    results.publish(breaks.run(days[1], "d" * 16, parked=1), {})
+
+    assert results.chain(runs[-1], days[0]) == runs
+    assert results.chain(runs[-1], days[1]) == runs[1:]
+    assert results.chain(runs[-1], DAY) == results.chain(None, days[0]) == []
+    known = results.closed(spark, runs[1:]).collect()
+    assert sorted(map(tuple, known)) == [("icbc/0", "b"), ("icbc/0", "c")]
+    assert results.closed(spark, []) is None
+
+    results.file(runs[1], "run.json").unlink()
+    assert results.chain(runs[-1], days[0]) == runs[2:]
+
+
 def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
-    Explanations(tmp_path).explain("0" * 16, "parked", "Ann", "known", 1)
+    known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
+    Explanations(tmp_path).explain(known, "Ann", "known", 1)
     window = breaks.rules().day.window(DAY)
     first = results.yesterday(spark, window, None)
     assert (first.items, first.entries, first.explanations.count()) == (None, None, 1)

@@ -14,6 +14,7 @@ from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balan
 from tests.reconcile.shapes import SHAPES
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.core import reconcile
+from txmq.reconcile.explaining import EXPLANATIONS
 from txmq.reconcile.ledgers import Yesterday
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))
@@ -208,9 +209,10 @@ def test_the_reference_finds_the_changed_balances(listed):
 
 def test_what_somebody_has_explained_is_explained(spark, day, items):
     breaks = [row for row in items if row.group == "break"][: PLAN.planted]
-    rows = [(row.break_id, row["class"], "anna", "the branch has called") for row in breaks]
-    names = "break_id STRING, class STRING, explained_by STRING, explanation STRING"
-    yesterday = Yesterday(explanations=spark.createDataFrame(rows, names))
+    said = {"explained_by": "anna", "explanation": "the branch has called"}
+    told = [row.asDict() | said for row in breaks]
+    rows = [tuple(each[name] for name in EXPLANATIONS.names) for each in told]
+    yesterday = Yesterday(explanations=spark.createDataFrame(rows, EXPLANATIONS.ddl))
 
     again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)
 

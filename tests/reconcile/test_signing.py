@@ -12,8 +12,14 @@ from txmq.reconcile.chain import outdated
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.results import Results
 from txmq.reconcile.signing import Signatures, desk, same_person
+from txmq.reconcile.summary import FIGURES
 
 DAY = date(2026, 11, 20)
+
+
+def item(letter, class_, **more):
+    """A break, as results have it."""
+    return breaks.transfer("icbc/1", class_) | {"break_id": letter * 16, "was": None} | more
 
 
 @pytest.fixture
@@ -208,7 +214,7 @@ def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
     with desk(tmp_path), pytest.raises(UsageError, match="try again"):
         signatures.prepare(breaks.run(DAY), "Ann", 5)
     with desk(tmp_path), pytest.raises(UsageError, match="try again"):
-        Explanations(tmp_path).explain("0" * 16, "parked", "Ann", "known", 1)
+        Explanations(tmp_path).explain(item("0", "parked"), "Ann", "known", 1)
 
     signatures.prepare(breaks.run(DAY), "Ann", 5)
 
@@ -218,15 +224,19 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
     assert explanations.frame(spark) is None
     assert explanations.digest == ""
 
-    explanations.explain("b" * 16, "parked", "Ann", "the service was down", 1)
-    explanations.explain("a" * 16, "double-credit", "Ann", "a fee", 2)
-    explanations.explain("b" * 16, "dead-letter", " Bo ", "a new\nreason", 3)
+    explanations.explain(item("b", "parked"), "Ann", "the service was down", 1)
+    explanations.explain(item("a", "double-credit"), "Ann", "a fee", 2)
+    explanations.explain(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)
 
     rows = explanations.frame(spark).collect()
-    assert [tuple(each) for each in rows] == [
+    said = ("break_id", "class", "explained_by", "explanation")
+    assert [tuple(row[each] for each in said) for row in rows] == [
         ("a" * 16, "double-credit", "Ann", "a fee"),
         ("b" * 16, "dead-letter", "Bo", "a new\nreason"),
     ]
+    for row, class_ in zip(rows, ("double-credit", "dead-letter"), strict=True):
+        known = breaks.transfer("icbc/1", class_)
+        assert {each: row[each] for each in FIGURES} == {each: known[each] for each in FIGURES}
 
     explanations.withdraw("a" * 16, "Cy", "it was none", 4)
     assert [each.break_id for each in explanations.in_force()] == ["b" * 16]
@@ -239,20 +249,39 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
 
 def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
     explanations = Explanations(tmp_path)
-    explanations.explain("a" * 16, "parked", "Ann", "known", 1)
+    explanations.explain(item("a", "parked"), "Ann", "known", 1)
     one = explanations.digest
-    explanations.explain("b" * 16, "parked", "Ann", "known", 2)
+    explanations.explain(item("b", "parked"), "Ann", "known", 2)
     both = explanations.digest
     explanations.withdraw("b" * 16, "Ann", "not known", 3)
 
     assert one != both
     assert explanations.digest == one
 
+    explanations.explain(item("a", "parked", ordered=7), "Ann", "known", 4)
+    assert explanations.digest not in {one, both}
+
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
 def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
     with pytest.raises(UsageError, match="a name and a reason"):
-        Explanations(tmp_path).explain("a" * 16, "parked", by, reason, 1)
+        Explanations(tmp_path).explain(item("a", "parked"), by, reason, 1)
+
+
+def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark, tmp_path):
+    line = {"break_id": "a" * 16, "class": "parked", "by": "Ann", "reason": "known", "at_ms": 1}
+    (tmp_path / "explanations.jsonl").write_text(json.dumps(line) + "\n")
+    explanations = Explanations(tmp_path)
+
+    assert [each.by for each in explanations.all()] == ["Ann"]
+    assert (explanations.in_force(), explanations.digest, explanations.frame(spark)) == (
+        [],
+        "",
+        None,
+    )
+
+    explanations.explain(item("a", "parked"), "Ann", "known", 2)
+    assert [each.at_ms for each in explanations.in_force()] == [2]
 
 
 def test_a_file_without_explanations_is_told(tmp_path):

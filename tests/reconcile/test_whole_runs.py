@@ -79,9 +79,9 @@ def told_of(stage, done):
     return state, by, summary["sign_off"]["result_digest"]
 
 
-def explain(stage, break_, class_):
+def explain(stage, item):
     people = Explanations(stage.directory)
-    return people.explain(break_, class_, "Li Na", "the payee's bank books it on Monday", 1)
+    people.explain(item, "Li Na", "the payee's bank books it on Monday", 1)
 
 
 # An honest day
@@ -172,7 +172,7 @@ def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
 
     open_ = stage.run(spark, FRIDAY)
     old = stage.rows(spark, open_)["lost"]
-    explain(stage, old["break_id"], old["class"])
+    explain(stage, old)
     told = stage.run(spark, FRIDAY)
     explained = stage.rows(spark, told)["lost"]
     Explanations(stage.directory).withdraw(old["break_id"], "Li Na", "it did not", 2)
@@ -208,13 +208,53 @@ def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
 def test_the_same_result_under_another_name_is_signed_wherever_it_stands(spark, first, tmp_path):
     stage, done = first[0].copy(tmp_path / "signed"), first[1]
     sign(stage, done)
-    explain(stage, "0" * 16, "parked")  # There is no such break.
+    some = stage.rows(spark, done)["night"].asDict()
+    explain(stage, some | {"break_id": "0" * 16})  # There is no such break.
 
     again = stage.run(spark, WEDNESDAY)
 
     assert (again.run_id != done.run_id, again.result_digest) == (True, done.result_digest)
     assert again.sign_off.is_complete
     assert told_of(stage, again) == ("signed", "Li Na", done.result_digest)
+
+
+def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_again(
+    spark, second, tmp_path
+):
+    stage, (was,) = (
+        second[0].copy(tmp_path / "again"),
+        second[0].rows(spark, second[1], "closed").values(),
+    )
+    stage.credit("night", 88_00, at(FRIDAY, "09:00"))
+    stage.credit("gone", 77_00, at(FRIDAY, "09:01"))
+    taken = Posting(PAYER, -5), Posting("clearing", 5)
+    stage.book("icbc", "fee", "fee", taken, at(FRIDAY, "09:02"))
+
+    found = stage.run(spark, FRIDAY)
+    rows = stage.rows(spark, found)
+    explain(stage, rows["night"])
+    quiet = stage.run(spark, FRIDAY)
+    explained = stage.rows(spark, quiet)["night"]
+    stage.credit("night", 1_000_000_00, at(SATURDAY, "09:00"))
+    stage.credit("fee", 5, at(SATURDAY, "09:01"))
+    last = stage.run(spark, SATURDAY)
+    after = stage.rows(spark, last)
+
+    assert (was["break_id"], was["status"]) == (rows["night"]["break_id"], "closed")
+    assert (rows["night"]["class"], rows["night"]["status"]) == ("double-credit", "reopened")
+    assert rows["night"]["history"] == f"{was['history']},{FRIDAY} double-credit reopened"
+    # It was agreed for a while, so that nothing has been at risk for longer than a day.
+    assert (rows["night"]["first_seen"], rows["night"]["age_days"]) == (FRIDAY.isoformat(), 0)
+    assert (rows["gone"]["class"], rows["gone"]["status"]) == ("credit-without-message", "reopened")
+    assert rows["gone"]["history"] == f"{FRIDAY} credit-without-message reopened"
+
+    assert (explained["class"], explained["was"]) == ("explained", "double-credit")
+    assert (after["night"]["class"], after["night"]["status"]) == ("double-credit", "changed")
+    assert (after["night"]["group"], after["night"]["explained_by"]) == ("break", None)
+    assert after["night"]["amount"] == 88_00 + 1_000_000_00
+    assert last.result.verdict == "over limits"
+    # A fee is no transfer that was agreed.
+    assert (after["fee"]["class"], after["fee"]["status"]) == ("credit-without-message", "new")
 
 
 # What somebody has changed

@@ -103,11 +103,13 @@ def explain(
 
         wanted = asked(config, day)
         directory = wanted.rules.directory
-        item = one_of(items_of(directory, run_of(wanted), is_complete=True), break_id)
-        class_ = item["was"] or item["class"] if item["class"] == "explained" else item["class"]
+        items = items_of(directory, run_of(wanted), is_complete=True, is_masked=False)
         now_ms = SystemClock().wall_ms()
-        done = Explanations(directory).explain(item["break_id"], class_, by, reason, now_ms)
-        say(f"{done.break_id} is explained from the next run on, as long as it is {done.class_}")
+        done = Explanations(directory).explain(one_of(items, break_id), by, reason, now_ms)
+        say(
+            f"{done.break_id} is explained from the next run on, as long as it is {done.class_} "
+            "and nothing about it changes"
+        )
 
 
 @app.command()

@@ -16,7 +16,7 @@ from txmq.reconcile import tables
 from txmq.reconcile.balances import Books, balances_of, proofs_of
 from txmq.reconcile.classes import Class
 from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, parted
 from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import (
     as_known,
@@ -85,15 +85,15 @@ def reconcile(
 
     units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
     judged = settled(classified(_marked(units, carried), rules, as_of_ms))
-    lives = carry(
+    lived = carry(
         judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
         yesterday.items,
         yesterday.explanations,
         rules,
         day,
-        agreed_before=None if history is None else history.entries.select("key").distinct(),
+        agreed_before=_agreed_before(history, yesterday.closed),
     )
-    items, closed = settled(lives.items), settled(lives.closed)
+    items, closed = parted(settled(lived))
     open_ = few(items.select("key"))
     final = settled(_final(judged, items))
     totals = settled(_totals(passed.where(f.col("plain") != SUSPECT), final, booked, rules))
@@ -142,6 +142,18 @@ def _history(orphans: DataFrame, history: Ledgers, window: Window) -> Ledgers:
         entries=settled(hashed_in(entries, orphans)),
         messages=settled(hashed_in(messages, orphans)),
     )
+
+
+def _agreed_before(history: Ledgers | None, closed: DataFrame | None) -> DataFrame | None:
+    """Transfers that were agreed on a day that is looked back, with what was told when they were
+    closed: all that are there and were not left open. A row that no transfer has made, such as a
+    fee, makes none.
+    """
+    if history is None:
+        return closed
+    told = f.lit(None).cast("string").alias("history")
+    rows = (legs_of(history.entries), history.messages)
+    return together(*(each.select("key", told) for each in rows), closed)
 
 
 def _under(*some: DataFrame | None) -> DataFrame | None:

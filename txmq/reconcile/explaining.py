@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.signing import desk
+from txmq.reconcile.summary import FIGURES, Figures
+from txmq.reconcile.tables import ITEMS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Explanation", "Explanations"]
+__all__ = ["EXPLANATIONS", "Explanation", "Explanations"]
 
 _FILE = "explanations.jsonl"
-_DDL = (
-    "break_id STRING NOT NULL, class STRING NOT NULL, explained_by STRING NOT NULL, "
-    "explanation STRING NOT NULL"
+_TOLD: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
+EXPLANATIONS: Final = Table(
+    "explanations",
+    "What people have said about breaks, and what these were when it was said.",
+    tuple(each for each in ITEMS.columns if each.name in _TOLD),
 )
 
 
@@ -33,6 +38,8 @@ class Explanation(Struct, frozen=True):
     reason: str
     at_ms: int
     is_withdrawn: bool = False
+    figures: Figures | None = None
+    """What the break was then. Without them nobody knows what was meant: it holds for nothing."""
 
 
 class Explanations:
@@ -45,12 +52,11 @@ class Explanations:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def explain(self, break_id: str, class_: str, by: str, reason: str, now_ms: int) -> Explanation:
-        """Say what a break is; it is none from the next run on, while its class is the same.
+    def explain(self, item: Mapping[str, Any], by: str, reason: str, now_ms: int) -> Explanation:
+        """Say what a break is; it is none from the next run on, until something about it changes.
 
         Args:
-            break_id: The break.
-            class_: What it is; of one that is explained already, what it was.
+            item: The break, as a row of ``ITEMS`` in which nothing is masked.
             by: Who says it.
             reason: In words.
             now_ms: When.
@@ -58,7 +64,10 @@ class Explanations:
         Raises:
             UsageError: There is no name or no reason.
         """
-        return self._add(Explanation(break_id, class_, by.strip(), reason.strip(), now_ms))
+        class_ = item["was"] or item["class"]  # Of what is explained already, what it was.
+        figures = Figures(**{each: item[each] for each in FIGURES})
+        said = by.strip(), reason.strip(), now_ms
+        return self._add(Explanation(item["break_id"], class_, *said, figures=figures))
 
     def withdraw(self, break_id: str, by: str, reason: str, now_ms: int) -> Explanation:
         """Take back what was said about a break.
@@ -69,8 +78,8 @@ class Explanations:
         found = {each.break_id: each for each in self.in_force()}.get(break_id)
         if found is None:
             raise UsageError(f"nobody has explained the break {break_id}")
-        gone = Explanation(break_id, found.class_, by.strip(), reason.strip(), now_ms, True)
-        return self._add(gone)
+        said = by.strip(), reason.strip(), now_ms
+        return self._add(Explanation(break_id, found.class_, *said, is_withdrawn=True))
 
     def all(self) -> list[Explanation]:
         """Every line, oldest first.
@@ -90,18 +99,28 @@ class Explanations:
     def in_force(self) -> list[Explanation]:
         """Those that hold, by the breaks' ids."""
         last = {each.break_id: each for each in self.all()}
-        return [last[each] for each in sorted(last) if not last[each].is_withdrawn]
+        held = (last[each] for each in sorted(last))
+        return [each for each in held if each.figures is not None and not each.is_withdrawn]
 
     @property
     def digest(self) -> str:
         """The same while the same explanations hold; empty where none does."""
-        held = [(each.break_id, each.class_, each.by, each.reason) for each in self.in_force()]
+        held = self._rows()
         return hashlib.sha256(msgspec.json.encode(held)).hexdigest() if held else ""
 
     def frame(self, spark: SparkSession) -> DataFrame | None:
-        """Those that hold: break_id, class, explained_by, explanation; none where none does."""
-        rows = [(each.break_id, each.class_, each.by, each.reason) for each in self.in_force()]
-        return spark.createDataFrame(rows, _DDL) if rows else None
+        """Those that hold, as ``EXPLANATIONS``; none where none does."""
+        rows = self._rows()
+        return spark.createDataFrame(rows, EXPLANATIONS.ddl) if rows else None
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        """Those that hold, as rows of ``EXPLANATIONS``."""
+        found = []
+        for each in self.in_force():
+            said = {"break_id": each.break_id, "class": each.class_, "explained_by": each.by}
+            said |= {"explanation": each.reason, **msgspec.to_builtins(each.figures)}
+            found.append(tuple(said[name] for name in EXPLANATIONS.names))
+        return found
 
     def _add(self, one: Explanation) -> Explanation:
         if not one.by or not one.reason:

@@ -6,6 +6,7 @@ force.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date, timedelta
 from functools import reduce
 from importlib.metadata import version
@@ -170,7 +171,10 @@ def _worked_out(
     """What the day came to, with its tables written."""
     window = rules.day.window(day)
     yesterday = results.yesterday(spark, window, past)
-    yesterday = yesterday._replace(history=_history(rules, day, spark, results))
+    looked_back = results.chain(past, day - timedelta(days=rules.day.history))
+    yesterday = yesterday._replace(
+        history=_history(rules, spark, looked_back), closed=results.closed(spark, looked_back)
+    )
     with progress.stage("match") as stage:
         stage.rows = sum(each.rows for each in manifest.controls)
         outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
@@ -183,16 +187,12 @@ def _worked_out(
         return judged(outcome, rules, manifest, contents)
 
 
-def _history(rules: Rules, day: date, spark: SparkSession, results: Results) -> Ledgers | None:
-    """What was extracted on the days that are looked back, as far as it is still there."""
+def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
+    """What was extracted for these runs, as far as it is still there."""
     some: list[Ledgers] = []
-    for each in results.days():
-        if not day - timedelta(days=rules.day.history) <= each < day:
-            continue
-        run = results.current(each)
-        if run is None:
-            continue
-        directory = Path(rules.directory) / "extracts" / each.isoformat() / run.extract_id
+    for each in runs:
+        day = each.result.business_date
+        directory = Path(rules.directory) / "extracts" / day / each.extract_id
         if (directory / FILE).exists():
             some.append(load_unchecked(spark, read_manifest(directory), directory))
     if not some:

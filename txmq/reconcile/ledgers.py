@@ -36,8 +36,10 @@ class Yesterday(NamedTuple):
     """What accounts had when the day began, by the result of the day that ended then."""
     history: Ledgers | None = None
     """All that was read on the days that are looked back."""
+    closed: DataFrame | None = None
+    """What was closed on these days: key, and the history of each."""
     explanations: DataFrame | None = None
-    """What people have said about breaks: break_id, class, explained_by, explanation."""
+    """What people have said about breaks, as ``EXPLANATIONS``."""
 
 
 class Outcome(NamedTuple):

@@ -7,6 +7,8 @@ no date has to be fetched to know how old a break is.
 from __future__ import annotations
 
 from datetime import date, timedelta
+from functools import reduce
+from operator import and_
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,10 +17,10 @@ from pyspark.sql import functions as F
 
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.rules import Day, Rules
-from txmq.reconcile.summary import BUCKETS
+from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
 
-__all__ = ["FACTS_OF_ITEMS", "HISTORY", "Carried", "carry"]
+__all__ = ["FACTS_OF_ITEMS", "HISTORY", "Carried", "carry", "parted"]
 
 HISTORY: Final = 32
 """So many changes of an item are told: the first, and the last ones."""
@@ -54,8 +56,8 @@ def carry(
     rules: Rules,
     day: date,
     agreed_before: DataFrame | None = None,
-) -> Carried:
-    """Carry the items of the day before into this one.
+) -> DataFrame:
+    """Carry the items of the day before into this one; as ``ITEMS``, with those that are closed.
 
     An item of the day before that today says nothing about stays as it was, and becomes a day
     older: money must not vanish.
@@ -64,12 +66,13 @@ def carry(
         today: One row, with the columns :data:`FACTS_OF_ITEMS`, for each transfer that is not
             agreed, and for each that was an item before and is agreed now.
         previous: The items when the day before ended, as ``ITEMS``.
-        explanations: What people have said about breaks: break_id, class, explained_by,
-            explanation. It holds for as long as the break is of this class.
+        explanations: What people have said about breaks, as ``EXPLANATIONS``. It holds for as long
+            as the break is of this class and has these figures.
         rules: For the name, the weekends and the holidays.
         day: The business date.
-        agreed_before: Transfers that were agreed on earlier days, by their ``key``; what is an item
-            of these today is reopened. Where there is a column ``history``, it is told on.
+        agreed_before: Transfers that were agreed on earlier days: ``key``, and the ``history`` of
+            each time one of them was closed; the last of these is told on. What is an item of these
+            today is reopened, and its age begins anew.
     """
     told = _with_previous(today, previous)
     told = _with_agreed(told, agreed_before)
@@ -77,9 +80,13 @@ def carry(
     told = _with_explanations(told, explanations)
     lived = _lived(told, day)
     aged = lived.withColumn("age_days", _age(rules.day, day)).withColumn("bucket", _bucket())
-    rows = aged.select(*ITEMS.names)
+    return aged.select(*ITEMS.names)
+
+
+def parted(lived: DataFrame) -> Carried:
+    """What was carried, by whether it is over."""
     is_closed = F.col("status") == "closed"
-    return Carried(rows.where(~is_closed), rows.where(is_closed))
+    return Carried(lived.where(~is_closed), lived.where(is_closed))
 
 
 def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
@@ -89,6 +96,7 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
         return today.select(
             *FACTS_OF_ITEMS,
             *(nothing.alias(each) for each in ("_was", "_class", "_first_seen", "_history")),
+            F.lit(False).alias("_is_same"),
         ).where(F.col("group") != "agreed")
     # An explained item goes on under its own class: whether it is explained is seen anew.
     raw = F.coalesce(F.col("was"), F.col("class"))
@@ -113,6 +121,7 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
         F.col("then._class").alias("_class"),
         F.col("then.first_seen").alias("_first_seen"),
         F.col("then.history").alias("_history"),
+        (~is_told | _are_same("now", "then", "class", *FIGURES)).alias("_is_same"),
     ).where((F.col("group") != "agreed") | F.col("_was").isNotNull())
 
 
@@ -120,30 +129,31 @@ def _with_agreed(told: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
     """Whether those that were no items were agreed once, with what was told of them then."""
     if agreed_before is None:
         return told.withColumns({"_is_again": F.lit(False), "_older": F.lit(None).cast("string")})
-    older = F.max("history") if "history" in agreed_before.columns else F.lit(None).cast("string")
-    agreed = agreed_before.groupBy(F.col("key").alias("_agreed")).agg(older.alias("_older"))
+    # Its last change begins with the date on which it was closed.
+    closing = F.element_at(F.split("history", ","), -1)
+    older = F.max_by("history", closing).alias("_older")
+    agreed = agreed_before.groupBy(F.col("key").alias("_agreed")).agg(older)
     joined = told.join(agreed, F.col("key") == F.col("_agreed"), "left")
     return joined.withColumn("_is_again", F.col("_agreed").isNotNull()).drop("_agreed")
 
 
 def _with_explanations(told: DataFrame, explanations: DataFrame | None) -> DataFrame:
-    """Who has explained it, and how; of the class that it is of today."""
+    """Who has explained it, and how; as long as it is what it was when that was said."""
     if explanations is None:
         nothing = F.lit(None).cast("string")
         return told.withColumns({"explained_by": nothing, "explanation": nothing})
-    said = explanations.select(
-        F.col("break_id").alias("_id"),
-        F.col("class").alias("_said"),
-        "explained_by",
-        "explanation",
-    )
     # A transfer that is agreed needs no explanation.
-    fits = (
-        (F.col("break_id") == F.col("_id"))
-        & (F.col("class") == F.col("_said"))
-        & (F.col("group") != "agreed")
-    )
-    return told.join(F.broadcast(said), fits, "left").drop("_id", "_said")
+    is_meant = F.col("told.group") != "agreed"
+    fits = is_meant & _are_same("told", "said", "break_id", "class", *FIGURES)
+    said = F.broadcast(explanations).alias("said")
+    joined = told.alias("told").join(said, fits, "left")
+    return joined.select("told.*", "said.explained_by", "said.explanation")
+
+
+def _are_same(one: str, other: str, *names: str) -> Column:
+    """Whether two rows say the same here; nothing is the same as nothing."""
+    pairs = ((F.col(f"{one}.{each}"), F.col(f"{other}.{each}")) for each in names)
+    return reduce(and_, (mine.eqNullSafe(theirs) for mine, theirs in pairs))
 
 
 def _lived(told: DataFrame, day: date) -> DataFrame:
@@ -154,11 +164,11 @@ def _lived(told: DataFrame, day: date) -> DataFrame:
         F.when(F.col("group") == "agreed", "closed")
         .when(is_explained, "explained")
         .when(F.col("_was").isNull(), F.when(F.col("_is_again"), "reopened").otherwise("new"))
-        .when(F.col("_was") != raw, "changed")
+        .when(~F.col("_is_same"), "changed")
         .otherwise("open")
     )
     called = F.when(is_explained, Class.EXPLAINED.value).otherwise(raw)
-    is_same = (F.col("_was") == raw) & (F.col("_class") == called)
+    is_same = F.col("_is_same") & (F.col("_class") == called)
     # What closes an item is the last that was heard of it; its moment leads to the booking.
     closing = F.when(F.col("group") == "agreed", F.col("last_ms").cast("string"))
     entry = F.concat_ws(" ", F.lit(day.isoformat()), raw, status, closing)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,6 +217,22 @@ class Results:
         before = [each for each in self.days() if each < day]
         return self.current(before[-1]) if before else None
 
+    def chain(self, run: Run | None, since: date) -> list[Run]:
+        """A run and those that it goes on from, back to a date and oldest first.
+
+        They are the same whatever was run again since, so that what is made from them is, too.
+
+        Raises:
+            ReconcileRefused: What is said of one of them cannot be read.
+        """
+        found: list[Run] = []
+        while run is not None and (day := date.fromisoformat(run.result.business_date)) >= since:
+            found.append(run)
+            before = f"runs/{day - timedelta(days=1)}/{run.previous_run_id}/run.json"
+            path = self.directory / before
+            run = self._run(path) if path.exists() else None
+        return found[::-1]
+
     def file(self, run: Run, name: str) -> Path:
         """Where something that was said of a run is."""
         return self.directory / "runs" / run.result.business_date / run.run_id / name
@@ -244,6 +260,12 @@ class Results:
         return Yesterday(
             items, entries, messages, failures, balances if is_next else None, explanations=told
         )
+
+    def closed(self, spark: SparkSession, runs: Sequence[Run]) -> DataFrame | None:
+        """What runs have closed, as far as it is still there: key, and the history of each."""
+        days = ((date.fromisoformat(each.result.business_date), each.run_id) for each in runs)
+        places = [place for each in days if (place := self._table("closed", *each)).exists()]
+        return self._read(spark, "closed", *places).select("key", "history") if places else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
         """See that the files of a run's tables are still those that it has written.

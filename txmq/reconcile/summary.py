@@ -14,9 +14,11 @@ from msgspec import Struct
 
 __all__ = [
     "BUCKETS",
+    "FIGURES",
     "Aged",
     "Control",
     "Decided",
+    "Figures",
     "Item",
     "Past",
     "Proof",
@@ -133,6 +135,32 @@ class Decided(Struct, frozen=True):
     currency: str | None
     decided_ms: int
     reason: str | None
+
+
+class Figures(Struct, frozen=True):
+    """What of an item says what has happened to it: it stays as it is while only time passes, and
+    each further row or decision changes at least the last of it.
+    """
+
+    amount: int
+    currency: str
+    debit_bank: str | None
+    credit_bank: str | None
+    payer: str | None
+    payee: str | None
+    debits: int
+    debited: int
+    returns: int
+    returned: int
+    credits: int
+    credited: int
+    messages: int
+    ordered: int
+    last_ms: int
+
+
+FIGURES: Final = Figures.__struct_fields__
+"""Their names, which are columns of ``ITEMS``."""
 
 
 class Result(Struct, frozen=True):

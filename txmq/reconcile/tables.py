@@ -194,7 +194,11 @@ ITEMS: Final = Table(
         _is("is_late", "boolean", "whether something was booked into a day that was over"),
         _is("first_ms", "long", "when it was first heard of"),
         _is("last_ms", "long", "and last"),
-        _is("first_seen", "string", "the business date on which it was first an item"),
+        _is(
+            "first_seen",
+            "string",
+            "the business date on which it was first an item, or was one again",
+        ),
         _is("age_days", "int", "business days since then"),
         _is("bucket", "string", "0, 1, 2-3, 4-7 or >7 of them"),
         _is("history", "string", "all that it was: date, class and status, separated by commas"),

@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-SOAK   ?= 1
+# Processes that share the tests. Each may start a PostgreSQL, a Redis and a Spark of its own.
+WORKERS ?= 2
 
 .PHONY: demo tour test soak check lint browser format bench docs pins clean
 
@@ -14,8 +15,8 @@ demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
-test: lint browser  ## every test, with modest counts
-	$(RUN) -m pytest --durations 30 tests
+test: lint browser  ## every test, with modest counts, on WORKERS cores
+	$(RUN) -m pytest -n $(WORKERS) --no-loadscope-reorder --durations 30 tests
 
 soak: $(READY) browser  ## the same tests with high counts, for an hour or more
 	TXMQ_SOAK=1 $(RUN) -m pytest --timeout 7200 tests

@@ -13,6 +13,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 _SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
+INTEROP = "tests/interop/"
 _SHARED_MACHINE = [HealthCheck.too_slow]
 
 settings.register_profile(
@@ -33,6 +34,21 @@ def pytest_collection_modifyitems(items):
     if _SOAK:
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """On several cores, what is shared is set up once: a file's tests stay in one process, and so
+    do all of interop, whose plays go on at the same time.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return INTEROP if file.startswith(INTEROP) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

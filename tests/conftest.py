@@ -13,7 +13,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 _SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
-INTEROP = "tests/interop/"
+_INTEROP = "tests/interop/"
 _SHARED_MACHINE = [HealthCheck.too_slow]
 
 settings.register_profile(
@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return INTEROP if file.startswith(INTEROP) else file
+            return _INTEROP if file.startswith(_INTEROP) else file
 
     return ByFile(config, log)
 

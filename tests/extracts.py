@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
-from txmq.reconcile.extract.manifest import Extracted, place
+from txmq.reconcile.extract.manifest import place
 from txmq.reconcile.extract.taking import take
 from txmq.reconcile.extract.writing import TableWriter
 from txmq.reconcile.rules import Rules
@@ -116,8 +116,7 @@ def no_log(rules, window, directory):
     for table in (MESSAGES, FAILURES, OFFSETS):
         with TableWriter(table, directory / "log" / table.name) as writer:
             pass
-        none = writer.control("log")
-        found.append(Extracted(table.name, none, none, writer.content, writer.parts))
+        found.append(writer.extracted("log"))
     return NoLog(tuple(found))
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from tests.reconcile.days import Plan, write_day
-from txmq.reconcile.extract.manifest import Extracted, Manifest, Source, place, write_manifest
+from txmq.reconcile.extract.manifest import Manifest, Source, place, write_manifest
 from txmq.reconcile.extract.writing import TableWriter
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Silent
@@ -53,8 +53,7 @@ def written(folder, directory, source, table):
     with TableWriter(table, directory / source / table.name) as writer:
         for each in pq.read_table(folder / source / table.name).to_batches():
             writer.write(each)
-    control = writer.control(source)
-    return Extracted(table.name, control, control, writer.content, writer.parts)
+    return writer.extracted(source)
 
 
 def reconciled(spark, directory, extract_id):

@@ -85,7 +85,7 @@ def balances_of(
     moved = _coded(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
         f.count(f.lit(1)).alias("rows"),
-        *(number.alias(name) for name, number in numbers.items()),
+        *(each.alias(name) for name, each in numbers.items()),
         *(f.sum(f.when(f.col("kind") == at, amount)).alias(k) for at, k in enumerate(_KINDS)),
     )  # fmt: skip
     parts = together(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -13,7 +14,9 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.summary import Run
 
-__all__ = ["days", "in_force", "outdated"]
+__all__ = ["days", "in_force", "outdated", "said_of"]
+
+Said = TypeVar("Said")
 
 
 class _Span(Struct, frozen=True):
@@ -73,7 +76,7 @@ def outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
     for each in reversed(days(directory)):
         if each >= own or (path := in_force(directory, each)) is None:
             continue
-        before = _link(path)
+        before = said_of(path, _Link)
         if before.result.end_ms < link.result.start_ms:
             break  # There are days between that have none: here it has begun anew.
         if link.previous_digest != before.result_digest:
@@ -87,8 +90,13 @@ def outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
     )
 
 
-def _link(path: Path) -> _Link:
+def said_of(path: Path, type_: type[Said]) -> Said:
+    """What is said of a run, or as much of it as a type asks for.
+
+    Raises:
+        ReconcileRefused: It cannot be read.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Link)
+        return msgspec.json.decode(path.read_bytes(), type=type_)
     except (OSError, msgspec.DecodeError) as problem:
         raise ReconcileRefused(f"{path} says of no run what it came to: {problem}") from problem

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.causes import SPARKS_OWN
-from txmq.reconcile.chain import days, in_force
+from txmq.reconcile.chain import days, in_force, said_of
 from txmq.reconcile.explaining import Explanations
 from txmq.reconcile.ledgers import Yesterday
 from txmq.reconcile.parquet_files import are_same, fingerprint, laid_out, put_in_place, settled
@@ -178,7 +178,7 @@ class Results:
         assert run.result_digest == run.result.digest
         disk, day = LocalDisk(self.directory), run.result.business_date
         if run.run_id in self._signatures.signed_runs(day):
-            signed = self._run(self.file(run, "run.json"))
+            signed = said_of(self.file(run, "run.json"), Run)
             if signed.result_digest != run.result_digest:
                 raise ReconcileRefused(_SIGNED.format(run=run.run_id, day=day, what="its result"))
             # The same rows may lie in other files now.
@@ -202,7 +202,7 @@ class Results:
             ReconcileRefused: What is said of it cannot be read.
         """
         path = in_force(self.directory, day)
-        return None if path is None else self.named(self._run(path))
+        return None if path is None else self.named(said_of(path, Run))
 
     def named(self, run: Run) -> Run:
         """A run with the names under it."""
@@ -230,7 +230,7 @@ class Results:
             found.append(run)
             before = f"runs/{day - timedelta(days=1)}/{run.previous_run_id}/run.json"
             path = self.directory / before
-            run = self._run(path) if path.exists() else None
+            run = said_of(path, Run) if path.exists() else None
         return found[::-1]
 
     def file(self, run: Run, name: str) -> Path:
@@ -289,12 +289,6 @@ class Results:
                     "written: they were changed since; run the day again"
                 )
 
-    def _run(self, path: Path) -> Run:
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Run)
-        except (OSError, msgspec.DecodeError) as problem:
-            raise ReconcileRefused(f"{path} says of no run what it came to: {problem}") from problem
-
     def _table(self, name: str, day: date, run: str) -> Path:
         return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
 
@@ -325,7 +319,7 @@ class Results:
         if not place.exists():
             return
         if run in self._signatures.signed_runs(day.isoformat()):
-            signed = self._run(self.directory / "runs" / day.isoformat() / run / "run.json")
+            signed = said_of(self.directory / "runs" / day.isoformat() / run / "run.json", Run)
             if signed.result.contents.get(name) != word:
                 raise ReconcileRefused(_SIGNED.format(run=run, day=day, what=name))
         current = self.current(day)

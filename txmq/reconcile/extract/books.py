@@ -96,16 +96,16 @@ def blamed(where: str, faults: Iterable[Fault], ask: Ask) -> None:
             raise ReconcileRefused(f"{where}: {each.column} of the row {row or 'found'} {what}")
 
 
-def extracted(source: str, table: Table, told: Control, writer: TableWriter) -> Extracted:
+def extracted(source: str, told: Control, writer: TableWriter) -> Extracted:
     """What was extracted of a table, once its writer is done.
 
     Raises:
         ReconcileRefused: The source has counted something else than was written.
     """
-    written = writer.control(source)
-    if (problem := difference(told, written)) is not None:
+    found = writer.extracted(source, told)
+    if (problem := difference(told, found.written)) is not None:
         raise ReconcileRefused(f"{problem}: it was lost or doubled on its way into the extract")
-    return Extracted(table.name, told, written, writer.content, writer.parts)
+    return found
 
 
 def write_sums(books: Books, answer: pa.Table) -> tuple[Extracted, Extracted]:
@@ -151,4 +151,4 @@ def _written(books: Books, table: Table, answer: pa.Table) -> Extracted:
             for each in answer.filter(is_sum).to_pylist()
         ),
     )
-    return extracted(books.bank.name, table, told, writer)
+    return extracted(books.bank.name, told, writer)

@@ -7,18 +7,15 @@ was moved to another account changes none of them. This is counted here alone, o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from txmq.reconcile.tables import Table
 
-__all__ = ["Contents", "content_of"]
+__all__ = ["Contents"]
 
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -34,25 +31,6 @@ _LONG: Final = 32 * _WORD
 """Texts that are longer are few, and are hashed one by one."""
 _KEPT: Final = np.array([(1 << 8 * each) - 1 for each in range(_WORD + 1)], np.uint64)
 """By how many bytes of a word are left of a text, the bits that are its own."""
-
-
-def content_of(table: Table, paths: Iterable[Path]) -> str:
-    """The word of what lies in files.
-
-    Args:
-        table: Whose rows.
-        paths: All of its parts.
-
-    Raises:
-        OSError: One of them cannot be read.
-        pyarrow.ArrowException: One of them is no Parquet, or has other columns.
-    """
-    contents = Contents(table)
-    for each in paths:
-        with pq.ParquetFile(each) as file:
-            for batch in file.iter_batches(columns=list(table.names), use_threads=False):
-                contents.add(batch)
-    return contents.word
 
 
 class Contents:
@@ -83,7 +61,7 @@ class Contents:
     @property
     def word(self) -> str:
         """What was taken in so far."""
-        count, total = (sum(each) for each in zip((0, 0), *self._sums, strict=True))
+        count, total = (sum(each[at] for each in self._sums) for at in (0, 1))
         return f"{count}-{total % (1 << 64):016x}"
 
 

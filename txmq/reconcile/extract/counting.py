@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from txmq.reconcile.extract.contents import Contents
 from txmq.reconcile.extract.controls import LIMIT, control_of, has_number, money_of, numbers_of
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import Table
@@ -27,24 +28,30 @@ _ROWS_AT_ONCE: Final = 1 << 17
 _LOW: Final = 0xFFFFFFFF
 
 
-def counted(source: str, table: Table, paths: Iterable[Path]) -> Control:
+def counted(
+    source: str, table: Table, paths: Iterable[Path], contents: Contents | None = None
+) -> Control:
     """The control totals of what lies in files; as many are read at once as there are cores.
 
     Args:
         source: A bank's name, or ``log``.
         table: Which of its tables.
         paths: All of its parts.
+        contents: Takes in all rows as well, where it is given.
 
     Raises:
         OSError: One of them cannot be read.
         pyarrow.ArrowException: One of them is no Parquet, or has other columns.
     """
     sums = Sums(table)
+    columns = sums.columns if contents is None else list(table.names)
 
     def add(path: Path) -> None:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=sums.columns, use_threads=False):
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
                 sums.add(batch)
+                if contents is not None:
+                    contents.add(batch)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(add, paths))

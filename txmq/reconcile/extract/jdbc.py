@@ -22,7 +22,7 @@ from pyspark.sql.types import DecimalType, IntegralType, NumericType
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import Books, blamed, extracted, see_columns, words, write_sums
-from txmq.reconcile.extract.contents import content_of
+from txmq.reconcile.extract.contents import Contents
 from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.extract.manifest import Extracted, Part, Source
@@ -181,12 +181,12 @@ class _Reader:
         )
         parts = self._written(statements.rows())
         paths = [self._books.directory.parent / each.path for each in parts]
-        written = counted(bank.name, ENTRIES, paths)
+        contents = Contents(ENTRIES)
+        written = counted(bank.name, ENTRIES, paths, contents)
         if (problem := difference(control, written)) is not None:
             raise ReconcileRefused(problem)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
-        content = content_of(ENTRIES, paths)
-        return (Extracted(ENTRIES.name, control, written, content, parts), *sums)
+        return (Extracted(ENTRIES.name, control, written, contents.word, parts), *sums)
 
     def accounts(self) -> tuple[Extracted, ...]:
         """The bank's own table, if the rules name one."""
@@ -209,7 +209,7 @@ class _Reader:
         with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
             for batch in self._spark.sql(statements.rows()).toArrow().to_batches():
                 writer.write(batch)
-        return (extracted(bank.name, ACCOUNTS, control, writer),)
+        return (extracted(bank.name, control, writer),)
 
     def _raw(
         self, where: str, columns: EntryColumns | AccountColumns

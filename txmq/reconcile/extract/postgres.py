@@ -234,7 +234,7 @@ class _Reader:
                 pool.shutdown(wait=False, cancel_futures=True)
         counted, sums = (each.result() for each in answers)
         control = told_control(bank.name, ENTRIES, _rows(counted))
-        return extracted(bank.name, ENTRIES, control, writer), *write_sums(books, sums)
+        return extracted(bank.name, control, writer), *write_sums(books, sums)
 
     def _copy(self, statements: EntryStatements, slices: _Slices, writer: TableWriter) -> None:
         """What one connection does: a slice after the other, as long as there are any."""
@@ -268,7 +268,7 @@ class _Reader:
             for batch in _table(first, statements.rows()).to_batches():
                 writer.write(batch)
         control = told_control(bank.name, ACCOUNTS, counted)
-        return (extracted(bank.name, ACCOUNTS, control, writer),)
+        return (extracted(bank.name, control, writer),)
 
     def _join(self, connection: Any) -> None:
         _begin(connection)

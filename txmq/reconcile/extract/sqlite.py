@@ -166,7 +166,7 @@ class _Reader:
                 arrays = [pa.array(each, type_) for each, type_ in columns]
                 writer.write(pa.RecordBatch.from_arrays(arrays, names=list(table.names)))
         counted = self._ask(told(statement, table, self._dialect))
-        return extracted(name, table, told_control(name, table, counted), writer)
+        return extracted(name, told_control(name, table, counted), writer)
 
     def _see(self, where: str, relation: str, columns: frozenset[str]) -> None:
         """SQLite takes a name that it does not know for a text."""

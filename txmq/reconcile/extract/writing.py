@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.contents import Contents
 from txmq.reconcile.extract.counting import Sums
-from txmq.reconcile.extract.manifest import Part
+from txmq.reconcile.extract.manifest import Extracted, Part
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, Table
 
@@ -143,18 +143,16 @@ class TableWriter:
             with self._lock:
                 self._done.append(done)
 
-    def control(self, source: str) -> Control:
-        """The control totals of what was written so far.
+    def extracted(self, source: str, told: Control | None = None) -> Extracted:
+        """What was written, once the block is left.
 
         Args:
             source: A bank's name, or ``log``.
+            told: What the source has counted; the same as was written where nobody else counts.
         """
-        return self._sums.control(source)
-
-    @property
-    def content(self) -> str:
-        """What was written so far, in a word."""
-        return self._contents.word
+        written = self._sums.control(source)
+        told = written if told is None else told
+        return Extracted(self._table.name, told, written, self._contents.word, self.parts)
 
     def _begin(self) -> _OpenPart:
         self._begun += 1

@@ -134,7 +134,9 @@ def extract_log(
             whole.messages.clear()
         whole.finish()
         _write(messages, _batches(MESSAGES, whole.messages))
-    return TakenLog(tuple(map(_extracted, writers)), position, moment_ms, count, whole.gone)
+    # Nobody else counts a log; what was written of it is what it says.
+    tables = tuple(each.extracted(_SOURCE) for each in writers)
+    return TakenLog(tables, position, moment_ms, count, whole.gone)
 
 
 # Stretches
@@ -230,12 +232,6 @@ def _half_at(log: LogFiles, position: int) -> Record | None:
 
 
 # Rows
-
-
-def _extracted(writer: TableWriter) -> Extracted:
-    # Nobody else counts a log; what was written of it is what it says.
-    written = writer.control(_SOURCE)
-    return Extracted(written.table, written, written, writer.content, writer.parts)
 
 
 def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:

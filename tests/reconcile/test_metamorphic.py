@@ -34,6 +34,13 @@ def first(spark, day, tmp_path_factory):
     return written(run(read(spark, day.folder)), tmp_path_factory.mktemp("first"))
 
 
+@pytest.fixture(scope="module")
+def matching(spark, day):
+    """The key of a transfer that is matched."""
+    matched = run(read(spark, day.folder)).matches.where("class = 'matched' and currency = 'CNY'")
+    return matched.agg(f.min("key")).first()[0]
+
+
 def run(ledgers, rules=PLAN.rules, yesterday=Yesterday(), on=PLAN.day):  # noqa: B008
     return reconcile(ledgers, yesterday, rules, on, END_MS)
 
@@ -134,6 +141,30 @@ def test_a_credit_to_the_twin_of_a_key_is_no_credit(spark, day):
         ONE: "delivered-uncredited",
         TWIN: "credit-without-message",
     }
+
+
+def test_an_amount_that_the_first_pass_has_no_room_for_is_as_good_as_any(spark, day, matching):
+    ledgers, is_one, huge = read(spark, day.folder), f.col("key") == matching, 1 << 62
+    entries = ledgers.entries.withColumn(
+        "amount", f.when(is_one, f.signum("amount").cast("long") * huge).otherwise(f.col("amount"))
+    )
+    messages = ledgers.messages.withColumn(
+        "amount", f.when(is_one, f.lit(huge)).otherwise(f.col("amount"))
+    )
+    there = run(ledgers._replace(entries=entries, messages=messages))
+
+    (row,) = there.matches.where(is_one).collect()
+    assert (row["class"], row.amount) == ("matched", huge)
+
+
+@pytest.mark.parametrize("copies", [12, 13, 15, 255])
+def test_however_many_copies_of_a_message_there_are_it_is_one(spark, day, matching, copies):
+    ledgers, is_one = read(spark, day.folder), f.col("key") == matching
+    more = ledgers.messages.where(is_one).join(spark.range(copies).drop("id"))
+    there = run(ledgers._replace(messages=ledgers.messages.unionByName(more)))
+
+    (row,) = there.matches.where(is_one).collect()
+    assert row["class"] == "matched"
 
 
 def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):

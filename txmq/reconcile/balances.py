@@ -89,14 +89,13 @@ def balances_of(
         *(f.sum(f.when(f.col("kind") == at, amount)).alias(k) for at, k in enumerate(_KINDS)),
     )  # fmt: skip
     parts = together(
-        _part(_coded(ledgers.opening), opening=amount, opening_rows=f.col("rows")),
-        _part(moved, **{each: f.col(each) for each in ("rows", *numbers, *_KINDS)}),
-        _part(_coded(ledgers.later), later=amount),
-        _part(ledgers.accounts, told=f.col("balance")),
+        _part(_coded(ledgers.opening), opening="amount", opening_rows="rows"),
+        _part(moved, **{each: each for each in ("rows", *numbers, *_KINDS)}),
+        _part(_coded(ledgers.later), later="amount"),
+        _part(ledgers.accounts, told="balance"),
         # Also what nothing is left of stays an account, with what was its last number.
         None if closed is None else _part(
-            closed,
-            closed=f.col("closing"), closed_rows=f.col("closing_rows"), closed_id=f.col("last_id"),
+            closed, closed="closing", closed_rows="closing_rows", closed_id="last_id"
         ),
     )  # fmt: skip
     # None of them says much twice of an account, so that to add up before rows travel is in vain.
@@ -120,17 +119,15 @@ def _coded(table: DataFrame) -> DataFrame:
     return table.withColumn("role_code", place_of("role", _ROLES))
 
 
-def _part(table: DataFrame, **given: Column) -> DataFrame:
-    none = {each: f.lit(None if each in _MAY_BE_NONE else 0) for each in _SUMS}
-    code = f.col("role_code") if "role_code" in table.columns else f.lit(None)
-    return table.select(
-        *_ACCOUNT,
-        code.cast("int").alias("role_code"),
-        *(
-            f.coalesce(given.get(name, each), each).cast("long").alias(name)
-            for name, each in none.items()
-        ),
-    )
+def _part(table: DataFrame, **given: str) -> DataFrame:
+    """A table with all that is added up of accounts; what is given by its name is in a column."""
+    code = "role_code" if "role_code" in table.columns else "NULL"
+    numbers = []
+    for each in _SUMS:
+        none = "NULL" if each in _MAY_BE_NONE else "0"
+        found = f"coalesce(`{given[each]}`, {none})" if each in given else none
+        numbers.append(f"CAST({found} AS BIGINT) AS `{each}`")
+    return table.selectExpr(*_ACCOUNT, f"CAST({code} AS INT) AS role_code", *numbers)
 
 
 def proofs_of(books: Books) -> DataFrame:

@@ -20,7 +20,6 @@ from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, parted
 from txmq.reconcile.matching import classified, group_of
 from txmq.reconcile.rows import (
     as_known,
-    decided_by_hand,
     entries_of,
     few,
     hash_of,
@@ -68,9 +67,12 @@ def reconcile(
     # Of all rows but these only those that are suspect are kept.
     suspects = others.where(is_suspect).select("hash")
     booked = settled(hashed_in(transfers, suspects).repartition("key"))
-    # What was rolled back has no debit by which it could be found later.
+    # What was rolled back has no debit by which it could be found later, and what operators have
+    # decided is listed whatever it is.
     looked_up = others.where(is_suspect | is_rolled_back)
-    found = settled(hashed_in(messages, looked_up, "inner").repartition("key"))
+    is_by_hand = f.col("decided_by") == "operator"
+    named = hashed_in(messages, looked_up, "left")
+    found = settled(named.where(f.col("plain").isNotNull() | is_by_hand).repartition("key"))
     told, voids = found.where(is_suspect).drop("plain"), found.where(is_rolled_back)
     history = yesterday.history
     if history is not None:
@@ -107,7 +109,7 @@ def reconcile(
         entries=one_of(booked, open_),
         messages=one_of(told, open_),
         failures=one_of(given_back, open_),
-        by_hand=settled(decided_by_hand(ledgers.messages, window)),
+        by_hand=found.where(is_by_hand).drop("plain"),
         balances=accounts.select(*tables.BALANCES.names),
         proofs=settled(proofs_of(books)),
         totals=totals,

@@ -346,18 +346,19 @@ def _hashed(table: DataFrame) -> DataFrame:
     which are.
     """
     names = [f"`{each}`" for each in sorted(table.columns)]
-    row = [*map(F.col, names), *(F.col(each).isNull() for each in names)]
-    return table.withColumns({f"{each}_hash": F.xxhash64(F.lit(each), *row) for each in _SEEDS})
+    row = ", ".join([*names, *(f"{each} IS NULL" for each in names)])
+    # In words of SQL: hundreds of columns that are made one by one are as many questions to Java.
+    hashes = (f"xxhash64('{each}', {row}) AS {each}_hash" for each in _SEEDS)
+    return table.selectExpr("*", *hashes)
 
 
 def _sums() -> list[Column]:
     """Of the hashes, in halves, whose sums fit."""
-    sums = [F.count(F.lit(1)).alias("rows")]
-    for seed in _SEEDS:
-        hash_ = F.col(f"{seed}_hash")
-        sums.append(F.sum(hash_.bitwiseAND(F.lit(_LOW))).alias(f"{seed}_low"))
-        sums.append(F.sum(F.shiftright(hash_, 32)).alias(f"{seed}_high"))
-    return sums
+    sums = ["count(1) AS rows"]
+    for each in _SEEDS:
+        sums.append(f"sum({each}_hash & {_LOW}L) AS {each}_low")
+        sums.append(f"sum(shiftright({each}_hash, 32)) AS {each}_high")
+    return [F.expr(each) for each in sums]
 
 
 def _word(found: Mapping[str, Any]) -> str:

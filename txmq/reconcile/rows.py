@@ -20,7 +20,6 @@ __all__ = [
     "UNDECIDED",
     "VISIBLE",
     "as_known",
-    "decided_by_hand",
     "entries_of",
     "few",
     "hash_of",
@@ -77,13 +76,6 @@ def messages_of(messages: DataFrame, window: Window) -> DataFrame:
     )
 
 
-def decided_by_hand(messages: DataFrame, window: Window) -> DataFrame:
-    """What operators have decided on the day."""
-    # Parquet's own dictionaries tell Spark where none of these is, before anything is unpacked.
-    theirs = messages_of(messages.where(f.col("decided_by") == "operator"), window)
-    return theirs.where(f.col("decided_by").isNotNull())
-
-
 def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
     """What was decided later was not decided then."""
     state = f.col("state")
@@ -133,9 +125,9 @@ def hashed_in(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> D
     return values.withColumn("hash", hash_of("key")).join(hashes, "hash", how).drop("hash")
 
 
-def place_of(name: str, values: Sequence[str], other: int | None = None) -> Column:
+def place_of(name: str, values: Sequence[str]) -> Column:
     """Where the text of a column is among these, each of which is looked at once."""
-    at = f.lit(other).cast("int")
+    at = f.lit(None).cast("int")
     for place, each in reversed(list(enumerate(values))):
         at = f.when(f.col(name) == each, place).otherwise(at)
     return at

@@ -32,13 +32,18 @@ _MOST: Final = (1 << _BITS) - 1
 """So many rows of a transfer are counted by their tags, all tags in one number; of more than these
 none is plain.
 """
-_DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING = (
-    1 << place * _BITS for place in range(7)
+_DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING, _ROW = (
+    1 << place * _BITS for place in range(8)
 )
-_ONE_THING: Final = ("payer", "payee", "twin", "amount", "money")
+"""Above all tags are the rows themselves, which have the room that is left."""
+_ONE_THING: Final = ("payer", "payee", "twin", "worth")
 """What all rows of a plain transfer say alike, as far as they say it."""
 _UNKNOWN: Final = -1
-"""An amount or a currency that nobody can read, or that the rules do not know."""
+"""What a row is worth whose amount or currency nobody can read, or whose currency the rules do not
+know.
+"""
+_WORTH: Final = 63
+"""Digits that a number has beside its sign."""
 
 
 def sieved(
@@ -68,13 +73,12 @@ def sieved(
         _of_messages(messages, rules), allowMissingColumns=True
     )
     if carried is not None:
-        keys = carried.select(hash_of("key"), f.lit(_OTHER).alias("tags"))
+        keys = carried.select(hash_of("key"), f.lit(_ROW + _OTHER).alias("tags"))
         narrow = narrow.unionByName(keys, allowMissingColumns=True)
     # Sent to their places before they are grouped: rows travel as they are, and narrow. The places
     # have a number, so that the same day is parted in the same way each time.
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     met = narrow.repartition(parts, "hash").groupBy("hash").agg(
-        f.count(f.lit(1)).alias("rows"),
         f.sum("tags").alias("tags"),
         *(f.min(each).alias(each) for each in _ONE_THING),
         *(f.max(each).alias(f"{each}_hi") for each in _ONE_THING),
@@ -83,9 +87,9 @@ def sieved(
     found = met.select(
         "hash",
         _plain(sums).alias("plain"),
-        "money",
+        f.col("worth").bitwiseAND(f.lit(_places(rules))).alias("money"),
         (_number(_MESSAGE) > 0).alias("is_ordered"),
-        f.coalesce("amount", f.lit(0)).alias("amount"),
+        f.coalesce(_amount(rules), f.lit(0)).alias("amount"),
     )
     is_other = f.col("plain") != PLAIN[Class.MATCHED]
     each = f.when(is_other, f.col("hash")).alias("hash")
@@ -112,7 +116,7 @@ def _number(tag: int) -> Column:
 
 def _plain(sums: dict[str, Column]) -> Column:
     col = f.col
-    is_whole = col("rows") <= _MOST
+    is_whole = col("tags") < (_MOST + 1) * _ROW
     for each in sums:
         is_whole &= f.coalesce(col(each), f.lit(0)) == 0
     for each in _ONE_THING:
@@ -121,7 +125,7 @@ def _plain(sums: dict[str, Column]) -> Column:
     debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
     told, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
     is_told, is_void = (told > 0) & (void == 0), (told == 0) & (void > 0)
-    is_moved = is_whole & (debited == 1) & (other == 0) & (col("amount") >= 0) & (col("money") >= 0)
+    is_moved = is_whole & (debited == 1) & (other == 0) & (col("worth") >= 0)
     is_unmoved = is_whole & (debited + credited + returned + other == 0)
     was_credited = (credited == 1) & (returned == 0)
     was_returned = (credited == 0) & (returned == 1)
@@ -163,13 +167,13 @@ def _of_entries(
     is_clearing, mark = role == "clearing", _mark("account")
     if not sums:
         entries = entries.where(~is_clearing)
+    tags = f.when(is_clearing, _CLEARING).otherwise(f.coalesce(tag, f.lit(_OTHER)))
     return entries.select(
         hash_of("key"),
-        f.when(is_clearing, _CLEARING).otherwise(f.coalesce(tag, f.lit(_OTHER))).alias("tags"),
+        (tags + _ROW).alias("tags"),
         f.when(is_debit | is_return, mark).alias("payer"),
         f.when(is_credit, mark).alias("payee"),
-        f.when(~is_clearing, f.abs(amount)).alias("amount"),
-        f.when(~is_clearing, _code(rules)).alias("money"),
+        f.when(~is_clearing, _worth(f.abs(amount), rules)).alias("worth"),
         *(each.alias(name) for name, each in sums.items()),
     )
 
@@ -181,15 +185,15 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
     def mark(name: str) -> Column:
         return f.when(is_visible & f.col(name).isNotNull(), _mark(name))
 
+    tags = f.when(is_visible, _MESSAGE).when(is_void, _VOID).otherwise(_OTHER)
     return messages.select(
         hash_of("key"),
-        f.when(is_visible, _MESSAGE).when(is_void, _VOID).otherwise(_OTHER).alias("tags"),
+        (tags + _ROW).alias("tags"),
         # What was rolled back says nothing that has to be, but of which transfer.
         f.when(is_void, _mark("payer")).otherwise(mark("payer")).alias("payer"),
         mark("payee").alias("payee"),
         mark("id").alias("twin"),
-        f.when(is_visible, f.coalesce("amount", f.lit(_UNKNOWN))).alias("amount"),
-        f.when(is_visible, _code(rules)).alias("money"),
+        f.when(is_visible, _worth(f.col("amount"), rules)).alias("worth"),
     )
 
 
@@ -200,6 +204,21 @@ def _mark(name: str) -> Column:
     return f.xxhash64(name, "key")
 
 
-def _code(rules: Rules) -> Column:
-    """A row's currency as its place among those that the rules know."""
-    return place_of("currency", sorted(rules.money), _UNKNOWN)
+def _worth(amount: Column, rules: Rules) -> Column:
+    """An amount and its currency in one number, whose last digits are the currency's place among
+    those that the rules know.
+    """
+    digits = _places(rules).bit_length()
+    money = place_of("currency", sorted(rules.money))
+    is_known = (amount >= 0) & (amount < 1 << _WORTH - digits) & money.isNotNull()
+    worth = f.shiftleft(amount, digits).bitwiseOR(money.cast("long"))
+    return f.when(is_known, worth).otherwise(_UNKNOWN)
+
+
+def _amount(rules: Rules) -> Column:
+    return f.shiftright("worth", _places(rules).bit_length())
+
+
+def _places(rules: Rules) -> int:
+    """As many digits, all of them one, as the places of currencies need."""
+    return (1 << max(len(rules.money).bit_length(), 1)) - 1

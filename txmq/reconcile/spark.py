@@ -268,6 +268,9 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
         "spark.driver.defaultJavaOptions": " ".join(f'"{each}"' for each in options),
         **_SAME_EVERYWHERE,
     }
+    if not ui:
+        # What each plan looks like, in full and again whenever it changes, is for its pages alone.
+        found["spark.sql.ui.explainMode"] = "simple"
     if plan.is_local:
         found["spark.driver.memory"] = plan.memory
     else:

@@ -46,8 +46,11 @@ def counted(
     sums = Sums(table)
     columns = sums.columns if contents is None else list(table.names)
 
+    # Whoever wants all columns wants them as they are.
+    known = sums.recurring if contents is None else []
+
     def add(path: Path) -> None:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, read_dictionary=known) as file:
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
                 sums.add(batch)
                 if contents is not None:
@@ -75,7 +78,12 @@ class Sums:
     @property
     def columns(self) -> list[str]:
         """What it adds up, and by what."""
-        return [*self._numbers, *(["currency"] if self._money else [])]
+        return [*self._numbers, *self.recurring]
+
+    @property
+    def recurring(self) -> list[str]:
+        """Those of them that are texts, and may as well be places in a dictionary."""
+        return ["currency"] if self._money else []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count rows.
@@ -92,7 +100,9 @@ class Sums:
         if self._money is None:
             return
         amounts = batch.column(self._money)
-        currencies = batch.column("currency").dictionary_encode()
+        currencies = batch.column("currency")
+        if not pa.types.is_dictionary(currencies.type):
+            currencies = currencies.dictionary_encode()
         places = currencies.indices
         for place, currency in enumerate(currencies.dictionary.to_pylist()):
             self._add_money(currency, amounts.filter(pc.equal(places, place)))

@@ -87,9 +87,9 @@ def sieved(
     found = met.select(
         "hash",
         _plain(sums).alias("plain"),
-        f.col("worth").bitwiseAND(f.lit(_places(rules))).alias("money"),
+        f.col("worth").bitwiseAND(f.lit((1 << _digits(rules)) - 1)).alias("money"),
         (_number(_MESSAGE) > 0).alias("is_ordered"),
-        f.coalesce(_amount(rules), f.lit(0)).alias("amount"),
+        f.coalesce(f.shiftright("worth", _digits(rules)), f.lit(0)).alias("amount"),
     )
     is_other = f.col("plain") != PLAIN[Class.MATCHED]
     each = f.when(is_other, f.col("hash")).alias("hash")
@@ -208,17 +208,13 @@ def _worth(amount: Column, rules: Rules) -> Column:
     """An amount and its currency in one number, whose last digits are the currency's place among
     those that the rules know.
     """
-    digits = _places(rules).bit_length()
+    digits = _digits(rules)
     money = place_of("currency", sorted(rules.money))
     is_known = (amount >= 0) & (amount < 1 << _WORTH - digits) & money.isNotNull()
     worth = f.shiftleft(amount, digits).bitwiseOR(money.cast("long"))
     return f.when(is_known, worth).otherwise(_UNKNOWN)
 
 
-def _amount(rules: Rules) -> Column:
-    return f.shiftright("worth", _places(rules).bit_length())
-
-
-def _places(rules: Rules) -> int:
-    """As many digits, all of them one, as the places of currencies need."""
-    return (1 << max(len(rules.money).bit_length(), 1)) - 1
+def _digits(rules: Rules) -> int:
+    """How many of them, in twos, the places of currencies need."""
+    return max(len(rules.money).bit_length(), 1)

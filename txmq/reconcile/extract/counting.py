@@ -45,7 +45,6 @@ def counted(
     """
     sums = Sums(table)
     columns = sums.columns if contents is None else list(table.names)
-
     # Whoever wants all columns wants them as they are.
     known = sums.recurring if contents is None else []
 
@@ -100,9 +99,7 @@ class Sums:
         if self._money is None:
             return
         amounts = batch.column(self._money)
-        currencies = batch.column("currency")
-        if not pa.types.is_dictionary(currencies.type):
-            currencies = currencies.dictionary_encode()
+        currencies = batch.column("currency").dictionary_encode()  # Perhaps it is one already.
         places = currencies.indices
         for place, currency in enumerate(currencies.dictionary.to_pylist()):
             self._add_money(currency, amounts.filter(pc.equal(places, place)))

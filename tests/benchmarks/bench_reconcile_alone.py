@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,10 +69,12 @@ def bare(spark, folder, _):
 def whole(spark, folder, plan):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
-    ledgers = read(spark, folder)
-    for table in SOURCES:
-        for each in folder.glob(f"*/{table.name}"):
-            counted(each.parent.name, table, each.iterdir())
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read, spark, folder)
+        for table in SOURCES:
+            for each in folder.glob(f"*/{table.name}"):
+                counted(each.parent.name, table, each.iterdir())
+        ledgers = reading.result()
     outcome = reconcile(ledgers, Yesterday(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
         for name in Outcome._fields:

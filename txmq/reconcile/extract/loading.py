@@ -1,8 +1,9 @@
 """An extract is loaded into Spark, and refused where it is not exactly what was written.
 
 First the files are looked at: each is there once, none besides, and none has changed. Then their
-numbers are added up once more. That Spark reads all of it is seen at the end of a run, when what
-the accounts have had is compared with the same totals (:mod:`txmq.reconcile.judging`).
+numbers are added up once more, while Spark is told where they are: it reads none before that. That
+Spark reads all of it is seen at the end of a run, when what the accounts have had is compared with
+the same totals (:mod:`txmq.reconcile.judging`).
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
             it says which.
     """
     see_files(manifest, directory)
-    see_totals(manifest, directory)
-    return load_unchecked(spark, manifest, directory)
+    # A Java that has just begun takes as long to know of files as it takes to add them up here.
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load_unchecked, spark, manifest, directory)
+        see_totals(manifest, directory)
+        return loading.result()
 
 
 def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:

@@ -19,9 +19,11 @@ __all__ = ["are_same", "fingerprint", "laid_out", "put_in_place", "settled"]
 
 def laid_out(names: Iterable[str]) -> dict[str, str]:
     """What Spark is told of a table's columns when it writes them."""
-    others = [each for each in names if each not in RECURRING]
-    options = ("parquet.enable.dictionary", "parquet.column.statistics.enabled")
-    return {f"{option}#{each}": "false" for option in options for each in others}
+    layout: dict[str, str] = {}
+    for option in ("parquet.enable.dictionary", "parquet.column.statistics.enabled"):
+        layout[option] = "false"
+        layout |= {f"{option}#{each}": "true" for each in names if each in RECURRING}
+    return layout
 
 
 def settled(folder: Path) -> None:

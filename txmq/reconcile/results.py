@@ -149,7 +149,7 @@ class Results:
         seen = Observation()
         # What looks on takes little in, so that rows are hashed where they are made.
         hashed = _hashed(_ordered(name, table)).observe(seen, *_sums())
-        ordered = hashed.select(*table.columns)
+        ordered = hashed.drop(*(f"{each}_hash" for each in _SEEDS))
         ordered.write.mode("overwrite").options(**laid_out(table.columns)).parquet(_url(draft))
         settled(draft)
         word = _word(seen.get)
@@ -346,9 +346,10 @@ def _hashed(table: DataFrame) -> DataFrame:
     which are.
     """
     names = [f"`{each}`" for each in sorted(table.columns)]
-    row = ", ".join([*names, *(f"{each} IS NULL" for each in names)])
+    empty = (f"shiftleft(bigint({each} IS NULL), {at})" for at, each in enumerate(names))
+    row = ", ".join([*names, " | ".join(empty)])
     # In words of SQL: hundreds of columns that are made one by one are as many questions to Java.
-    hashes = (f"xxhash64('{each}', {row}) AS {each}_hash" for each in _SEEDS)
+    hashes = (f"xxhash64('{each}', {row}) AS `{each}_hash`" for each in _SEEDS)
     return table.selectExpr("*", *hashes)
 
 

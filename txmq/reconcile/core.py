@@ -17,7 +17,7 @@ from txmq.reconcile.balances import Books, balances_of, proofs_of
 from txmq.reconcile.classes import Class
 from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
 from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, parted
-from txmq.reconcile.matching import classified, group_of
+from txmq.reconcile.matching import classified, group_of_class
 from txmq.reconcile.rows import (
     as_known,
     entries_of,
@@ -192,7 +192,7 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
         f.when(f.col("is_ordered"), amount).otherwise(zero).alias("ordered"),
         zero.alias("at_risk"),
     )
-    is_agreed = group_of(f.col("class")) == "agreed"
+    is_agreed = group_of_class() == "agreed"
     of_units = final.select(
         "class",
         "currency",
@@ -222,7 +222,7 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
         .groupBy("class", "currency")
         .agg(*(f.sum(each).alias(each) for each in numbers))
     )
-    return found.withColumn("group", group_of(f.col("class"))).select(*tables.TOTALS.names)
+    return found.withColumn("group", group_of_class()).select(*tables.TOTALS.names)
 
 
 def _matches(
@@ -247,5 +247,5 @@ def _matches(
         f.lit(0).cast("long").alias("amount"),
         f.lit("").alias("currency"),
     ).distinct()
-    looked_at = final.where(group_of(f.col("class")) == "agreed").select(*tables.MATCHES.names)
+    looked_at = final.where(group_of_class() == "agreed").select(*tables.MATCHES.names)
     return together(of_debits, together(of_voids, looked_at).sortWithinPartitions("key"))

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.rules import Rules
 
-__all__ = ["classified", "group_of"]
+__all__ = ["classified", "group_of_class"]
 
 
 def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
@@ -32,7 +32,7 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
     )
     return (
         units.withColumn("class", found)
-        .withColumn("group", group_of(f.col("class")))
+        .withColumn("group", group_of_class())
         .withColumns({"amount": _at_risk(), "currency": _currency(), "holder": _holder()})
         .withColumns({
             "debit_bank": _listed("debit_banks"),
@@ -43,10 +43,10 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
     )  # fmt: skip
 
 
-def group_of(name: Column) -> Column:
-    """The group of a class."""
-    pairs = ((each.value, about.group) for each, about in ABOUT.items())
-    return f.create_map(*(f.lit(each) for pair in pairs for each in pair))[name]
+def group_of_class() -> Column:
+    """The group of what ``class`` says."""
+    pairs = ", ".join(f"'{each.value}', '{about.group}'" for each, about in ABOUT.items())
+    return f.expr(f"map({pairs})[class]")
 
 
 def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:

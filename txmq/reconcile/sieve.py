@@ -156,44 +156,48 @@ def _sums(rules: Rules) -> dict[str, Column]:
 def _of_entries(
     entries: DataFrame, rules: Rules, window: Window, sums: dict[str, Column]
 ) -> DataFrame:
-    kind, role, amount = f.col("kind"), f.col("role"), f.col("amount")
+    kind, role, amount, tag = f.col("kind"), f.col("role"), f.col("amount"), f.col("tag")
     is_theirs = (role == "customer") & (f.col("booked_ms") >= window.start_ms)
+    is_clearing = role == "clearing"
     # A debit takes and a credit gives; a row that does the other is no plain one. Numbers are asked
     # first: they are compared sooner than texts.
-    is_debit = is_theirs & (amount < 0) & (kind == "debit")
-    is_credit = is_theirs & (amount > 0) & (kind == "credit")
-    is_return = is_theirs & (amount > 0) & (kind == "return")
-    tag = f.when(is_debit, _DEBIT).when(is_credit, _CREDIT).when(is_return, _RETURN)
-    is_clearing, mark = role == "clearing", _mark("account")
+    of_row = (
+        f.when((amount < 0) & is_theirs & (kind == "debit"), _DEBIT)
+        .when((amount > 0) & is_theirs & (kind == "credit"), _CREDIT)
+        .when((amount > 0) & is_theirs & (kind == "return"), _RETURN)
+        .when(is_clearing, _CLEARING)
+        .otherwise(_OTHER)
+    )
     if not sums:
         entries = entries.where(~is_clearing)
-    tags = f.when(is_clearing, _CLEARING).otherwise(f.coalesce(tag, f.lit(_OTHER)))
-    return entries.select(
+    # What is asked for often is worked out once.
+    told = entries.withColumns({"tag": of_row, "mark": _mark("account"), "place": _place(rules)})
+    return told.select(
         hash_of("key"),
-        (tags + _ROW).alias("tags"),
-        f.when(is_debit | is_return, mark).alias("payer"),
-        f.when(is_credit, mark).alias("payee"),
-        f.when(~is_clearing, _worth(f.abs(amount), rules)).alias("worth"),
+        (tag + _ROW).alias("tags"),
+        f.when((tag == _DEBIT) | (tag == _RETURN), f.col("mark")).alias("payer"),
+        f.when(tag == _CREDIT, f.col("mark")).alias("payee"),
+        f.when(tag != _CLEARING, _worth(f.abs(amount), rules)).alias("worth"),
         *(each.alias(name) for name, each in sums.items()),
     )
 
 
 def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
-    state = f.col("state")
-    is_visible, is_void = state.isin(*VISIBLE), state == "rolled_back"
+    state, tag = f.col("state"), f.col("tag")
+    of_row = f.when(state.isin(*VISIBLE), _MESSAGE)
+    of_row = of_row.when(state == "rolled_back", _VOID).otherwise(_OTHER)
 
     def mark(name: str) -> Column:
-        return f.when(is_visible & f.col(name).isNotNull(), _mark(name))
+        return f.when((tag == _MESSAGE) & f.col(name).isNotNull(), _mark(name))
 
-    tags = f.when(is_visible, _MESSAGE).when(is_void, _VOID).otherwise(_OTHER)
-    return messages.select(
+    return messages.withColumns({"tag": of_row, "place": _place(rules)}).select(
         hash_of("key"),
-        (tags + _ROW).alias("tags"),
+        (tag + _ROW).alias("tags"),
         # What was rolled back says nothing that has to be, but of which transfer.
-        f.when(is_void, _mark("payer")).otherwise(mark("payer")).alias("payer"),
+        f.when(tag == _VOID, _mark("payer")).otherwise(mark("payer")).alias("payer"),
         mark("payee").alias("payee"),
         mark("id").alias("twin"),
-        f.when(is_visible, _worth(f.col("amount"), rules)).alias("worth"),
+        f.when(tag == _MESSAGE, _worth(f.col("amount"), rules)).alias("worth"),
     )
 
 
@@ -208,11 +212,14 @@ def _worth(amount: Column, rules: Rules) -> Column:
     """An amount and its currency in one number, whose last digits are the currency's place among
     those that the rules know.
     """
-    digits = _digits(rules)
-    money = place_of("currency", sorted(rules.money))
-    is_known = (amount >= 0) & (amount < 1 << _WORTH - digits) & money.isNotNull()
-    worth = f.shiftleft(amount, digits).bitwiseOR(money.cast("long"))
+    digits, place = _digits(rules), f.col("place")
+    is_known = (amount >= 0) & (amount < 1 << _WORTH - digits) & place.isNotNull()
+    worth = f.shiftleft(amount, digits).bitwiseOR(place.cast("long"))
     return f.when(is_known, worth).otherwise(_UNKNOWN)
+
+
+def _place(rules: Rules) -> Column:
+    return place_of("currency", sorted(rules.money))
 
 
 def _digits(rules: Rules) -> int:

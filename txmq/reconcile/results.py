@@ -75,7 +75,8 @@ _LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", 
 """By what they are sorted within each of their parts."""
 _AS_THEY_COME: Final = frozenset({"matches"})
 """They stand in the order of the books, and to sort them would take as long as to find them."""
-_SEEDS: Final = ("one", "other")
+_HASHES: Final = ("one_hash", "other_hash")
+"""Of each row; each begins with its own name."""
 _LOW: Final = 0xFFFFFFFF
 _SIGNED: Final = (
     "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
@@ -147,9 +148,7 @@ class Results:
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
         seen = Observation()
-        # What looks on takes little in, so that rows are hashed where they are made.
-        hashed = _hashed(_ordered(name, table)).observe(seen, *_sums())
-        ordered = hashed.drop(*(f"{each}_hash" for each in _SEEDS))
+        ordered = _ordered(name, _hashed(table)).observe(seen, *_sums()).drop(*_HASHES)
         ordered.write.mode("overwrite").options(**laid_out(table.columns)).parquet(_url(draft))
         settled(draft)
         word = _word(seen.get)
@@ -333,12 +332,12 @@ def _ordered(name: str, table: DataFrame) -> DataFrame:
     if name in _AS_THEY_COME:
         return table
     if name in _SMALL:
-        first, parted = _SMALL[name], table.repartition(1)
+        first, parted = _SMALL[name], table.coalesce(1)
     else:
         # It was parted by the same when it was worked out.
         first, parted = _LARGE[name], table
-    others = (each for each in table.columns if each not in first)
-    return parted.sortWithinPartitions(*first, *others)
+    # Rows with the same hashes are the same; to compare each of many columns is much to compile.
+    return parted.sortWithinPartitions(*first, *_HASHES)
 
 
 def _hashed(table: DataFrame) -> DataFrame:
@@ -349,21 +348,21 @@ def _hashed(table: DataFrame) -> DataFrame:
     empty = (f"shiftleft(bigint({each} IS NULL), {at})" for at, each in enumerate(names))
     row = ", ".join([*names, " | ".join(empty)])
     # In words of SQL: hundreds of columns that are made one by one are as many questions to Java.
-    hashes = (f"xxhash64('{each}', {row}) AS `{each}_hash`" for each in _SEEDS)
+    hashes = (f"xxhash64('{each}', {row}) AS {each}" for each in _HASHES)
     return table.selectExpr("*", *hashes)
 
 
 def _sums() -> list[Column]:
     """Of the hashes, in halves, whose sums fit."""
     sums = ["count(1) AS rows"]
-    for each in _SEEDS:
-        sums.append(f"sum({each}_hash & {_LOW}L) AS {each}_low")
-        sums.append(f"sum(shiftright({each}_hash, 32)) AS {each}_high")
+    for each in _HASHES:
+        sums.append(f"sum({each} & {_LOW}L) AS {each}_low")
+        sums.append(f"sum(shiftright({each}, 32)) AS {each}_high")
     return [F.expr(each) for each in sums]
 
 
 def _word(found: Mapping[str, Any]) -> str:
-    halves = [[int(found[f"{each}_{half}"] or 0) for half in ("low", "high")] for each in _SEEDS]
+    halves = [[int(found[f"{each}_{half}"] or 0) for half in ("low", "high")] for each in _HASHES]
     one, other = ((low + (high << 32)) % 2**64 for low, high in halves)
     return f"{found['rows']}-{one:016x}{other:016x}"
 

@@ -3,7 +3,7 @@
     python bench_reconcile_alone.py days FOLDER TRANSFERS     write a day
     python bench_reconcile_alone.py bare FOLDER TRANSFERS     join the three ledgers, and add up
     python bench_reconcile_alone.py plain FOLDER TRANSFERS    the same in a session of Spark's own
-    python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, and write what it comes to
+    python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, write all of it, and judge
 
 ``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
 Spark, and its result is one small table. What these settings are worth is told by ``plain``, which
@@ -25,12 +25,15 @@ from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.extract.counting import counted
-from txmq.reconcile.ledgers import Outcome, Yesterday
+from txmq.reconcile.extract.manifest import Extracted, Manifest, Source
+from txmq.reconcile.judging import judged
+from txmq.reconcile.ledgers import Yesterday
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import opened, sized
 from txmq.reconcile.tables import SOURCES
 
 MEMORY = "6g"
+RUN = "0123456789abcdef"
 LEGS = ("debit", "credit", "return")
 
 
@@ -71,15 +74,26 @@ def whole(spark, folder, plan):
     end_ms = plan.rules.day.window(plan.day).end_ms
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, spark, folder)
-        for table in SOURCES:
-            for each in folder.glob(f"*/{table.name}"):
-                counted(each.parent.name, table, each.iterdir())
+        manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
         ledgers = reading.result()
     outcome = reconcile(ledgers, Yesterday(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
-        for name in Outcome._fields:
-            results.write_table(name, getattr(outcome, name), plan.day, "0123456789abcdef")
-    return {"items": outcome.items.count()}
+        contents = {
+            name: results.write_table(name, table, plan.day, RUN)
+            for name, table in outcome._asdict().items()
+        }
+        tables = results.written(plan.day, RUN, contents)
+        result = judged(tables, plan.rules, manifest, contents)
+    return {"items": sum(each.transfers for each in result.aging)}
+
+
+def sources(folder, at_ms):
+    """What was read, with its control totals."""
+    for table in SOURCES:
+        for each in folder.glob(f"*/{table.name}"):
+            control = counted(each.parent.name, table, each.iterdir())
+            extracted = Extracted(table.name, control, control, content="", parts=())
+            yield Source(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
 
 
 @contextmanager

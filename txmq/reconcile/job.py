@@ -184,7 +184,7 @@ def _worked_out(
             for each, table in outcome._asdict().items()
         }
     with progress.stage("judge"):
-        return judged(outcome, rules, manifest, contents)
+        return judged(results.written(day, name, contents), rules, manifest, contents)
 
 
 def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:

@@ -1,52 +1,62 @@
-"""What a day came to is judged: its tables are made a summary, and the summary gets a verdict."""
+"""A day's tables, as they were written, are judged: they are made a summary, and the summary gets a
+verdict. What somebody signs is so what lies there.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import Window as Over
-from pyspark.sql import functions as f
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.ledgers import Outcome
 from txmq.reconcile.report.masking import mask
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Decided, Item, Proof, Result, Total, Verdict
 from txmq.reconcile.tables import ENTRIES
+from txmq.reconcile.written import Order, Written, added, foremost
 
 __all__ = ["judged"]
 
 _ORDER: Final = {each.value: place for place, each in enumerate(Class)}
 _OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs whose rows are accounts; those of the others are transfers, or nothing."""
+_WORST: Final[Order] = (
+    ("off", "descending"),
+    ("bank", "ascending"),
+    ("account", "ascending"),
+    ("currency", "ascending"),
+)
+_OLDEST: Final[Order] = (("age_days", "descending"), ("amount", "descending"), ("key", "ascending"))
+_LATEST: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
 
 
 def judged(
-    outcome: Outcome, rules: Rules, manifest: Manifest, contents: Mapping[str, str]
+    tables: Mapping[str, Written], rules: Rules, manifest: Manifest, contents: Mapping[str, str]
 ) -> Result:
     """The summary of a day.
 
     Args:
-        outcome: Its tables.
+        tables: What was written, by its name.
         rules: The limits.
         manifest: What was read.
         contents: The hash of each table.
 
     Raises:
         ReconcileRefused: The classes do not add up to what the banks have booked, or Spark has not
-            read all that was extracted: a mistake of txmq's own, or of Spark.
+            read all that was extracted: a mistake of txmq's own, or of Spark. Or a table cannot be
+            read.
     """
-    _see_all_was_read(outcome.balances, manifest)
-    totals = _totals(outcome.totals)
-    proofs, broken, off = _proofs(outcome.proofs, rules)
-    items = _items(outcome.items, rules)
-    aging, oldest = _aging(outcome.items)
+    _see_all_was_read(tables["balances"], manifest)
+    totals = _totals(tables["totals"])
+    proofs, broken, off = _proofs(tables["proofs"], rules)
+    items = _items(tables["items"], rules)
+    aging, oldest = _aging(tables["items"])
     verdict, why = _verdict(totals, proofs, off, oldest, rules)
     currencies = {each.currency for each in totals} | {each.currency or "" for each in proofs}
     return Result(
@@ -66,9 +76,9 @@ def judged(
         proofs=proofs,
         broken_proofs=broken,
         items=items,
-        closed=outcome.closed.count(),
-        decisions=_decisions(outcome.by_hand, rules),
-        decided_by_hand=outcome.by_hand.count(),
+        closed=tables["closed"].rows,
+        decisions=_decisions(tables["by_hand"], rules),
+        decided_by_hand=tables["by_hand"].rows,
         digits={each: _money(rules, each).digits for each in sorted(currencies) if each},
         contents=dict(contents),
     )
@@ -78,14 +88,14 @@ def _money(rules: Rules, currency: str) -> Money:
     return rules.money.get(currency) or Money()
 
 
-def _see_all_was_read(balances: DataFrame, manifest: Manifest) -> None:
+def _see_all_was_read(balances: Written, manifest: Manifest) -> None:
     """What the accounts have had is what was extracted, to the row and to the cent."""
-    moved = f.sum(f.col("moved").cast("decimal(38,0)"))
-    sums = balances.groupBy("bank", "currency").agg(f.sum("rows"), moved).collect()
     rows, amounts = Counter[str](), dict[tuple[str, str], int]()
-    for bank, currency, count, sum_ in sums:
+    read = balances.pieces("bank", "currency", "rows", "moved")
+    sums = added(read, ("bank", "currency"), ("rows", "moved"))
+    for (bank, currency), (_, count, sum_) in sums.items():
         rows[bank] += count
-        amounts[bank, currency] = int(sum_)
+        amounts[bank, currency] = sum_
     for each in manifest.controls:
         if each.table != ENTRIES.name:
             continue
@@ -102,33 +112,25 @@ def _see_all_was_read(balances: DataFrame, manifest: Manifest) -> None:
                 )
 
 
-def _totals(totals: DataFrame) -> tuple[Total, ...]:
-    found = [Total(*each) for each in totals.collect()]
+def _totals(totals: Written) -> tuple[Total, ...]:
+    found = [Total(*row.values()) for piece in totals.pieces() for row in piece.to_pylist()]
     return tuple(sorted(found, key=lambda each: (_ORDER[each.class_], each.currency)))
 
 
 def _proofs(
-    proofs: DataFrame, rules: Rules
+    proofs: Written, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
     """Each proof as a whole, then what does not hold; how many do not, and by how much they are off
     by proof and currency.
     """
-    is_whole = f.col("account").isNull()
-    differs = f.abs(f.col("expected") - f.col("found"))
-    off = {
-        (each["proof"], each["currency"] or ""): int(each["off"])
-        for each in proofs.where(~f.col("holds") & ~is_whole)
-        .groupBy("proof", "currency")
-        .agg(f.sum(differs).alias("off"))
-        .collect()
-    }
-    place = f.row_number().over(
-        Over.partitionBy("proof", is_whole).orderBy(differs.desc(), "bank", "account", "currency")
-    )
-    shown = proofs.withColumn("place", place).where(
-        is_whole | (f.col("place") <= rules.limits.evidence)
-    )
-    found = [_proof(each) for each in shown.drop("place").collect()]
+    wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
+    found = [_proof(row) for piece in wholes for row in piece.to_pylist()]
+    shown = foremost(_alone(proofs), rules.limits.evidence, _WORST, by="proof")
+    found += [_proof(row) for row in shown]
+    do_not_hold = (piece.filter(~pc.field("holds")) for piece in _alone(proofs))
+    sums = added(do_not_hold, ("proof", "currency"), ("off",))
+    off = {(proof, currency or ""): sum_ for (proof, currency), (_, sum_) in sums.items()}
+    broken = sum(count for count, _ in sums.values())
     named = {proof for proof, _ in off}
     for each in found:
         if each.account is not None or each.holds:
@@ -139,7 +141,6 @@ def _proofs(
                 f"{each.found} in {each.currency}; that is a mistake of txmq's, please report it"
             )
         off.setdefault((each.proof, each.currency or ""), abs(each.expected - each.found))
-    broken = proofs.where(~f.col("holds") & ~is_whole).count()
     # Of what is named by accounts or transfers the whole is no more than their sum.
     whole = sum(
         not each.holds and each.account is None and each.proof not in named for each in found
@@ -151,25 +152,34 @@ def _proofs(
     return tuple(found), broken + whole, off
 
 
-def _proof(row: Row) -> Proof:
-    plain = row.asDict()
-    if plain["proof"] in _OF_ACCOUNTS and plain["account"] is not None:
-        plain["account"] = mask(plain["account"])
-    return Proof(**plain)
+def _alone(proofs: Written) -> Iterator[pa.Table]:
+    """What was proved of single accounts or transfers, and by how much it is off."""
+    for piece in proofs.pieces():
+        rows = piece.filter(pc.field("account").is_valid())
+        off = pc.abs(pc.subtract(_wide(rows["expected"]), _wide(rows["found"])))
+        yield rows.append_column("off", off)
 
 
-def _items(items: DataFrame, rules: Rules) -> tuple[Item, ...]:
+def _wide(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """With room for the difference of any two."""
+    return numbers.cast(pa.decimal128(19, 0))
+
+
+def _proof(row: dict[str, Any]) -> Proof:
+    if row["proof"] in _OF_ACCOUNTS and row["account"] is not None:
+        row = row | {"account": mask(row["account"])}
+    return Proof(**{name: row[name] for name in Proof.__struct_fields__})
+
+
+def _items(items: Written, rules: Rules) -> tuple[Item, ...]:
     """Some of each class: the oldest, and of these the largest."""
-    order = (f.col("age_days").desc(), f.col("amount").desc(), f.col("key"))
-    place = f.row_number().over(Over.partitionBy("class").orderBy(*order))
-    shown = items.withColumn("place", place).where(f.col("place") <= rules.limits.evidence)
-    rows = sorted(shown.collect(), key=lambda each: (_ORDER[each["class"]], each["place"]))
-    return tuple(_item(each) for each in rows)
+    shown = foremost(items.pieces(), rules.limits.evidence, _OLDEST, by="class")
+    # The places of rows of a class stay as they are.
+    return tuple(map(_item, sorted(shown, key=lambda each: _ORDER[each["class"]])))
 
 
-def _item(row: Row) -> Item:
-    plain = row.asDict()
-    plain["class_"] = plain.pop("class")
+def _item(row: dict[str, Any]) -> Item:
+    plain = row | {"class_": row["class"]}
     plain |= {side: _masked(plain[side]) for side in ("payer", "payee")}
     return Item(**{name: plain[name] for name in Item.__struct_fields__})
 
@@ -178,36 +188,31 @@ def _masked(accounts: str | None) -> str | None:
     return accounts and " / ".join(map(mask, accounts.split(" / ")))
 
 
-def _decisions(by_hand: DataFrame, rules: Rules) -> tuple[Decided, ...]:
+def _decisions(by_hand: Written, rules: Rules) -> tuple[Decided, ...]:
     """The latest of them."""
-    latest = by_hand.orderBy(f.col("decided_ms").desc(), "position").limit(rules.limits.evidence)
     found = []
-    for each in latest.withColumnRenamed("id", "message_id").collect():
-        plain = each.asDict() | {side: _masked(each[side]) for side in ("payer", "payee")}
+    for row in foremost(by_hand.pieces(), rules.limits.evidence, _LATEST):
+        plain = row | {"message_id": row["id"]}
+        plain |= {side: _masked(plain[side]) for side in ("payer", "payee")}
         found.append(Decided(**{name: plain[name] for name in Decided.__struct_fields__}))
     return tuple(found)
 
 
-def _aging(items: DataFrame) -> tuple[tuple[Aged, ...], int]:
+def _aging(items: Written) -> tuple[tuple[Aged, ...], int]:
     """The matrix, and how old the oldest break is."""
-    rows = (
-        items.groupBy("class", "group", "bucket", "currency")
-        .agg(
-            f.count(f.lit(1)).alias("transfers"),
-            f.sum("amount").alias("at_risk"),
-            f.max("age_days").alias("oldest"),
-        )
-        .collect()
-    )
+    read = items.pieces("class", "bucket", "currency", "amount")
+    sums = added(read, ("class", "bucket", "currency"), ("amount",))
     found = [
-        Aged(each["class"], each["bucket"], each["currency"], each["transfers"], each["at_risk"])
-        for each in rows
+        Aged(class_, bucket, currency, transfers, at_risk)
+        for (class_, bucket, currency), (transfers, at_risk) in sums.items()
     ]
     found.sort(key=lambda each: (
         _ORDER[each.class_], each.currency, BUCKETS.index(each.bucket)
     ))  # fmt: skip
-    oldest = max((each["oldest"] for each in rows if each["group"] == "break"), default=0)
-    return tuple(found), oldest
+    breaks = (
+        piece.filter(pc.field("group") == "break") for piece in items.pieces("group", "age_days")
+    )
+    return tuple(found), max((pc.max(each["age_days"]).as_py() or 0 for each in breaks), default=0)
 
 
 def _verdict(

@@ -42,6 +42,7 @@ from txmq.reconcile.tables import (
     PROOFS,
     TOTALS,
 )
+from txmq.reconcile.written import Written
 from txmq.runtime.disk import LocalDisk
 
 __all__ = ["CARRIED_ON", "Results", "content_hash", "open_results", "run_id"]
@@ -158,6 +159,13 @@ class Results:
             self._free(name, day, run, word)
             put_in_place(draft, place)
         return word
+
+    def written(self, day: date, run: str, names: Iterable[str]) -> dict[str, Written]:
+        """Some tables of a run, to be read without Spark."""
+        return {
+            each: Written(each, sorted(self._table(each, day, run).glob("*.parquet")))
+            for each in names
+        }
 
     def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
         """Of the files of some tables of a run, as they lie there."""

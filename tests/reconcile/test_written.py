@@ -1,0 +1,77 @@
+"""Tables that were written are gone through in pieces, and come to what they come to at once."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.written import Written, added, foremost
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+NAMES = st.sampled_from(["", "a", "b", "é", "中"])
+ROWS = st.lists(st.fixed_dictionaries({"name": NAMES, "number": INT64}), max_size=40)
+CUTS = st.lists(st.integers(0, 40), max_size=4)
+SCHEMA = pa.schema([("name", pa.string()), ("number", pa.int64()), ("id", pa.int64())])
+ORDER = (("number", "descending"), ("id", "ascending"))
+
+
+def in_pieces(rows, cuts):
+    """Rows with an id for each, cut anywhere; some pieces have none."""
+    rows = [row | {"id": number} for number, row in enumerate(rows)]
+    ends = sorted({0, *(min(each, len(rows)) for each in cuts), len(rows)})
+    pieces = [pa.Table.from_pylist(rows[a:b], SCHEMA) for a, b in pairwise(ends)]
+    return rows, [SCHEMA.empty_table(), *pieces]
+
+
+@given(ROWS, CUTS)
+def test_sums_have_room_for_all_numbers(rows, cuts):
+    rows, pieces = in_pieces(rows, cuts)
+    expected = defaultdict(lambda: [0, 0])
+    for row in rows:
+        expected[row["name"],][0] += 1
+        expected[row["name"],][1] += row["number"]
+    assert added(pieces, ["name"], ["number"]) == expected
+
+
+@given(ROWS, CUTS, st.integers(1, 5))
+def test_the_first_of_each_group_are_found(rows, cuts, most):
+    rows, pieces = in_pieces(rows, cuts)
+    rows.sort(key=lambda row: (-row["number"], row["id"]))
+    of_name = defaultdict(list)
+    for row in rows:
+        of_name[row["name"]].append(row)
+    expected = [row for _, some in sorted(of_name.items()) for row in some[:most]]
+    assert foremost(pieces, most, ORDER, by="name") == expected
+    assert foremost(pieces, most, ORDER) == rows[:most]
+
+
+def test_nothing_is_nothing():
+    assert foremost([], 3, ORDER, by="name") == []
+    assert added([], ["name"], ["number"]) == {}
+
+
+def test_a_table_is_all_of_its_parts(tmp_path):
+    parts = []
+    for number in range(3):
+        parts.append(tmp_path / f"part-{number}.parquet")
+        parquet.write_table(pa.table({"a": [number] * number, "b": [7] * number}), parts[-1])
+    table = Written("items", parts)
+    assert table.rows == 3
+    assert [row for piece in table.pieces("a") for row in piece.to_pylist()] == [
+        {"a": 1}, {"a": 2}, {"a": 2},
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+    part = tmp_path / "part-0.parquet"
+    part.write_bytes(b"PAR1, and then nothing")
+    for table in (Written("items", [part]), Written("items", [tmp_path / "gone.parquet"])):
+        with pytest.raises(ReconcileRefused, match="the items that were written cannot be read"):
+            _ = table.rows
+        with pytest.raises(ReconcileRefused, match="the items that were written cannot be read"):
+            list(table.pieces())

@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Processes that share the tests. Each may start a PostgreSQL, a Redis and a Spark of its own.
 WORKERS ?= 2
 
-.PHONY: demo tour test soak check lint browser format bench docs pins clean
+.PHONY: demo tour test soak check lint needs format bench docs pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
@@ -15,10 +15,10 @@ demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
-test: lint browser  ## every test, with modest counts, on WORKERS cores
+test: needs lint  ## every test, with modest counts, on WORKERS cores
 	$(RUN) -m pytest -n $(WORKERS) --no-loadscope-reorder --durations 30 tests
 
-soak: $(READY) browser  ## the same tests with high counts, for an hour or more
+soak: needs  ## the same tests with high counts, for an hour or more
 	TXMQ_SOAK=1 $(RUN) -m pytest --timeout 7200 tests
 
 check: lint  ## what every commit passes: format, lint, types, import directions, fast tests
@@ -30,8 +30,8 @@ lint: $(READY)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 
-browser: $(READY)  ## Chromium for the tests of pages, where the machine has none
-	$(RUN) -m tests.browser
+needs: $(READY)  ## fetch what the tests need, or name all that is missing
+	@$(RUN) -m tests.needs
 
 format: $(READY)
 	$(VENV)/bin/ruff format .
@@ -44,6 +44,7 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md
 	$(RUN) -m tools.wire_reference > docs/reference/wire.md
 	$(RUN) -m tools.reconcile_rules > docs/reference/reconcile-rules.md
+	$(RUN) -m tools.fault_table > docs/internals/faults.md
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
 

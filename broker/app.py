@@ -24,7 +24,7 @@ from broker.core.locks import Locks
 from broker.core.offsets import Offsets
 from broker.core.schedule import Schedule
 from broker.core.statistics import Statistics
-from broker.core.topics import Topics, system_topics
+from broker.core.topics import Topics, queue_counts, system_topics
 from broker.deliverer import Deliverer
 from broker.flusher import Flusher
 from broker.handlers.clients import ClientHandlers
@@ -45,9 +45,11 @@ from broker.housekeeping import Housekeeping
 from broker.identity import Identity
 from broker.keeper import Keeper
 from broker.names.server import NameServer
-from broker.registrar import Registrar
-from broker.store.message_store import MessageStore, Recovery, Span
-from txmq.errors import ServiceUnavailable, StoreError
+from broker.registrar import Registrar, registration_of
+from broker.store.message_store import MessageStore, Span
+from broker.store.start import Recovery
+from txmq.errors import InternalError, ServiceUnavailable, StoreError, WriteFailed
+from txmq.protocol.bodies import TopicConfigs
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -62,6 +64,11 @@ __all__ = ["Broker", "run"]
 log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 10.0
+
+_TORN_MEANS: Final = {
+    "sync": "none of them was acknowledged",
+    "async": "they may hold messages that were acknowledged shortly before",
+}
 
 FILES_OF_OUR_OWN: Final = 1024
 """Files open beside connections: two for each segment of the log, and a few."""
@@ -86,8 +93,10 @@ class Broker:
         network: Network | None = None,
         disk: Disk | None = None,
         entropy: Entropy | None = None,
+        accept_loss: str | None = None,
     ) -> None:
         self.settings = settings
+        self._accept_loss = accept_loss
         self.clock: Clock = clock or SystemClock()
         self.network: Network = network or SystemNetwork()
         self.disk: Disk = disk or LocalDisk(settings.data)
@@ -95,7 +104,7 @@ class Broker:
         self.store = MessageStore(self.disk, settings.store)
         self.topics = Topics(self.store, settings.topics)
         self.groups = Groups(settings.topics)
-        self.offsets = Offsets()
+        self.offsets = Offsets(self.store.end_of)
         self.clients: Clients[Connection] = Clients()
         self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
         self.schedule = Schedule(self.store, self.topics, settings.delay)
@@ -139,18 +148,16 @@ class Broker:
         return self
 
     async def _start(self) -> None:
-        self._housekeeping.floors = self._keeper.floors().floors
-        self.recovery = self.store.open(self._housekeeping.floors)
-        if self.recovery.cut_bytes:
-            log.warning("a crash left %d bytes unfinished; they were cut", self.recovery.cut_bytes)
-        self.topics.load(
-            self._keeper.topics(),
-            system_topics(self.settings),
-        )
+        self._keeper.owner = f"{self.store.take(self.entropy):016x}"
+        self._keeper.accepts_loss = self._accept_loss is not None
+        floors = self._keeper.floors()
+        self._housekeeping.floors = floors.floors
+        topics = self._keeper.topics()
         self.groups.load(self._keeper.groups())
         self.offsets.load(self._keeper.offsets())
+        self._open_store(topics, floors.log_end)
+        self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
-        names = await self._open_names()
         # The address becomes part of every record, so the port must be known before any is served.
         self._listener = Listener(
             self.network,
@@ -172,10 +179,10 @@ class Broker:
             self._published,
             self._failed,
         )
-        self._registrar = Registrar(self._identity, self.topics, self._pool, names)
         self._build_handlers()
         self._flusher.start()
-        self._save_topics()
+        self._complete_tables()
+        self._registrar = await self._open_names()
         await self._registrar.start()
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
@@ -183,14 +190,43 @@ class Broker:
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
         self._tasks.append(self._delivery)
 
-    async def _open_names(self) -> list[str]:
-        if self.settings.names:
-            return [each.strip() for each in self.settings.names.split(";") if each.strip()]
-        self._names = NameServer(self.network, self.clock, self.disk)
-        await self._names.__aenter__()
-        await self._names.open(*split_address(self.settings.names_listen))
-        host, port = self._names.address
-        return [f"{host}:{port}"]
+    def _open_store(self, topics: TopicConfigs, floors_end: int) -> None:
+        self.recovery = self.store.open(
+            self._housekeeping.floors,
+            floors_end=floors_end,
+            committed=self.offsets.highest(),
+            topics=queue_counts(topics),
+            accept_loss=self._accept_loss,
+            now_ms=self.clock.wall_ms(),
+        )
+        if self.recovery.lost:
+            log.error("going on without what is missing: %s", self.recovery.lost)
+            return
+        if self.recovery.cut_bytes:
+            log.warning(
+                "a crash left %d bytes unfinished at position %d, and they were cut; %s",
+                self.recovery.cut_bytes,
+                self.recovery.end,
+                _TORN_MEANS[self.settings.store.flush],
+            )
+        if self._accept_loss is not None and not self._keeper.has_lost:
+            log.warning("nothing is missing, so --accept-loss had no effect")
+
+    async def _open_names(self) -> Registrar:
+        names = self.settings.names
+        if not names:
+            server = self._names = NameServer(
+                self.network, self.clock, self.disk, owner=self._keeper.owner
+            )
+            await server.__aenter__()
+            # Known to it before its first client connects: a client that finds no route takes the
+            # topic for one that does not exist.
+            who, now = registration_of(self._identity), self.clock.monotonic()
+            server.routes.register(who, self.topics.saved(), self, now)
+            await server.open(*split_address(self.settings.names_listen))
+            names = self.names
+        addresses = [address.strip() for address in names.split(";") if address.strip()]
+        return Registrar(self._identity, self.topics, self._pool, addresses)
 
     def _build_handlers(self) -> None:
         house = self._housekeeping
@@ -203,7 +239,7 @@ class Broker:
             self.store,
             self.statistics,
             self.clock,
-            self.settings.hold_max,
+            self.settings.pull_wait_max,
         )
         self._checker = Checker(
             self.coordinator, self.clients, self.clock, self._flusher.decision_ms
@@ -258,10 +294,10 @@ class Broker:
             OffsetHandlers(self.topics, self.offsets, self.locks, self.store, self.clock),
             QueryHandlers(self.topics, self.store),
             TopicHandlers(
-                self.topics, self.offsets, self.clock, self._topics_changed, house.forget_topic
+                self.topics, self.offsets, self.clock, self._topics_changed, self._forget_topic
             ),
             GroupHandlers(
-                self.groups, self.offsets, self.statistics, self.clock, house.save_tables
+                self.groups, self.offsets, self.statistics, self.clock, self._groups_changed
             ),
             ProgressHandlers(
                 self._identity,
@@ -286,7 +322,11 @@ class Broker:
                 house.retain_now,
             ),
             SettingHandlers(
-                self._identity, self.names, self.settings, self.clock, self._settings_changed
+                self._identity,
+                lambda: self.names,
+                self.settings,
+                self.clock,
+                self._settings_changed,
             ),
             self._relays,
         ]
@@ -311,6 +351,8 @@ class Broker:
             return
         self._listener.close_door()
         self.admission.refuse("stopping", "the broker is stopping")
+        # Closed first: while it drains, its answer would be that no topic exists.
+        await self._close_names()
         if self._registrar is not None:
             await self._registrar.stop()
         self._pulls.release()
@@ -323,8 +365,19 @@ class Broker:
         if self.failure is None:
             try:
                 self._housekeeping.save_tables()
-            except OSError as problem:
-                log.error("the tables could not be saved: %s", problem)  # noqa: TRY400
+            except OSError as error:
+                log.error(  # noqa: TRY400
+                    "stopping without having saved all tables: %s%s",
+                    error,
+                    "; groups go on from the offsets that were saved before, and receive some "
+                    "messages again"
+                    if self.offsets.unsaved
+                    else "",
+                )
+            try:
+                self.store.note_clean_stop()
+            except OSError as error:
+                log.error("the clean stop could not be noted: %s", error)  # noqa: TRY400
         await self._give_up()
 
     async def _give_up(self) -> None:
@@ -338,11 +391,14 @@ class Broker:
         if hasattr(self, "_flusher"):
             await self._flusher.stop()
         await self._pool.close()
-        if self._names is not None:
-            await self._names.__aexit__(None, None, None)
-            self._names = None
+        await self._close_names()
         self.store.close()
         self.stopped.set()
+
+    async def _close_names(self) -> None:
+        server, self._names = self._names, None
+        if server is not None:
+            await server.__aexit__(None, None, None)
 
     # What the parts tell each other
 
@@ -361,6 +417,19 @@ class Broker:
         self.failure = problem
         self.stopped.set()
 
+    def _complete_tables(self) -> None:
+        """Write the tables that are not on the disk as they are in memory, if there is room."""
+        try:
+            self._housekeeping.complete_tables()
+        except OSError as error:
+            if self._keeper.is_new:
+                raise WriteFailed(
+                    f"the first files of a new data directory cannot be written: {error}; make "
+                    "room on its disk and start again"
+                ) from error
+            log.warning("serving without having saved all tables, tried again later: %s", error)
+        self.topics.settle()
+
     def _topics_changed(self) -> None:
         try:
             self._save_topics()
@@ -369,6 +438,22 @@ class Broker:
             raise ServiceUnavailable(f"the topics could not be saved: {problem}") from problem
         if self._registrar is not None:
             self._registrar.changed()
+
+    def _forget_topic(self, name: str) -> None:
+        try:
+            self._housekeeping.forget_topic(name)
+        except OSError as error:
+            self.topics.undo()
+            raise ServiceUnavailable(f"the topic could not be deleted: {error}") from error
+
+    def _groups_changed(self) -> None:
+        try:
+            self._housekeeping.save_tables()
+        except OSError as error:
+            raise InternalError(
+                f"the groups could not be saved: {error}; the change holds now, and is saved as "
+                "soon as the disk takes it"
+            ) from error
 
     def _save_topics(self) -> None:
         self._keeper.save_topics(self.topics)
@@ -386,6 +471,7 @@ class Broker:
             self._topics_changed()
         self.settings = settings
         self._housekeeping.retention = settings.retention
+        self._pulls.wait_max = settings.pull_wait_max
         self.topics.defaults = settings.topics
         self.groups.defaults = settings.topics
         self.coordinator.settings = settings.transaction
@@ -415,8 +501,18 @@ class Broker:
         return f"{host}:{port}"
 
 
-def run(settings: BrokerSettings, *, ready: Callable[[Broker], None]) -> int:
+def run(
+    settings: BrokerSettings,
+    *,
+    ready: Callable[[Broker], None],
+    accept_loss: str | None = None,
+) -> int:
     """Run a broker until SIGTERM or SIGINT; returns the exit code of the process.
+
+    Args:
+        settings: What the broker is.
+        ready: Called when it serves.
+        accept_loss: Why it shall start although a part of its log is missing.
 
     Raises:
         StoreError: The data directory is in use or damaged.
@@ -426,7 +522,7 @@ def run(settings: BrokerSettings, *, ready: Callable[[Broker], None]) -> int:
     import uvloop
 
     _allow_files(settings.connections_max)
-    return uvloop.run(_run(settings, ready))
+    return uvloop.run(_run(settings, ready, accept_loss))
 
 
 def _allow_files(connections: int) -> None:
@@ -436,14 +532,19 @@ def _allow_files(connections: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        most = soft  # macOS calls its limit endless, and refuses what is above the kernel's.
     if most < wanted:
         log.warning("only %d files may be open; connections_max is %d", most, connections)
 
 
-async def _run(settings: BrokerSettings, ready: Callable[[Broker], None]) -> int:
+async def _run(
+    settings: BrokerSettings, ready: Callable[[Broker], None], accept_loss: str | None
+) -> int:
     loop = asyncio.get_running_loop()
-    async with Broker(settings) as broker:
+    async with Broker(settings, accept_loss=accept_loss) as broker:
         asked = asyncio.Event()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, asked.set)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from txmq.config import Alias, Duration, Size, parse_duration
+from txmq.config import Duration, Size, parse_duration
 from txmq.errors import ConfigError
 from txmq.limits import (
     DELAY_LEVELS_MAX,
@@ -22,7 +22,6 @@ from txmq.limits import (
 from txmq.remoting.pool import split_address
 
 __all__ = [
-    "ALIASES",
     "HOW_TO_ADVERTISE",
     "BrokerSettings",
     "DelaySettings",
@@ -35,34 +34,6 @@ __all__ = [
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
-_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
-
-
-def _seconds(value: object) -> object:
-    text = str(value).strip()
-    if _NUMBER.fullmatch(text) and float(text) >= 1000:
-        # Under this name RocketMQ counts milliseconds, and nobody checks every quarter of an hour.
-        raise ValueError("seconds, or a duration with its unit such as 60s or 60000ms")
-    return value
-
-
-def _milliseconds(value: object) -> object:
-    text = str(value).strip()
-    return f"{text}ms" if _NUMBER.fullmatch(text) else value
-
-
-ALIASES: Final = {
-    "messageDelayLevel": Alias("delay.levels"),
-    "timerMaxDelaySec": Alias("delay.longest"),
-    "transactionTimeout": Alias("transaction.timeout", _seconds),
-    "transactionTimeOut": Alias("transaction.timeout", _milliseconds),
-    "transactionCheckMax": Alias("transaction.check_max"),
-    "transactionCheckInterval": Alias("transaction.check_interval", _seconds),
-    "enablePropertyFilter": Alias("filter.sql"),
-}
-"""Other names under which settings may be given; ``transactionTimeOut`` and
-``enablePropertyFilter`` are RocketMQ's own.
-"""
 
 FlushMode = Literal["sync", "async"]
 
@@ -156,6 +127,9 @@ class TopicDefaults:
 
     message_size_max: Size = Size(MESSAGE_BODY_BYTES_MAX)
     """The largest body, as sent."""
+
+    traces: bool = True
+    """Whether the topic of traces, ``RMQ_SYS_TRACE_TOPIC``, is there from the start."""
 
     def __post_init__(self) -> None:
         """Refuse what no frame can carry."""
@@ -287,12 +261,27 @@ class BrokerSettings:
     hold_max: Duration = Duration(20.0)
     """The longest a pull is held open; stock clients give up after 30 s."""
 
+    long_polling: bool = True
+    """Whether a pull at the end of its queue waits up to ``hold_max`` for a message; where false,
+    up to ``short_polling``.
+    """
+
+    short_polling: Duration = Duration(1.0)
+    """The longest a pull is held open where ``long_polling`` is false; with 0 it is answered at
+    once.
+    """
+
     store: StoreSettings = field(default_factory=StoreSettings)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
     filter: FilterSettings = field(default_factory=FilterSettings)
     transaction: TransactionSettings = field(default_factory=TransactionSettings)
     delay: DelaySettings = field(default_factory=DelaySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+
+    @property
+    def pull_wait_max(self) -> float:
+        """The longest a pull is held open, in seconds."""
+        return self.hold_max if self.long_polling else self.short_polling
 
     def __post_init__(self) -> None:
         """Refuse names and addresses that cannot be, before anything is opened."""
@@ -308,8 +297,10 @@ class BrokerSettings:
             )
         if self.names:
             servers = [each.strip() for each in self.names.split(";") if each.strip()]
-            for each in servers or [self.names]:
-                _address("names", each, port_min=1)
+            for server in servers or [self.names]:
+                if "," in server:
+                    raise ConfigError(f"names cannot be {server!r}; separate addresses with ';'")
+                _address("names", server, port_min=1)
 
 
 def _address(setting: str, text: str, *, port_min: int = 0) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from broker.store.delay_store import DelayStore
 from broker.store.message_store import Span
 from txmq.errors import CorruptRecord, ServiceUnavailable
 from txmq.limits import DELIVERED_BYTES_MAX, DELIVERED_TOGETHER_MAX
+from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 
 __all__ = ["Deliverer"]
@@ -116,7 +117,9 @@ class Deliverer:
     def _tell_of_clock(self) -> None:
         if self._schedule.held_back > self._held_back:
             log.warning(
-                "the clock was set back: %d messages come later than they want to",
-                self._schedule.held_back - self._held_back,
+                "the clock was set back: %s later than wanted",
+                quantity(
+                    self._schedule.held_back - self._held_back, "message comes", "messages come"
+                ),
             )
             self._held_back = self._schedule.held_back

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -23,6 +24,7 @@ from broker.keeper import Keeper
 from broker.store.message_store import MessageStore
 from broker.store.retention import decide
 from txmq.errors import CorruptRecord
+from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 
@@ -31,7 +33,12 @@ __all__ = ["Housekeeping"]
 log = logging.getLogger(__name__)
 
 ROUND_S: Final = 5.0
-"""How often there is a round; after a crash consumers' offsets are at most this old."""
+"""How often there is a round of all chores."""
+
+SAVE_S: Final = 1.0
+"""How often groups and offsets are saved where they have changed: after a crash consumers get again
+at most what they reported in this time.
+"""
 
 
 class Housekeeping:
@@ -69,20 +76,37 @@ class Housekeeping:
             for chore in (*more, self._sample, self.save_tables, self._retain):
                 try:
                     chore()
-                except OSError as problem:
-                    log.warning("housekeeping could not write: %s", problem)
+                except OSError as error:
+                    log.warning("housekeeping could not write: %s", error)
                 except Exception:
                     log.exception("housekeeping failed")
-            await asyncio.sleep(ROUND_S)
+            for _ in range(round(ROUND_S / SAVE_S) - 1):
+                await asyncio.sleep(SAVE_S)
+                with suppress(OSError):  # The next round of all chores reports it.
+                    self.save_tables()
+            await asyncio.sleep(SAVE_S)
 
     def save_tables(self) -> None:
-        """Save groups and offsets where they have changed.
+        """Save groups and offsets where they have changed, and what a start could not save.
 
         Raises:
             OSError: The disk refuses.
         """
-        self._keeper.save_groups(self._groups)
-        self._keeper.save_offsets(self._offsets)
+        if self._keeper.is_incomplete:
+            self.complete_tables()
+            return
+        try:
+            self._keeper.save_groups(self._groups)
+        finally:
+            self._keeper.save_offsets(self._offsets)
+
+    def complete_tables(self) -> None:
+        """Write every table that is not on the disk as it is in memory.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._keeper.complete(self._topics, self._groups, self._offsets, self.floors)
 
     def forget_topic(self, name: str) -> None:
         """Hide a deleted topic's messages for good.
@@ -90,8 +114,10 @@ class Housekeeping:
         Raises:
             OSError: The disk refuses.
         """
+        floors = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
+        # Saved first: what is refused must not be hidden.
+        self._keeper.save_floors({**self.floors, name: floors}, self._store.log.durable)
         self.floors[name] = self._store.forget_topic(name)
-        self._keeper.save_floors(self.floors)
         self._statistics.forget_topic(name)
 
     def retain_now(self) -> None:
@@ -129,11 +155,11 @@ class Housekeeping:
         if verdict.delete:
             # Saved first: no offset may ever be given twice.
             floors = self._store.floors_after(verdict.delete)
-            self._keeper.save_floors(floors)
+            self._keeper.save_floors(floors, self._store.log.durable)
             self.floors = floors
             for _ in range(verdict.delete):
                 self._store.drop_first_file()
-            log.info("deleted %d old files of the log", verdict.delete)
+            log.info("deleted %s of the log", quantity(verdict.delete, "old file"))
 
     def _pinned(self) -> int | None:
         try:

@@ -20,7 +20,7 @@ from txmq.protocol.headers import BrokerRegistration, BrokerUnregistration
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
 
-__all__ = ["Registrar"]
+__all__ = ["Registrar", "registration_of"]
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,13 @@ RETRY_S: Final = 1.0
 """How soon a name server is told again that could not be told, or whose connection broke."""
 
 TIMEOUT_S: Final = 3.0
+
+
+def registration_of(identity: Identity) -> BrokerRegistration:
+    """What a name server receives about a broker, beside its topics."""
+    return BrokerRegistration(
+        identity.name, identity.address, identity.cluster, identity.address, 0
+    )
 
 
 class Registrar:
@@ -82,16 +89,15 @@ class Registrar:
                 return
 
     async def _register(self, name: str) -> None:
-        identity = self._identity
-        header = BrokerRegistration(
-            identity.name, identity.address, identity.cluster, identity.address, 0
-        )
         body = RegistrationBody(self._topics.saved()).write()
         self._told.pop(name, None)
         try:
             connection = await self._pool.connection(name)
             await connection.request(
-                RequestCode.REGISTER_BROKER, header, body=body, timeout_s=TIMEOUT_S
+                RequestCode.REGISTER_BROKER,
+                registration_of(self._identity),
+                body=body,
+                timeout_s=TIMEOUT_S,
             )
         except TxmqError as problem:
             if name not in self._silent:

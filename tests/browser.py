@@ -2,7 +2,7 @@
 
 It is the one that TXMQ_TEST_CHROMIUM names, else one of the machine, else Playwright's own. Where
 none can be had, tests fail with one line that says how to get it; they are never skipped. Run as a
-program it puts one there, as far as it may: `make test` does so.
+program it installs one: with apt-get only after a yes on the terminal, or where CI is set.
 """
 
 import contextlib
@@ -12,10 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.packages import Unprepared
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HINT = (
     "these tests need Chromium: install it (Debian: apt install chromium; elsewhere: "
-    "python -m playwright install chromium), or set TXMQ_TEST_CHROMIUM to one"
+    "python -m playwright install --with-deps chromium), or set TXMQ_TEST_CHROMIUM to one"
 )
 QUIET = (
     "--no-sandbox",  # The pages are ours, and root has no sandbox.
@@ -27,19 +29,47 @@ QUIET = (
     "--disable-sync",
 )
 PATIENCE_MS = 15_000
+ANSWER_SECONDS = 30
 INSTALL_SECONDS = 600
 
 
 def program():
-    """Where one is that is given, or the machine's; none where there is none."""
+    """The path of the one that is named, or of the machine's; None where there is none."""
     if given := os.environ.get("TXMQ_TEST_CHROMIUM"):
         return given
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def playwrights_own():
+    """Where Playwright keeps its own, whether or not it is there."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        return playwright.chromium.executable_path
+
+
+def working():
+    """The path of a Chromium that starts.
+
+    Raises:
+        Unprepared: There is none.
+    """
+    path = program() or playwrights_own()
+    try:
+        asked = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unprepared(f"{HINT} ({error})") from error
+    if asked.returncode:
+        last = (asked.stderr.strip() or asked.stdout.strip() or "no output").splitlines()[-1]
+        raise Unprepared(f"{HINT} ({path} does not start: {last})")
+    return path
+
+
 @contextlib.contextmanager
 def opened():
-    """A browser of nobody's: each one begins with a folder of its own, and leaves nothing."""
+    """A browser with an empty profile of its own, which leaves nothing behind."""
     import pytest
     from playwright.sync_api import Error, expect, sync_playwright
 
@@ -59,39 +89,77 @@ def opened():
             browser.close()
 
 
-def is_playwrights_own():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        return Path(playwright.chromium.executable_path).exists()
+def is_ci():
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
-def commands():
-    """What may put one here, the machine's own way first."""
+def is_on_a_terminal():
+    """Whether somebody can answer: a program in the background that reads its terminal is stopped
+    by the kernel.
+    """
+    try:
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
+
+def installers():
+    """The ways to install one, the machine's own first; each is a list of commands."""
     if os.geteuid() == 0 and shutil.which("apt-get"):
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
-        yield [["apt-get", "update", "-qq"], install]
+        commands = [["apt-get", "update", "-qq"], install]
+        if is_ci() or (is_on_a_terminal() and has_consent(commands)):
+            yield commands
+    # Into the user's own cache, not into the system.
     yield [[sys.executable, "-m", "playwright", "install", "chromium"]]
 
 
+def has_consent(commands):
+    print("the tests need Chromium; may this be run?", shown(commands))
+    try:
+        return input("[y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def shown(commands):
+    return " && ".join(" ".join(command) for command in commands)
+
+
 def prepare():
-    """Put one here where there is none; what cannot be had is told by the tests that need it."""
-    if program() or is_playwrights_own():
-        return
+    """Install one where none works, as far as that is allowed.
+
+    Raises:
+        Unprepared: None works even then.
+    """
+    with contextlib.suppress(Unprepared):
+        return working()
+    for commands in installers():
+        print("no Chromium here yet:", shown(commands), flush=True)
+        if all(map(succeeds, commands)):
+            with contextlib.suppress(Unprepared):
+                return working()
+    return working()
+
+
+def succeeds(command):
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for each in commands():
-        print("no Chromium here yet:", " && ".join(map(" ".join, each)), flush=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if all(
-                subprocess.run(
-                    command, env=quiet, stdout=subprocess.DEVNULL, timeout=INSTALL_SECONDS,
-                    check=False,
-                ).returncode == 0
-                for command in each
-            ):  # fmt: skip
-                return
-    print(HINT, file=sys.stderr)
+    try:
+        done = subprocess.run(
+            command, env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=INSTALL_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        print(f"  ended after {INSTALL_SECONDS} s", flush=True)
+        return False
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        print(f"  failed: {next((line for line in said if 'rror' in line), said[-1])}", flush=True)
+    return done.returncode == 0
 
 
 if __name__ == "__main__":
-    prepare()
+    try:
+        prepare()
+    except Unprepared as error:
+        sys.exit(str(error))

@@ -5,16 +5,26 @@
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from txmq.runtime.interrupts import restore_interrupt
+
 _SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
+TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
 _SHARED_MACHINE = [HealthCheck.too_slow]
+
+# In the background, and under some supervisors, this process ignores SIGINT and SIGQUIT, and every
+# program that a test starts inherits that. Tests end programs with the one, servers with the other.
+restore_interrupt()
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 settings.register_profile(
     "brief", max_examples=40, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
@@ -28,6 +38,20 @@ settings.register_profile(
     suppress_health_check=_SHARED_MACHINE,
 )
 settings.load_profile("soak" if _SOAK else "brief")
+
+
+def pytest_sessionstart(session):
+    """A run of the whole suite names all that the machine lacks before its first test."""
+    config = session.config
+    is_worker = hasattr(config, "workerinput")
+    is_part = config.option.keyword or config.option.markexpr or config.option.collectonly
+    chosen = {Path(config.invocation_params.dir, argument).resolve() for argument in config.args}
+    if is_worker or is_part or not chosen & {TESTS, TESTS.parent}:
+        return
+    from tests import needs
+
+    if message := needs.missing():
+        raise pytest.UsageError(message)
 
 
 def pytest_collection_modifyitems(items):

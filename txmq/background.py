@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from txmq.errors import UsageError
+from txmq.runtime.process import OwnerProcess
 
 __all__ = ["Background", "fast_loop"]
 
@@ -61,9 +62,16 @@ class Background:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._owner = OwnerProcess("client")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs, in this process."""
+        return self._loop is not None and self._owner.is_current
 
     def start(self) -> None:
         """Let it run."""
+        self._owner = OwnerProcess("client")
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(ready,), name="txmq-loop", daemon=True
@@ -79,9 +87,10 @@ class Background:
 
     def stop(self) -> None:
         """End it, and whatever still runs in it."""
+        is_running = self.is_running
         loop, self._loop = self._loop, None
         thread, self._thread = self._thread, None
-        if loop is not None and thread is not None:
+        if is_running and loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(END_S)
 
@@ -89,12 +98,16 @@ class Background:
         """Run something there and wait for it; what it wants run here is run meanwhile.
 
         Raises:
-            UsageError: The loop does not run, or an event loop would have to wait here.
+            UsageError: The loop does not run, or runs in the process that this one was forked
+                from, or an event loop would have to wait here.
         """
         loop = self._loop
         if loop is None:
             work.close()
-            raise UsageError("this is not open; use it with 'with'")
+            raise UsageError("this is not open; use it with 'with', or call its start()")
+        if not self._owner.is_current:
+            work.close()
+            self._owner.check()
         if _is_in_a_loop():
             work.close()
             raise UsageError("in an event loop use txmq itself; txmq.blocking would stall it")

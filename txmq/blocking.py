@@ -25,7 +25,9 @@ import concurrent.futures
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
@@ -35,8 +37,9 @@ from txmq.client import settings
 from txmq.client.consumer.handling import BatchHandler, MessageHandler
 from txmq.client.consumer.subscription import ANY_TAG
 from txmq.client.values import SendResult
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, UsageError
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.runtime.threads import Threads
 from txmq.transaction.listener import TransactionListener
 from txmq.transaction.manager import Begun, signed
 from txmq.transaction.manager_branch import Resource
@@ -145,7 +148,22 @@ class _Openable(_Face[X]):
         super().__init__(background, real)
         self._is_own = is_own
 
+    def start(self) -> None:
+        """Open it, as ``with`` does; for programs whose start and end lie apart.
+
+        Raises:
+            UsageError: It is open already, or lacks what it needs to be opened.
+            TxmqError: Whatever its twin in :mod:`txmq` raises.
+        """
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Close it, as leaving ``with`` does; has no effect where it is not open."""
+        self.__exit__(None, None, None)
+
     def __enter__(self) -> Self:
+        if self._is_own and self._background.is_running:
+            raise UsageError("this is open already")
         try:
             if self._is_own:
                 self._background.start()
@@ -162,6 +180,8 @@ class _Openable(_Face[X]):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._background.is_running:
+            return  # It is closed, or belongs to the process that this one was forked from.
         try:
             self._background.wait(self._real.__aexit__(kind, problem, trace))
         finally:
@@ -173,9 +193,12 @@ class Admin(_Face[txmq.Admin]):
     """:class:`txmq.Admin`; see there what each method does and raises."""
 
     create_topic = _waits(txmq.Admin.create_topic)
+    update_topic = _waits(txmq.Admin.update_topic)
     delete_topic = _waits(txmq.Admin.delete_topic)
     topics = _waits(txmq.Admin.topics)
     route = _waits(txmq.Admin.route)
+    topic_config = _waits(txmq.Admin.topic_config)
+    topics_of_broker = _waits(txmq.Admin.topics_of_broker)
     topic_status = _waits(txmq.Admin.topic_status)
     topic_groups = _waits(txmq.Admin.topic_groups)
     create_group = _waits(txmq.Admin.create_group)
@@ -189,6 +212,7 @@ class Admin(_Face[txmq.Admin]):
     offset_by_time = _waits(txmq.Admin.offset_by_time)
     committed_offset = _waits(txmq.Admin.committed_offset)
     commit_offset = _waits(txmq.Admin.commit_offset)
+    plan_reset = _waits(txmq.Admin.plan_reset)
     reset_offset = _waits(txmq.Admin.reset_offset)
     send = _waits(txmq.Admin.send)
     send_batch = _waits(txmq.Admin.send_batch)
@@ -484,7 +508,7 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
     pause = _there(txmq.PullConsumer.pause)
     resume = _there(txmq.PullConsumer.resume)
     positions = _there(txmq.PullConsumer.positions)
-    stop = _there(txmq.PullConsumer.stop)
+    end = _there(txmq.PullConsumer.end)
     _following = _waits(txmq.PullConsumer.__anext__)
 
     @property
@@ -495,7 +519,8 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
     def __iter__(self) -> Iterator[list[ReceivedMessage]]:
         """Lists of messages, each of one queue, until the consumer is stopped."""
         with suppress(StopAsyncIteration):
-            while True:
+            yield self._following()
+            while self._background.is_running:
                 yield self._following()
 
 
@@ -525,8 +550,25 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
         super().__init__(group, names, settings)
         self.consumer = PullConsumer.__new__(PullConsumer)
         _Face.__init__(self.consumer, self._background, self._real.consumer)
+        self._threads = self._fresh_threads()
 
     wait = _waits(txmq.ScheduledPull.wait)
+
+    def _fresh_threads(self) -> Threads:
+        consumer = self._real.consumer
+        return Threads(f"txmq-{consumer.group}", consumer.settings.concurrency)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, problem, trace)
+        finally:
+            self._threads.close()
+            self._threads = self._fresh_threads()
 
     def on(self, topic: str) -> Callable[[K], K]:
         """See :meth:`txmq.ScheduledPull.on`."""
@@ -534,7 +576,8 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
         def decorate(task: K) -> K:
             async def call(queue: Queue, context: txmq.PullContext) -> None:
                 here = PullContext(self.consumer, context.next_delay_s)
-                await asyncio.to_thread(task, queue, here)
+                # The caller's context goes along, as with asyncio.to_thread.
+                await self._threads.run(partial(copy_context().run, task, queue, here))
                 context.next_delay_s = here.next_delay_s
 
             self._real.on(topic)(call)

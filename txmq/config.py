@@ -1,9 +1,10 @@
 """Settings: trees of frozen dataclasses, filled from a file, the environment and arguments.
 
 A setting's key is its path through the tree, ``store.flush``. Four sources give values, each over
-the one before: the dataclass's default, a TOML file, variables (``TXMQ_STORE__FLUSH``), arguments
-(``store.flush=async``). A key nobody declared and a value that cannot be are errors which say where
-they stand. Nothing here knows any setting by name, and nothing reads the environment unasked.
+the one before: the dataclass's default, a file, variables (``TXMQ_STORE__FLUSH``), arguments
+(``store.flush=async``). Files and arguments may also use the names that settings have elsewhere. A
+key nobody declared and a value that cannot be are errors which say where they stand. Nothing here
+knows any setting by name, and nothing reads the environment unasked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import inspect
 import math
 import re
 import textwrap
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import (
     get_type_hints,
 )
 
+from txmq.config_file import read_file
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,13 +43,20 @@ if TYPE_CHECKING:
 __all__ = [
     "PREFIX",
     "Alias",
+    "Derived",
     "Duration",
+    "ForeignName",
+    "OneValue",
     "Setting",
     "Size",
+    "Unused",
+    "convert",
     "describe",
+    "kinds_of",
     "load",
     "parse_duration",
     "parse_size",
+    "rebuild",
     "show",
     "variable",
 ]
@@ -94,6 +102,7 @@ class Setting(NamedTuple):
 class _Given(NamedTuple):
     """A value that a source gives, and how to name the place."""
 
+    name: str
     value: object
     origin: str
     place: int
@@ -109,11 +118,44 @@ class Alias(NamedTuple):
 
     key: str
     reads: Callable[[object], object] = _as_it_is
+    text: str = ""
+    """What a reader of the reference needs to know beside the key."""
 
+
+class Derived(NamedTuple):
+    """A name elsewhere whose value sets several settings here, or depends on other settings.
+
+    ``reads`` receives the value, a look-up of the settings so far, and a function that notifies
+    the operator; it returns the settings by their keys.
+    """
+
+    keys: tuple[str, ...]
+    reads: Callable[[object, Callable[[str], Any], Callable[[str], None]], Mapping[str, object]]
+    text: str
+
+
+class OneValue(NamedTuple):
+    """A name elsewhere that can have one value only: any other would promise what is not there."""
+
+    value: str
+    why: str
+
+
+class Unused(NamedTuple):
+    """A name elsewhere that has no meaning here, whatever its value."""
+
+    why: str
+
+
+ForeignName = Alias | Derived | OneValue | Unused
 
 _IN_FILE, _IN_VARIABLE = 0, 1
 
-_NO_ALIASES: Final[Mapping[str, Alias]] = MappingProxyType({})
+_NO_NAMES: Final[Mapping[str, ForeignName]] = MappingProxyType({})
+
+
+def _ignore(notice: str) -> None:
+    del notice
 
 
 # Values
@@ -204,8 +246,12 @@ _FROM_TEXT: Final[dict[Any, Any]] = {
 _NUMBERS: Final[dict[Any, Any]] = {int: int, float: int | float, Duration: int | float, Size: int}
 
 
-def _converted(kind: Any, value: object) -> object:
-    # The value of one setting. A ValueError's text says what would be accepted.
+def convert(kind: Any, value: object) -> object:
+    """The value of one setting, from a text or from what a file has.
+
+    Raises:
+        ValueError: It cannot be; the text says what would be accepted.
+    """
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices:
@@ -216,7 +262,7 @@ def _converted(kind: Any, value: object) -> object:
             value = [each.strip() for each in value.split(",") if each.strip()]
         if not isinstance(value, list):
             raise ValueError("a list")
-        return tuple(_converted(get_args(kind)[0], each) for each in value)
+        return tuple(convert(get_args(kind)[0], each) for each in value)
     assert kind in _FROM_TEXT, f"settings of type {kind} are not supported"
     return _FROM_TEXT[kind](_as_text(kind, value))
 
@@ -255,22 +301,30 @@ def _leaves(shape: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, kind
 
 
+def kinds_of(shape: type[Any]) -> dict[str, Any]:
+    """The type of every setting, by its key."""
+    return dict(_leaves(shape))
+
+
 def variable(key: str) -> str:
     """The environment variable that holds a setting."""
     return PREFIX + key.replace(".", "__").upper()
 
 
-def _unknown(key: str, origin: str, known: Collection[str]) -> ConfigError:
-    inside = sorted(each for each in known if each.startswith(key + "."))
+def _unknown(
+    key: str, origin: str, kinds: Collection[str], foreign: Collection[str]
+) -> ConfigError:
+    inside = sorted(known for known in kinds if known.startswith(key + "."))
     if inside:
         hint = f"{key} is a group of settings; set one of them, such as {inside[0]} ({origin})"
         return ConfigError(hint)
-    near = difflib.get_close_matches(key, known, 1, _NEAR)
+    lowered = {known.lower(): known for known in (*foreign, *kinds)}
+    near = difflib.get_close_matches(key.lower(), lowered, 1, _NEAR)
     if not near:
         # Perhaps only the group was left out.
-        lasts = {each.rpartition(".")[2]: each for each in known}
-        near = [lasts[each] for each in difflib.get_close_matches(key, lasts, 1, _NEAR)]
-    hint = f"; did you mean {near[0]}?" if near else ""
+        lowered = {known.rpartition(".")[2]: known for known in kinds}
+        near = difflib.get_close_matches(key, lowered, 1, _NEAR)
+    hint = f"; did you mean {lowered[near[0]]}?" if near else ""
     return ConfigError(f"unknown setting {key}{hint} ({origin})")
 
 
@@ -284,50 +338,154 @@ def load(
     environ: Mapping[str, str] = _NO_VARIABLES,
     reserved: Collection[str] = (),
     arguments: Iterable[str] = (),
-    aliases: Mapping[str, Alias] = _NO_ALIASES,
+    aliases: Mapping[str, ForeignName] = _NO_NAMES,
+    notice: Callable[[str], None] = _ignore,
 ) -> S:
     """Fill a tree of settings.
 
     Args:
         shape: The dataclass at its root.
-        file: A TOML file.
+        file: A file in TOML or properties, see :mod:`txmq.config_file`.
         environ: Variables; those that do not begin with ``TXMQ_`` count for nothing.
         reserved: Variables that begin so and are no settings all the same.
         arguments: Texts of the form ``key=value``.
-        aliases: Names that settings have elsewhere, for a file and for arguments.
+        aliases: Names that settings have elsewhere, for a file and for arguments. In a file their
+            order here counts, where one builds on another.
+        notice: Receives what the operator should know: which names had no meaning, for one.
 
     Raises:
         ConfigError: A key is unknown, a value cannot be, or the file cannot be read.
     """
-    kinds = dict(_leaves(shape))
-    given: dict[str, _Given] = {}
+    kinds = kinds_of(shape)
+    ranks = {name: rank for rank, name in enumerate(aliases)}
+    given = _all_given(file, kinds, environ, reserved, arguments)
+    unused = [source for source in given if isinstance(aliases.get(source.name), Unused)]
+    given.sort(key=lambda source: (source.place, ranks.get(source.name, -1)))
+    found = _Found(shape, kinds, notice)
+    for source in given:
+        known = aliases.get(source.name) or Alias(source.name)
+        if isinstance(known, Alias) and known.key not in kinds:
+            raise _unknown(known.key, source.origin, kinds, aliases)
+        try:
+            found.take(source, known)
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            text = f"{source.name} cannot be {source.value!r} ({source.origin}); it takes {error}"
+            raise ConfigError(text) from error
+    if unused:
+        notice(_unused_notice(unused, file))
+    try:
+        return _build(shape, "", found.values)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{found.places(str(error))}") from error
+
+
+def _all_given(
+    file: str | Path | None,
+    kinds: Mapping[str, Any],
+    environ: Mapping[str, str],
+    reserved: Collection[str],
+    arguments: Iterable[str],
+) -> list[_Given]:
+    given: list[_Given] = []
     if file is not None:
-        given |= _from_file(Path(file), kinds)
+        given += [
+            _Given(name, value, origin, _IN_FILE)
+            for name, (value, origin) in read_file(Path(file), kinds).items()
+        ]
     for name, text in sorted(environ.items()):
         if name.startswith(PREFIX) and not name.startswith(FOR_TESTS) and name not in reserved:
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
-            given[key] = _Given(text, f"in variable {name}", _IN_VARIABLE)
-    for place, each in enumerate(arguments, _IN_VARIABLE + 1):
-        key, sign, text = each.partition("=")
+            given.append(_Given(key, text, f"in variable {name}", _IN_VARIABLE))
+    for place, argument in enumerate(arguments, _IN_VARIABLE + 1):
+        key, sign, text = argument.partition("=")
         if not sign:
-            raise ConfigError(f"{each!r} sets nothing; write key=value, such as store.flush=async")
-        given[key.strip()] = _Given(text, f"in argument {each}", place)
-    said: dict[str, _Given] = {}
-    values: dict[str, object] = {}
-    for name, (value, origin, place) in sorted(given.items(), key=lambda each: each[1].place):
-        key, reads = aliases.get(name) or Alias(name)
-        if key not in kinds:
-            raise _unknown(key, origin, kinds)
-        twin = said.get(key)
-        if twin is not None and twin.place == place and place == _IN_FILE:
-            raise ConfigError(f"{name} ({origin}) is said twice: it has another name there")
-        said[key] = given[name]
-        try:
-            values[key] = _converted(kinds[key], reads(value))
-        except ValueError as problem:
-            text = f"{name} cannot be {value!r} ({origin}); it takes {problem}"
-            raise ConfigError(text) from problem
-    return _build(shape, "", values)
+            raise ConfigError(
+                f"{argument!r} sets nothing; write key=value, such as store.flush=async"
+            )
+        given.append(_Given(key.strip(), text, f"in argument {argument}", place))
+    return given
+
+
+class _Found:
+    """The values so far, and which name of which source gave each."""
+
+    def __init__(
+        self, shape: type[Any], kinds: Mapping[str, Any], notice: Callable[[str], None]
+    ) -> None:
+        self._shape = shape
+        self._kinds = kinds
+        self._notice = notice
+        self.values: dict[str, object] = {}
+        self._sources: dict[str, tuple[_Given, ForeignName]] = {}
+
+    def take(self, source: _Given, known: ForeignName) -> None:
+        """Take what one name of one source says.
+
+        Raises:
+            ValueError: Its value cannot be.
+        """
+        if isinstance(known, Unused):
+            return
+        if isinstance(known, OneValue):
+            if str(source.value).strip().lower() != known.value.lower():
+                raise ValueError(f"{known.value or 'no value'}: {known.why}")
+            return
+        if isinstance(known, Alias):
+            values: Mapping[str, object] = {known.key: known.reads(source.value)}
+        else:
+            values = known.reads(source.value, self._so_far, self._notice)
+        for key, value in values.items():
+            converted = convert(self._kinds[key], value)
+            self._check_twin(key, converted, source, known)
+            self.values[key] = converted
+            self._sources[key] = (source, known)
+
+    def _so_far(self, key: str) -> Any:
+        return self.values[key] if key in self.values else _default_at(self._shape, key)
+
+    def _check_twin(self, key: str, value: object, source: _Given, known: ForeignName) -> None:
+        twin = self._sources.get(key)
+        if twin is None or twin[0].place != source.place or source.place != _IN_FILE:
+            return
+        both_derived = isinstance(known, Derived) and isinstance(twin[1], Derived)
+        if not both_derived and value != self.values[key]:
+            raise ConfigError(
+                f"{key} is said twice: by {twin[0].name} ({twin[0].origin}) "
+                f"and by {source.name} ({source.origin}); leave one out"
+            )
+
+    def places(self, text: str) -> str:
+        """Where the settings were given that a complaint names, unless it says so itself."""
+        places = [
+            f"{source.name}={source.value} {source.origin}"
+            for key, (source, _) in self._sources.items()
+            if (source.place == _IN_FILE or source.name != key)
+            and re.search(rf"\b{key.rpartition('.')[2]}\b", text)
+        ]
+        return f" ({'; '.join(places)})" if places else ""
+
+
+_UNUSED_SHOWN: Final = 20
+
+
+def _unused_notice(unused: list[_Given], file: str | Path | None) -> str:
+    where = f"{file}: " if all(source.place == _IN_FILE for source in unused) else ""
+    names = ", ".join(source.name for source in unused[:_UNUSED_SHOWN])
+    if len(unused) > _UNUSED_SHOWN:
+        names += f" and {len(unused) - _UNUSED_SHOWN} more"
+    count = "1 setting has" if len(unused) == 1 else f"{len(unused)} settings have"
+    return f"{where}{count} no meaning here: {names}; `txmq config reference` says why"
+
+
+def rebuild(settings: S, values: Mapping[str, object]) -> S:
+    """Settings with other values for some keys, all of them converted already.
+
+    Raises:
+        ConfigError: Together they cannot work.
+    """
+    return _build(type(settings), "", values, settings)
 
 
 def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | None = None) -> S:
@@ -352,24 +510,12 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def _from_file(path: Path, kinds: Mapping[str, Any]) -> dict[str, _Given]:
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise ConfigError(f"cannot read settings from {path}: {problem.strerror}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} is no TOML file: {problem}") from problem
-    given: dict[str, _Given] = {}
-    waiting = [("", tree)]
-    for prefix, table in waiting:
-        for name, value in table.items():
-            key = prefix + name
-            is_group = any(each.startswith(key + ".") for each in kinds)
-            if isinstance(value, dict) and (is_group or (value and key not in kinds)):
-                waiting.append((key + ".", value))
-                continue
-            given[key] = _Given(value, f"in {path}", _IN_FILE)
-    return given
+def _default_at(shape: type[Any], key: str) -> Any:
+    name, *rest = key.split(".")
+    value = next(_default(field) for known, _, field in _fields(shape) if known == name)
+    for part in rest:
+        value = getattr(value, part)
+    return value
 
 
 # The reference

@@ -26,7 +26,8 @@
     │   ├─ ConnectFailed · ConnectionLost · RequestTimeout
     ├─ BrokerRefused              a response code with its remark; one leaf per code
     └─ StoreError
-        └─ CorruptRecord · DiskFull · WriteFailed · SyncFailed · DirectoryInUse
+        ├─ CorruptRecord · DamagedFile · ForeignFile · LogTooShort
+        └─ DiskFull · WriteFailed · SyncFailed · DirectoryInUse
 
 Each leaf says two things that a caller of a messaging system needs: ``retryable``, does trying the
 same again make sense, and ``effect``, may the operation have taken effect all the same. A refusal
@@ -52,6 +53,7 @@ __all__ = [
     "ConsumeTimeout",
     "ConsumerOffline",
     "CorruptRecord",
+    "DamagedFile",
     "DatabaseFailed",
     "DirectoryInUse",
     "DiskFull",
@@ -65,6 +67,7 @@ __all__ = [
     "FilterUnsupported",
     "FlowControlled",
     "FlushTimeout",
+    "ForeignFile",
     "GroupNotFound",
     "IllegalOperation",
     "InternalError",
@@ -74,6 +77,7 @@ __all__ = [
     "LeaseLost",
     "LimitExceeded",
     "LocalProtocolError",
+    "LogTooShort",
     "MessageIllegal",
     "NoPermission",
     "NotFound",
@@ -141,9 +145,7 @@ class ConfigError(TxmqError, ValueError):
 
 
 class UsageError(TxmqError):
-    """Something was called in the wrong state: not started, closed, or nested where it cannot
-    be.
-    """
+    """Something was called in the wrong state: not started, closed, or wrongly nested."""
 
 
 class LimitExceeded(TxmqError):
@@ -168,16 +170,11 @@ class BatchCutShort(TxmqError):
 
 
 class FilterUnsupported(TxmqError):
-    """A broker takes no conditions on properties; its setting ``enablePropertyFilter`` allows them.
-
-    A broker of ours calls it ``filter.sql``.
-    """
+    """A broker takes no conditions on properties; ``enablePropertyFilter`` is off."""
 
 
 class RollBack(TxmqError):
-    """Raised by a local transaction that has rolled back and means it: its message shall never be
-    seen. Any other exception leaves open what became of it.
-    """
+    """A local transaction raises it to roll back; any other exception leaves the outcome open."""
 
 
 class TransactionOverdue(TxmqError):
@@ -185,10 +182,8 @@ class TransactionOverdue(TxmqError):
 
 
 class TransactionConflict(TxmqError):
-    """A transaction had been decided otherwise when its producer decided it, and so it stays: its
-    message and its local transaction do not agree.
-
-    Somebody who was asked, or an operator, answered without knowing.
+    """A check or an operator decided a transaction before its producer did, and otherwise. That
+    decision stays: its message and its local transaction do not agree.
     """
 
     effect = Effect.APPLIED
@@ -235,10 +230,7 @@ class TransactionExpired(ResourceError):
 
 
 class TransactionBroken(ResourceError):
-    """The database had given the local transaction up before its end; nothing of it remains.
-
-    An error of a statement was caught and not passed on.
-    """
+    """The database gave up before the end, after an error that was caught. Nothing remains."""
 
 
 class OutcomeUnknown(ResourceError):
@@ -268,9 +260,7 @@ class KeyInProgress(TxmqError):
 
 
 class KeyConflict(TxmqError):
-    """What came with this key is not what came with it before, which was done; nothing was done
-    now. One of both is wrong, and coming again does not help.
-    """
+    """This key came before with something else, which was done. Nothing was done now."""
 
 
 class VersionGap(TxmqError):
@@ -586,6 +576,15 @@ class CorruptRecord(StoreError):
         self.reason = reason
 
 
+class DamagedFile(StoreError):
+    """A file beside the log is damaged, missing, or another broker's, and nothing replaces it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 class DiskFull(StoreError):
     """The disk has no room left; nothing of this write remains."""
 
@@ -606,3 +605,16 @@ class SyncFailed(StoreError):
 
 class DirectoryInUse(StoreError):
     """Another broker has this data directory open."""
+
+
+class ForeignFile(DamagedFile):
+    """A file in the data directory was written for the log of another broker."""
+
+    def __init__(self, path: str, log: int, expected: int) -> None:
+        whose = f"it belongs to the log {log:016x} of another broker, this directory to the log"
+        what_to_do = "put the right file back, or restore the directory from a backup"
+        super().__init__(path, f"{whose} {expected:016x}; {what_to_do}")
+
+
+class LogTooShort(StoreError):
+    """Other files prove that the log held more. Nothing was changed, no offset was given again."""

@@ -19,6 +19,9 @@ TOPIC_CHARS_MAX: Final = 127
 GROUP_CHARS_MAX: Final = 255
 """A group's name, as stock clients check it."""
 
+CLIENT_ID_CHARS_MAX: Final = 1_024
+"""A client's id; stock clients put addresses, and for traces all name servers, into theirs."""
+
 BATCH_MESSAGES_MAX: Final = 65_536
 """Messages in one batch: the smallest take 23 bytes, so a 4 MiB body could claim 180,000."""
 
@@ -150,6 +153,9 @@ TURNS_MAX: Final = 4_096
 
 FAULTS_MAX: Final = 1_024
 """Brokers whose last latency a client remembers; the largest clusters have a few hundred."""
+
+FAILED_MESSAGES_MAX: Final = 1024
+"""Messages whose last failure a handler remembers, so that the log has each traceback once."""
 
 FORMS_MAX: Final = 4_096
 """Topics at brokers whose prepared headers a producer keeps, of half a kilobyte each."""

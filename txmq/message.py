@@ -55,6 +55,9 @@ class Message:
     """Deliver it at this wall time, in milliseconds; our brokers, and RocketMQ from 5 on."""
     deliver_after_s: int | None = None
     """Deliver it so many seconds after it is stored; our brokers, and RocketMQ from 5 on."""
+    wait_stored: bool = True
+    """Whether the broker answers only once the message is as safe as the broker is set to make it.
+    Without it RocketMQ does not wait for its disk or its replicas; our brokers always do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from broker.core.client_names import producer_group_fault
 from broker.store.half_reader import seconds_in
 from broker.store.key_index import key_hash
 from txmq.errors import MessageIllegal
 from txmq.limits import (
-    GROUP_CHARS_MAX,
     KEYS_PER_MESSAGE_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_OF_HALF_MAX,
@@ -99,10 +99,8 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
             data += f"PGROUP\x01{group}\x02".encode()
         said = special.get(properties.CHECK_IMMUNITY)
         immunity_s = 0 if said is None else seconds_in(said)
-    if len(owner) > GROUP_CHARS_MAX or "\x01" in owner or "\x02" in owner:
-        raise MessageIllegal(
-            f"a producer group's name has at most {GROUP_CHARS_MAX} characters, and no control ones"
-        )
+    if fault := producer_group_fault(owner):
+        raise MessageIllegal(fault)
     if len(data) > PROPERTIES_OF_HALF_MAX:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"

@@ -29,6 +29,7 @@ from txmq.errors import (
 from txmq.protocol.decision import Kind, Source
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
+from txmq.quantity import quantity
 
 __all__ = ["Coordinator", "Tally", "Transaction"]
 
@@ -291,9 +292,9 @@ class Coordinator:
         self.tally.parked += 1
         sent = self.halves.sent_at(half.position)
         log.error(
-            "the transaction %s of %s is parked: %d checks brought no decision; "
+            "the transaction %s of %s is parked: %s brought no decision; "
             "txmq tx recheck has it asked again once the cause is gone",
             "at an unreadable place" if sent is None else sent.unique,
             half.group,
-            half.checks + 1,
+            quantity(half.checks + 1, "check"),
         )

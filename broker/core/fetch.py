@@ -93,6 +93,7 @@ def _collect(
         ask = count_max - len(found) if wanted is None else end - at
         entries = queue.read(at, ask)
         if not entries:
+            at = queue.next_kept(at)
             break
         room = count_max - len(found)
         # The first message of an answer comes however large it is; no other may make it too large.
@@ -124,6 +125,7 @@ def _sift(
     while at < end and unread > 0:
         entries = queue.read(at, min(end - at, PULL_MESSAGES_MAX))
         if not entries:
+            at = queue.next_kept(at)
             break
         some, _ = _take(entries, len(entries), PULL_BYTES_MAX, None, is_first=True)
         for record in _read(store, queue, some):

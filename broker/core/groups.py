@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.config import TopicDefaults
+from broker.core.client_names import check_consumer_group
 from broker.core.topics import QUEUES_MAX
 from txmq.errors import GroupNotFound, InternalError, NoPermission
-from txmq.limits import GROUP_CHARS_MAX, GROUPS_MAX
+from txmq.limits import GROUPS_MAX
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
 
 __all__ = ["Groups"]
@@ -69,10 +70,9 @@ class Groups:
         """Refuse settings that no group can have.
 
         Raises:
-            InternalError: The name is empty or too long, or there are too many retry queues.
+            InternalError: The name is illegal, or there are too many retry queues.
         """
-        if not config.group_name or len(config.group_name) > GROUP_CHARS_MAX:
-            raise InternalError(f"a group name has from 1 to {GROUP_CHARS_MAX} characters")
+        check_consumer_group(config.group_name)
         if config.retry_queue_nums > QUEUES_MAX:
             raise InternalError(f"a group has at most {QUEUES_MAX} retry queues")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from txmq.protocol.bodies import ConsumerOffsets
 
@@ -10,9 +10,15 @@ __all__ = ["Offsets"]
 
 
 class Offsets:
-    """The next offset each group wants, by topic and queue."""
+    """The next offset each group wants, by topic and queue.
 
-    def __init__(self) -> None:
+    Args:
+        end_of: Where a queue ends, ``None`` for one that does not exist. A group cannot have come
+            further: an offset behind the end would hide the messages that come next.
+    """
+
+    def __init__(self, end_of: Callable[[str, int], int | None] | None = None) -> None:
+        self._end_of = end_of
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self.unsaved = False
 
@@ -28,12 +34,26 @@ class Offsets:
             {f"{topic}@{group}": queues for (group, topic), queues in self._offsets.items()}
         )
 
+    def highest(self) -> dict[str, dict[int, int]]:
+        """The highest offset that any group has, by topic and queue."""
+        found: dict[str, dict[int, int]] = {}
+        for (_, topic), queues in self._offsets.items():
+            numbers = found.setdefault(topic, {})
+            for number, offset in queues.items():
+                numbers[number] = max(numbers.get(number, 0), offset)
+        return found
+
     def get(self, group: str, topic: str, queue: int) -> int | None:
         """A group's offset, if it ever told one."""
         return self._offsets.get((group, topic), {}).get(queue)
 
     def put(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Take a group's word for how far it has come; it may go back on purpose."""
+        if self._end_of is not None:
+            end = self._end_of(topic, queue)
+            if end is None:
+                return
+            offset = min(offset, end)
         queues = self._offsets.get((group, topic))
         if queues is None:
             queues = self._offsets[group, topic] = {}

@@ -16,6 +16,7 @@ from txmq.protocol import properties
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
+from txmq.quantity import quantity
 
 __all__ = ["Fate", "buried", "fate_of", "returned", "settle_maximum", "why_exhausted"]
 
@@ -75,9 +76,10 @@ def why_exhausted(attempts: int, maximum: int) -> str:
     """Why a message that failed so often before may not come again; empty where it may."""
     if attempts < maximum:
         return ""
-    return (
-        f"{attempts} retries failed, {maximum} are allowed" if attempts else "no retry is allowed"
-    )
+    if not attempts:
+        return "no retry is allowed"
+    failed = quantity(attempts, "retry", "retries")
+    return f"{failed} failed, {quantity(maximum, 'is', 'are')} allowed"
 
 
 def fate_of(attempts: int, maximum: int, level: int, words: str = "") -> Fate:

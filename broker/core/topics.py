@@ -28,7 +28,7 @@ from txmq.protocol.topics import (
     WHEEL_TOPIC,
 )
 
-__all__ = ["TEMPLATE", "Topic", "Topics", "check_name"]
+__all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "queue_counts"]
 
 TEMPLATE: Final = "TBW102"
 """The topic whose settings new ones inherit; clients ask for its route when theirs is unknown."""
@@ -117,9 +117,11 @@ class Topics:
             name = config.topic_name
             self._system.add(name)
             known = self._topics.get(name)
-            # Delay levels may have been added since.
-            if known is None or (
-                name == SCHEDULE_TOPIC and len(known.queues) < config.read_queue_nums
+            # Settings may have changed since: more delay levels, other queues for new topics.
+            if (
+                known is None
+                or (name == SCHEDULE_TOPIC and len(known.queues) < config.read_queue_nums)
+                or (name == TEMPLATE and known.config != config)
             ):
                 self._put(config)
 
@@ -270,9 +272,18 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
         TopicConfig(WHEEL_TOPIC, WHEEL_QUEUES, WHEEL_QUEUES, _READ_WRITE),
         TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1, _READ_WRITE),
         TopicConfig("BenchmarkTest", 16, 16, _READ_WRITE),
-        # Clients leave their traces there, also where topics are not made by sending.
-        TopicConfig(TRACES, 1, 1, _READ_WRITE),
     ]
+    if defaults.traces:
+        # Clients leave their traces there, also where topics are not made by sending.
+        topics.append(TopicConfig(TRACES, 1, 1, _READ_WRITE))
     if defaults.auto_create:
         topics.append(TopicConfig(TEMPLATE, defaults.queues, defaults.queues, inherit))
     return topics
+
+
+def queue_counts(topics: TopicConfigs) -> dict[str, int]:
+    """How many queues each topic has, also those that are only read or only written."""
+    return {
+        name: max(config.read_queue_nums, config.write_queue_nums)
+        for name, config in topics.topic_config_table.items()
+    }

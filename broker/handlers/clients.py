@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from broker.core.client_names import (
+    check_client_id,
+    check_consumer_group,
+    check_producer_group,
+)
 from broker.core.clients import Clients, Member
 from broker.core.filter.filters import Filters
 from broker.core.groups import Groups
 from broker.core.locks import Locks
-from broker.core.topics import Topics, check_name
+from broker.core.topics import Topics
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
 from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
 from txmq.protocol.bodies import (
@@ -70,6 +75,9 @@ class ClientHandlers:
     def beat(self, connection: Connection, request: Command) -> bytes:
         """34: a client is alive and belongs to these groups."""
         beat = Heartbeat.read(request.body)
+        check_client_id(beat.client_id)
+        for producer in beat.producer_data_set:
+            check_producer_group(producer.group_name)
         self._make_groups([each.group_name for each in beat.consumer_data_set])
         changed = self._clients.beat(
             connection, beat, request.client_language, request.version, self._clock.monotonic()
@@ -85,8 +93,8 @@ class ClientHandlers:
             raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
         retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
         fresh = [retry for retry in retries if self._topics.find(retry) is None]
-        for retry in fresh:
-            check_name(retry)
+        for name in names:
+            check_consumer_group(name)
         now_ms = self._clock.wall_ms()
         queues = {RETRY + name: self._groups.get(name, now_ms).retry_queue_nums for name in names}
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from broker.core.client_names import check_client_id, check_consumer_group
 from broker.core.locks import Locks
 from broker.core.offsets import Offsets
-from broker.core.topics import Topics
+from broker.core.topics import Topics, check_name
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.message_store import MessageStore
 from txmq.errors import InternalError, NotFound
@@ -80,6 +81,8 @@ class OffsetHandlers:
         """15: a group says how far it has come."""
         del connection
         header = request.read(OffsetCommit)
+        check_consumer_group(header.consumer_group)
+        check_name(header.topic)
         # The Node client says -1 where it has consumed nothing yet: that is no offset, and no
         # fault.
         if header.commit_offset >= 0:
@@ -128,6 +131,8 @@ class OffsetHandlers:
         """41: a consumer wants queues for itself."""
         del connection
         wanted = LockRequest.read(request.body)
+        check_consumer_group(wanted.consumer_group)
+        check_client_id(wanted.client_id)
         owned = self._locks.lock(
             wanted.consumer_group, wanted.client_id, wanted.mq_set, self._clock.monotonic()
         )
@@ -159,12 +164,14 @@ def offset_by_time(
     end = high
     while low < high:
         middle = (low + high) // 2
-        stored = store.stored_ms(queue, middle)
+        kept = queue.next_kept(middle)
+        stored = store.stored_ms(queue, kept) if kept < high else when_ms
         if stored is None or stored < when_ms:
-            low = middle + 1
+            low = kept + 1
         else:
             high = middle
     first = queue.min_offset
+    low = queue.next_kept(low)
     at_or_after = store.stored_ms(queue, low) if low < end else None
     kind = (boundary or "").lower()
     if kind == "lower":

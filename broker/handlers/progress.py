@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from broker.core.client_names import check_consumer_group
 from broker.core.clients import Clients
 from broker.core.filter.tags import tag_filter
 from broker.core.groups import Groups
@@ -178,6 +179,7 @@ class ProgressHandlers:
         """314: one group goes on where another one is."""
         del connection
         header = request.read(CloneOffset)
+        check_consumer_group(header.dest_group)
         source = header.src_group
         for name in [header.topic] if header.topic else self._offsets.topics_of(source):
             if self._topics.find(name) is None:

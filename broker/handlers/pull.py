@@ -37,6 +37,7 @@ from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
+from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
@@ -86,7 +87,7 @@ class PullHandlers:
         store: MessageStore,
         statistics: Statistics,
         clock: Clock,
-        hold_max: float,
+        wait_max: float,
     ) -> None:
         self._topics = topics
         self._groups = groups
@@ -99,7 +100,7 @@ class PullHandlers:
         self._found = statistics.meter("PULLS_FOUND", "")
         self._missed = statistics.meter("PULLS_MISSED", "")
         self._clock = clock
-        self._hold_max = hold_max
+        self.wait_max = wait_max
         self._holds: Holds[HeldPull] = Holds()
         self._held_chars = 0
         self._woken: deque[HeldPull] = deque()
@@ -130,7 +131,7 @@ class PullHandlers:
         deadline = 0.0
         may_hold = header.sys_flag & _SUSPEND and not request.is_oneway
         if may_hold and header.suspend_timeout_millis > 0:
-            wait = min(header.suspend_timeout_millis / 1000, self._hold_max)
+            wait = min(header.suspend_timeout_millis / 1000, self.wait_max)
             deadline = self._clock.monotonic() + wait
         chars, offset = _size_of(wanted), header.queue_offset
         pull = HeldPull(connection, request, header, queue, offset, wanted, chars, deadline)
@@ -145,7 +146,8 @@ class PullHandlers:
             raise NoPermission(f"the topic {topic.name} does not permit consuming")
         if not 0 <= header.queue_id < topic.config.read_queue_nums:
             raise InternalError(
-                f"topic {topic.name} has {topic.config.read_queue_nums} queues to read, "
+                f"topic {topic.name} has "
+                f"{quantity(topic.config.read_queue_nums, 'queue')} to read, "
                 f"no queue {header.queue_id}"
             )
         return topic

@@ -8,6 +8,7 @@ from typing import Final
 
 from broker.core.admission import Admission
 from broker.core.arrival import Arrival, as_half, check_now, examine, examine_all, says_it_is_half
+from broker.core.client_names import producer_group_fault
 from broker.core.clients import Clients
 from broker.core.coordinator import Coordinator
 from broker.core.groups import Groups
@@ -93,8 +94,12 @@ class SendHandlers:
         """310 and 320: store a message, or a batch; the header's names are single letters."""
         return self._take(connection, request, request.read(SendMessageV2))
 
-    def _take(self, connection: Connection, request: Command, header: SendMessage) -> bytes | None:
+    def _take(  # noqa: C901  the hot path: a call for each check would cost every message
+        self, connection: Connection, request: Command, header: SendMessage
+    ) -> bytes | None:
         now_ms = self._flusher.turn_ms()
+        if fault := producer_group_fault(header.producer_group):
+            raise MessageIllegal(fault)
         topic = self._topics.sendable.get(header.topic) or self._other(header)
         number = header.queue_id
         if number < 0:

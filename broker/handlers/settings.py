@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from broker.config import BrokerSettings
 from broker.identity import Identity
-from txmq.config import Duration
+from broker.rocketmq_settings import NAMES, milliseconds, percent
+from txmq.config import Alias, OneValue, Unused, convert, kinds_of, rebuild
 from txmq.errors import ConfigError, InternalError, NoPermission
 from txmq.protocol import java_properties
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import BrokerConfigAnswer
+from txmq.protocol.topics import TRACES
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.remoting.pool import split_address
@@ -29,55 +30,37 @@ log = logging.getLogger(__name__)
 
 _HOUR_S: Final = 3600
 
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("it is true or false")
-    return text.lower() == "true"
+NAME_CHARS_SHOWN: Final = 100
+"""How much of an unknown name a refusal repeats."""
 
 
-def _hours_of_day(text: str) -> str:
-    if any(not 0 <= int(hour) <= 23 for hour in text.split(";")):
-        raise ValueError("it is a list of hours from 0 to 23, separated by ;")
-    return text
+def _alias(name: str) -> Alias:
+    meaning = NAMES[name]
+    assert isinstance(meaning, Alias)
+    return meaning
 
 
-def _hours(text: str) -> Duration:
-    if int(text) <= 0:
-        raise ValueError("it is a number of hours")
-    return Duration(float(int(text) * _HOUR_S))
-
-
-def _milliseconds(text: str) -> Duration:
-    if int(text) <= 0:
-        raise ValueError("it is a number of milliseconds")
-    return Duration(int(text) / 1000)
-
-
-def _percent(text: str) -> float:
-    return int(text) / 100
-
-
-class Changeable(NamedTuple):
-    """A setting that can be changed: where it is kept, and how its text is read."""
-
-    group: str
-    field: str
-    read: Callable[[str], object]
-
-
-_CHANGEABLE: Final[Mapping[str, Changeable]] = {
-    "transactionTimeOut": Changeable("transaction", "timeout", _milliseconds),
-    "transactionCheckInterval": Changeable("transaction", "check_interval", _milliseconds),
-    "transactionCheckMax": Changeable("transaction", "check_max", int),
-    "autoCreateTopicEnable": Changeable("topics", "auto_create", _truth),
-    "autoCreateSubscriptionGroup": Changeable("topics", "auto_create_groups", _truth),
-    "enablePropertyFilter": Changeable("filter", "sql", _truth),
-    "deleteWhen": Changeable("retention", "delete_at", _hours_of_day),
-    "fileReservedTime": Changeable("retention", "keep", _hours),
-    "diskMaxUsedSpaceRatio": Changeable("retention", "delete_above", _percent),
-    "diskSpaceCleanForciblyRatio": Changeable("retention", "force_above", _percent),
-    "diskSpaceWarningLevelRatio": Changeable("retention", "refuse_above", _percent),
+_CHANGEABLE: Final[Mapping[str, Alias]] = {
+    **{
+        name: _alias(name)
+        for name in (
+            "autoCreateTopicEnable",
+            "autoCreateSubscriptionGroup",
+            "enablePropertyFilter",
+            "deleteWhen",
+            "fileReservedTime",
+            "diskSpaceCleanForciblyRatio",
+            "diskSpaceWarningLevelRatio",
+            "longPollingEnable",
+            "shortPollingTimeMills",
+            "timerMaxDelaySec",
+            "transactionCheckMax",
+        )
+    },
+    # Tools write what RocketMQ reads: no units, no rounding to what has an effect.
+    "transactionTimeOut": Alias("transaction.timeout", milliseconds),
+    "transactionCheckInterval": Alias("transaction.check_interval", milliseconds),
+    "diskMaxUsedSpaceRatio": Alias("retention.delete_above", percent),
 }
 
 
@@ -87,7 +70,7 @@ class SettingHandlers:
     def __init__(
         self,
         identity: Identity,
-        names: str,
+        names: Callable[[], str],
         settings: BrokerSettings,
         clock: Clock,
         changed: Callable[[BrokerSettings], None],
@@ -121,11 +104,15 @@ class SettingHandlers:
             for name, text in java_properties.loads(request.body).items()
             if known.get(name) != text.strip()
         }
-        fixed = sorted(wanted.keys() - _CHANGEABLE.keys())
-        if fixed:
+        refusals = [
+            refusal
+            for name, text in sorted(wanted.items())
+            if name not in _CHANGEABLE and (refusal := _refusal(name, text))
+        ]
+        if refusals:
             raise NoPermission(
-                f"{', '.join(fixed)} cannot be changed while this broker runs; "
-                f"these can: {', '.join(_CHANGEABLE)}"
+                f"nothing was changed: {'; '.join(refusals)}. "
+                f"These can be changed: {', '.join(sorted(_CHANGEABLE))}"
             )
         if wanted:
             settings = _changed(self._settings, wanted)
@@ -146,7 +133,7 @@ class SettingHandlers:
             "brokerRole": "ASYNC_MASTER",
             "brokerIP1": host,
             "listenPort": port,
-            "namesrvAddr": self._names,
+            "namesrvAddr": self._names(),
             "brokerPermission": int(Perm.READ | Perm.WRITE),
             "autoCreateTopicEnable": topics.auto_create,
             "autoCreateSubscriptionGroup": topics.auto_create_groups,
@@ -154,8 +141,11 @@ class SettingHandlers:
             "maxMessageSize": int(topics.message_size_max),
             "clusterTopicEnable": True,
             "brokerTopicEnable": True,
-            "traceTopicEnable": False,
+            "traceTopicEnable": topics.traces,
+            "msgTraceTopicName": TRACES,
+            "aclEnable": False,
             "storePathRootDir": settings.data,
+            "storePathCommitLog": f"{settings.data}/log",
             "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
             "flushIntervalCommitLog": int(store.flush_interval * 1000),
             "mappedFileSizeCommitLog": int(store.segment_size),
@@ -167,8 +157,11 @@ class SettingHandlers:
             "transactionTimeOut": int(transaction.timeout * 1000),
             "transactionCheckInterval": int(transaction.check_interval * 1000),
             "transactionCheckMax": transaction.check_max,
-            "rejectTransactionMessage": False,
-            "longPollingEnable": True,
+            "rejectTransactionMessage": transaction.pending_max == 0,
+            "messageDelayLevel": settings.delay.levels,
+            "timerMaxDelaySec": int(settings.delay.longest),
+            "longPollingEnable": settings.long_polling,
+            "shortPollingTimeMills": int(settings.short_polling * 1000),
             "enablePropertyFilter": settings.filter.sql,
             "slaveReadEnable": False,
             "storeReplyMessageEnable": False,
@@ -177,22 +170,35 @@ class SettingHandlers:
         }
 
 
+def _refusal(name: str, text: str) -> str | None:
+    meaning = NAMES.get(name)
+    if isinstance(meaning, OneValue):
+        if text.lower() == meaning.value.lower():
+            return None
+        return f"{name} takes {meaning.value or 'no value'} alone: {meaning.why}"
+    if isinstance(meaning, Unused):
+        return f"{name} has no meaning here: {meaning.why}"
+    if meaning is None:
+        return f"{name[:NAME_CHARS_SHOWN]!r} is unknown"
+    return f"{name} cannot be changed while this broker runs"
+
+
 def _changed(settings: BrokerSettings, wanted: Mapping[str, str]) -> BrokerSettings:
-    changes: dict[str, dict[str, Any]] = {}
+    kinds = kinds_of(BrokerSettings)
+    values: dict[str, object] = {}
     for name, text in wanted.items():
-        group, field, read = _CHANGEABLE[name]
+        if name not in _CHANGEABLE:
+            continue
+        key, reads, _ = _CHANGEABLE[name]
         try:
-            changes.setdefault(group, {})[field] = read(text)
-        except ValueError as problem:
-            raise InternalError(f"{name} cannot be {text!r}: {problem}") from problem
-    groups: dict[str, Any] = {}
+            values[key] = convert(kinds[key], reads(text))
+        except ValueError as error:
+            raise InternalError(f"{name} cannot be {text!r}; it takes {error}") from error
     try:
-        for group, values in changes.items():
-            # Together, as some have to fit each other.
-            groups[group] = replace(getattr(settings, group), **values)
-    except ConfigError as problem:
-        raise InternalError(str(problem)) from problem
-    return replace(settings, **groups)
+        # All at once, as some have to fit each other.
+        return rebuild(settings, values)
+    except ConfigError as error:
+        raise InternalError(str(error)) from error
 
 
 def _text(value: object) -> str:

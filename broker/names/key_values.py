@@ -17,7 +17,7 @@ ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 
 
 class _Written(msgspec.Struct):
-    """The file, in upstream's own shape so that either server reads the other's."""
+    """The text of the file, in the shape of RocketMQ's."""
 
     table: dict[str, dict[str, str]] = msgspec.field(name="configTable", default_factory=dict)
 

@@ -12,7 +12,15 @@ from broker.names.handlers import NameHandlers
 from broker.names.key_values import KeyValues
 from broker.names.options import NameOptions, OptionTable
 from broker.names.routes import Replica, RouteTable
-from txmq.errors import BrokerRefused, ConfigError, ProtocolError, UsageError, WriteFailed
+from broker.store.checked_file import CheckedFile
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    DamagedFile,
+    ProtocolError,
+    UsageError,
+    WriteFailed,
+)
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -20,7 +28,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq.runtime.network import Network
 
-__all__ = ["NameServer"]
+__all__ = ["FILES", "NameServer"]
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +37,8 @@ SWEEP_S: Final = 5.0
 
 _VALUES: Final = "config/kv.json"
 _OPTIONS: Final = "config/names.properties"
+FILES: Final = (_VALUES, _OPTIONS)
+"""The files that a name server keeps in its directory, each with a predecessor."""
 
 
 class NameServer:
@@ -42,16 +52,19 @@ class NameServer:
         *,
         options: NameOptions | None = None,
         connections_max: int = 10_000,
+        owner: str = "",
     ) -> None:
         self._network = network
         self._clock = clock
         self._disk = disk
+        self._owner = owner
         self._chosen = options or NameOptions()
         self._connections_max = connections_max
         self._dispatch = Dispatcher({})
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._is_closing = False
         self.routes = RouteTable()
         """What it knows of brokers and topics."""
 
@@ -59,12 +72,15 @@ class NameServer:
         """Read what was kept; requests come once :meth:`open` was called.
 
         Raises:
-            ConfigError: What was kept is damaged.
+            DamagedFile: What was kept is damaged, and its predecessor cannot replace it.
+            ConfigError: What was kept is whole, but has no meaning here.
             OSError: The disk cannot be read.
         """
-        values = KeyValues(self._saver(_VALUES), self._read(_VALUES))
+        values_data, save_values = self._kept(_VALUES)
+        options_data, save_options = self._kept(_OPTIONS)
+        values = KeyValues(save_values, values_data)
         try:
-            self._options = OptionTable(self._chosen, self._saver(_OPTIONS), self._read(_OPTIONS))
+            self._options = OptionTable(self._chosen, save_options, options_data)
         except (BrokerRefused, ProtocolError) as problem:
             raise ConfigError(f"{_OPTIONS}: {problem}") from problem
         # Upstream's name, and its unit, for something operators look at but cannot change.
@@ -88,6 +104,7 @@ class NameServer:
         trace: TracebackType | None,
     ) -> None:
         """Close the door and every connection."""
+        self._is_closing = True
         if self._sweep is not None:
             self._sweep.cancel()
         if self._listener is not None:
@@ -120,8 +137,9 @@ class NameServer:
     # Brokers that go
 
     def _forget(self, connection: Connection) -> None:
-        for each in self.routes.disconnect(connection):
-            _tell(each, "its connection closed")
+        for replica in self.routes.disconnect(connection):
+            if not self._is_closing:
+                _tell(replica, "its connection closed")
 
     def _schedule(self) -> None:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._expire)
@@ -133,28 +151,31 @@ class NameServer:
 
     # The disk
 
-    def _read(self, path: str) -> bytes | None:
+    def _kept(self, path: str) -> tuple[bytes | None, Callable[[bytes], None]]:
+        """What a file holds, and how to replace it; without a disk nothing, and to no effect."""
         if self._disk is None:
-            return None
-        try:
-            file = self._disk.open(path)
-        except FileNotFoundError:
-            return None
-        try:
-            return file.read(0, file.size())
-        finally:
-            file.close()
+            return None, lambda _: None
+        file = CheckedFile(self._disk, path, is_doubled=True)
 
-    def _saver(self, path: str) -> Callable[[bytes], None]:
         def save(data: bytes) -> None:
-            if self._disk is None:
-                return
             try:
-                self._disk.replace(path, data)
-            except OSError as problem:
-                raise WriteFailed(f"{path} cannot be written: {problem}") from problem
+                file.save(self._owner, data)
+            except OSError as error:
+                raise WriteFailed(f"{path} cannot be written: {error}") from error
 
-        return save
+        try:
+            data = file.load(self._owner)
+        except DamagedFile as error:
+            raise DamagedFile(
+                path,
+                f"{error.reason}; put the file back from a backup, or delete both to start without",
+            ) from error
+        if data is not None and not file.is_complete:
+            try:
+                save(data)
+            except WriteFailed as error:
+                log.warning("serving without having repaired a file: %s", error)
+        return data, save
 
 
 def _tell(replica: Replica, reason: str) -> None:

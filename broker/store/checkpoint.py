@@ -6,10 +6,10 @@ chunk of a file tells how far that segment is indexed, so the index files are th
 is no other. Deleting them costs a scan of the log, nothing else.
 
     chunk   head · queues · lines · entries · keys · halves
-    head    size, magic, checksum of head, queues and lines, checksum of the rest,
+    head    size, magic, checksum of head, queues and lines, the log, checksum of the rest,
             from, to, not before, not after, number of queues, number of lines, number of keys,
             number of halves opened, closed, parked
-    queue   length of topic, topic, queue number, first offset, count
+    queue   length of topic, topic, queue number, first offset, count (0 if it only moved on)
     line    its number, due time and offset of the last that left, oldest offset that may wait
 """
 
@@ -26,9 +26,10 @@ from broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
 from broker.store.lines import LineState
 from broker.store.pending import Changes
 from broker.store.sealed import Sealed
+from txmq.errors import ForeignFile
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import name_of
-from txmq.runtime.disk import Disk, File
+from txmq.runtime.disk import NO_ROOM, Disk, File
 
 __all__ = [
     "Chunk",
@@ -44,7 +45,7 @@ FOLDER: Final = "index"
 SUFFIX: Final = ".idx"
 MAGIC: Final = 0x7478_697A
 
-_HEAD: Final = Struct(">IIIIqqqqIIIIII")
+_HEAD: Final = Struct(">IIIQIqqqqIIIIII")
 _POSITION_BYTES: Final = 8
 _QUEUE: Final = Struct(">iqI")
 _LINE: Final = Struct(">Bqqq")
@@ -110,6 +111,7 @@ def newest_indexed(disk: Disk) -> int | None:
 
 
 def draft(
+    log_id: int,
     stretch: Stretch,
     queues: Sequence[ConsumeQueue],
     keys: KeyIndex,
@@ -122,7 +124,7 @@ def draft(
     runs: list[QueueRun] = []
     for queue in queues:
         data = queue.tail_before(stretch.end)
-        if not data:
+        if not data and not queue.has_jumped:
             continue
         run = QueueRun(queue.topic, queue.number, queue.tail_first, len(data) // ENTRY.size)
         name = run.topic.encode()
@@ -136,7 +138,7 @@ def draft(
     body = entry_bytes + key_bytes + _packed(changes)
     size = _HEAD.size + len(table_bytes) + len(body)
     checksum = crc32(body)
-    fields = (checksum, *stretch, len(runs), len(lines), key_count, *halves)
+    fields = (log_id, checksum, *stretch, len(runs), len(lines), key_count, *halves)
     bare = _HEAD.pack(size, MAGIC, 0, *fields)
     check = crc32(bare[12:] + table_bytes)
     data = _HEAD.pack(size, MAGIC, check, *fields) + table_bytes + body
@@ -156,43 +158,102 @@ def _packed(changes: Changes) -> bytes:
 class IndexFile:
     """The chunks of one segment."""
 
-    def __init__(self, disk: Disk, segment: int) -> None:
+    def __init__(self, disk: Disk, segment: int, log_id: int) -> None:
         self.segment = segment
+        self._log_id = log_id
+        self.beyond: list[Chunk] = []
+        """Whole heads of chunks that cannot be used: each still proves how far the log reached."""
         self.file: File = disk.open(path_of(segment), create=True)
         self.size = 0
+        self._unhardened: Chunk | None = None
         self._bodies: dict[int, Sealed] = {}
 
     def load(self, end: int) -> list[Chunk]:
-        """The whole chunks up to the log's end, in order; what follows them is cut off.
+        """The whole chunks up to the log's end, in order; :meth:`trim` cuts off what follows them.
 
         Only the last chunk can have been torn by a crash, so only its body is checked here; those
         of the others are when they are first read.
+
+        Raises:
+            ForeignFile: It indexes another log.
         """
         chunks: list[Chunk] = []
         reached = self.segment
-        while (chunk := self._read(self.size)) is not None:
-            if chunk.stretch.start != reached or chunk.stretch.end > end:
-                break
-            chunks.append(chunk)
+        at = 0
+        while (chunk := self._read(at)) is not None and chunk.stretch.start == reached:
+            (chunks if chunk.stretch.end <= end else self.beyond).append(chunk)
             reached = chunk.stretch.end
-            self.size += chunk.size
+            at += chunk.size
         while chunks and not self._body(chunks[-1]).is_whole():
-            self.size = chunks.pop().at
-            del self._bodies[self.size]
-        if self.file.size() != self.size:
-            self.file.truncate(self.size)
+            torn = chunks.pop()
+            del self._bodies[torn.at]
+            self.beyond.append(torn)
+        self.size = chunks[-1].at + chunks[-1].size if chunks else 0
         return chunks
 
+    def trim(self) -> None:
+        """Cut off what follows the chunks that are used; a full disk does so before it writes."""
+        try:
+            self._cut()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        self.beyond.clear()
+
+    def is_whole(self, chunk: Chunk) -> bool:
+        """Whether what follows a chunk's head is what was written."""
+        return self._body(chunk).is_whole()
+
+    def is_unfinished(self, at: int) -> bool:
+        """Whether the bytes from a place on are the beginning of a chunk: a crash leaves that, and
+        damage rarely looks like it.
+        """
+        left = self.file.size() - at
+        data = self.file.read(at, left)
+        if left < _HEAD.size:
+            return True
+        size, magic, check, _, _, *rest = _HEAD.unpack_from(data)
+        if magic != MAGIC or size <= left:
+            return False
+        queue_count, line_count, keys, *halves = rest[4:]
+        try:
+            queues, _, table_end, _ = self._read_table(at, data, (queue_count, line_count), left)
+        except (struct.error, UnicodeDecodeError):
+            return True
+        entries = sum(run.entries for run in queues) * ENTRY.size
+        body = entries + keys * ENTRY_BYTES + sum(halves) * _POSITION_BYTES
+        is_whole: bool = crc32(data[12:table_end]) == check and size == table_end + body
+        return is_whole
+
     def harden(self, chunk: Chunk) -> None:
-        """Make a chunk durable that was found here, whatever became of the sync it once had."""
-        self.file.write(chunk.at, self.file.read(chunk.at, chunk.size))
-        self.file.sync()
+        """Make a chunk durable that was found here, whatever became of the sync it once had.
+
+        A full disk may refuse that. The chunk can be read meanwhile, and is made durable before
+        another one is written behind it.
+        """
+        self._unhardened = chunk
+        try:
+            self._harden_rest()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+
+    def _harden_rest(self) -> None:
+        chunk = self._unhardened
+        if chunk is not None:
+            self.file.write(chunk.at, self.file.read(chunk.at, chunk.size))
+            self.file.sync()
+            self._unhardened = None
+
+    def _cut(self) -> None:
+        if self.file.size() > self.size:
+            self.file.truncate(self.size)
 
     def _read(self, at: int) -> Chunk | None:
         data = self.file.read(at, _HEAD_READ)
         if len(data) < _HEAD.size:
             return None
-        size, magic, check, checksum, *rest = _HEAD.unpack_from(data)
+        size, magic, check, log_id, checksum, *rest = _HEAD.unpack_from(data)
         start, end, first_ms, last_ms, queue_count, line_count, keys, *halves = rest
         if magic != MAGIC or at + size > self.file.size():
             return None
@@ -203,6 +264,8 @@ class IndexFile:
             return None
         if crc32(data[12:table_end]) != check:
             return None
+        if log_id != self._log_id:
+            raise ForeignFile(path_of(self.segment), log_id, self._log_id)
         entries = sum(run.entries for run in queues) * ENTRY.size
         keys_at = at + table_end + entries
         if keys_at + keys * ENTRY_BYTES + sum(halves) * _POSITION_BYTES != at + size:
@@ -250,6 +313,8 @@ class IndexFile:
             OSError: The disk refused; the file ends where it did.
         """
         at = self.size
+        self._harden_rest()
+        self._cut()
         try:
             self.file.write(at, data)
         except OSError:

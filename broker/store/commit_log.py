@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from broker.store.high_water import HighWater, Mark
 from broker.store.segment import Segments
-from txmq.protocol.span import HEAD_BYTES, head
+from txmq.protocol.span import HEAD_BYTES, checksum_in, head
 from txmq.runtime.disk import File
 
 __all__ = ["CommitLog"]
 
 
 class CommitLog:
-    """Appends spans and knows how much of them is durable."""
+    """Appends spans, knows how much of them is durable, and notes that in the high-water mark."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(
+        self, segments: Segments, high_water: HighWater, *, is_async: bool = False
+    ) -> None:
         self._segments = segments
+        self._high_water = high_water
+        self._is_async = is_async
+        self._unmarked: deque[tuple[int, int, int]] = deque()
         self._staged: list[bytes] = []
         self._records = 0
         self.durable = segments.end
@@ -56,12 +64,14 @@ class CommitLog:
         self._staged.clear()
         start, tail = self._segments.end, self._segments.tail
         try:
-            self._segments.append(head(start, self.durable, payload, records) + payload, stay=stay)
+            span_head = head(self._segments.log_id, start, self.durable, payload, records)
+            self._segments.append(span_head + payload, stay=stay)
         finally:
             self.next_position = self._segments.end + HEAD_BYTES
             # Also where the write failed: the new file stays, and the one before it is complete.
             if tail is not None and tail is not self._segments.tail and self.durable < start:
                 self.unsynced.append(tail)
+        self._unmarked.append((start, self._segments.end, checksum_in(span_head)))
         return self._segments.end
 
     def files_to_sync(self) -> list[File]:
@@ -75,3 +85,8 @@ class CommitLog:
         completed = files[:-1]
         self.unsynced = [file for file in self.unsynced if file not in completed]
         self.durable = max(self.durable, end)
+        last = None
+        while self._unmarked and self._unmarked[0][1] <= end:
+            last = self._unmarked.popleft()
+        if last is not None:
+            self._high_water.advance(Mark(self._segments.start, *last, is_async=self._is_async))

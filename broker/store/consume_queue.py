@@ -46,6 +46,7 @@ class ConsumeQueue:
         "_tail",
         "_tail_first",
         "floor",
+        "has_jumped",
         "next_offset",
         "number",
         "topic",
@@ -60,6 +61,8 @@ class ConsumeQueue:
         self._firsts: list[int] = []
         self._tail = bytearray()
         self._tail_first = floor
+        self.has_jumped = False
+        """Whether the next chunk has to keep where this queue goes on, though it has no entry."""
 
     @property
     def min_offset(self) -> int:
@@ -109,6 +112,22 @@ class ConsumeQueue:
         self._tail_first = max(block.first + block.entries, self.floor)
         self.next_offset = self._tail_first
 
+    def jump(self, offset: int) -> None:
+        """Go on at a later offset: those before it were given once, and their messages are lost."""
+        assert not self._tail, "entries before a gap have to be in an index file"
+        self._tail_first = self.next_offset = offset
+        self.has_jumped = True
+
+    def next_kept(self, offset: int) -> int:
+        """The first offset from this one on that is not in a gap; the next one to come at most."""
+        if offset >= self._tail_first:
+            return offset
+        at = bisect_right(self._firsts, offset) - 1
+        if at >= 0 and offset < self._firsts[at] + self._blocks[at].entries:
+            return offset
+        later = (block.first for block in self._blocks[at + 1 :] if block.entries)
+        return next(later, self._tail_first)
+
     def tail_before(self, position: int) -> bytes:
         """The entries of the tail that lie before a position of the log."""
         tail = self._tail
@@ -133,6 +152,7 @@ class ConsumeQueue:
         self._blocks.append(block)
         self._firsts.append(block.first)
         self._tail_first += block.entries
+        self.has_jumped = False
 
     def drop_before_segment(self, segment: int) -> None:
         """Forget the blocks of segments that were deleted."""

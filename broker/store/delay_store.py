@@ -293,7 +293,8 @@ class DelayStore(Lines):
         for line in self._lines.values():
             if line.number == RECALLS:
                 continue
-            entries = line.queue.read(max(line.first, line.queue.min_offset), 1)
+            queue = line.queue
+            entries = queue.read(queue.next_kept(max(line.first, queue.min_offset)), 1)
             if entries:
                 found = entries[0][0] if found is None else min(found, entries[0][0])
         return found
@@ -302,8 +303,9 @@ class DelayStore(Lines):
 def _entries(line: Line) -> Iterator[tuple[int, Entry]]:
     """Those that may still wait, also where files were deleted since somebody last looked."""
     queue = line.queue
-    offset = line.first = max(line.first, queue.min_offset)
+    offset = line.first = queue.next_kept(max(line.first, queue.min_offset))
     while entries := queue.read(offset, _READ_AT_ONCE):
         for entry in entries:
             yield offset, entry
             offset += 1
+        offset = queue.next_kept(offset)

@@ -262,14 +262,18 @@ class HalfStore(HalfReader):
         for position in changes.closed:
             self._open.pop(position, None)
 
-    def recovered(self, end: int) -> None:
+    def recovered(self, start: int, end: int) -> None:
         """Read the half messages that are open now that the log's end is known.
+
+        Args:
+            start: Half messages before it were lost, and the loss was accepted.
+            end: Behind the log's last byte.
 
         Raises:
             CorruptRecord: One of them cannot be read.
         """
         for position, is_parked in self._open.items():
-            if position < end:
+            if start <= position < end:
                 half, unique, _ = self._half_at(position)
                 known = self._entry_if(self.half_queue, half.offset, position)
                 if known is None or known[1][3] != half.checksum ^ HIDDEN:
@@ -288,7 +292,7 @@ class HalfStore(HalfReader):
         offset = max(queue.min_offset, queue.max_offset - RECALLED_TRANSACTIONS)
         while offset < queue.max_offset:
             entries = queue.read(offset, RECALLED_TRANSACTIONS)
-            offset += len(entries)
+            offset = queue.next_kept(offset + len(entries))
             self._recent.put(filter(None, map(self._closed_by, entries)))
 
     def _closed_by(self, entry: Entry) -> Closing | None:

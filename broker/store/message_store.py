@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
@@ -12,31 +13,38 @@ from broker.store.checkpoint import (
     IndexFile,
     Stretch,
     draft,
-    indexed_segments,
-    newest_indexed,
     path_of,
 )
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.delay_store import Delayed, DelayStore
+from broker.store.evidence import Evidence, QueueOffsets
 from broker.store.half_store import Closing, HalfStore, Opening
-from broker.store.key_index import KeyIndex, key_hash, keys_in, topic_seed
-from broker.store.recovery import scan
+from broker.store.high_water import HighWater
+from broker.store.key_index import KeyIndex, key_hash, topic_seed
+from broker.store.log_identity import log_identity
 from broker.store.retention import Age
 from broker.store.segment import Extent, Segments
-from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
+from broker.store.start import Recovery, Start
+from txmq.errors import (
+    CorruptRecord,
+    DirectoryInUse,
+    RemoteProtocolError,
+)
 from txmq.limits import FRAME_BYTES_MAX
-from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import MARKER, MARKER_BYTES, Decision, decided_ms_of
+from txmq.protocol.decision import MARKER, MARKER_BYTES, decided_ms_of
+from txmq.protocol.loss import LOSS
 from txmq.protocol.record import Postmark
-from txmq.protocol.span import HEAD_BYTES, Found
-from txmq.protocol.topics import WAITING_TOPICS
+from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import Disk, Lock
+from txmq.runtime.entropy import Entropy
 
 __all__ = ["Checkpoint", "MessageStore", "Recovery", "Span", "Staged"]
+
+log = logging.getLogger(__name__)
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -63,14 +71,6 @@ class Span(NamedTuple):
     last_ms: int
 
 
-class Recovery(NamedTuple):
-    """What opening the store had to do."""
-
-    scanned_bytes: int
-    records: int
-    cut_bytes: int
-
-
 class Checkpoint(NamedTuple):
     """A chunk that is written and has yet to be synced."""
 
@@ -82,156 +82,113 @@ class MessageStore:
     """Appends records, publishes them to queues, and reads them back."""
 
     def __init__(self, disk: Disk, settings: StoreSettings) -> None:
-        self._disk = disk
-        self._settings = settings
-        self._segments = Segments(disk, settings.segment_size)
+        self.disk = disk
+        self.settings = settings
+        self.segments = Segments(disk, settings.segment_size)
         self._queues: dict[str, dict[int, ConsumeQueue]] = {}
-        self._keys = KeyIndex()
+        self.keys = KeyIndex()
         self._staged: list[Staged] = []
-        self._floors: Mapping[str, Mapping[int, int]] = {}
-        self._indexes: dict[int, IndexFile] = {}
-        self._checkpointed = 0
-        self._published = 0
-        self._first_ms = 0
-        self._last_ms: dict[int, int] = {}
+        self.floors: Mapping[str, Mapping[int, int]] = {}
+        self.indexes: dict[int, IndexFile] = {}
+        self.checkpointed = 0
+        self.published = 0
+        self.first_ms = 0
+        self.file_ms: dict[int, int] = {}
         self._lock: Lock | None = None
         self.last_ms = 0
-        self.log = CommitLog(self._segments)
+        self.high_water = HighWater(disk, 0)
+        self.log = self.new_log()
         self.halves = HalfStore(self)
         self.delays = DelayStore(self)
 
     # Opening and closing
 
-    def open(self, floors: Mapping[str, Mapping[int, int]]) -> Recovery:
-        """Take the directory, bring the indexes up to the log's end, and cut a torn tail.
+    def new_log(self) -> CommitLog:
+        """The log, to be continued where its files end."""
+        is_async = self.settings.flush == "async"
+        return CommitLog(self.segments, self.high_water, is_async=is_async)
 
-        Args:
-            floors: Offsets below which a queue's messages were deleted, by topic and queue.
+    def take(self, entropy: Entropy) -> int:
+        """Take the directory for this process, and return the identity of its log.
 
         Raises:
             DirectoryInUse: Another broker has it open.
-            CorruptRecord: The log is damaged where it must not be.
+            ForeignFile: Its files belong to different logs.
+            CorruptRecord: Its files do not say which log they belong to.
         """
         try:
-            self._lock = self._disk.lock()
-        except BlockingIOError as problem:
-            raise DirectoryInUse("another broker has this data directory open") from problem
-        self._floors = floors
+            self._lock = self.disk.lock()
+        except BlockingIOError as error:
+            raise DirectoryInUse("another broker has this data directory open") from error
+        log_id = log_identity(self.disk, entropy)
+        self.segments.log_id = log_id
+        self.high_water = HighWater(self.disk, log_id)
+        self.high_water.load()
+        return log_id
+
+    def open(
+        self,
+        floors: QueueOffsets,
+        *,
+        floors_end: int = 0,
+        committed: QueueOffsets | None = None,
+        topics: Mapping[str, int] | None = None,
+        accept_loss: str | None = None,
+        now_ms: int = 0,
+    ) -> Recovery:
+        """Bring the indexes up to the log's end, and cut a torn tail.
+
+        The log is compared with everything that knows how far it reached. Where it is shorter,
+        nothing is changed and the start is refused, unless the loss is accepted.
+
+        Args:
+            floors: Offsets below which a queue's messages were deleted, by topic and queue.
+            floors_end: How far the log was durable when they were saved.
+            committed: The highest offset that a group committed, by topic and queue.
+            topics: The topics that are known, with their numbers of queues.
+            accept_loss: Why the broker shall go on without what is missing. It is recorded in the
+                log, and every queue goes on above all offsets that may have been given.
+            now_ms: The wall clock, for that record.
+
+        Raises:
+            LogTooShort: Something is missing, and no reason to accept that is given.
+            CorruptRecord: The log is damaged where it must not be.
+            ForeignFile: A file belongs to another log.
+        """
+        assert self._lock is not None, "the directory has to be taken first"
+        evidence = Evidence(self.high_water.mark, [], floors_end, committed or {}, [])
+        self._name_queues(floors, topics or {})
+        return Start(self).run(evidence, accept_loss, now_ms)
+
+    def _name_queues(self, floors: QueueOffsets, topics: Mapping[str, int]) -> None:
+        self.floors = floors
         for topic, numbers in floors.items():
             for number in numbers:
                 self.queue(topic, number)
-        self.halves.begin()
-        self._segments.open()
-        self._checkpointed = self._segments.start
-        recovery = self._recover()
-        self.halves.recovered(self._segments.end)
-        self.delays.recovered()
-        self.log = CommitLog(self._segments)
-        self._published = self._segments.end
-        return recovery
-
-    def _recover(self) -> Recovery:
-        scanned = found = cut = 0
-        extents = self._segments.extents()
-        self._refuse_stray_indexes(extents)
-        newest = newest_indexed(self._disk)
-        for extent in extents:
-            self._load_index(extent, is_newest=extent.start == newest)
-            start = self._checkpointed
-            result = scan(self._segments, extent, start, self._restore)
-            self._last_ms[extent.start] = self.last_ms
-            scanned += result.end - start
-            found += result.records
-            if result.end > start:
-                # A broker that was killed, or whose sync failed, may have left it to the system's
-                # cache; now everybody can read it.
-                self._segments.harden(start, result.end)
-            if result.is_torn:
-                cut = self._segments.end - result.end
-                for later in extents:
-                    if later.start > extent.start:
-                        self._disk.remove(path_of(later.start))
-                self._segments.cut(result.end)
-                break
-            if extent is not extents[-1] and self._checkpointed < extent.end:
-                pending = self._write_chunk(self._stretch_to(extent.end, extent))
-                pending.file.file.sync()
-                self.confirm_checkpoint(pending)
-        return Recovery(scanned, found, cut)
-
-    def _refuse_stray_indexes(self, extents: list[Extent]) -> None:
-        # Whatever deletes a file of the log here deletes its index first, so this was somebody
-        # else.
-        kept = {extent.start for extent in extents}
-        for segment in indexed_segments(self._disk):
-            if segment in kept:
-                continue
-            index = IndexFile(self._disk, segment)
-            is_empty = index.file.size() == 0
-            index.file.close()
-            if not is_empty:
-                raise CorruptRecord(
-                    segment,
-                    "a file of the log is missing there; put it back, or delete "
-                    f"{path_of(segment)} as well to go on without its messages",
-                )
-            self._disk.remove(path_of(segment))
-
-    def _load_index(self, extent: Extent, *, is_newest: bool) -> None:
-        index = self._indexes[extent.start] = IndexFile(self._disk, extent.start)
-        chunks = index.load(self._segments.reach(extent))
-        if chunks and is_newest:
-            # Each of the others was durable before the one after it was begun.
-            index.harden(chunks[-1])
-        for chunk in chunks:
-            for run, block in index.blocks(chunk):
-                self.queue(run.topic, run.number).add_block(block)
-            self._keys.add_run(index.key_run(chunk))
-            self.halves.loaded(index.changes(chunk))
-            self.delays.loaded(chunk.lines)
-            self.last_ms = max(self.last_ms, chunk.stretch.last_ms)
-            self._checkpointed = chunk.stretch.end
-        self._checkpointed = max(self._checkpointed, extent.start)
-        self._first_ms = self.last_ms
-
-    def _restore(self, record: Found, position: int, data: bytes) -> None:
-        if isinstance(record, Decision):
-            self.last_ms = max(self.last_ms, record.decided_ms)
-            if not self.halves.found_decision(record, position, data):
-                raise CorruptRecord(position, "a decision does not follow the last one")
-            return
-        self.last_ms = max(self.last_ms, record.stored_ms)
-        if record.sys_flag & _TYPE_BITS == _PREPARED:
-            if not self.halves.found_half(record, data):
-                raise CorruptRecord(position, "a half message does not follow the last one")
-            return
-        queue = self.queue(record.topic, record.queue_id)
-        if record.topic in WAITING_TOPICS:
-            tags_code = record.prepared_position
-        else:
-            tag = properties.find(record.properties, properties.TAGS)
-            tags_code = java.string_hash(tag) if tag else 0
-        entry = (record.position, len(data), tags_code, crc32(data))
-        if not queue.restore(record.queue_offset, entry):
-            raise CorruptRecord(
-                record.position,
-                f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
-                f"behind {queue.max_offset}",
-            )
-        seed = topic_seed(record.topic)
-        self.restore_keys([key_hash(seed, key) for key in keys_in(record.properties)], position)
-        if record.prepared_position:
-            self.delays.found(record)
+        for topic, count in topics.items():
+            for number in range(count):
+                self.queue(topic, number)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:
         """Take the keys of what was found at a position of the log."""
-        self._keys.extend(hashes, [position] * len(hashes))
+        self.keys.extend(hashes, [position] * len(hashes))
+
+    def note_clean_stop(self) -> None:
+        """Have the next start know that the log ends here.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        mark = self.high_water.mark
+        if mark is not None and mark.end == self.log.end:
+            self.high_water.settle(mark._replace(is_clean=True))
 
     def close(self) -> None:
         """Let go of the directory; what is staged is lost, what is written stays."""
-        self._segments.close()
-        for index in self._indexes.values():
+        self.segments.close()
+        for index in self.indexes.values():
             index.file.close()
+        self.high_water.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -244,13 +201,18 @@ class MessageStore:
             numbers = self._queues[topic] = {}
         found = numbers.get(number)
         if found is None:
-            floor = self._floors.get(topic, {}).get(number, 0)
+            floor = self.floors.get(topic, {}).get(number, 0)
             found = numbers[number] = ConsumeQueue(topic, number, floor)
         return found
 
     def find_queue(self, topic: str, number: int) -> ConsumeQueue | None:
         """A queue that was named before."""
         return self._queues.get(topic, {}).get(number)
+
+    def end_of(self, topic: str, number: int) -> int | None:
+        """Behind the newest message of a queue; ``None`` where there is no such queue."""
+        found = self.find_queue(topic, number)
+        return None if found is None else found.max_offset
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
         """A topic's queues that were ever named."""
@@ -350,34 +312,34 @@ class MessageStore:
             for hashed in key_hashes:
                 keys.append(hashed)
                 positions.append(position)
-        self._keys.extend(keys, positions)
+        self.keys.extend(keys, positions)
         if span.halves or span.markers:
             self.halves.publish(span.halves, span.markers)
         if span.delayed is not None:
             self.delays.publish(span.delayed, span.end)
-        self._published = span.end
-        segment = self._segments.tail_start
+        self.published = span.end
+        segment = self.segments.tail_start
         if span.end <= segment:
             # While it waited for the disk, the log went on in another file.
-            segment = self._segments.extent_at(span.end - 1).start
-        self._last_ms[segment] = span.last_ms
+            segment = self.segments.extent_at(span.end - 1).start
+        self.file_ms[segment] = span.last_ms
 
     # Reading
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the log from one file; fewer than asked for where it ends or is gone."""
-        return self._segments.read(position, size)
+        return self.segments.read(position, size)
 
     def bytes_at(self, position: int) -> bytes | None:
         """The record that begins at a position, as it lies there; positions are our own."""
-        data = self._segments.read(position, _READ_AT_ONCE) if position >= self.start else b""
+        data = self.segments.read(position, _READ_AT_ONCE) if position >= self.start else b""
         if len(data) < records.SMALLEST:
             return None
         size, magic = _SIZE_MAGIC.unpack_from(data)
         if magic != records.MAGIC or size > FRAME_BYTES_MAX:
             return None
         if size > len(data):
-            data = self._segments.read(position, size)
+            data = self.segments.read(position, size)
         return data[:size] if len(data) >= size else None
 
     def record_bytes(self, position: int) -> bytes | None:
@@ -389,9 +351,9 @@ class MessageStore:
         Raises:
             CorruptRecord: Its body differs from its checksum.
         """
-        if not self._segments.start <= position < self._published:
+        if not self.segments.start <= position < self.published:
             return None
-        head = self._segments.read(position, records.SMALLEST)
+        head = self.segments.read(position, records.SMALLEST)
         if self.halves.is_hidden(head):
             place = self.halves.entry_at(position, head)
             return None if place is None else self.halves.shown(*place)
@@ -404,7 +366,7 @@ class MessageStore:
         where = _POSITION.unpack_from(head, records.POSITION_AT)[0]
         if magic != records.MAGIC or where != position or size > FRAME_BYTES_MAX:
             return None
-        data = self._segments.read(position, size)
+        data = self.segments.read(position, size)
         try:
             record, _ = records.unpack(data)
         except RemoteProtocolError as problem:
@@ -428,25 +390,27 @@ class MessageStore:
 
     def earliest_ms(self) -> int | None:
         """When the oldest record of the log was stored."""
-        return self._stored_ms_at(self._segments.start + HEAD_BYTES)
+        return self._stored_ms_at(self.segments.start + HEAD_BYTES)
 
     def _stored_ms_at(self, position: int) -> int | None:
-        data = self._segments.read(position, records.SMALLEST)
+        data = self.segments.read(position, records.SMALLEST)
         if data[4:8] == MARKER and len(data) >= MARKER_BYTES:
             return decided_ms_of(data)
+        if data[4:8] == LOSS:
+            return None
         return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
 
     def positions_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Where records that may carry a key lie, newest first."""
-        return self._keys.positions(key_hash(topic_seed(topic), key), begin_ms, end_ms)
+        return self.keys.positions(key_hash(topic_seed(topic), key), begin_ms, end_ms)
 
     # Checkpoints
 
     def checkpoint_due(self) -> bool:
         """Whether enough has been published since the last checkpoint, or a segment is complete."""
-        behind = self._published - self._checkpointed
-        return behind >= self._settings.checkpoint_every or (
-            self._segments.tail_start > self._checkpointed
+        behind = self.published - self.checkpointed
+        return behind >= self.settings.checkpoint_every or (
+            self.segments.tail_start > self.checkpointed
         )
 
     def next_stretch(self) -> Stretch | None:
@@ -455,14 +419,15 @@ class MessageStore:
         It ends where a segment does, so there may be more to save afterwards. It must be durable
         before the chunk is begun: an index that outlives its log hides that something is missing.
         """
-        if self._published <= self._checkpointed:
+        if self.published <= self.checkpointed:
             return None
-        extent = self._segments.extent_at(self._checkpointed)
-        return self._stretch_to(min(extent.end, self._published), extent)
+        extent = self.segments.extent_at(self.checkpointed)
+        return self.stretch_to(min(extent.end, self.published), extent)
 
-    def _stretch_to(self, end: int, extent: Extent) -> Stretch:
-        last_ms = self._last_ms.get(extent.start, self.last_ms)
-        return Stretch(self._checkpointed, end, self._first_ms, last_ms)
+    def stretch_to(self, end: int, extent: Extent) -> Stretch:
+        """The stretch from the last checkpoint to a position in the same file."""
+        last_ms = self.file_ms.get(extent.start, self.last_ms)
+        return Stretch(self.checkpointed, end, self.first_ms, last_ms)
 
     def begin_checkpoint(self, stretch: Stretch) -> Checkpoint:
         """Write the chunk of a durable stretch; it counts once it is synced and confirmed.
@@ -471,23 +436,29 @@ class MessageStore:
             OSError: The index file cannot be written.
         """
         assert stretch.end <= self.log.durable, "an index never outlives its log"
-        return self._write_chunk(stretch)
+        return self.write_chunk(stretch)
 
-    def _write_chunk(self, stretch: Stretch) -> Checkpoint:
-        assert stretch.start == self._checkpointed, "one checkpoint at a time"
-        segment = self._segments.extent_at(stretch.start).start
-        index = self._indexes.get(segment)
+    def write_chunk(self, stretch: Stretch) -> Checkpoint:
+        """Write the next chunk; it counts once it is synced and confirmed.
+
+        Raises:
+            OSError: The index file cannot be written.
+        """
+        assert stretch.start == self.checkpointed, "one checkpoint at a time"
+        self.segments.harden_rest()
+        segment = self.segments.extent_at(stretch.start).start
+        index = self.indexes.get(segment)
         if index is None:
-            index = self._indexes[segment] = IndexFile(self._disk, segment)
+            index = self.indexes[segment] = IndexFile(self.disk, segment, self.segments.log_id)
         dirty = [
             queue
             for numbers in self._queues.values()
             for queue in numbers.values()
-            if queue.tail_count
+            if queue.tail_count or queue.has_jumped
         ]
         changes = self.halves.pending.changes_before(stretch.end)
         lines = self.delays.states_before(stretch.end)
-        data, chunk = draft(stretch, dirty, self._keys, changes, lines)
+        data, chunk = draft(self.segments.log_id, stretch, dirty, self.keys, changes, lines)
         return Checkpoint(index, index.append(data, chunk))
 
     def confirm_checkpoint(self, done: Checkpoint) -> None:
@@ -495,38 +466,38 @@ class MessageStore:
         stretch = done.chunk.stretch
         for run, block in done.file.blocks(done.chunk):
             self.queue(run.topic, run.number).saved(block)
-        self._keys.saved(done.file.key_run(done.chunk))
+        self.keys.saved(done.file.key_run(done.chunk))
         self.halves.pending.saved_before(stretch.end)
-        self._checkpointed = stretch.end
-        self._first_ms = stretch.last_ms
+        self.checkpointed = stretch.end
+        self.first_ms = stretch.last_ms
 
     # Retention
 
     @property
     def start(self) -> int:
         """The position of the oldest byte of the log that is kept."""
-        return self._segments.start
+        return self.segments.start
 
     @property
     def tail_start(self) -> int:
         """Where the file that is being written begins."""
-        return self._segments.tail_start
+        return self.segments.tail_start
 
     def file_at(self, position: int) -> int:
         """Where the file begins that holds a position."""
-        return self._segments.extent_at(position).start
+        return self.segments.extent_at(position).start
 
     @property
     def segment_size(self) -> int:
         """How large a file of the log becomes."""
-        return self._settings.segment_size
+        return self.settings.segment_size
 
     def completed_files(self) -> list[Age]:
         """The files that will never be written again and are fully indexed, oldest first."""
         return [
-            Age(extent.start, extent.end, self._last_ms.get(extent.start, self.last_ms))
-            for extent in self._segments.extents()[:-1]
-            if extent.end <= self._checkpointed
+            Age(extent.start, extent.end, self.file_ms.get(extent.start, self.last_ms))
+            for extent in self.segments.extents()[:-1]
+            if extent.end <= self.checkpointed
         ]
 
     def pinned(self) -> int | None:
@@ -539,23 +510,26 @@ class MessageStore:
 
         The caller has saved :meth:`floors_after` first, so that no offset is ever given twice.
         """
-        oldest = self._segments.start
-        self._disk.remove(path_of(oldest))
-        start = self._segments.drop_first()
-        self._last_ms.pop(oldest, None)
-        index = self._indexes.pop(oldest, None)
+        oldest = self.segments.start
+        if self.high_water.mark is not None:
+            next_start = self.segments.extents()[1].start
+            self.high_water.settle(self.high_water.mark._replace(oldest=next_start))
+        self.disk.remove(path_of(oldest))
+        start = self.segments.drop_first()
+        self.file_ms.pop(oldest, None)
+        index = self.indexes.pop(oldest, None)
         if index is not None:
             index.file.close()
-        self._keys.drop_before_segment(start)
-        for queue in self._all_queues():
+        self.keys.drop_before_segment(start)
+        for queue in self.all_queues():
             queue.drop_before_segment(start)
             queue.raise_floor(queue.min_offset)
 
     def floors_after(self, files: int) -> dict[str, dict[int, int]]:
         """Each queue's oldest offset once a number of the oldest files is deleted."""
-        start = self._segments.extents()[files].start
+        start = self.segments.extents()[files].start
         floors: dict[str, dict[int, int]] = {}
-        for queue in self._all_queues():
+        for queue in self.all_queues():
             if queue.max_offset:  # One that never held anything starts at 0 all the same.
                 floors.setdefault(queue.topic, {})[queue.number] = queue.min_offset_from(start)
         return floors
@@ -570,6 +544,7 @@ class MessageStore:
             floors[queue.number] = queue.floor
         return floors
 
-    def _all_queues(self) -> Iterator[ConsumeQueue]:
+    def all_queues(self) -> Iterator[ConsumeQueue]:
+        """Every queue that was ever named."""
         for numbers in self._queues.values():
             yield from numbers.values()

@@ -49,5 +49,5 @@ class Sealed:
         raise CorruptRecord(
             self._start,
             f"not the log itself but its index {self._path}; stop the broker and delete that file, "
-            "it is made again from the log",
+            "it is made again from the log (txmq log verify --repair --data DIR does so)",
         )

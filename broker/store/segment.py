@@ -6,18 +6,26 @@ files: what a crash can make of that is sorted out in :meth:`Segments.open`.
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_right
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from txmq.errors import CorruptRecord, DiskFull, WriteFailed
-from txmq.protocol.span import FOLDER, SUFFIX, name_of, start_in
-from txmq.runtime.disk import Disk, File
+from txmq.errors import CorruptRecord, DiskFull, ForeignFile, WriteFailed
+from txmq.protocol.span import FOLDER, HEAD_BYTES, SUFFIX, name_of, read_head, start_in
+from txmq.runtime.disk import NO_ROOM, Disk, File
 
-__all__ = ["Extent", "Segments"]
+__all__ = ["Extent", "Segments", "path_of"]
+
+CUT_FOLDER: Final = "cut"
+"""Where in a broker's directory the parts are kept that were cut from its log."""
 
 _HARDENED_AT_ONCE: Final = 4 * 1024 * 1024
+
+
+def path_of(start: int) -> str:
+    """The file of the log that begins at a position."""
+    return f"{FOLDER}/{name_of(start)}{SUFFIX}"
 
 
 class Extent(NamedTuple):
@@ -27,23 +35,57 @@ class Extent(NamedTuple):
     end: int
 
 
+def cut_folder(position: int, now_ms: int) -> str:
+    """Where to keep what is cut from the log at a position; commands for logs read it there."""
+    moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S%fZ")
+    return f"{CUT_FOLDER}/{position}-{moment}"
+
+
+def keep_aside(disk: Disk, extent: Extent, start: int, folder: str) -> None:
+    """Copy a file of the log from a position on into a folder of its own, durably."""
+    source = disk.open(path_of(extent.start))
+    try:
+        kept = disk.open(f"{folder}/{path_of(start)}", create=True)
+        try:
+            done, size = 0, source.size() - (start - extent.start)
+            while done < size:
+                data = source.read(start - extent.start + done, min(_HARDENED_AT_ONCE, size - done))
+                kept.write(done, data)
+                done += len(data)
+            kept.sync()
+        finally:
+            kept.close()
+    finally:
+        source.close()
+
+
 class Segments:
     """The log's files as one run of bytes."""
 
     def __init__(self, disk: Disk, size: int) -> None:
         self._disk = disk
         self._size = size
+        self.log_id = 0
+        """The log that these files belong to; every span names it."""
         self._starts: list[int] = []
         self._files: list[File] = []
         self._is_tidy = True
+        self._unhardened: list[tuple[int, int]] = []
         self._leftover: str | None = None
         self.end = 0
 
-    def open(self) -> None:
+    def open(self, *, tidy: bool = True) -> None:
         """Open what is there; other names than ours are let be.
 
         A crash may have taken the end of a file and left the next one, so a file that ends before
         the next begins is no damage yet: that is for recovery to judge (:meth:`goes_on_at`).
+
+        Args:
+            tidy: Remove what a failed write left behind, and refuse another log's files. A reader
+                passes over both.
+
+        Raises:
+            ForeignFile: A file was written for another log.
         """
         for name in self._disk.names(FOLDER):
             if (start := start_in(name)) is None:
@@ -51,14 +93,20 @@ class Segments:
             path = f"{FOLDER}/{name}"
             file = self._disk.open(path)
             size = file.size()
+            head = read_head(file.read(0, HEAD_BYTES), 0, start)
+            if tidy and head is not None and head.log != self.log_id:
+                file.close()
+                raise ForeignFile(path, head.log, self.log_id)
             if self._starts and start < self.end:
                 # A write failed at `start`. It went elsewhere: into the new file, or where that is
                 # empty, after all into the old one.
                 if size == 0:
                     file.close()
-                    self._disk.remove(path)
+                    if tidy:
+                        self._disk.remove(path)
                     continue
-                self._files[-1].truncate(start - self._starts[-1])
+                if tidy:
+                    self._files[-1].truncate(start - self._starts[-1])
             self._starts.append(start)
             self._files.append(file)
             self.end = start + size
@@ -101,7 +149,34 @@ class Segments:
 
         They are written once more: after a sync that failed, the system may take them for clean
         though the disk never had them, and another sync alone does nothing for them.
+
+        A full disk may refuse even that. The bytes can be read meanwhile, and are made durable
+        before anything is written behind them.
         """
+        try:
+            self._write_again(start, end)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._unhardened.append((start, end))
+            self._is_tidy = False
+
+    @property
+    def is_hardened(self) -> bool:
+        """Whether everything that was found at the opening is durable."""
+        return not self._unhardened
+
+    def harden_rest(self) -> None:
+        """Make durable what a full disk refused when the log was opened.
+
+        Raises:
+            OSError: The disk refuses again.
+        """
+        while self._unhardened:
+            self._write_again(*self._unhardened[0])
+            del self._unhardened[0]
+
+    def _write_again(self, start: int, end: int) -> None:
         at = bisect_right(self._starts, start) - 1
         file, first = self._files[at], self._starts[at]
         for position in range(start - first, end - first, _HARDENED_AT_ONCE):
@@ -148,13 +223,13 @@ class Segments:
             self._is_tidy = False
             with suppress(OSError):
                 self._tidy()
-            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            if problem.errno in NO_ROOM:
                 raise DiskFull(f"the disk is full: {problem}") from problem
             raise WriteFailed(f"the disk refused a write: {problem}") from problem
         self.end += len(data)
 
     def _begin_file(self) -> None:
-        path = f"{FOLDER}/{name_of(self.end)}{SUFFIX}"
+        path = path_of(self.end)
         self._leftover = path
         fresh = self._disk.open(path, create=True)
         self._leftover = None
@@ -164,6 +239,7 @@ class Segments:
     def _tidy(self) -> None:
         # Nothing is written before this has succeeded. Bytes behind the end would lie across the
         # next file's name, and a file that could not be begun has a name that may not be durable.
+        self.harden_rest()
         if self._leftover is not None:
             self._disk.remove(self._leftover)
             self._leftover = None
@@ -177,16 +253,21 @@ class Segments:
         inside = position - self._starts[at]
         for extra in range(len(self._files) - 1, at, -1):
             self._files[extra].close()
-            self._disk.remove(f"{FOLDER}/{name_of(self._starts[extra])}{SUFFIX}")
+            self._disk.remove(path_of(self._starts[extra]))
             del self._files[extra], self._starts[extra]
-        self._files[at].truncate(inside)
-        self._files[at].sync()
         self.end = position
+        try:
+            self._files[at].truncate(inside)
+            self._files[at].sync()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._is_tidy = False
 
     def drop_first(self) -> int:
         """Delete the oldest file and return the position at which the log begins now."""
         assert len(self._files) > 1, "the file being written is never deleted"
-        self._disk.remove(f"{FOLDER}/{name_of(self._starts[0])}{SUFFIX}")
+        self._disk.remove(path_of(self._starts[0]))
         self._files.pop(0).close()
         del self._starts[0]
         return self.start

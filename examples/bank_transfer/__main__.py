@@ -20,8 +20,11 @@ from examples.bank_transfer.service import BankSettings, run
 from examples.bank_transfer.tour.run import stay, take
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.ways import Way
+from txmq.cli.logs import TextFormatter
 from txmq.databases.failures import words
 from txmq.errors import TxmqError
+from txmq.printable import printable
+from txmq.runtime.interrupts import restore_interrupt
 
 __all__ = ["main"]
 
@@ -119,9 +122,8 @@ def log_to_stderr(*, is_verbose: bool) -> None:
     handler = logging.StreamHandler()
     handler.setLevel(logging.DEBUG if is_verbose else logging.WARNING)
     level = logging.INFO if is_verbose else logging.WARNING
-    logging.basicConfig(
-        level=level, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler.setFormatter(TextFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 async def until_told(work: Coroutine[Any, Any, T]) -> T:
@@ -133,6 +135,7 @@ async def until_told(work: Coroutine[Any, Any, T]) -> T:
 
 def main(asked: Sequence[str] | None = None) -> int:
     """Run what is asked for, on the command line where it is not told here; the exit code."""
+    restore_interrupt()
     given = arguments().parse_args(asked)
     log_to_stderr(is_verbose=getattr(given, "verbose", False))
     try:
@@ -143,7 +146,8 @@ def main(asked: Sequence[str] | None = None) -> int:
         else:
             uvloop.run(run(bank_of(given)))
     except (TxmqError, OSError, SQLAlchemyError, HTTPError) as problem:
-        print(f"{given.program or 'the tour'} cannot be run: {words(problem)}", file=sys.stderr)
+        why = printable(words(problem))
+        print(f"{given.program or 'the tour'} cannot be run: {why}", file=sys.stderr)
         return CANNOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED

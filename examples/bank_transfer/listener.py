@@ -53,6 +53,7 @@ from txmq import (
 )
 from txmq.databases.failures import words
 from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.interrupts import restore_interrupt
 
 __all__ = ["GROUP", "ICBCTransactionListener", "main", "message_of", "produce"]
 
@@ -224,6 +225,7 @@ async def run(given: Namespace) -> None:
 
 def main() -> None:
     """Run what the command line asks for; end with 1 and a sentence where that fails."""
+    restore_interrupt()
     given = arguments().parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if given.steps:

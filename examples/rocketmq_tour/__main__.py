@@ -20,6 +20,7 @@ from broker.config import BrokerSettings, FilterSettings, TransactionSettings
 from txmq import Admin, Client, Message, Producer
 from txmq.config import Duration
 from txmq.limits import PULL_MESSAGES_MAX
+from txmq.runtime.interrupts import restore_interrupt
 
 __all__ = ["main"]
 
@@ -210,4 +211,5 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
+    restore_interrupt()
     sys.exit(asyncio.run(main()))

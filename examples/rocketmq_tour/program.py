@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from txmq import TxmqError
+from txmq.runtime.interrupts import restore_interrupt
 
 __all__ = ["Until", "run_consumer", "run_producer"]
 
@@ -39,14 +40,22 @@ class Until:
         await self._over.wait()
 
     def listen(self) -> None:
-        """Let Ctrl-C end the program as it should end, instead of breaking it off."""
+        """Let Ctrl-C end the program as it should end; a second one ends it at once."""
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, self._over.set)
+
+        def interrupt() -> None:
+            self._over.set()
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            print("stopping; press Ctrl-C again to end at once", file=sys.stderr)
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        loop.add_signal_handler(signal.SIGTERM, self._over.set)
 
 
 def run_producer(produce: Callable[[str], Coroutine[Any, Any, None]]) -> None:
     """Run a program that ends by itself: ``--names`` says where."""
+    restore_interrupt()
     asked = _command_line().parse_args()
     _run(produce(asked.names))
 

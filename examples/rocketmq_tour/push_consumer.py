@@ -13,7 +13,7 @@ __all__ = ["consume"]
 
 TOPIC = "TOPIC_TEST"
 TAG = "TAG_TEST"
-SETTINGS = ConsumerSettings(start=StartFrom.LAST)
+SETTINGS = ConsumerSettings(start=StartFrom.FIRST)
 
 
 async def consume(names: str, until: Until) -> None:

@@ -34,6 +34,7 @@ HOST = host_bytes("10.0.0.1", 10911)
 def stored():
     """A queue of messages that every filter here lets through."""
     store = MessageStore(MemoryDisk(SeededEntropy(1)), StoreSettings())
+    store.take(SeededEntropy(1))
     store.open({})
     queue = store.queue("T", 0)
     for number in range(MESSAGES):

@@ -24,6 +24,7 @@ from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq.protocol.record import tail_of, topic_field
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
+from txmq.runtime.entropy import SystemEntropy
 
 LATER_S = 1e6
 DUE = 1000
@@ -55,6 +56,7 @@ class Stage:
     def __init__(self, folder, count):
         self.clock = LeapingClock()
         self.store = MessageStore(LocalDisk(folder), StoreSettings())
+        self.store.take(SystemEntropy())
         self.store.open({})
         self.count = count
         topics = Topics(self.store, TopicDefaults())

@@ -5,7 +5,6 @@ Both read the same table by turns, warm. The extract counts everything in the da
 and asks for what was before and after the day; JDBC does neither.
 """
 
-import os
 import shutil
 import time
 from datetime import date
@@ -15,7 +14,6 @@ import msgspec
 from bench_process import CannotStart
 from bench_sends import spread
 
-JAR = os.environ.get("TXMQ_JDBC_JAR", "/usr/share/java/postgresql.jar")
 DAY = date(2026, 11, 20)
 NOON_MS = 1_795_176_000_000
 READERS = 4
@@ -33,25 +31,25 @@ FILL = (
 
 def reconcile_extract(bench, plan):
     """Seconds of each way, and how much faster the extract is."""
-    if not Path(JAR).exists():
-        raise CannotStart(
-            f"reconcile_extract compares with Spark's JDBC and needs its driver: {JAR} is missing "
-            "(Debian: apt install libpostgresql-jdbc-java, or set TXMQ_JDBC_JAR)"
-        )
-    from tests import databases  # Other sections need no database.
+    from tests import databases, jdbc_driver  # Other sections need no database.
+    from tests.packages import Unprepared
 
+    try:
+        jar = jdbc_driver.jar()
+    except Unprepared as error:
+        raise CannotStart(f"reconcile_extract cannot compare with Spark's JDBC: {error}") from error
     server = databases.postgres()
     try:
         with server.database() as url:
             _fill(url, plan.extracted)
             rules = _rules(databases.conninfo(url), bench.new_folder())
-            return _measured(rules, plan)
+            return _measured(rules, plan, jar)
     finally:
         server.stop()
 
 
-def _measured(rules, plan):
-    spark = _spark()
+def _measured(rules, plan, jar):
+    spark = _spark(jar)
     try:
         ours, theirs = [], []
         for turn in range(1 + plan.extract_turns):
@@ -160,11 +158,11 @@ def _jdbc_url(url):
     return f"jdbc:postgresql://{found.host}:{found.port}/{found.database}?user={found.username}{secret}"
 
 
-def _spark():
+def _spark(jar):
     from pyspark.sql import SparkSession
 
     chosen = {
-        "spark.jars": JAR,
+        "spark.jars": str(jar),
         "spark.ui.enabled": "false",
         "spark.driver.memory": "2g",
         "spark.driver.bindAddress": "127.0.0.1",

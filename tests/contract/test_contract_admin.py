@@ -1,6 +1,7 @@
 """Topics, groups, offsets and connections as tools see and change them."""
 
 from contract_cluster import messages
+from msgspec.structs import replace
 
 from txmq.client.settings import StartFrom
 from txmq.errors import ConsumerOffline, TopicNotFound
@@ -32,6 +33,23 @@ async def test_topics_are_made_changed_shown_and_removed(cluster):
     await admin.delete_topic(topic)
     await cluster.until_refused(TopicNotFound, lambda: admin.route(topic), "the topic to be gone")
     assert topic not in await admin.topics()
+
+
+async def test_queues_to_write_are_taken_away_before_those_to_read(cluster):
+    admin, topic = cluster.admin, await cluster.topic(queues=3)
+    before = await admin.topic_config(topic)
+    fewer = {
+        broker: replace(config, write_queue_nums=1, order=True) for broker, config in before.items()
+    }
+
+    route = await admin.update_topic(topic, fewer)
+
+    assert {(each.read_queue_nums, each.write_queue_nums) for each in before.values()} == {(3, 3)}
+    assert len(route.readable) == 3 * len(before)
+    assert len(route.writable) == len(before)
+    assert await admin.topic_config(topic) == fewer
+    for broker in before:
+        assert (await admin.topics_of_broker(broker))[topic] == fewer[broker]
 
 
 async def test_groups_are_made_changed_shown_and_removed(cluster):
@@ -107,8 +125,11 @@ async def test_a_group_that_is_reset_is_given_everything_again(cluster):
         "the consumer to be gone",
     )
 
+    plan = await cluster.admin.plan_reset(group, topic, 0)
     moved = await cluster.admin.reset_offset(group, topic, 0)
 
+    assert {each.queue: each.after for each in plan} == moved
+    assert sum((each.before or 0) - each.after for each in plan) == len(results)
     assert moved == dict.fromkeys(await cluster.queues(topic), 0)
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as listener:
         await listener.until_given(results)

@@ -37,7 +37,7 @@ README = (ROOT / "README.md").read_text()
 SAID_NAMES = "127.0.0.1:9876"
 PATIENCE_S = 20
 SAID = {
-    "README": r"TransactionState\.COMMITTED [0-9A-F]{32}\ncredited 100\n",
+    "README": r"^billing b'tea'\nTransactionState\.COMMITTED [0-9A-F]{32}\ncredited 100\n",
     "send": r"(SendStatus\.OK.*?){200}not stored: ",
     "ordered": r"(SendStatus\.OK.*?){100}\nplaced\n",
     "batch": r"(SendStatus\.OK.*?){100}\na batch of \d+\n",
@@ -234,3 +234,15 @@ def test_the_commands_of_the_readme_do_what_they_say(txmq_broker):
     assert "topic Orders has 4 queues" in said
     assert re.search(r"Paid +order-1 +hello", said)
     assert txmq_broker.address in said
+
+
+def test_the_consumer_of_the_readme_prints_what_the_readme_has_sent(broker):
+    (command,) = re.findall(r"^\$ txmq (message send .+)$", README, re.MULTILINE)
+    (snippet,) = (each for each in snippets(ROOT / "README.md") if 'PushConsumer("billing' in each)
+
+    sent = CliRunner().invoke(app, shlex.split(command), env={"TXMQ_NAMES": broker.names})
+    assert sent.exit_code == 0, sent.output
+    said = run(snippet.replace(SAID_NAMES, broker.names), {}, ROOT / "README.md")
+
+    assert "billing b'tea'" in said.splitlines()
+    assert set(said.splitlines()) <= {"billing b'hello'", "billing b'tea'"}

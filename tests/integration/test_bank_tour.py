@@ -64,6 +64,7 @@ def numbers_of(said, tag):
 def see_that_it_is_whole(done, transfers, kills):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "money was conserved" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("verdict: passed: not a cent is lost")
     assert figure(done.stdout, "transfers asked for") == transfers + 3
     assert figure(done.stdout, "programs killed, and started again") == 3 * kills
     assert figure(done.stdout, "looks of the auditor") > 20
@@ -180,6 +181,7 @@ def test_money_that_somebody_puts_into_the_books_is_found(tmp_path):
     assert "0.01 CNY are there too many" in said
     assert re.search(r"CCB: CCB-7 has \d+, and \d+ by the journal", said)
     assert "money was conserved" not in said
+    assert said.splitlines()[-1].startswith("verdict: failed: ")
 
 
 @pytest.mark.parametrize(

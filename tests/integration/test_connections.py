@@ -85,6 +85,7 @@ async def work(admin, count):
         assert message.body == b"%d" % number
 
 
+@pytest.mark.fault("N7")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_crowd_that_says_nothing_costs_no_client_its_service(broker, many_files):

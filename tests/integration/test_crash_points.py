@@ -104,6 +104,7 @@ async def dies_everywhere(folder):
         await launcher.close()
 
 
+@pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_was_acknowledged_holds_wherever_the_broker_kills_itself(tmp_path):

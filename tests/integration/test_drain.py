@@ -85,6 +85,7 @@ async def make_topic(names: str) -> None:
         await Admin(session).create_topic(TOPIC, QUEUES)
 
 
+@pytest.mark.fault("N10")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_broker_that_is_told_to_stop_under_load_keeps_what_it_acknowledged(broker):

@@ -206,6 +206,7 @@ def memory_of(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmRSS" in line)
 
 
+@pytest.mark.fault("M14")
 @pytest.mark.slow
 @pytest.mark.timeout(300 + FRAMES // 1000)
 def test_mutated_frames_leave_the_broker_serving(tmp_path):

@@ -228,5 +228,5 @@ def test_what_is_parked_is_said_at_the_end(tmp_path, bank_for, broker):
     (parked,) = broker.open_transactions(GROUP)
     assert parked["state"] == "parked"
     assert "1 decided" in running.lines[-1]
-    assert "1 are left" in running.lines[-1]
+    assert "1 is left" in running.lines[-1]
     assert any("is not known to" in line for line in running.lines)

@@ -394,7 +394,8 @@ def test_ctrl_c_ends_a_consumer_well(busy_broker, name):
         program.until(bool)
         program.interrupt()
 
-        assert (program.ended(), program.errors) == (0, "")
+        said = "stopping; press Ctrl-C again to end at once\n"
+        assert (program.ended(), program.errors) == (0, said)
 
 
 # All of them

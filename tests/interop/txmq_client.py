@@ -20,7 +20,7 @@ from contextlib import suppress
 from txmq.client.client import Client
 from txmq.client.consumer import Later, PullConsumer, PushConsumer
 from txmq.client.producer import Producer
-from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings, StartFrom
 from txmq.errors import TxmqError
 from txmq.message import Message
 
@@ -130,6 +130,8 @@ def report(message, told):
 
 async def consume(options, client, lines):
     settings = ConsumerSettings(
+        # As stock clients begin in a queue that still has its first message.
+        start=StartFrom.FIRST,
         is_broadcast=options.broadcasting,
         is_orderly=options.orderly,
         attempts_max=options.attempts_max,

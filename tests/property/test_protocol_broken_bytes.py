@@ -292,6 +292,7 @@ def _a_record():
     )
 
 
+@pytest.mark.fault("M14")
 @pytest.mark.parametrize(
     ("read", "intact"),
     [

@@ -91,11 +91,15 @@ def ended(process):
 
 
 def state(page):
-    """What the master's page says, or nothing while there is none."""
+    """What the master's page says, or nothing while there is none.
+
+    Spark adds a page's addresses one by one after the server has started: until `/json` is there,
+    the page for people answers in its place.
+    """
     try:
         with urllib.request.urlopen(f"http://{HOST}:{page}/json/", timeout=5) as answer:
             return json.load(answer)
-    except OSError:
+    except (OSError, json.JSONDecodeError):
         return None
 
 

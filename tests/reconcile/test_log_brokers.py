@@ -173,7 +173,7 @@ async def test_messages_outside_of_transactions(stage):
         between = stage.now_ms()
         await asyncio.sleep(10)
         taken = stage.taken()
-        in_pieces = stage.taken(stretch_bytes=300)
+        in_pieces = stage.taken(stretch_bytes=400)
         then = stage.taken(window=Window(0, between))
         not_yet = stage.taken(window=Window(0, before_recall))
         next_day = stage.taken(window=Window(between, 1 << 60))
@@ -298,7 +298,7 @@ async def test_what_consumers_give_back(stage):
     assert (dead["key"], dead["id"], dead["group"]) == ("icbc/bad", bad.id, "ccb")
     assert (dead["attempts"], dead["reason"]) == (
         2,
-        "1 retries failed, 1 are allowed: ValueError: no such account",
+        "1 retry failed, 1 is allowed: ValueError: no such account",
     )
     assert taken.states() == {"good": "sent", "bad": "sent"}
     offsets = {(each["topic"], each["queue"]): each["next_offset"] for each in taken.offsets}

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile.log_stage import Taken, dump, order
-from tests.unit.store.shelf import START_MS, Shelf, Sizes
+from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.decision import Kind
 from txmq.protocol.span import HEAD_BYTES, head, name_of
@@ -78,7 +78,7 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
 def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     before = files(data)[2]
-    flip(before, 100)  # Nobody will notice.
+    flip(before, 108)  # Nobody will notice.
     window = Window(START_MS + 30, START_MS + 35)
 
     taken = Taken(data, tmp_path / "out", window)
@@ -256,7 +256,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     shelf = open_shelf(ROOM)
     fill(shelf)
     at = shelf.store.log.next_position + 88
-    forged = head(at, 0, b"x" * 50, 1) + b"x" * 50
+    forged = head(LOG, at, 0, b"x" * 50, 1) + b"x" * 50
     shelf.put(forged, "Transfers", unique="forged")
     shelf.flush()
     fill(shelf, COUNT, COUNT)
@@ -277,7 +277,7 @@ def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
     fill(shelf)
     (file,) = files(data)
     end, at = file.stat().st_size, shelf.store.log.next_position + 88
-    forged = head(at, end, b"x", 1)
+    forged = head(LOG, at, end, b"x", 1)
     shelf.put(forged + b"x" * 1000, "Transfers", unique="forged")
     shelf.flush()
     file.write_bytes(file.read_bytes()[:-10])

@@ -114,6 +114,7 @@ def test_the_reference_knows_what_was_planted(listed):
         assert (unit.class_, *sums) == (truth["class"], *(truth[name] for name in SUMS)), truth
 
 
+@pytest.mark.fault("R2")
 def test_all_defects_are_found_with_their_amounts_and_nothing_else_is(day, items):
     expected = {
         row["key"]: (row["class"], *(row[name] for name in SUMS))
@@ -149,6 +150,7 @@ def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(d
     assert agreed.intersection(each.key for each in listed)
 
 
+@pytest.mark.fault("R2")
 def test_all_else_is_agreed(day, outcome):
     expected = truth_by_key(day, is_agreed=True).select(["key", "class"]).sort_by("key")
 

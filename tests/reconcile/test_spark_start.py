@@ -18,6 +18,10 @@ pytestmark = pytest.mark.timeout(240)
 
 LOCAL = "local[2]"
 END_SECONDS = 100
+STOPPED = (
+    "txmq: SIGTERM stopped this before it was finished; a date that has no verdict above has no "
+    "result of this run: start it again\n"
+)
 
 
 class Driver:
@@ -185,14 +189,16 @@ def test_a_master_that_is_none_is_one_sentence(driver):
     assert driver.javas() == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_is_told_to_stop_stops_quietly(driver, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, ""), (signal.SIGTERM, 143, STOPPED)]
+)
+def test_who_is_told_to_stop_stops_and_leaves_nothing(driver, number, code, said):
     process = driver.start(LOCAL, "endless")
     assert process.stdout.readline() == "working\n"
 
     process.send_signal(number)
 
-    assert driver.ended(process) == (code, "", "")
+    assert driver.ended(process) == (code, "", said)
     assert driver.javas() == []
     assert driver.left() == []
 

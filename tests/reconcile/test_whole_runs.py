@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -113,8 +114,8 @@ def test_it_stands_in_the_database_as_well(first):
     assert dict(stage.recon(totals)) == counted(done)
 
 
+@pytest.mark.fault("R7")
 def test_the_same_date_again_is_the_same_to_the_byte(spark, first, tmp_path):
-    """Fault R7."""
     _, done = first
     stage = first[0].copy(tmp_path / "again")
     before = stage.bytes_of(done.run_id)
@@ -136,8 +137,8 @@ def test_the_same_date_again_is_the_same_to_the_byte(spark, first, tmp_path):
 # From one day to the next
 
 
+@pytest.mark.fault("R1")
 def test_what_crosses_the_cut_off_is_matched_on_the_next_day(spark, first, second):
-    """Fault R1."""
     stage, done = second
     before = stage.rows(spark, first[1])["night"]
 
@@ -326,8 +327,8 @@ def test_a_table_that_was_changed_is_made_again_signed_or_not(spark, first, tmp_
     assert stage.rows(spark, again).keys() == {"night"}
 
 
+@pytest.mark.fault("R3", "R4", "P22")
 def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark, first, tmp_path):
-    """Faults R3, R4 and P22."""
     stage, signed = first[0].copy(tmp_path / "fraud"), first[1]
     signatures = Signatures(stage.directory)
     sign(stage, signed)
@@ -432,6 +433,7 @@ def doubled(extract):
     shutil.copy(path, path.with_name("part-00001.parquet"))
 
 
+@pytest.mark.fault("R5", "R6")
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -448,7 +450,6 @@ def doubled(extract):
     ],
 )
 def test_an_extract_that_is_not_whole_is_refused(spark, first, tmp_path, damage, said):
-    """Faults R5 and R6."""
     stage, done = first[0].copy(tmp_path / "damaged"), first[1]
     before = sorted(stage.directory.glob("results/**/*"))
     damage(stage.extract_of(done))
@@ -475,6 +476,34 @@ def test_the_command_line_says_which_total_differs(first, tmp_path):
     assert (asked.returncode, asked.stdout) == (3, "")
     assert asked.stderr == "txmq: icbc/entries: 18 rows were extracted and 17 are there\n"
     assert stage.results().current(WEDNESDAY) == done
+
+
+def test_a_run_that_sigterm_stops_ends_with_a_sentence_and_leaves_no_result(tmp_path):
+    stage = Stage.set_up(tmp_path / "stopped")
+    stage.first_day()
+    program = [sys.executable, "-m", "txmq", "reconcile", "--date", str(WEDNESDAY)]
+    how = ["--config", stage.home / "recon.toml", "--cores", "1", "--memory", "512m"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    with subprocess.Popen(
+        [*program, *how], cwd=CHECKOUT, env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert any(line.startswith("txmq: extract: ") for line in running.stderr)
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=120)
+
+    assert (running.returncode, out) == (143, "")
+    assert err.splitlines()[-1].startswith("txmq: SIGTERM stopped this before it was finished; ")
+    assert "Traceback" not in err
+    assert stage.results().days() == []
+    assert not (stage.home / "recon.db").exists(), "the first run that is whole makes it"
+    assert list(temporary.iterdir()) == []
+    files = [path for path in stage.directory.rglob("*") if path.is_file()]
+    (manifest,) = (path for path in files if path.name == FILE)
+    others = [path.name for path in files if manifest.parent not in path.parents]
+    assert others == ["lock"], "the extract is whole, and of the run there is nothing"
 
 
 def test_a_day_between_is_not_left_out(spark, first, tmp_path):

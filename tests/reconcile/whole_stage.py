@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tests.unit.store.shelf import Shelf, Sizes
+from txmq.protocol.checked_body import pack
 from txmq.protocol.decision import Kind
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Silent
@@ -215,7 +216,8 @@ class Stage:
         finally:
             log.close()
         text = json.dumps({"offsetTable": {f"{TOPIC}@{GROUP}": {"0": after}}})
-        (self.home / "broker" / "config" / "offsets.json").write_text(text)
+        path = self.home / "broker" / "config" / "offsets.json"
+        path.write_bytes(pack(path.name, "", text.encode()))
 
     def first_day(self):
         """An honest day; one transfer is on its way when it ends."""

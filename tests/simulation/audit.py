@@ -282,6 +282,7 @@ def shape_of(disk: MemoryDisk, settings: BrokerSettings, topics: Iterable[str]) 
     """Open a store as a broker does, look at it, and let go as ``kill -9`` does."""
     store = MessageStore(disk, settings.store)
     try:
+        store.take(SeededEntropy(1))
         recovery = store.open(Keeper(disk).floors().floors)
         queues = {
             (topic, queue.number): (

@@ -10,7 +10,7 @@ from broker.app import Broker
 from broker.config import BrokerSettings
 from broker.names.server import NameServer
 from tests.simulation.history import Down, History, Serving
-from txmq.errors import CorruptRecord, StoreError
+from txmq.errors import CorruptRecord, DamagedFile, StoreError
 from txmq.runtime.disk import File
 from txmq.testing import DiskEvent, Loss, Machine, MachineCrashedError, MemoryDisk, World
 
@@ -124,7 +124,7 @@ class Node:
             except MachineCrashedError:
                 self._went_down("crash")
                 return
-            except CorruptRecord:
+            except (CorruptRecord, DamagedFile):
                 raise
             except (OSError, StoreError) as problem:
                 # It could not start, or not end in order, for want of space perhaps.

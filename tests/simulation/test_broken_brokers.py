@@ -127,15 +127,15 @@ def nobody_is_asked(patch):
 
 
 def open_transactions_are_forgotten_at_a_restart(patch):
-    patch(HalfStore, "recovered", lambda self, end: self._open.clear())
+    patch(HalfStore, "recovered", lambda self, start, end: self._open.clear())
 
 
 def parked_is_forgotten_at_a_restart(patch):
     recovered = HalfStore.recovered
 
-    def forgetful(self, end):
+    def forgetful(self, start, end):
         self._open = dict.fromkeys(self._open, False)
-        recovered(self, end)
+        recovered(self, start, end)
 
     patch(HalfStore, "recovered", forgetful)
 

@@ -74,7 +74,7 @@ DOUBTFUL = MIX.but(
 )
 """Many a message is sent twice, and recalled."""
 
-SEEDS = 6
+SEEDS = 10
 """So many are enough for each fault to show."""
 
 

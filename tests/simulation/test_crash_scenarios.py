@@ -22,9 +22,10 @@ def cut(broker, loss):
     return go_dark
 
 
+@pytest.mark.fault("P10")
 @pytest.mark.parametrize("loss", [Loss.NOTHING, Loss.EVERYTHING, Loss.TAIL, Loss.PAGES])
 def test_a_crash_between_write_and_sync(loss):
-    """P10: it was written, nobody was told; it may be there or not, and can be sent again."""
+    """It was written and the sender has no reply; it may be there or not, and can be sent again."""
 
     async def act(play):
         await play.deliver()
@@ -43,9 +44,10 @@ def test_a_crash_between_write_and_sync(loss):
     play(act)
 
 
+@pytest.mark.fault("P11")
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES])
 def test_a_crash_between_sync_and_answer(loss):
-    """P11: it is durable and nobody was told; sent again it is there twice, with one id."""
+    """It is durable and the sender has no reply; sent again it is there twice, with one id."""
 
     async def act(play):
         send = play.compose()
@@ -62,9 +64,10 @@ def test_a_crash_between_sync_and_answer(loss):
     play(act)
 
 
+@pytest.mark.fault("S1", "S2")
 @pytest.mark.parametrize("loss", [Loss.TAIL, Loss.PAGES])
 def test_a_torn_span_is_there_whole_or_not_at_all(loss):
-    """S1, S2: a batch is one span; a crash that tears it takes all of it."""
+    """A batch is one span; a crash that tears it takes all of it."""
 
     async def act(play):
         await play.deliver(play.compose(3))
@@ -159,9 +162,10 @@ def test_a_crash_in_the_middle_of_recovery():
     play(act, recovery_chance=1.0, segment=kib(2), checkpoint=kib(1))
 
 
+@pytest.mark.fault("S4", "S5")
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.TAIL, Loss.PAGES])
 def test_the_power_goes_at_every_step_of_a_busy_broker(loss):
-    """S4, S5: new files, index chunks, tables, spans: whatever the disk is about to do."""
+    """New files, index chunks, tables, spans: whatever the disk is about to do."""
 
     async def act(play):
         for step in range(1, 31):
@@ -213,8 +217,9 @@ def test_a_power_cut_takes_only_the_newest_of_a_broker_that_does_not_wait_for_th
     )
 
 
+@pytest.mark.fault("N10")
 def test_an_orderly_stop_answers_what_it_has_taken():
-    """N10: a send under way when the broker is told to stop is stored and acknowledged."""
+    """A send under way when the broker is told to stop is stored and acknowledged."""
 
     async def act(play):
         play.broker.disk.slow_sync(0.3)

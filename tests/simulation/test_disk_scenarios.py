@@ -3,17 +3,20 @@
 import asyncio
 import errno
 
+import pytest
+
 from tests.simulation.history import Acknowledged, Down, Refused
 from tests.simulation.mix import kib
 from tests.simulation.play import play
 from tests.simulation.workload import AUTO_TOPIC
-from txmq.errors import Effect
+from txmq.errors import Effect, InternalError, ServiceUnavailable
 from txmq.testing import Loss
 from txmq.testing.pages import PAGE
 
 
+@pytest.mark.fault("S7")
 def test_a_full_disk_refuses_sends_and_takes_them_again_when_there_is_room():
-    """S7: no restart is needed, and nothing of what was refused is there."""
+    """No restart is needed, and nothing of what was refused is there."""
 
     async def act(play):
         await play.deliver()
@@ -34,6 +37,78 @@ def test_a_full_disk_refuses_sends_and_takes_them_again_when_there_is_room():
     play(act, body_max=2000)
 
 
+def fill_up(disk):
+    disk.capacity = disk.space().used
+
+
+def refuse_writes(disk):
+    disk.fail_writes(error=errno.ENOSPC)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("ends_room", [fill_up, refuse_writes])
+def test_a_broker_starts_serves_and_stops_on_a_full_disk(ends_room, is_killed):
+    """Also where a kill left indexes to write, and where the disk refuses to overwrite."""
+
+    async def act(play):
+        for _ in range(12):
+            await play.deliver(play.compose(4))
+        await play.admin.commit_offset("somebody", play.queue, 1)
+        for committed in (2, 3):
+            ends_room(play.broker.disk)
+            if is_killed:
+                await play.broker.kill()
+            else:
+                await play.broker.stop()
+                assert play.seen(Down)[-1].how == "stopped"
+            ends_room(play.broker.disk)
+            lives = play.broker.lives
+            await play.back()
+            assert play.broker.lives == lives + 1
+
+            for offset in (0, 47):
+                got = await play.admin.pull(play.queue, offset)
+                assert got.messages[0].offset == offset
+            await play.admin.commit_offset("somebody", play.queue, committed)
+            assert await play.admin.committed_offset("somebody", play.queue) == committed
+            refused = await play.attempt(play.compose(20))
+            assert isinstance(refused, Refused)
+            assert refused.effect is Effect.NONE
+            assert "the disk is full" in refused.reason
+            assert not (await play.admin.pull(play.queue, 48)).found
+
+        play.broker.disk.repair()
+        play.broker.disk.capacity = None
+        await play.deliver()
+        assert (await play.admin.pull(play.queue, 48)).messages[0].offset == 48
+        await play.broker.crash(Loss.EVERYTHING)
+        await play.back()
+
+    play(act, seeds=2, segment=kib(4), checkpoint=kib(1), body_max=600)
+
+
+def test_a_full_disk_refuses_changes_of_topics_and_groups_in_words(caplog):
+    """And a topic whose deletion was refused keeps its messages."""
+
+    async def act(play):
+        await play.deliver()
+        refuse_writes(play.broker.disk)
+        with pytest.raises(InternalError, match="the groups could not be saved: .*No space"):
+            await play.admin.create_group("new")
+        with pytest.raises(ServiceUnavailable, match="the topic could not be deleted: .*No space"):
+            await play.admin.delete_topic(play.queue.topic)
+        assert (await play.admin.pull(play.queue, 0)).found
+
+        play.broker.disk.repair()
+        await play.broker.stop()
+        await play.back()
+        assert (await play.admin.pull(play.queue, 0)).found
+        assert "new" in await play.admin.groups()
+
+    play(act, seeds=1)
+    assert "Traceback" not in caplog.text
+
+
 def test_a_disk_that_fills_up_as_a_new_file_begins():
     async def act(play):
         disk = play.broker.disk
@@ -49,9 +124,8 @@ def test_a_disk_that_fills_up_as_a_new_file_begins():
     play(act, segment=kib(4), checkpoint=kib(1), body_max=3000)
 
 
+@pytest.mark.fault("S9")
 def test_a_disk_remounted_read_only_refuses_sends_and_serves_what_is_there():
-    """S9."""
-
     async def act(play):
         await play.deliver()
         play.broker.disk.fail_writes(error=errno.EROFS)
@@ -67,10 +141,9 @@ def test_a_disk_remounted_read_only_refuses_sends_and_serves_what_is_there():
     play(act)
 
 
+@pytest.mark.fault("S6")
 def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing():
-    """S6: what the disk holds is not known any more, and the next sync would only say that it is
-    well.
-    """
+    """What the disk holds is unknown, and the next sync would only say that it is well."""
 
     async def act(play):
         await play.deliver()
@@ -89,8 +162,9 @@ def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing():
     play(act)
 
 
+@pytest.mark.fault("S6")
 def test_after_a_failed_sync_a_restart_does_not_trust_the_cache():
-    """S6: the system takes the pages for clean, though the disk never had them.
+    """The system takes the pages for clean, though the disk never had them.
 
     The broker that starts next reads them from the cache; what it then shows must be durable.
     """
@@ -151,8 +225,9 @@ def test_a_broker_at_rest_has_everything_on_the_disk():
     play(act, segment=kib(4), checkpoint=kib(1), body_max=2000)
 
 
+@pytest.mark.fault("S10")
 def test_a_slow_disk_answers_busy_instead_of_letting_everybody_wait():
-    """S10: once a sync takes too long, sends are refused at once, and none of them is stored."""
+    """Once a sync takes too long, sends are refused at once, and none of them is stored."""
 
     async def act(play):
         await play.deliver()

@@ -54,8 +54,9 @@ def test_a_long_poll_is_woken_by_what_it_waits_for():
     play(act, hold_s=1000.0)
 
 
+@pytest.mark.fault("N2")
 def test_replies_that_are_lost_leave_the_producer_in_doubt_and_the_message_in_place():
-    """N2: requests arrive, answers do not."""
+    """Requests arrive, answers do not."""
 
     async def act(play):
         send = play.compose()
@@ -72,8 +73,9 @@ def test_replies_that_are_lost_leave_the_producer_in_doubt_and_the_message_in_pl
     play(act)
 
 
+@pytest.mark.fault("N4")
 def test_clients_that_know_their_brokers_go_on_while_the_name_server_is_away():
-    """N4: for ten minutes nobody answers questions about routes."""
+    """For ten minutes nobody answers questions about routes."""
 
     async def act(play):
         await play.deliver()
@@ -101,9 +103,10 @@ def test_a_broker_cut_off_from_its_name_server_is_known_again_when_it_heals():
     play(act, names=1, seeds=1)
 
 
+@pytest.mark.fault("T1")
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
 def test_the_broker_s_clock_jumps(jump_s):
-    """T1: times of storing never go back, and nothing that waits is hurried or forgotten."""
+    """Times of storing never go back, and nothing that waits is hurried or forgotten."""
 
     async def act(play):
         await play.deliver()
@@ -121,6 +124,7 @@ def test_the_broker_s_clock_jumps(jump_s):
     play(act, hold_s=18.0)
 
 
+@pytest.mark.fault("T2")
 def test_the_producer_s_clock_is_wrong_by_a_day():
     async def act(play):
         for jump_s in (86400.0, -2 * 86400.0):
@@ -134,8 +138,9 @@ def test_the_producer_s_clock_is_wrong_by_a_day():
     play(act)
 
 
+@pytest.mark.fault("N8")
 def test_a_peer_that_does_not_read_costs_nobody_else_anything():
-    """N8: what it asked for stays within bounds, and the others are served as before."""
+    """What it asked for stays within bounds, and the others are served as before."""
 
     async def act(play):
         for _ in range(20):
@@ -157,8 +162,9 @@ def test_a_peer_that_does_not_read_costs_nobody_else_anything():
     play(act, seeds=1, body_max=4000)
 
 
+@pytest.mark.fault("N11")
 def test_a_broker_that_stood_still_answers_what_came_meanwhile():
-    """A stopped process, or one whose loop was blocked: N11."""
+    """A stopped process, or one whose loop was blocked."""
 
     async def act(play):
         await play.deliver()

@@ -99,12 +99,14 @@ def lives_and_dies(
         world.run(scenario())
 
 
+@pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_acknowledged_holds_wherever_the_power_goes(label):
     for seed, loss in enumerate(ENDS.values()):
         lives_and_dies(label, 1 + seed % 3, loss, seed)
 
 
+@pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_acknowledged_holds_wherever_the_broker_is_killed(label):
     for times in (1, 3):

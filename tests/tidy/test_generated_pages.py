@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.testing import embedded
-from tools import class_table, reconcile_rules, state_diagram, wire_reference
+from tools import class_table, fault_table, reconcile_rules, state_diagram, wire_reference
 from txmq.cli.root import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -46,6 +46,10 @@ def test_the_page_of_rules_is_fresh():
     assert (DOCS / "reference/reconcile-rules.md").read_text() == page, "run: make docs"
     keys = [row for row in page.splitlines() if row.startswith("| `")]
     assert [row for row in keys if row.endswith(" |  |")] == [], "each key is told of"
+
+
+def test_the_page_of_faults_is_fresh():
+    assert (DOCS / "internals/faults.md").read_text() == fault_table.page(), "run: make docs"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)

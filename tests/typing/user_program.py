@@ -336,6 +336,25 @@ async def pull_by_schedule(names: str) -> None:
         await schedule.wait()
 
 
+async def start_and_stop(names: str, manager: TransactionManager[Session], relay: Relay) -> None:
+    """Open and close by name, as programs do whose start and end lie apart."""
+    client, producer = Client(names), Producer("shop", names)
+    pushed, pulled = PushConsumer("billing", names), PullConsumer("reader", names)
+    await client.start()
+    await producer.start()
+    await producer.send(Message(topic="Orders", body=b"tea", wait_stored=False))
+    await manager.start()
+    await pushed.start()
+    await pulled.start()
+    await relay.start()
+    pulled.end()
+    for opened in (relay, pulled, pushed, manager, producer, client):
+        await opened.stop()
+    shop = blocking.Producer("shop", names)
+    shop.start()
+    shop.stop()
+
+
 async def administer(admin: Admin) -> list[str]:
     """Ask and order."""
     await admin.create_topic("Orders", queues=4)

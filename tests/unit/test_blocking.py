@@ -54,6 +54,44 @@ def test_what_is_sent_is_handled(names):
     assert bodies(got) == [b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_started_works_until_it_is_stopped(names, is_shared):
+    client = blocking.Client(names)
+    producer = blocking.Producer("writers", client if is_shared else names)
+    pushed = blocking.PushConsumer("pushed", client if is_shared else names)
+    pushed.on("Orders")(lambda message: None)
+    message = Message(topic="Orders", body=b"1")
+    client.stop()
+    for _ in range(2):
+        if is_shared:
+            client.start()
+        for made, use in ((producer, lambda: producer.send(message)), (pushed, pushed.commit)):
+            made.stop()
+            with pytest.raises(UsageError, match=r"not (open|running); use it with"):
+                use()
+            made.start()
+            with pytest.raises(UsageError, match="already"):
+                made.start()
+            use()
+            made.stop()
+            made.stop()
+        client.stop()
+    assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+
+
+def test_a_loop_over_a_consumer_ends_where_the_consumer_is_stopped(names):
+    with blocking.Producer("writers", names) as producer:
+        producer.send(Message(topic="Orders", body=b"1"))
+    consumer = blocking.PullConsumer("readers", names, FROM_FIRST)
+    consumer.subscribe("Orders")
+    consumer.start()
+    got = []
+    for messages in consumer:
+        got += messages
+        consumer.stop()
+    assert bodies(got) == [b"1"]
+
+
 def test_members_share_a_client_and_its_loop(names):
     with blocking.Client(names) as client:
         client.admin.create_topic("Shared", queues=1)
@@ -160,7 +198,7 @@ def test_messages_are_asked_for(names):
             for messages in consumer:
                 got += messages
                 if len(got) == 5:
-                    consumer.stop()
+                    consumer.end()
         assert [each.body for each in got] == [b"0", b"1", b"2", b"3", b"4"]
 
         by_hand = blocking.PullConsumer("by-hand", client)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import ALIASES, BrokerSettings
+from broker.config import BrokerSettings
+from broker.rocketmq_settings import NAMES
 from txmq.config import (
     Duration,
     Size,
@@ -258,7 +259,7 @@ def test_a_file_that_is_no_text_is_told(tmp_path):
     path = tmp_path / "t.toml"
     path.write_bytes(b"name = '\xff'")
 
-    with pytest.raises(ConfigError, match="is no TOML file"):
+    with pytest.raises(ConfigError, match="t.toml, line 1, is not UTF-8"):
         load(Outer, file=path)
 
 
@@ -371,7 +372,7 @@ def test_described_variables_set_what_they_say():
 def transaction(tmp_path, text="", *arguments):
     file = tmp_path / "broker.toml"
     file.write_text(text)
-    return load(BrokerSettings, file=file, arguments=arguments, aliases=ALIASES).transaction
+    return load(BrokerSettings, file=file, arguments=arguments, aliases=NAMES).transaction
 
 
 def test_transactions_can_be_set_by_the_names_that_rocketmqs_users_know(tmp_path):
@@ -410,7 +411,7 @@ def test_conditions_can_be_allowed_by_rocketmqs_name(tmp_path, text, arguments):
     file = tmp_path / "broker.toml"
     file.write_text(text)
 
-    assert load(BrokerSettings, file=file, arguments=arguments, aliases=ALIASES).filter.sql
+    assert load(BrokerSettings, file=file, arguments=arguments, aliases=NAMES).filter.sql
     assert not BrokerSettings().filter.sql
 
 
@@ -418,7 +419,7 @@ def test_delay_levels_may_have_rocketmqs_name(tmp_path):
     file = tmp_path / "broker.toml"
     file.write_text('messageDelayLevel = "1s 1m 1d"\n')
 
-    assert load(BrokerSettings, file=file, aliases=ALIASES).delay.levels_ms() == (
+    assert load(BrokerSettings, file=file, aliases=NAMES).delay.levels_ms() == (
         1000,
         60_000,
         86_400_000,
@@ -439,9 +440,10 @@ def test_delay_levels_that_are_none_are_named(levels, complaint):
         load(BrokerSettings, arguments=[f"delay.levels={levels}"])
 
 
-def test_a_number_that_looks_like_milliseconds_is_asked_about(tmp_path):
-    with pytest.raises(ConfigError, match="transactionCheckInterval cannot be 60000 .*60s or 6000"):
-        transaction(tmp_path, "transactionCheckInterval = 60000\n")
+def test_the_interval_of_checks_is_in_milliseconds_as_rocketmq_counts(tmp_path):
+    assert transaction(tmp_path, "transactionCheckInterval = 60000\n").check_interval == 60.0
+    with pytest.raises(ConfigError, match="transactionTimeout cannot be 60000 .*60s or 6000"):
+        transaction(tmp_path, "transactionTimeout = 60000\n")
 
 
 @pytest.mark.parametrize(
@@ -466,7 +468,7 @@ def test_an_argument_counts_over_everything_whatever_name_it_uses(tmp_path):
     environ = {"TXMQ_TRANSACTION__TIMEOUT": "30"}
 
     def timeout(*arguments):
-        given = {"file": file, "environ": environ, "arguments": arguments, "aliases": ALIASES}
+        given = {"file": file, "environ": environ, "arguments": arguments, "aliases": NAMES}
         return load(BrokerSettings, **given).transaction.timeout
 
     assert timeout() == 30.0

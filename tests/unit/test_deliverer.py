@@ -289,7 +289,7 @@ async def test_a_clock_that_was_ahead_makes_messages_late_and_never_early(caplog
         # It waited for the first of those who had left their lines.
         (came_ms,) = stage.came["held"]
         assert wanted_ms < came_ms < wanted_ms + 60_000
-    assert caplog.text.count("1 messages come later than they want to") == 1
+    assert caplog.text.count("1 message comes later than wanted") == 1
 
 
 # --- the disk ---
@@ -346,7 +346,7 @@ async def test_what_is_staged_when_it_stops_is_drained():
         sizes = stage.shelf.sizes
 
     shelf = DelayShelf(disk, sizes)
-    assert shelf.recovery == (0, 0, 0)
+    assert shelf.recovery[:3] == (0, 0, 0)
     assert shelf.deliver(1 << 50) == [b"b"]
     shelf.close()
 

@@ -9,20 +9,33 @@ The modules that hold commands do not put off their annotations: typer reads the
 from __future__ import annotations
 
 import sys
+from traceback import format_exception
+from types import TracebackType
 
-__all__ = ["main"]
+from txmq.printable import printable
+from txmq.runtime.interrupts import restore_interrupt
+
+__all__ = ["main", "print_failure"]
 
 
 def main() -> int:
     """Run the command that the program's arguments name; typer exits by itself."""
+    sys.excepthook = print_failure  # Before typer is imported, which keeps it for later.
+    restore_interrupt()
     try:
         from txmq.cli.root import app  # Whoever uses txmq as a library has no need of typer.
     except ModuleNotFoundError as problem:
         if problem.name not in {"typer", "rich"}:
             raise
-        sys.stderr.write(
-            f"txmq: the command line needs {problem.name}: pip install 'txmq[broker]'\n"
-        )
+        sys.stderr.write(f"txmq: the command line needs {problem.name}: pip install 'txmq[cli]'\n")
         return 1
     app(prog_name="txmq")
     return 0
+
+
+def print_failure(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print the traceback of a defect; what it quotes from the wire is escaped."""
+    for line in "".join(format_exception(kind, error, trace)).rstrip("\n").split("\n"):
+        sys.stderr.write(printable(line) + "\n")

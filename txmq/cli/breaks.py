@@ -68,7 +68,7 @@ def breaks(
 
 
 def _list(items: list[dict[str, Any]], run: "Run") -> None:
-    from txmq.reconcile.report.words import amount, plain
+    from txmq.reconcile.report.words import amount
 
     table(
         ("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
@@ -80,7 +80,7 @@ def _list(items: list[dict[str, Any]], run: "Run") -> None:
                 each["age_days"],
                 amount(each["amount"], run.result.digits.get(each["currency"], 2)),
                 each["currency"],
-                *(plain(each[name] or "") for name in ("key", "payer", "payee")),
+                *(each[name] or "" for name in ("key", "payer", "payee")),
             )
             for each in items
         ),

@@ -1,10 +1,12 @@
 """``txmq config``: what can be set; prints the reference page of the documentation."""
 
+from collections.abc import Mapping
+
 import typer
 
-from txmq.cli.output import say
-from txmq.cli.serve import settings_shape
-from txmq.config import Setting, describe, variable
+from txmq.cli.output import say_lines
+from txmq.cli.serve import foreign_names, settings_shape
+from txmq.config import Alias, Derived, ForeignName, OneValue, Setting, Unused, describe, variable
 
 __all__ = ["app", "reference"]
 
@@ -22,13 +24,34 @@ A value comes from the first of these that gives one:
 `--names-listen`, `--names`, `--flush`, `--name`, `--cluster`
 2. `--set key=value`
 3. the variable in the table
-4. the TOML file that `--config` or `TXMQ_CONFIG` names
+4. the file that `--config`, `-c` or `TXMQ_CONFIG` names
 5. the default
 
-In the file a group is a table: `[store]`, then `flush = "async"`.
+The file is TOML, where its name ends with `.toml`: a group is a table there, \
+`[store]`, then `flush = "async"`.
+Where its name ends with `.conf` or `.properties` it is in the format of Java's properties, as \
+RocketMQ's `broker.conf` is: `store.flush=async`, or [RocketMQ's names](#rocketmqs-names).
+With any other ending, a table or a value in quotes makes it TOML.
 
 Durations are written `"500ms"`, `"20s"`, `"3h"`, `"2d"`; a plain number is seconds.
 Sizes are written `"64KiB"`, `"1GiB"`, `"4MB"`; a plain number is bytes.
+"""
+
+_FOREIGN_HEAD = """\
+## RocketMQ's names
+
+A `broker.conf` of Apache RocketMQ 4 or 5 is understood: \
+[how to start with yours](../howto/from-rocketmq-broker.md).
+Its names work in TOML files and with `--set`, too; \
+a plain number has the unit that RocketMQ gives it.
+"""
+_ONE_VALUE_HEAD = """
+These take one value only.
+Any other stops the start, as it would promise what does not exist.
+"""
+_UNUSED_HEAD = """
+These have no meaning here.
+They are accepted with any value, and the start names them in one line.
 """
 
 
@@ -40,11 +63,11 @@ def config() -> None:
 @app.command("reference")
 def print_reference() -> None:
     """Print the reference of all settings as Markdown."""
-    say(reference(describe(settings_shape())).rstrip("\n"))
+    say_lines(reference(describe(settings_shape()), foreign_names()).rstrip("\n"))
 
 
-def reference(settings: list[Setting]) -> str:
-    """The reference page for some settings."""
+def reference(settings: list[Setting], foreign: Mapping[str, ForeignName]) -> str:
+    """The reference page for some settings, and for the names that they have in RocketMQ."""
     groups: dict[str, list[Setting]] = {}
     for each in settings:
         groups.setdefault(each.key.rpartition(".")[0], []).append(each)
@@ -54,7 +77,30 @@ def reference(settings: list[Setting]) -> str:
         lines += ["| setting | default | what it takes | variable | |", "|---|---|---|---|---|"]
         lines += [_row(each) for each in rows]
         pages.append("\n".join(lines) + "\n")
-    return "\n".join(pages)
+    return "\n".join([*pages, _foreign_section(foreign)])
+
+
+def _foreign_section(foreign: Mapping[str, ForeignName]) -> str:
+    lines = [_FOREIGN_HEAD, "| RocketMQ's name | our setting | |", "|---|---|---|"]
+    for name, meaning in foreign.items():
+        if isinstance(meaning, Alias):
+            lines.append(f"| `{name}` | `{meaning.key}` | {meaning.text} |")
+        elif isinstance(meaning, Derived):
+            keys = ", ".join(f"`{key}`" for key in meaning.keys)
+            lines.append(f"| `{name}` | {keys} | {meaning.text} |")
+    lines += [_ONE_VALUE_HEAD, "| RocketMQ's name | what it takes | why |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {f'`{meaning.value}`' if meaning.value else 'nothing'} | {meaning.why} |"
+        for name, meaning in foreign.items()
+        if isinstance(meaning, OneValue)
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, meaning in foreign.items():
+        if isinstance(meaning, Unused):
+            reasons.setdefault(meaning.why, []).append(f"`{name}`")
+    lines += [_UNUSED_HEAD, "| RocketMQ's names | why |", "|---|---|"]
+    lines += [f"| {', '.join(names)} | {why} |" for why, names in reasons.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _row(setting: Setting) -> str:

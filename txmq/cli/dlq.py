@@ -15,16 +15,29 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from txmq.cli.asking import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, ask, fail
+from txmq.cli.asking import (
+    FAILED,
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Names,
+    Yes,
+    ask,
+    confirm,
+    fail,
+)
+from txmq.cli.known_names import check_group
 from txmq.cli.moments import LATEST, age_of, moment_ms
-from txmq.cli.output import as_json, message_fields, say, table
+from txmq.cli.output import as_json, listing, message_fields, say, table
 from txmq.client import Admin
+from txmq.client.dead_letters import DeadLetters
 from txmq.client.lookups import TIME_MAX
 from txmq.client.resent import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
 from txmq.client.values import SendStatus
-from txmq.errors import Effect, NotFound, TransportError, TxmqError
+from txmq.errors import Effect, TransportError, TxmqError
 from txmq.message import ReceivedMessage
 from txmq.protocol import properties
+from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
@@ -85,7 +98,14 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List the groups that have dead letters."""
-    found = ask(names, lambda admin: admin.dead_letter_groups(group))
+
+    async def read(admin: Admin) -> list[DeadLetters]:
+        found = await admin.dead_letter_groups(group)
+        if group is not None and not found:
+            await check_group(admin, group)
+        return found
+
+    found = ask(names, read)
     if json:
         as_json(found)
         return
@@ -137,7 +157,7 @@ def show(
     async def read(admin: Admin) -> list[ReceivedMessage]:
         found = [each async for each in wanted.letters(admin, limit + 1)]
         if not found:
-            await _check_known(admin, group)
+            await check_group(admin, group)
         return found
 
     found = ask(names, read)
@@ -152,7 +172,7 @@ def show(
     headings = ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"]
     table(headings, [_row(each, now_ms) for each in shown])
     if len(found) > limit:
-        say(f"{limit} are shown; there are more, which --limit shows")
+        say(f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows")
 
 
 @app.command()
@@ -188,7 +208,8 @@ def export(
     if json:
         as_json({"group": group, "file": str(to), "messages": count})
     else:
-        say(f"{count} dead letters of {group} are in {to}")
+        letters = quantity(count, f"dead letter of {group} is", f"dead letters of {group} are")
+        say(f"{letters} in {to}")
 
 
 @app.command()
@@ -211,7 +232,7 @@ def resend(
     since: Since = "earliest",
     until: Until = "latest",
     topic: Topic = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    yes: Yes = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
@@ -223,12 +244,11 @@ def resend(
     if not reason.strip():
         fail("--reason is empty; say why", WRONGLY_CALLED)
     wanted = _wanted(group, since, until, topic)
+    ask(names, lambda admin: check_group(admin, group))
     if everything and not yes:
         there = sum(each.messages for each in ask(names, lambda a: a.dead_letter_groups(group)))
         choice = "" if wanted == _wanted(group) else ", as far as they were chosen,"
-        typer.confirm(
-            f"give the {there} dead letters{choice} to {group} again?", abort=True, err=True
-        )
+        confirm(f"give the {quantity(there, 'dead letter')}{choice} to {group} again?", yes=yes)
     run = _Run(group, reason, operator or getpass.getuser(), force=force)
     if message_ids:
         found = ask(names, partial(run.these, message_ids), changes=True)
@@ -284,7 +304,7 @@ class _Run:
             # What was done already must be told.
             self._failed("the rest", "", problem)
         if not self._found:
-            await _check_known(admin, self._group)
+            await check_group(admin, self._group)
         return self._found
 
     async def _one(self, admin: Admin, message: ReceivedMessage) -> None:
@@ -332,7 +352,7 @@ def _tell(group: str, found: list[_Outcome]) -> None:
 async def _write(wanted: _Wanted, file: BinaryIO, admin: Admin) -> int:
     there = sum(each.messages for each in await admin.dead_letter_groups(wanted.group))
     if not there:
-        await _check_known(admin, wanted.group)
+        await check_group(admin, wanted.group)
     count = 0
     on_terminal = sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
@@ -344,14 +364,9 @@ async def _write(wanted: _Wanted, file: BinaryIO, admin: Admin) -> int:
     return count
 
 
-async def _check_known(admin: Admin, group: str) -> None:
-    # To brokers a group they never saw is one without dead letters; to people it is a slip.
-    if not await admin.dead_letter_groups(group) and group not in await admin.groups():
-        raise NotFound(f"group {group} is unknown")
-
-
 def _show_one(group: str, message_id: str, names: str, *, json: bool) -> None:
     async def read(admin: Admin) -> tuple[ReceivedMessage, ReceivedMessage | None]:
+        await check_group(admin, group)
         found = await admin.dead_letter(group, message_id)
         return found, await admin.resent_copy(group, found)
 
@@ -372,8 +387,7 @@ def _show_one(group: str, message_id: str, names: str, *, json: bool) -> None:
     fields["dead since"] = _time(found.stored_ms)
     fields["resent"] = "no" if copy is None else provenance(copy)
     body = {each: fields.pop(each) for each in ("body", "body_base64") if each in fields}
-    for name, value in (fields | body).items():
-        say(f"{name:12} {value}")
+    listing(fields | body)
 
 
 def _fields(message: ReceivedMessage) -> dict[str, object]:

@@ -4,12 +4,14 @@ from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, ask
+from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
+from txmq.cli.known_names import check_group, check_topic
 from txmq.cli.moments import moment_ms
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin
-from txmq.client.values import QueueProgress
-from txmq.errors import NotFound
+from txmq.client.values import GroupConnections, OffsetMove, QueueProgress
+from txmq.errors import ConsumerOffline
+from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
@@ -63,7 +65,7 @@ def create(
     if json:
         as_json({"group": name, "retries": retries, "enabled": enabled})
     else:
-        told = [] if retries is None else [f"{retries} retries"]
+        told = [] if retries is None else [quantity(retries, "retry", "retries")]
         told += [] if enabled is None else ["may consume" if enabled else "may not consume"]
         say("; ".join([f"group {name} is there", *told]))
 
@@ -102,14 +104,14 @@ def delete(
     keep_offsets: Annotated[
         bool, typer.Option("--keep-offsets", help="Remember how far it had come.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    yes: Yes = False,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Remove a consumer group."""
-    if not yes:
-        typer.confirm(f"remove group {name}?", abort=True, err=True)
+    ask(names, lambda admin: check_group(admin, name, cluster=cluster))
+    confirm(f"remove group {name}?", yes=yes)
     ask(
         names,
         lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster),
@@ -135,8 +137,10 @@ def progress(
     async def come(admin: Admin) -> list[QueueProgress]:
         found = await admin.group_progress(name, topic, cluster=cluster)
         # Brokers say of a group they never saw what they say of one that has consumed nothing.
-        if not found and name not in await admin.groups(cluster=cluster):
-            raise NotFound(f"group {name} is unknown")
+        if not found:
+            await check_group(admin, name, cluster=cluster)
+            if topic is not None:
+                await check_topic(admin, topic)
         return found
 
     found = ask(names, come)
@@ -173,7 +177,7 @@ def progress(
             for each in found
         ],
     )
-    say(f"{lag} messages behind")
+    say(f"{quantity(lag, 'message')} behind")
 
 
 @app.command()
@@ -188,26 +192,56 @@ def reset(
     only_back: Annotated[
         bool, typer.Option("--only-back", help="Skip nothing that is not consumed yet.")
     ] = False,
+    yes: Yes = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Take a group to the messages stored at a moment."""
+    """Take a group to the messages stored at a moment; shows from where to where, and asks."""
     try:
         time_ms = moment_ms(to, SystemClock().wall_ms())
     except ValueError as problem:
         raise typer.BadParameter(f"{to!r}; write {problem}", param_hint="--to") from problem
+
+    async def planned(admin: Admin) -> list[OffsetMove]:
+        plan = await admin.plan_reset(name, topic, time_ms, force=not only_back)
+        await check_group(admin, name)
+        return plan
+
+    plan = ask(names, planned, topic=topic)
+    if not json:
+        table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
+    confirm(f"move group {name} in topic {topic}: {_consequence(plan)}?", yes=yes)
     moved = ask(
         names,
         lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back),
         changes=True,
+        topic=topic,
     )
     if json:
-        as_json([{"queue": queue, "offset": offset} for queue, offset in moved.items()])
-        return
-    table(
-        ["broker", "queue", "next message"],
-        [[queue.broker, queue.number, offset] for queue, offset in moved.items()],
-    )
+        before = {move.queue: move.before for move in plan}
+        as_json(
+            [
+                {"queue": queue, "before": before.get(queue), "offset": offset}
+                for queue, offset in moved.items()
+            ]
+        )
+    else:
+        say(f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}")
+
+
+def _move_row(move: OffsetMove) -> list[object]:
+    now, difference = "never consumed", ""
+    if move.before is not None:
+        now, difference = str(move.before), f"{move.after - move.before:+d}"
+    return [move.queue.broker, move.queue.number, now, move.after, difference]
+
+
+def _consequence(plan: list[OffsetMove]) -> str:
+    changes = [move.after - move.before for move in plan if move.before is not None]
+    skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
+    parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []
+    parts += [f"{quantity(repeated, 'message')} given again"] if repeated else []
+    return ", ".join(parts) or "no message skipped or given again"
 
 
 @app.command()
@@ -215,7 +249,15 @@ def clients(
     name: Name, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
 ) -> None:
     """Show the consumers of a group that are connected."""
-    found = ask(names, lambda admin: admin.group_connections(name, cluster=cluster))
+
+    async def connected(admin: Admin) -> GroupConnections:
+        try:
+            return await admin.group_connections(name, cluster=cluster)
+        except ConsumerOffline:
+            await check_group(admin, name, cluster=cluster)
+            raise
+
+    found = ask(names, connected)
     if json:
         as_json(found)
         return

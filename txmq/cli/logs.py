@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from txmq.printable import printable, printable_json
+
 __all__ = ["Form", "JsonFormatter", "Level", "TextFormatter", "configure"]
 
 Form = Literal["text", "json"]
@@ -40,8 +42,10 @@ class TextFormatter(logging.Formatter):
         """See :meth:`logging.Formatter.format`."""
         parts = [_time_of(record), f"{record.levelname:7}", record.name, _one_line(record)]
         parts += [f"{name}={_quoted(value)}" for name, value in _fields_of(record).items()]
-        line = " ".join(parts)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        lines = [" ".join(parts)]
+        if record.exc_info:
+            lines += map(printable, self.formatException(record.exc_info).split("\n"))
+        return "\n".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -59,7 +63,7 @@ class JsonFormatter(logging.Formatter):
             line.setdefault(name, value)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return printable_json(msgspec.json.encode(line, enc_hook=str).decode())
 
 
 def _time_of(record: logging.LogRecord) -> str:
@@ -72,10 +76,12 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _one_line(record: logging.LogRecord) -> str:
-    # A line break in somebody's text must not look like another record.
-    return record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+    # Clients choose their ids and reasons: none may look like another record or command a terminal.
+    return printable(record.getMessage().replace("\r", "\\r").replace("\n", "\\n"))
 
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()
+    if _PLAIN.fullmatch(text) and printable(text) == text:
+        return text
+    return printable_json(msgspec.json.encode(text).decode())

@@ -18,7 +18,8 @@ from txmq.cli.asking import (
     fail,
     queue_of,
 )
-from txmq.cli.output import as_json, message_fields, say, table
+from txmq.cli.known_names import check_topic
+from txmq.cli.output import as_json, listing, message_fields, say, table
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, PulledBatch
 from txmq.client.trace import Decided, Sent, TraceRecord, decode
@@ -67,7 +68,7 @@ def send(
         deliver_after_s=None if after is None else _seconds(after),
     )
     target = None if queue is None else queue_of(topic, queue)
-    receipt = ask(names, lambda admin: admin.send(message, target), changes=True)
+    receipt = ask(names, lambda admin: admin.send(message, target), changes=True, topic=topic)
     if json:
         as_json(receipt)
         return
@@ -91,7 +92,7 @@ def recall(
     json: AsJson = False,
 ) -> None:
     """Have a message that waits for its time never come."""
-    recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True)
+    recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True, topic=topic)
     if json:
         as_json({"id": recalled})
         return
@@ -125,7 +126,7 @@ def pull(
             found += await _fetch(admin, each, offset, count, pulls)
         return found
 
-    _show(ask(names, fetched), json=json)
+    _show(ask(names, fetched, topic=topic), json=json)
 
 
 @app.command()
@@ -143,6 +144,7 @@ def view(
     found = ask(
         names,
         lambda admin: admin.find(topic, message_id) if topic else admin.view(message_id),
+        topic=topic,
     )
     fields = message_fields(found)
     if json:
@@ -150,8 +152,7 @@ def view(
         return
     fields["queue"] = f"{found.queue.broker}:{found.queue.number}"
     fields["keys"] = " ".join(found.keys)
-    for name, value in fields.items():
-        say(f"{name:12} {value}")
+    listing(fields)
 
 
 @app.command()
@@ -164,7 +165,7 @@ def query(
     json: AsJson = False,
 ) -> None:
     """Look messages up by key."""
-    _show(ask(names, lambda admin: admin.query(topic, key, count=count)), json=json)
+    _show(ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic), json=json)
 
 
 @app.command()
@@ -181,10 +182,14 @@ def trace(
     async def told(admin: Admin) -> list[TraceRecord]:
         found = await admin.query(trace_topic, message_id)
         records = [record for each in found for record in decode(each.body)]
-        return [each for each in records if each.id == message_id and _is_of(topic, each)]
+        wanted = [each for each in records if each.id == message_id and _is_of(topic, each)]
+        if not wanted:
+            await check_topic(admin, topic)
+        return wanted
 
     # A trace message may be there twice, where its producer had no answer the first time.
-    records = sorted(dict.fromkeys(ask(names, told)), key=lambda each: each.at_ms)
+    found = dict.fromkeys(ask(names, told, topic=trace_topic))
+    records = sorted(found, key=lambda record: record.at_ms)
     if json:
         as_json([trace_fields(each) for each in records])
     elif not records:

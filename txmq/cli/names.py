@@ -1,7 +1,6 @@
 """``txmq names``: a name server alone, for clusters whose brokers share one."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 import txmq
 from txmq.cli import logs
+from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stopping import at_signals
 from txmq.errors import TxmqError
@@ -37,7 +37,7 @@ def names(
 
     logs.configure(log_format, log_level)
     kept = Path(data).absolute() if data is not None else "nowhere: routes come from brokers"
-    typer.echo(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}", err=True)
+    note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
     try:
         uvloop.run(_serve(listen, data))
     except (TxmqError, OSError) as problem:
@@ -53,6 +53,6 @@ async def _serve(listen: str, data: str | None) -> None:
     with at_signals(stopped):
         async with NameServer(SystemNetwork(), SystemClock(), disk) as server:
             await server.open(host, port)
-            sys.stdout.write("ready names {}:{}\n".format(*server.address))
-            sys.stdout.flush()
+            say("ready names {}:{}".format(*server.address))
+            flush()
             await stopped.wait()

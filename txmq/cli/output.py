@@ -1,10 +1,14 @@
-"""What commands print: tables for people, one line of JSON for programs."""
+"""What commands print: tables for people, one line of JSON for programs.
+
+No other module of the commands writes to the standard streams, so that every name, key and reason
+from the wire passes :func:`txmq.printable.printable` on its way.
+"""
 
 from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -13,8 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 from txmq.message import ReceivedMessage
+from txmq.printable import printable, printable_json
 
-__all__ = ["as_json", "message_fields", "say", "table"]
+__all__ = [
+    "as_json",
+    "flush",
+    "listing",
+    "message_fields",
+    "note",
+    "note_lines",
+    "say",
+    "say_lines",
+    "table",
+]
 
 WIDTH: Final = 1000
 """Columns where nobody looks: what goes into a file or a pipe is never cut to a screen's width."""
@@ -22,12 +37,35 @@ WIDTH: Final = 1000
 
 def as_json(value: object) -> None:
     """Print a value as one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.write(printable_json(msgspec.json.encode(value).decode()) + "\n")
 
 
 def say(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(text + "\n")
+    """Print one line, whatever the names in it hold."""
+    sys.stdout.write(printable(text) + "\n")
+
+
+def say_lines(text: str) -> None:
+    """Print a text of several lines, such as a page of the documentation."""
+    for line in text.split("\n"):
+        say(line)
+
+
+def note(text: str) -> None:
+    """Print one line to standard error."""
+    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.flush()
+
+
+def note_lines(text: str) -> None:
+    """Print a text of several lines, such as a traceback, to standard error."""
+    for line in text.split("\n"):
+        note(line)
+
+
+def flush() -> None:
+    """Hand what is printed to the program that reads it, which may wait at a pipe."""
+    sys.stdout.flush()
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
@@ -38,10 +76,19 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
         numeric = bool(kept) and all(isinstance(row[at], int) for row in kept)
         drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in kept:
-        drawn.add_row(*(str(each) for each in row))
-    # Names and bodies are other people's text: nothing in them is an instruction to the terminal.
+        drawn.add_row(*(printable(str(cell)) for cell in row))
+    # A bracketed word in a name is no style, and ":name:" is no picture.
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width, markup=False, highlight=False, emoji=False).print(drawn)
+
+
+def listing(fields: Mapping[str, object]) -> None:
+    """Print one thing, a field a line; the lines of a long text stay in the field's column."""
+    for name, value in fields.items():
+        first, *more = str(value).split("\n")
+        say(f"{name:12} {first}")
+        for line in more:
+            say(f"{'':12} {line}")
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:

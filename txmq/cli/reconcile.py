@@ -1,6 +1,5 @@
 """``txmq reconcile``: a day's reconciliation, and what people do with it in the morning."""
 
-import sys
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 
 from txmq.cli import breaks
 from txmq.cli.asking import AsJson
-from txmq.cli.output import as_json, say, table
+from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconciling import (
     Asked,
     Config,
@@ -104,7 +103,7 @@ def reconcile(
     """
     if ctx.invoked_subcommand is not None:
         return
-    with told():
+    with told(), stopping():
         wanted = asked(config, day, first, last)
         if extract is not None and (reuse or len(wanted.days) > 1):
             raise ConfigError("--extract names the one extract of one date")
@@ -123,7 +122,7 @@ def extract_(
     json: AsJson = False,
 ) -> None:
     """Take the extract of a business date and nothing more, and print its control totals."""
-    with told():
+    with told(), stopping():
         wanted = asked(config, day)
         manifest = _take(wanted, jar or [], quiet=quiet)
         if json:
@@ -155,7 +154,7 @@ def _take(wanted: Asked, jars: list[Path], *, quiet: bool) -> "Manifest":
 
     rules, day = wanted.rules, wanted.days[0]
     session = None
-    with stopping(), ExitStack() as stack:
+    with ExitStack() as stack:
         progress = stack.enter_context(shown(quiet=quiet))
         if any(each.database.startswith("jdbc:") for each in rules.bank):
             from txmq.reconcile.spark import opened
@@ -186,7 +185,7 @@ def _run_all(
     from txmq.reconcile.spark import opened
 
     rules, verdicts = wanted.rules, []
-    with stopping(), ExitStack() as stack:
+    with ExitStack() as stack:
         progress = stack.enter_context(shown(quiet=quiet))
         results = stack.enter_context(open_results(rules.directory))
         with progress.stage("start Spark"):
@@ -202,7 +201,7 @@ def _run_all(
                 )
             )
         if started.ui and not quiet:
-            typer.echo(f"txmq: Spark's pages: {session.sparkContext.uiWebUrl}", err=True)
+            note(f"txmq: Spark's pages: {session.sparkContext.uiWebUrl}")
         stack.enter_context(progress.watching(session))
         for day in wanted.days:
             extract_id = latest_extract(rules.directory, day) if reuse else extract
@@ -220,10 +219,10 @@ def _show_run(run: "Run", report: Path, *, json: bool) -> None:
     from txmq.reconcile.report.terminal import show
 
     if json:
-        sys.stdout.write(msgspec.json.format(run_as_json(run), indent=-1).decode() + "\n")
+        as_json(msgspec.Raw(msgspec.json.format(run_as_json(run), indent=-1)))
     else:
         show(run, Console(markup=False, highlight=False, emoji=False), str(report))
-    sys.stdout.flush()  # Of several days each is told when it is done.
+    flush()  # Of several days each appears when it is done.
 
 
 def _setting(text: str) -> tuple[str, str]:

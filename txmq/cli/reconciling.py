@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from txmq.cli.asking import fail
+from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
 from txmq.runtime.clock import SystemClock
 
@@ -158,19 +159,22 @@ def tell_of_later(results: "Results") -> None:
 
     newest = results.current(results.days()[-1])
     if newest is not None and (why := outdated(results.directory, newest)) is not None:
-        typer.echo(f"txmq: {why}", err=True)
+        note(f"txmq: {why}")
 
 
 @contextmanager
 def stopping() -> Iterator[None]:
     """While inside, SIGTERM ends the work as Ctrl-C does: jobs are cancelled, and Java is ended.
 
+    SIGTERM comes from a supervisor, whose log then has a sentence that says what remains.
+
     Raises:
-        typer.Exit: With 130 or 143; nothing is said.
+        typer.Exit: With 130 after Ctrl-C, with 143 after SIGTERM.
     """
 
     def terminate(number: int, frame: object) -> NoReturn:
-        del number, frame
+        del frame
+        signal.signal(number, signal.SIG_IGN)  # A second one would break off the cleaning up.
         raise _Terminated
 
     before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, terminate)
@@ -179,6 +183,10 @@ def stopping() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except _Terminated:
+        note(
+            "txmq: SIGTERM stopped this before it was finished; a date that has no verdict above "
+            "has no result of this run: start it again"
+        )
         raise typer.Exit(TERMINATED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -204,7 +212,7 @@ def told() -> Iterator[None]:
     except Exception as problem:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
         if isinstance(problem, ModuleNotFoundError) and _root(problem) in _EXTRA:
             fail(f"this command needs {_root(problem)}: pip install 'txmq[spark]'", NOT_RUN)
-        traceback.print_exc()
+        note_lines(traceback.format_exc().rstrip("\n"))
         raise typer.Exit(NOT_RUN) from None
 
 

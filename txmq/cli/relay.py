@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
@@ -13,10 +12,19 @@ from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.asking import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
 from txmq.cli.figures import figures_at
-from txmq.cli.output import say
+from txmq.cli.known_names import check_topic
+from txmq.cli.output import flush, say
 from txmq.cli.schema import Database, told
 from txmq.cli.stopping import at_signals
-from txmq.errors import DatabaseFailed, LimitExceeded, LocalProtocolError
+from txmq.client import Admin, Session
+from txmq.errors import (
+    DatabaseFailed,
+    LimitExceeded,
+    LocalProtocolError,
+    TopicNotFound,
+    TransportError,
+)
+from txmq.quantity import quantity
 
 if TYPE_CHECKING:
     from txmq.outbox.relay import Relay
@@ -92,6 +100,8 @@ def relay(
                 runner.run(_run(plan))
         except (LocalProtocolError, LimitExceeded) as problem:
             fail(str(problem), WRONGLY_CALLED)
+        except TopicNotFound as problem:
+            fail(str(problem))
         except OSError as problem:
             fail(f"no figures can be shown at {metrics}: {problem}")
         finally:
@@ -118,6 +128,7 @@ def _address(text: str) -> tuple[str, int]:
 async def _run(plan: Plan) -> None:
     from txmq.outbox.relay import Relay
 
+    await _check_dead_letter_topic(plan)
     stopped = asyncio.Event()
     with at_signals(stopped):
         async with AsyncExitStack() as stack:
@@ -131,10 +142,21 @@ async def _run(plan: Plan) -> None:
                 )
                 line += f" metrics http://{host}:{port}/metrics"
             say(line)
-            sys.stdout.flush()  # Somebody waits for it at the other end of a pipe.
+            flush()
             await stopped.wait()
     tally = working.tally
-    say(f"{tally.published} published, {tally.failed} failed, {tally.lost_leases} leases lost")
+    lost = quantity(tally.lost_leases, "lease")
+    say(f"{tally.published} published, {tally.failed} failed, {lost} lost")
+
+
+async def _check_dead_letter_topic(plan: Plan) -> None:
+    # A misspelt one would be noticed with the first message that no broker takes.
+    if not plan.settings.dead_letter_topic:
+        return
+    with suppress(TransportError):  # A relay waits for brokers that are away.
+        async with Session(plan.names) as session:
+            name = plan.settings.dead_letter_topic
+            await check_topic(Admin(session), name, "the dead-letter topic")
 
 
 async def _page(relay: Relay) -> str:

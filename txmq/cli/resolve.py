@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -17,8 +17,9 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.asking import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, fail
-from txmq.cli.output import as_json, say
+from txmq.cli.asking import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, fail, sentence_of
+from txmq.cli.known_names import check_producer_group
+from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, told
 from txmq.cli.stopping import at_signals
 from txmq.cli.xa import is_named, xa_resource_of
@@ -28,6 +29,7 @@ from txmq.client.routes import MASTER
 from txmq.client.settings import ClientSettings
 from txmq.errors import (
     DatabaseFailed,
+    GroupNotFound,
     LimitExceeded,
     LocalProtocolError,
     RequestNotSupported,
@@ -39,6 +41,7 @@ from txmq.limits import CHECKS_PER_PRODUCER_MAX, GROUP_CHARS_MAX
 from txmq.protocol.bodies import OpenTransactions
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
+from txmq.quantity import quantity
 from txmq.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -144,7 +147,7 @@ def _told_of_names() -> Iterator[None]:
     except RequestNotSupported as problem:
         fail(f"this broker cannot say what is open, so leave out --until-empty: {problem}")
     except TransportError as problem:
-        fail(str(problem))
+        fail(sentence_of(problem))
 
 
 class Plan(NamedTuple):
@@ -181,7 +184,7 @@ class Summary:
         if self.left == count == self.unknown == self.conflicts == 0:
             line += "; nothing of this group was open; txmq tx list shows what is"
         if self.left:
-            line += f"; {self.left} are left, which txmq tx list shows"
+            line += f"; {quantity(self.left, 'is', 'are')} left, which txmq tx list shows"
         return line
 
 
@@ -242,9 +245,18 @@ class Resolving:
             await self._client.admin.cluster()
             await self._unless_stopped(self._resource.verify())
             if not self._stopped.is_set():
+                await self._say_if_unknown()
                 self._say(f"answering for {self._plan.group}; Ctrl-C ends it")
                 await self._answer()
             return self._left is not None and not self._left.all
+
+    async def _say_if_unknown(self) -> None:
+        # It is no error: brokers know nothing either of a group whose transactions are all decided.
+        with suppress(TxmqError):  # RocketMQ's brokers cannot say it, and others may be away.
+            try:
+                await check_producer_group(self._client.admin, self._plan.group)
+            except GroupNotFound as error:
+                self._say(str(error))
 
     async def _answer(self) -> None:
         backoff = Backoff(self._client.session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -351,7 +363,7 @@ class Resolving:
 
     def _say(self, text: str) -> None:
         if not self._plan.is_quiet:
-            typer.echo(text, err=True)
+            note(text)
 
     def _say_progress(self, now: dict[str, int], said: dict[str, int], seconds: float) -> None:
         keys = ("checks_committed", "checks_rolled_back", "checks_unknown")

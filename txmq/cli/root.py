@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import txmq
-from txmq.cli import cluster, config, dlq, group, message, reconcile, schema, topic, tx, xa
+from txmq.cli import cluster, config, dlq, group, log, message, reconcile, schema, topic, tx, xa
 from txmq.cli.names import names
 from txmq.cli.output import say
 from txmq.cli.relay import relay
@@ -29,6 +29,7 @@ app.command()(resolve)
 app.add_typer(xa.app, name="xa")
 app.command()(relay)
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(log.app, name="log")
 app.add_typer(reconcile.app, name="reconcile")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(schema.app, name="schema")

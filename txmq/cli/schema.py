@@ -9,9 +9,10 @@ from typing import Annotated, Final
 import typer
 
 from txmq.cli.asking import WRONGLY_CALLED, fail
-from txmq.cli.output import say
+from txmq.cli.output import say, say_lines
 from txmq.config import parse_duration
 from txmq.errors import ConfigError, ResourceError
+from txmq.quantity import quantity
 
 __all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "told"]
 
@@ -107,7 +108,7 @@ def sql(
         }
         for each in tables or [Wanted.FENCE]:
             for statement in made[each](dialect):
-                say(f"{statement};\n")
+                say_lines(f"{statement};\n")
 
 
 @app.command()
@@ -136,7 +137,7 @@ def clean(
             removed = asyncio.run(guard.clean(older_s, horizon_s=least_s))
         finally:
             engine.dispose()
-        say(f"{removed} rows are gone from {done}")
+        say(f"{quantity(removed, 'row is', 'rows are')} gone from {done}")
 
 
 def _seconds(text: str) -> float:

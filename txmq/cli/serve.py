@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import re
-import sys
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
@@ -18,7 +18,8 @@ import typer
 import txmq
 from txmq.cli import logs
 from txmq.cli.asking import FAILED, WRONGLY_CALLED, fail
-from txmq.config import Alias, load
+from txmq.cli.output import flush, note_lines, say
+from txmq.config import ForeignName, load
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     from broker.app import Broker
     from broker.config import BrokerSettings
 
-__all__ = ["NOT_SETTINGS", "LogForm", "LogLevel", "give_up", "serve", "settings_shape"]
+__all__ = [
+    "NOT_SETTINGS",
+    "LogForm",
+    "LogLevel",
+    "foreign_names",
+    "give_up",
+    "serve",
+    "settings_shape",
+]
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +93,8 @@ def serve(
     names: Annotated[
         str | None,
         typer.Option(
+            "--names",
+            "-n",
             metavar="ADDRS",
             help="Name servers elsewhere (separated by ';'), in place of its own; also TXMQ_NAMES.",
         ),
@@ -99,11 +110,21 @@ def serve(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(envvar=CONFIG_VARIABLE, metavar="FILE", help="A TOML file of settings."),
+        typer.Option(
+            "--config",
+            "-c",
+            envvar=CONFIG_VARIABLE,
+            metavar="FILE",
+            help="A file of settings: TOML, or RocketMQ's broker.conf.",
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting, by our name or RocketMQ's; may be repeated.",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -113,6 +134,14 @@ def serve(
         str | None,
         typer.Option(
             metavar="NAME", show_default="DefaultCluster", help="The cluster it belongs to."
+        ),
+    ] = None,
+    accept_loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REASON",
+            help="Start although a part of the log is missing, and record why in the log. No "
+            "offset is given a second time.",
         ),
     ] = None,
     log_format: LogForm = "text",
@@ -148,13 +177,16 @@ def serve(
             environ=os.environ,
             reserved=NOT_SETTINGS,
             arguments=[*(set_ or ()), *given],
-            aliases=_aliases(),
+            aliases=foreign_names(),
+            notice=log.warning,
         )
     except ConfigError as problem:
         fail(str(problem), WRONGLY_CALLED)
-    typer.echo(banner(settings), err=True)
+    if accept_loss is not None and not accept_loss.strip():
+        fail("--accept-loss needs a reason, which is recorded in the log", WRONGLY_CALLED)
+    note_lines(banner(settings))
     keep_freed_memory()
-    raise typer.Exit(_run(settings))
+    raise typer.Exit(_run(settings, accept_loss))
 
 
 def settings_shape() -> "type[BrokerSettings]":
@@ -164,10 +196,11 @@ def settings_shape() -> "type[BrokerSettings]":
     return BrokerSettings
 
 
-def _aliases() -> Mapping[str, Alias]:
-    from broker.config import ALIASES
+def foreign_names() -> Mapping[str, ForeignName]:
+    """RocketMQ's names for what a broker can be told."""
+    from broker.rocketmq_settings import NAMES
 
-    return ALIASES
+    return NAMES
 
 
 def banner(settings: "BrokerSettings") -> str:
@@ -210,6 +243,8 @@ def give_up(
         what = _taken(problem, addresses) or what
     if isinstance(problem, DirectoryInUse) and data is not None:
         what += f": {Path(data).absolute()}"
+    if data is not None:
+        what = what.replace("--data DIR", f"--data {shlex.quote(str(Path(data).absolute()))}")
     fail(f"{'stopped' if started else 'cannot start'}: {what}", FAILED)
 
 
@@ -224,7 +259,7 @@ def _taken(problem: OSError, addresses: Mapping[str, str]) -> str | None:
     return None
 
 
-def _run(settings: "BrokerSettings") -> int:
+def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
     from broker import app
 
     clock = SystemClock()
@@ -248,7 +283,7 @@ def _run(settings: "BrokerSettings") -> int:
     if not settings.names:
         addresses["--names-listen"] = settings.names_listen
     try:
-        code = app.run(settings, ready=ready)
+        code = app.run(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as problem:
         give_up(problem, started=started, addresses=addresses, data=settings.data)
     log.info("stopped", extra={"code": code})
@@ -258,6 +293,5 @@ def _run(settings: "BrokerSettings") -> int:
 def _say_ready(broker: "Broker") -> None:
     settings = broker.settings
     data = Path(settings.data).absolute()
-    sys.stdout.write(f"ready {settings.name} {broker.address} names {broker.names} data {data}\n")
-    # Whoever waits for this line may read it through a pipe.
-    sys.stdout.flush()
+    say(f"ready {settings.name} {broker.address} names {broker.names} data {data}")
+    flush()

@@ -77,17 +77,17 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
         say(outdated)
     if not given:
         return
-    from txmq.reconcile.report.words import moment, plain
+    from txmq.reconcile.report.words import moment
 
     table(
         ("as", "by", "at", "result", "note"),
         (
             (
                 each.role,
-                plain(each.by),
+                each.by,
                 moment(each.at_ms),
                 "this one" if each.result_digest == run.result_digest else "another one",
-                plain(each.note),
+                each.note,
             )
             for each in given
         ),

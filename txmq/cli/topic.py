@@ -1,34 +1,39 @@
-"""``txmq topic``: topics made, shown and removed."""
+"""``txmq topic``: topics made, changed, shown and removed."""
 
+from shlex import quote
 from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, ask
-from txmq.cli.output import as_json, say, table
-from txmq.client import Admin
+from txmq.cli.asking import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Cluster,
+    Names,
+    Yes,
+    ask,
+    confirm,
+    fail,
+)
+from txmq.cli.known_names import check_topic
+from txmq.cli.output import as_json, note, say, table
+from txmq.cli.topic_change import Change
+from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
+from txmq.client import Admin, Route
+from txmq.client.envelope import check_name
+from txmq.errors import TopicExists, TopicNotFound
+from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
-from txmq.protocol.topics import DLQ, RETRY
+from txmq.quantity import quantity
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Make, show and remove topics.")
+app = typer.Typer(no_args_is_help=True, help="Make, change, show and remove topics.")
 
 Name = Annotated[str, typer.Argument(help="The topic.")]
 
 _PERMS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
-_OF_THE_SYSTEM: Final = (
-    "TBW102",
-    "SELF_TEST_TOPIC",
-    "BenchmarkTest",
-    "OFFSET_MOVED_EVENT",
-    "SCHEDULE_TOPIC_XXXX",
-    "TRANS_CHECK_MAX_TIME_TOPIC",
-    "RMQ_SYS_",
-    "rmq_sys_",
-    RETRY,
-    DLQ,
-)
 
 
 @app.command()
@@ -45,21 +50,98 @@ def create(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Make a topic, or change it, and return when clients can find it."""
-    allowed = _PERMS.get(perm)
-    if allowed is None:
-        raise typer.BadParameter(f"{perm!r} is none of rw, r, w", param_hint="--perm")
-    route = ask(
-        names,
-        lambda admin: admin.create_topic(
+    """Make a topic, and return when clients can find it; `txmq topic update` changes one."""
+    allowed = _perm_of(perm)
+
+    async def made(admin: Admin) -> Route:
+        await _check_new(admin, name, queues, broker, cluster)
+        return await admin.create_topic(
             name, queues, broker, cluster=cluster, perm=allowed, order=order
-        ),
-        changes=True,
-    )
+        )
+
+    route = ask(names, made, changes=True)
     if json:
         as_json({"topic": name, "queues": queues, "brokers": route.brokers})
     else:
-        say(f"topic {name} has {queues} queues at each of {', '.join(route.brokers)}")
+        counted = quantity(queues, "queue")
+        say(f"topic {name} has {counted} at each of {', '.join(route.brokers)}")
+
+
+async def _check_new(
+    admin: Admin, name: str, queues: int, broker: str | None, cluster: str | None
+) -> None:
+    """Pass if none of the brokers has the topic where it is to be made."""
+    check_name("topic", name)
+    try:
+        route = await admin.route(name)
+    except TopicNotFound:
+        return
+    known = await admin.cluster()
+    chosen = {
+        each.name
+        for each in known
+        if broker in (None, each.name) and cluster in (None, each.cluster)
+    }
+    if having := sorted(chosen & set(route.addresses)):
+        only = f" --broker {quote(broker)}" if broker is not None else ""
+        raise TopicExists(
+            f"topic {name!r} exists already at {', '.join(having)}; change it with: "
+            f"txmq topic update {quote(name)} --queues {queues}{only}"
+        )
+
+
+@app.command()
+def update(
+    name: Name,
+    *,
+    queues: Annotated[int | None, typer.Option(min=1, help="Queues at each broker.")] = None,
+    perm: Annotated[str | None, typer.Option(help="What it allows: rw, r or w.")] = None,
+    order: Annotated[
+        bool | None,
+        typer.Option("--order/--no-order", help="Keep its queues while a broker is away."),
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Take queues away, in two steps: run it twice.")
+    ] = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Change a topic; what is not named stays as it is.
+
+    Fewer queues need --shrink and two runs. The first closes the queues for new messages. The
+    second, when all groups have consumed what is in them, removes the queues.
+    """
+    if (queues, perm, order) == (None, None, None):
+        fail("name what to change: --queues, --perm or --order", WRONGLY_CALLED)
+    wanted = Change(name, queues, None if perm is None else _perm_of(perm), order, broker, shrink)
+    done = ask(names, wanted.make, changes=True, topic=name)
+    if json:
+        as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
+        return
+    for at, config in done.items():
+        say(f"topic {name} at {at}: {_described(config)}")
+    if queues is not None and any(config.read_queue_nums > queues for config in done.values()):
+        say(
+            f"new messages go to the first {quantity(queues, 'queue')} only; when all groups have "
+            "consumed what is in the others, and at least 30 s from now, remove those with: "
+            f"{wanted.command}"
+        )
+
+
+def _perm_of(text: str) -> Perm:
+    allowed = _PERMS.get(text)
+    if allowed is None:
+        raise typer.BadParameter(f"{text!r} is none of rw, r, w", param_hint="--perm")
+    return allowed
+
+
+def _described(config: TopicConfig) -> str:
+    write, read = config.write_queue_nums, config.read_queue_nums
+    counted = quantity(read, "queue")
+    if write != read:
+        counted = f"{quantity(write, 'queue')} to write, {read} to read"
+    return f"{counted}, {permission_of([config])}" + (", ordered" if config.order else "")
 
 
 @app.command("list")
@@ -71,30 +153,25 @@ def list_(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """List topics."""
-
-    async def listed(admin: Admin) -> list[str]:
-        found = await admin.topics()
-        if everything:
-            return found
-        # Brokers keep a topic in their own name and one in their cluster's.
-        brokers = await admin.cluster()
-        own = {each.name for each in brokers} | {each.cluster for each in brokers}
-        own |= {f"{each.cluster}_REPLY_TOPIC" for each in brokers}
-        return [each for each in found if each not in own and not each.startswith(_OF_THE_SYSTEM)]
-
-    found = ask(names, listed)
+    """List topics with their queues, permission and messages, summed over all brokers."""
+    found = ask(names, lambda admin: topic_rows(admin, everything=everything))
     if json:
-        as_json(found)
+        as_json(found.rows)
+    elif found.rows:
+        table(
+            ["topic", "read queues", "write queues", "permission", "messages"],
+            [["" if value is None else value for value in row.values()] for row in found.rows],
+        )
     else:
-        for each in found or ["no topics"]:
-            say(each)
+        say("no topics")
+    for broker, why in found.silent.items():
+        note(f"txmq: without broker {broker}: {why}")
 
 
 @app.command()
 def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     """Show what is in the queues of a topic."""
-    found = ask(names, lambda admin: admin.topic_status(name))
+    found = ask(names, lambda admin: admin.topic_status(name), topic=name)
     if json:
         as_json(found)
         return
@@ -116,7 +193,7 @@ def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) ->
 @app.command()
 def route(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     """Show which brokers have a topic, and where they listen."""
-    found = ask(names, lambda admin: admin.route(name))
+    found = ask(names, lambda admin: admin.route(name), topic=name)
     rows = [
         {
             "broker": broker,
@@ -143,14 +220,14 @@ def route(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> 
 def delete(
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    yes: Yes = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Remove a topic and its messages everywhere."""
-    if not yes:
-        typer.confirm(f"remove topic {name} with all its messages?", abort=True, err=True)
-    ask(names, lambda admin: admin.delete_topic(name), changes=True)
+    ask(names, lambda admin: check_topic(admin, name))
+    confirm(f"remove topic {name} with all its messages?", yes=yes)
+    ask(names, lambda admin: admin.delete_topic(name), changes=True, topic=name)
     if json:
         as_json({"topic": name, "deleted": True})
     else:

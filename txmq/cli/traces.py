@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from txmq.client.trace import Begun, Decided, Handled, Sent, TraceRecord
+from txmq.quantity import quantity
 
 __all__ = ["HEADINGS", "trace_fields", "trace_row"]
 
@@ -27,7 +28,7 @@ def trace_row(record: TraceRecord) -> list[object]:
     match record:
         case Sent():
             ended: list[object] = [_yes(is_so=record.is_success), record.cost_ms]
-            more = f"{record.kind.name.lower()}, {record.body_bytes} bytes"
+            more = f"{record.kind.name.lower()}, {quantity(record.body_bytes, 'byte')}"
             if record.store_host:
                 more += f", at {record.store_host}"
         case Begun():

@@ -6,10 +6,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from txmq.cli.asking import NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Cluster, Names, ask, fail
+from txmq.cli.asking import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Cluster,
+    Names,
+    Yes,
+    ask,
+    confirm,
+    fail,
+)
+from txmq.cli.known_names import check_producer_group
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, message_fields, say, table
+from txmq.cli.output import as_json, listing, message_fields, say, table
+from txmq.client import Admin
 from txmq.client.values import OpenTransaction
+from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
@@ -26,7 +39,6 @@ Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
 Broker = Annotated[str | None, typer.Option(help="The broker, where several have it open.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 
 @app.command("list")
@@ -45,12 +57,16 @@ def list_(
     """List open transactions, the oldest first."""
     if state not in ("", "prepared", "parked"):
         fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
-    found = ask(
-        names,
-        lambda admin: admin.transactions(
+
+    async def listed(admin: Admin) -> list[OpenTransaction]:
+        found = await admin.transactions(
             state=state, group=group, limit=limit, broker=broker, cluster=cluster
-        ),
-    )
+        )
+        if group and not found:
+            await check_producer_group(admin, group)
+        return found
+
+    found = ask(names, listed)
     if json:
         as_json(found)
         return
@@ -61,7 +77,8 @@ def list_(
     headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
     table(headings, [_row(each, now_ms) for each in found])
     if any(count >= limit for count in Counter(each.queue.broker for each in found).values()):
-        say(f"{limit} of a broker are shown; there may be more, which --limit shows")
+        shown = quantity(limit, "of a broker is", "of a broker are")
+        say(f"{shown} shown; there may be more, which --limit shows")
 
 
 @app.command()
@@ -96,8 +113,7 @@ def show(
     }
     shown = message_fields(message)
     fields |= {each: shown[each] for each in ("body", "body_base64") if each in shown}
-    for label, value in fields.items():
-        say(f"{label:12} {value}")
+    listing(fields)
 
 
 @app.command()
@@ -167,8 +183,7 @@ def _decide(
     json: bool,
 ) -> None:
     who = operator or getpass.getuser()
-    if not yes:
-        typer.confirm(f"{decision} {name}? It cannot be undone", abort=True, err=True)
+    confirm(f"{decision} {name}? It cannot be undone.", yes=yes)
     broker = ask(
         names,
         lambda admin: admin.decide_transaction(

@@ -12,7 +12,7 @@ import typer
 from txmq.cli import logs
 from txmq.cli.asking import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, say, table
+from txmq.cli.output import as_json, note, say, table
 from txmq.cli.schema import FenceName, SchemaName, told
 from txmq.cli.stopping import at_signals
 from txmq.config import parse_duration
@@ -175,9 +175,9 @@ async def _rounds(resource: XAResource[Any], plan: Plan) -> None:
                 _tell(done, plan)
             problem = _left_over(done)
         if problem and problem != said:
-            typer.echo(f"txmq: {problem}", err=True)
+            note(f"txmq: {problem}")
         elif said and not problem:
-            typer.echo("all databases answer again", err=True)
+            note("all databases answer again")
         said = problem
         await asyncio.sleep(plan.every_s)
 
@@ -189,7 +189,7 @@ def _tell(done: Recovered, plan: Plan) -> None:
     left = f"; {done.left} left to whoever runs them" if done.left else ""
     say(f"{done.committed} committed, {done.rolled_back} rolled back{left}")
     if problem := _left_over(done):
-        typer.echo(f"txmq: {problem}", err=True)
+        note(f"txmq: {problem}")
 
 
 def _left_over(done: Recovered) -> str:

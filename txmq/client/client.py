@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from txmq.client.admin import Admin
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.replies import Replies
 from txmq.client.routes import MASTER
 from txmq.client.served import Checked, Served
@@ -66,7 +67,7 @@ class Member(Protocol):
         ...
 
 
-class Client:
+class Client(Lifecycle):
     """Everything of one program that speaks to one cluster; ``async with`` opens and closes it.
 
     ::
@@ -130,6 +131,8 @@ class Client:
         self._closed: asyncio.Event | None = None
 
     async def __aenter__(self) -> Self:
+        if not self.session.owner.is_current:
+            self.id = _client_id(self.settings, self.session.entropy)
         await self.session.__aenter__()
         self._is_open = True
         self._closed = asyncio.Event()
@@ -149,6 +152,8 @@ class Client:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.session.owner.is_current:
+            return
         async with AsyncExitStack() as at_last:
             # These are seen to also where what follows is cut short.
             if self._closed is not None:
@@ -173,7 +178,10 @@ class Client:
             UsageError: It was never open.
         """
         if self._closed is None:
-            raise UsageError("this client is not open; use it with 'async with'")
+            raise UsageError(
+                "this client is not open; use it with 'async with', or await its start()"
+            )
+        self.session.owner.check()
         await self._closed.wait()
 
     def on(
@@ -223,7 +231,10 @@ class Client:
             UsageError: The client is not open, or has such a member of this group already.
         """
         if not self._is_open:
-            raise UsageError("this client is not open; use it with 'async with'")
+            raise UsageError(
+                "this client is not open; use it with 'async with', or await its start()"
+            )
+        self.session.owner.check()
         table = self._table_of(member)
         if table.setdefault(member.group, member) is not member:
             raise UsageError(

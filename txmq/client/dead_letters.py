@@ -237,8 +237,8 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             queue = await self._retry_queue(group, message.queue.broker)
             address = await self._session.address_of(queue)
             result = await self._resend(envelope, queue, address, message.born_ms)
-        except TxmqError as problem:
-            self._doubt_route(copy.topic, problem)
+        except TxmqError as error:
+            self._doubt_route(copy.topic, message.queue.broker, error)
             raise
         await self._check_given(group, result, address)
         return result
@@ -285,11 +285,10 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             return ()  # The first dead letter makes the topic.
         closed = _closed_at(route)
         if closed:
-            count = sum(each.broker == closed[0] for each in route.writable)
             raise NoPermission(
                 f"{topic} may be written and not read at {', '.join(closed)}, as older RocketMQ "
-                f"makes it; allow it at each with: txmq topic create '{topic}' --queues {count} "
-                f"--perm rw --broker {closed[0]}"
+                f"makes it; allow it at each with: txmq topic update '{topic}' --perm rw "
+                f"--broker {closed[0]}"
             )
         return route.readable
 

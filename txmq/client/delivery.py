@@ -39,7 +39,7 @@ __all__ = ["Attempt", "Delivery", "retold"]
 RETRIED_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205})
 """Refusals that another broker may not give, as stock producers see it."""
 
-ROUTE_IS_WRONG: Final = (ConnectFailed, TopicNotFound, NoPermission, InvalidParameter)
+ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
 
 
 class Attempt:
@@ -67,9 +67,9 @@ class Delivery:
     """
 
     __slots__ = (
-        "_attempts", "_began", "_connection", "_deadline", "_is_nowait", "_is_once", "_opaque",
-        "_post", "_retries", "_stored", "_timer", "avoid", "chosen", "future", "has_looked_again",
-        "is_single", "parcel", "queue", "size",
+        "_attempts", "_began", "_connection", "_deadline", "_is_nowait", "_is_once", "_line",
+        "_opaque", "_post", "_retries", "_stored", "_timer", "avoid", "chosen", "future",
+        "has_looked_again", "is_single", "is_spread", "parcel", "queue", "size",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,7 @@ class Delivery:
         self.queue = chosen
         self.avoid: str | None = None
         self.has_looked_again = False
+        self.is_spread = False
         self.size = size
         self.is_single = is_single
         self.future: asyncio.Future[Any] = post.loop.create_future()
@@ -103,23 +104,39 @@ class Delivery:
         self._connection: Connection | None = None
         self._opaque = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._line: dict[Delivery, None] | None = None
 
     # The way there
 
-    def wait(self) -> None:
-        """A route or a connection has to be waited for, no longer than the delivery may take."""
+    def wait(self, line: dict[Delivery, None]) -> None:
+        """Wait in line for a route, or for a connection, no longer than this attempt may take."""
+        line[self] = None
+        self._line = line
         if self._timer is None:
-            left = max(0.0, self._deadline - self._post.clock.monotonic())
+            now = self._post.clock.monotonic()
+            left = max(0.0, self._attempt_ends(now) - now)
             self._timer = self._post.loop.call_later(left, self._late)
 
     def stop_waiting(self) -> None:
         """What was waited for is there, or never will be."""
+        self._line = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _attempt_ends(self, now: float) -> float:
+        """Until when this attempt may last: for its share of the time that is left, where a later
+        attempt goes to another broker. A broker that is silent costs no more than that.
+        """
+        if not self.is_spread or self._retries <= 0 or self._is_nowait or self._is_once:
+            return self._deadline
+        return now + max(0.0, self._deadline - now) / (self._retries + 1)
+
     def _late(self) -> None:
         self._timer = None
+        if self._line is not None:
+            del self._line[self]
+            self._line = None
         problem = RequestTimeout("there was no way to a broker within the time for sending")
         problem.effect = Effect.NONE  # Of this attempt nothing was sent.
         self.lost(problem)
@@ -136,7 +153,8 @@ class Delivery:
         opaque = connection.number()
         try:
             head = parcel.head(form, opaque, self.queue.number, post.clock.wall_ms())
-            connection.post(opaque, self, self._deadline, head, parcel.body)
+            ends = self._attempt_ends(now) if self.is_spread else self._deadline
+            connection.post(opaque, self, ends, head, parcel.body)
         except TransportError as problem:
             problem.effect = Effect.NONE  # It was closed before.
             self.lost(problem)
@@ -212,7 +230,9 @@ class Delivery:
         broker = "" if self.queue is None else self.queue.broker
         if broker:
             self._post.note(broker, 0.0, failed=True)
-        if isinstance(problem, ROUTE_IS_WRONG):
+        if isinstance(problem, TopicNotFound):
+            self._post.session.remove(self.parcel.topic, broker)
+        elif isinstance(problem, ROUTE_IS_WRONG):
             self._post.session.forget(self.parcel.topic)
         if self._attempts is None:
             self._attempts = []

@@ -105,7 +105,7 @@ def sealed(
         raise LocalProtocolError("a message needs a body; stock clients and brokers refuse none")
     if len(body) > packing.body_bytes_max:
         raise LimitExceeded("the size of a message", packing.body_bytes_max, len(body))
-    if message.properties or _has_delay(message):
+    if message.properties or not message.wait_stored or _has_delay(message):
         named = _properties(message)
         fresh_id = named.setdefault(properties.UNIQUE_KEY, fresh_id)
         text = properties.render(named)
@@ -194,6 +194,8 @@ def _properties(message: Message) -> dict[str, str]:
         named[properties.TAGS] = message.tags
     if keys:
         named[properties.KEYS] = keys
+    if not message.wait_stored:
+        named[properties.WAIT] = "false"
     if _has_delay(message):
         _add_delay(message, named)
     return named

@@ -53,7 +53,7 @@ _OUTCOMES: Final = {
     20: PullOutcome.NONE_MATCHED,
     21: PullOutcome.MOVED,
 }
-_ROUTE_IS_WRONG: Final = (ConnectFailed, TopicNotFound, NoPermission, InvalidParameter)
+_ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
 
 
 class MessageCalls:
@@ -118,8 +118,8 @@ class MessageCalls:
             finally:
                 connection.break_off(opaque)
             return parcel.results(answer, queue)
-        except TxmqError as problem:
-            self._doubt_route(topic, problem)
+        except TxmqError as error:
+            self._doubt_route(topic, queue.broker, error)
             raise
 
     async def recall(self, topic: str, handle: str, *, group: str = PRODUCER_GROUP) -> str:
@@ -148,8 +148,8 @@ class MessageCalls:
         try:
             address = await self._where_it_waits(wanted)
             answer = await session.request(address, RequestCode.RECALL_MESSAGE, header)
-        except TxmqError as problem:
-            self._doubt_route(topic, problem)
+        except TxmqError as error:
+            self._doubt_route(topic, wanted.broker, error)
             raise
         return answer.read(RecallAnswer).msg_id
 
@@ -206,12 +206,14 @@ class MessageCalls:
             connection = await self._session.connection(address)
             answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
             return _pulled(answer, queue.broker, tags)
-        except TxmqError as problem:
-            self._doubt_route(queue.topic, problem)
+        except TxmqError as error:
+            self._doubt_route(queue.topic, queue.broker, error)
             raise
 
-    def _doubt_route(self, topic: str, problem: TxmqError) -> None:
-        if isinstance(problem, _ROUTE_IS_WRONG):
+    def _doubt_route(self, topic: str, broker: str, error: TxmqError) -> None:
+        if isinstance(error, TopicNotFound):
+            self._session.remove(topic, broker)
+        elif isinstance(error, _ROUTE_IS_WRONG):
             self._session.forget(topic)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.client.session import Session
+from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, NotFound
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import read_queue_map
@@ -67,14 +68,15 @@ class OffsetCalls:
     async def committed_offset(self, group: str, queue: Queue) -> QueueOffset | None:
         """The next message a group wants of a queue; ``None`` where it never said.
 
-        On a queue that still has its first message, RocketMQ says 0 in place of "never".
+        RocketMQ before version 5 says 0 instead of "never", on a queue that still has its first
+        message.
 
         Raises:
             TopicNotFound: The topic, or this broker's part of it, is unknown.
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
-        header = OffsetQuery(group, queue.topic, queue.number)
+        header = OffsetQuery(group, queue.topic, queue.number, set_zero_if_not_found=False)
         try:
             return await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
         except NotFound:
@@ -130,7 +132,38 @@ class OffsetCalls:
                 moved[queue] = QueueOffset(offset)
         return dict(sorted(moved.items()))
 
+    async def plan_reset(
+        self, group: str, topic: str, time_ms: int, *, force: bool = True
+    ) -> list[OffsetMove]:
+        """What :meth:`reset_offset` would do now, queue by queue; nothing is changed.
+
+        Args:
+            group: The group.
+            topic: The topic.
+            time_ms: The time, or :data:`TO_THE_END`.
+            force: Whether it may move forward, past messages it has not consumed.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(topic)
+        return [
+            OffsetMove(
+                queue,
+                await self.committed_offset(group, queue),
+                await self._target(group, queue, time_ms, force=force),
+            )
+            for queue in sorted(route.readable)
+        ]
+
     async def _move(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
+        target = await self._target(group, queue, time_ms, force=force)
+        await self.commit_offset(group, queue, target)
+        return target
+
+    async def _target(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
         if time_ms == TO_THE_END:
             target = await self.max_offset(queue)
         else:
@@ -138,7 +171,6 @@ class OffsetCalls:
         if not force:
             now = await self.committed_offset(group, queue)
             target = target if now is None else min(target, now)
-        await self.commit_offset(group, queue, target)
         return target
 
     async def _ask(self, queue: Queue, code: int, header: Header) -> QueueOffset:

@@ -96,7 +96,11 @@ def bundled(envelopes: Sequence[Envelope]) -> Parcel:
     """
     # Bodies stay as they are: stock brokers and consumers know no compression inside a batch.
     body = batch.pack([(each.flag, each.body, each.properties) for each in envelopes])
-    parcel = Parcel(Envelope(envelopes[0].topic, "", 0, 0, body, ""))
+    # Of a batch the broker looks at the common properties; it waits where one message does.
+    wait = properties.WAIT
+    waits = any(properties.find(each.properties, wait) != "false" for each in envelopes)
+    common = "" if waits else properties.render({wait: "false"})
+    parcel = Parcel(Envelope(envelopes[0].topic, "", 0, 0, body, common))
     parcel.ids = tuple([each.id for each in envelopes])
     parcel.is_batch = True
     return parcel

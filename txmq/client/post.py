@@ -55,8 +55,8 @@ class Post:
         self._first = session.entropy.below(1 << 16)
         self._forms: dict[tuple[str, str], SendForm] = {}
         self._live: dict[Delivery, None] = {}
-        self._at_routes: dict[str, list[Delivery]] = {}
-        self._at_doors: dict[str, list[Delivery]] = {}
+        self._at_routes: dict[str, dict[Delivery, None]] = {}
+        self._at_doors: dict[str, dict[Delivery, None]] = {}
         self._tasks = Tasks()
         self._wanting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._idle: asyncio.Future[None] | None = None
@@ -124,12 +124,14 @@ class Post:
         in_line = self._at_routes.get(topic)
         route = None if in_line is not None else self.session.known_route(topic)
         if route is None:
+            delivery.is_spread = False
             self._wait(self._at_routes, topic, delivery, self._find_route)
         else:
             self._follow(delivery, route)
 
     def _follow(self, delivery: Delivery, route: Route) -> None:
         queue = delivery.chosen
+        delivery.is_spread = route.is_spread and queue is None
         is_unknown = queue is not None and queue.broker not in route.addresses
         if is_unknown and not delivery.has_looked_again:
             delivery.has_looked_again = True
@@ -184,18 +186,16 @@ class Post:
 
     def _wait(
         self,
-        lines: dict[str, list[Delivery]],
+        lines: dict[str, dict[Delivery, None]],
         where: str,
         delivery: Delivery,
         find: Callable[[str], object],
     ) -> None:
-        delivery.wait()
         line = lines.get(where)
         if line is None:
-            lines[where] = [delivery]
+            line = lines[where] = {}
             find(where)
-        else:
-            line.append(delivery)
+        delivery.wait(line)
 
     def _find_route(self, topic: str) -> None:
         self._tasks.start(self._ask_route(topic), f"route of {topic}")
@@ -230,7 +230,7 @@ class Post:
             else:
                 each.give_up(found)
 
-    def _leave_line(self, lines: dict[str, list[Delivery]], where: str) -> list[Delivery]:
+    def _leave_line(self, lines: dict[str, dict[Delivery, None]], where: str) -> list[Delivery]:
         leaving = [each for each in lines.pop(where) if each in self._live]
         for each in leaving:
             each.stop_waiting()

@@ -18,6 +18,7 @@ from txmq.client.asking import Asking
 from txmq.client.choice import queue_of_key
 from txmq.client.client import Client, client_of
 from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.post import Post
 from txmq.client.sending import Sending
 from txmq.client.settings import ProducerSettings, settings_or
@@ -39,7 +40,7 @@ __all__ = ["Producer"]
 T = TypeVar("T")
 
 
-class Producer:
+class Producer(Lifecycle):
     """A member of a producer group; ``async with`` makes it ready and takes it away again.
 
     Leaving sends what still lingers, and waits for the answers of what is on its way, for
@@ -80,6 +81,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         if self._sending is not None:
+            self.client.session.owner.check()
             raise UsageError("this producer is open already")
         async with AsyncExitStack() as undo:
             if self._is_own:
@@ -113,6 +115,8 @@ class Producer:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.client.session.owner.is_current:
+            return
         sending, self._sending = self._sending, None
         tracer, self._tracer, self._watches = self._tracer, None, None
         async with AsyncExitStack() as at_last:
@@ -302,7 +306,10 @@ class Producer:
 
     def _open(self) -> Sending:
         if self._sending is None:
-            raise UsageError("this producer is not open; use it with 'async with'")
+            raise UsageError(
+                "this producer is not open; use it with 'async with', or await its start()"
+            )
+        self.client.session.owner.check()
         return self._sending
 
 

@@ -7,7 +7,7 @@ the table learns from it that there is nothing to go by, asks a name server, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -43,6 +43,14 @@ class Route:
     readable: tuple[Queue, ...]
     addresses: Mapping[str, Mapping[int, str]]
     """By broker and replica number."""
+    is_spread: bool = field(init=False, compare=False)
+    """Whether several brokers have queues of it that can be written to."""
+
+    def __post_init__(self) -> None:
+        """Look once, because each send asks."""
+        first = self.writable[0].broker if self.writable else ""
+        is_spread = any(queue.broker != first for queue in self.writable)
+        object.__setattr__(self, "is_spread", is_spread)
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -69,6 +77,15 @@ class Route:
         """
         replicas = self._replicas(broker)
         return replicas[min(replicas)]
+
+    def without(self, broker: str) -> Route:
+        """The same route without the queues and addresses of one broker."""
+        return replace(
+            self,
+            writable=tuple(queue for queue in self.writable if queue.broker != broker),
+            readable=tuple(queue for queue in self.readable if queue.broker != broker),
+            addresses={name: at for name, at in self.addresses.items() if name != broker},
+        )
 
     def _replicas(self, broker: str) -> Mapping[int, str]:
         replicas = self.addresses.get(broker)
@@ -159,3 +176,14 @@ class RouteTable:
         found = self._routes.get(topic)
         if found is not None:
             self._routes[topic] = (found[0], -inf)
+
+    def remove(self, topic: str, broker: str | None = None) -> None:
+        """Keep nothing of a topic that was deleted, at one broker or at all."""
+        known = self.last(topic)
+        if known is None:
+            return
+        left = None if broker is None else known.without(broker)
+        if left is None or not left.addresses:
+            del self._routes[topic]
+        else:
+            self._routes[topic] = (left, -inf)

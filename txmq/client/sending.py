@@ -34,6 +34,7 @@ from txmq.errors import (
 )
 from txmq.message import Message, Queue
 from txmq.protocol.codes import SysFlag
+from txmq.quantity import quantity
 
 __all__ = ["Sending", "check_kind"]
 
@@ -77,7 +78,8 @@ class Sending:
                     await post.drain()
                     await asyncio.sleep(0)  # What arrived last has its turn to be told.
         except TimeoutError:
-            log.warning("group %s leaves without the answers of %d sends", self._group, len(post))
+            sends = quantity(len(post), "send")
+            log.warning("group %s leaves without the answers of %s", self._group, sends)
         finally:
             if gathering is not None:
                 gathering.close(_CLOSED)

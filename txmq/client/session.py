@@ -8,6 +8,7 @@ Producers, consumers and :class:`txmq.client.admin.Admin` share one.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -42,11 +43,19 @@ from txmq.remoting.pool import Pool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
+from txmq.runtime.process import OwnerProcess
 
 __all__ = ["Session"]
 
+log = logging.getLogger(__name__)
+
 ANSWER_S = 3.0
 """How long an answer may take, as in stock clients."""
+
+KNOWN_ROUTE_WAIT_S = 1.0
+"""How long a caller waits for a newer route than the one that is known: a name server that is
+silent must not use up the time for sending.
+"""
 
 Fields = Header | dict[str, str] | None
 
@@ -93,10 +102,15 @@ class Session:
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
         self._pool: Pool | None = None
+        self.owner = OwnerProcess("client")
 
     async def __aenter__(self) -> Self:
         if self._pool is not None:
             raise UsageError("this session is open already")
+        if not self.owner.is_current:
+            # Made before a fork: each child gives out ids of its own.
+            self.ids = UniqueIds(self.clock, self.entropy)
+            self.owner = OwnerProcess("client")
         self._pool = Pool(self._network, self.clock, self._service, self._on_open)
         return self
 
@@ -106,6 +120,8 @@ class Session:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.owner.is_current:
+            return  # What is open belongs to the parent, which goes on with it.
         pool, self._pool = self._pool, None
         for task in list(self._asking.values()):
             task.cancel()
@@ -127,6 +143,7 @@ class Session:
         """
         if self._pool is None:
             raise UsageError("this session is not open; use it with 'async with'")
+        self.owner.check()
         with self._closing_told():
             return await self._pool.connection(address)
 
@@ -225,6 +242,8 @@ class Session:
     async def refresh(self) -> list[str]:
         """Ask again where the topics live that are in use; returns those that have moved.
 
+        A topic that the name servers no longer know keeps its last route.
+
         Raises:
             UsageError: The session is not open.
             TransportError: No name server answers.
@@ -235,18 +254,26 @@ class Session:
             try:
                 if await self._ask_route(topic) != before:
                     moved.append(topic)
+            except TopicNotFound:
+                if before is not None:
+                    self._table.put(before, self.clock.monotonic())
             except BrokerRefused:
-                # Whoever uses the topic next is told why.
+                # The next caller that uses the topic gets the reason.
                 self.forget(topic)
         return moved
 
     async def route(self, topic: str) -> Route:
-        """Where a topic lives; while no name server answers, where it lived when one last did.
+        """Where a topic lives.
+
+        A route that was good once is kept while the name servers do not answer, answer that they
+        do not know the topic, or name no queue of it: a name server that has just started, or has
+        lost its brokers, knows less than this client. It is not kept past a broker's own word that
+        the topic does not exist (:meth:`remove`).
 
         Raises:
             UsageError: The session is not open.
-            TopicNotFound: No broker has it.
-            TransportError: No name server answers, and none ever did.
+            TopicNotFound: No name server knows the topic, and this session has never seen it.
+            TransportError: No name server answers, and this session has never seen the topic.
         """
         found = self._table.get(topic, self.clock.monotonic())
         if found is not None:
@@ -256,9 +283,17 @@ class Session:
             asking = asyncio.ensure_future(self._learn_route(topic))
             self._asking[topic] = asking
             asking.add_done_callback(lambda task: self._settle(topic, task))
-        # Shielded: many may wait for one answer, and one that gives up must not take it from all.
+        known = self._table.last(topic)
+        # Many may wait for one answer, so a caller that gives up does not cancel the question.
         with self._closing_told():
+            await asyncio.wait({asking}, timeout=None if known is None else KNOWN_ROUTE_WAIT_S)
+            if known is None or asking.done():
+                return asking.result()
+        known = self._table.last(topic)
+        if known is None:  # A broker has said meanwhile that the topic does not exist.
             return await asyncio.shield(asking)
+        self._table.put(known, self.clock.monotonic())
+        return known
 
     async def route_to_write(self, topic: str, new_queues: int = TEMPLATE_QUEUES_MAX) -> Route:
         """Where a topic lives, or would come to live by its first message.
@@ -297,6 +332,10 @@ class Session:
         """Ask for this topic's route again before it is next used."""
         self._table.forget(topic)
 
+    def remove(self, topic: str, broker: str | None = None) -> None:
+        """Keep nothing of a topic that does not exist any more: at one broker, or at all."""
+        self._table.remove(topic, broker)
+
     async def queue_to_write(self, topic: str) -> tuple[Queue, str]:
         """The queue whose turn it is, and the address that takes messages for it.
 
@@ -320,17 +359,19 @@ class Session:
         """
         route = await self.route(queue.topic)
         if queue.broker not in route.addresses:
-            route = await self.fresh_route(queue.topic)
+            self.forget(queue.topic)
+            route = await self.route(queue.topic)
         return route.reader(queue.broker) if reading else route.master(queue.broker)
 
     async def _learn_route(self, topic: str) -> Route:
         try:
             return await self._ask_route(topic)
-        except TransportError:
+        except (TransportError, TopicNotFound) as error:
             known = self._table.last(topic)
             if known is None:
                 raise
-            # Believed for a while again: to ask in vain takes its time.
+            log.debug("the last known route of topic %s is kept: %s", topic, error)
+            # Believed for a while again, because each question in vain takes its time.
             self._table.put(known, self.clock.monotonic())
             return known
 
@@ -342,7 +383,11 @@ class Session:
     async def _ask_about(self, topic: str) -> TopicRoute:
         query = RouteQuery(topic, accept_standard_json_only=True)
         answer = await self.ask_names(RequestCode.GET_ROUTEINFO_BY_TOPIC, query)
-        return TopicRoute.read(answer.body)
+        found = TopicRoute.read(answer.body)
+        reachable = {broker.broker_name for broker in found.broker_datas if broker.broker_addrs}
+        if not any(queues.broker_name in reachable for queues in found.queue_datas):
+            raise TopicNotFound(f"the name server names no broker that has topic {topic}")
+        return found
 
     def _settle(self, topic: str, task: asyncio.Task[Route]) -> None:
         self._asking.pop(topic, None)

@@ -125,8 +125,8 @@ class StartFrom(Enum):
     """Where a group begins in a queue it has never consumed."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With what is stored from now on. A broker whose queue still has its first message may begin
-    there all the same."""
+    """With what is stored from now on. RocketMQ before version 5 begins a queue that still has its
+    first message with that."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
     """With the oldest message."""
     TIME = "CONSUME_FROM_TIMESTAMP"
@@ -179,8 +179,9 @@ class ConsumerSettings:
     allocation: Allocation = field(default_factory=Average)
     """Which queues fall to which consumer of the group."""
     rebalance_s: float = 20.0
-    commit_s: float = 5.0
-    """How often it is told how far the group has come."""
+    commit_s: float = 1.0
+    """How often the consumer reports how far the group has come; each pull reports it too. Stock
+    clients wait 5 s, and get more again after a broker was killed."""
     commits_itself: bool = True
     """Whether a pull consumer takes what it gave out for consumed once it is asked for more;
     otherwise only its ``commit()`` says so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Final
 
 from txmq.client.cluster import ClusterCalls
@@ -12,7 +12,14 @@ from txmq.client.routes import TEMPLATE, Route
 from txmq.client.values import QueueStatus
 from txmq.errors import RequestTimeout, TopicNotFound
 from txmq.message import Queue, QueueOffset
-from txmq.protocol.bodies import Groups, QueueStats, TopicNames, read_queue_map
+from txmq.protocol.bodies import (
+    Groups,
+    QueueStats,
+    TopicConfig,
+    TopicConfigs,
+    TopicNames,
+    read_queue_map,
+)
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.headers import TopicHeader, TopicSettings
 
@@ -57,19 +64,83 @@ class TopicCalls(ClusterCalls):
             BrokerRefused: A broker refuses; the topic may have been made at others.
         """
         check_name("topic", name)
-        header = TopicSettings(
-            topic=name,
-            default_topic=TEMPLATE,
-            read_queue_nums=queues,
-            write_queue_nums=queues,
-            perm=int(perm),
-            topic_sys_flag=0,
-            order=order,
-        )
         masters = await self._masters(broker=broker, cluster=cluster)
-        for address in masters.values():
+        config = TopicConfig(name, queues, queues, int(perm), order=order)
+        return await self._put_topic(name, masters, dict.fromkeys(masters, config))
+
+    async def update_topic(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
+        """Change a topic at some brokers, and return when the name server shows it.
+
+        Args:
+            name: The topic.
+            configs: Its new settings by broker; :meth:`topic_config` returns the present ones.
+
+        Raises:
+            TopicNotFound: A broker does not have it.
+            TransportError: No answer came; the topic may have been changed at some brokers.
+            BrokerRefused: A broker refuses; the topic may have been changed at others.
+        """
+        route = await self._session.fresh_route(name)
+        masters = {broker: route.master(broker) for broker in configs}
+        return await self._put_topic(name, masters, configs)
+
+    async def topic_config(self, name: str, *, broker: str | None = None) -> dict[str, TopicConfig]:
+        """The settings of a topic by broker.
+
+        Args:
+            name: The topic.
+            broker: The only broker to ask; all that have the topic where none is named.
+
+        Raises:
+            TopicNotFound: No broker has it, or not the one that is named.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(name)
+        found: dict[str, TopicConfig] = {}
+        for chosen in sorted(route.addresses) if broker is None else [broker]:
+            config = (await self._topics_at(route.reader(chosen))).get(name)
+            if config is not None:
+                found[chosen] = config
+        if not found:
+            raise TopicNotFound(
+                f"the name server names {', '.join(sorted(route.addresses))} for topic {name!r}, "
+                f"but no broker has it; remove its entry with: txmq topic delete {name}"
+            )
+        return found
+
+    async def topics_of_broker(self, broker: str) -> dict[str, TopicConfig]:
+        """The settings of all topics of one broker by name.
+
+        Raises:
+            ConfigError: No such broker is known.
+            TransportError: It does not answer.
+            BrokerRefused: It refuses.
+        """
+        (address,) = (await self._masters(broker=broker)).values()
+        return await self._topics_at(address)
+
+    async def _topics_at(self, address: str) -> dict[str, TopicConfig]:
+        answer = await self._session.request(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return TopicConfigs.read(answer.body).topic_config_table
+
+    async def _put_topic(
+        self, name: str, masters: Mapping[str, str], configs: Mapping[str, TopicConfig]
+    ) -> Route:
+        for broker, address in masters.items():
+            config = configs[broker]
+            header = TopicSettings(
+                topic=name,
+                default_topic=TEMPLATE,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm,
+                topic_filter_type=config.topic_filter_type,
+                topic_sys_flag=config.topic_sys_flag,
+                order=config.order,
+            )
             await self._session.request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        return await self._shown(name, masters, queues, perm)
+        return await self._shown(name, configs)
 
     async def delete_topic(self, name: str) -> None:
         """Remove a topic and its messages from every broker and name server.
@@ -85,7 +156,7 @@ class TopicCalls(ClusterCalls):
                 route.master(broker), RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(name)
             )
         await self._session.tell_names(RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicHeader(name))
-        self._session.forget(name)
+        self._session.remove(name)
 
     async def topics(self) -> list[str]:
         """The names of all topics, those of the system too.
@@ -148,10 +219,20 @@ class TopicCalls(ClusterCalls):
             found.update(Groups.read(answer.body).group_list)
         return sorted(found)
 
-    async def _shown(self, name: str, brokers: Collection[str], queues: int, perm: int) -> Route:
+    async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
         # Brokers tell their name servers one-way, so the order that came first may be served last.
-        writable = _numbered(name, brokers, queues if perm & Perm.WRITE else 0)
-        readable = _numbered(name, brokers, queues if perm & Perm.READ else 0)
+        writable = {
+            Queue(name, broker, number)
+            for broker, config in configs.items()
+            if config.perm & Perm.WRITE
+            for number in range(config.write_queue_nums)
+        }
+        readable = {
+            Queue(name, broker, number)
+            for broker, config in configs.items()
+            if config.perm & Perm.READ
+            for number in range(config.read_queue_nums)
+        }
         clock = self._session.clock
         deadline = clock.monotonic() + SHOWN_S
         pause, longest = LOOK_AGAIN_S
@@ -162,16 +243,12 @@ class TopicCalls(ClusterCalls):
                 route = None
             if (
                 route is not None
-                and all(each in route.addresses for each in brokers)
-                and writable == {each for each in route.writable if each.broker in brokers}
-                and readable == {each for each in route.readable if each.broker in brokers}
+                and all(broker in route.addresses for broker in configs)
+                and writable == {queue for queue in route.writable if queue.broker in configs}
+                and readable == {queue for queue in route.readable if queue.broker in configs}
             ):
                 return route
             if clock.monotonic() + pause > deadline:
                 raise RequestTimeout(f"topic {name} is made, but no name server shows it yet")
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
-
-
-def _numbered(name: str, brokers: Collection[str], queues: int) -> set[Queue]:
-    return {Queue(name, broker, number) for broker in brokers for number in range(queues)}

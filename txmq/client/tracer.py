@@ -19,6 +19,7 @@ from txmq.errors import TxmqError
 from txmq.limits import GROUP_CHARS_MAX, TRACES_MAX
 from txmq.message import Message
 from txmq.protocol.topics import TRACES
+from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
 
@@ -179,5 +180,6 @@ class Tracer:
         now = self.clock.monotonic()
         if self.lost > self._told and (now - self._told_at >= WARN_S or self._is_closing):
             count = self.lost - self._told
-            log.warning("%d trace records are lost: %s does not take them", count, self.topic)
+            lost = quantity(count, "trace record is", "trace records are")
+            log.warning("%s lost: %s does not take them", lost, self.topic)
             self._told, self._told_at = self.lost, now

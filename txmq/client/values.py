@@ -14,6 +14,7 @@ __all__ = [
     "Broker",
     "ConnectedClient",
     "GroupConnections",
+    "OffsetMove",
     "OpenTransaction",
     "PullOutcome",
     "PulledBatch",
@@ -90,6 +91,16 @@ class QueueStatus:
     min_offset: QueueOffset
     max_offset: QueueOffset
     updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMove:
+    """Where a group stands in one queue, and where a reset takes it."""
+
+    queue: Queue
+    before: QueueOffset | None
+    """The next message it wants now; ``None`` where it never said."""
+    after: QueueOffset
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -10,6 +12,13 @@ from txmq.databases.dialects import kind_of
 from txmq.errors import ConfigError
 
 __all__ = ["engine_of"]
+
+_INSTALLS: Final = {
+    "MySQLdb": "pip install mysqlclient, or pip install pymysql and write mysql+pymysql://",
+    "psycopg": "pip install 'txmq[sql]'",
+    "psycopg2": "pip install psycopg2-binary, or write postgresql+psycopg://",
+}
+"""For drivers whose package has another name, or which have a better one."""
 
 
 def engine_of(url: str) -> Engine:
@@ -25,7 +34,9 @@ def engine_of(url: str) -> Engine:
     except ArgumentError as problem:
         raise ConfigError(f"{problem}; a URL such as postgresql://user@host/database") from problem
     except ModuleNotFoundError as problem:
-        raise ConfigError(f"the database's driver {problem.name} is not installed") from problem
+        name = problem.name or "it names"
+        install = _INSTALLS.get(name, f"pip install {name}")
+        raise ConfigError(f"the database's driver {name} is not installed: {install}") from problem
 
 
 def _blocking(url: URL) -> URL:

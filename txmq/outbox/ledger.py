@@ -19,6 +19,7 @@ from txmq.outbox.slots import fair_share
 from txmq.outbox.statements import Statements, listed, stretched
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import Waiting
+from txmq.quantity import quantity
 from txmq.runtime.threads import Threads
 
 __all__ = ["Beat", "Ledger", "Page"]
@@ -99,7 +100,7 @@ class Ledger:
                 raise TableMissing(f"{name} is not there: {words(problem)}; {hint}") from problem
             raise DatabaseFailed(f"{name} cannot be read: {words(problem)}") from problem
         if found != SLOTS:
-            raise TableMissing(f"{name} has {found} slots, not {SLOTS}; {hint}")
+            raise TableMissing(f"{name} has {quantity(found, 'slot')}, not {SLOTS}; {hint}")
 
     async def _count_slots(self, borrowed: Borrowed[Any]) -> int:
         await borrowed.ask(self._said["forward"], slots=self._list([]), low=0, count=1, bytes=1)

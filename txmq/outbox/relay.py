@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from txmq.client.client import Client
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
 from txmq.databases.door import Borrowed
@@ -27,6 +28,7 @@ from txmq.outbox.slots import Slots, fair_share
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import RelayTally, Waiting
 from txmq.outbox.wakening import Wakening
+from txmq.quantity import quantity
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -42,7 +44,7 @@ ANSWER_S: Final = 10.0
 """How long the database may take at least, before it is asked anew."""
 
 
-class Relay:
+class Relay(Lifecycle):
     """Sends the messages of an outbox and deletes their rows; ``async with``.
 
     Every committed row is published at least once, and seldom more than that: a consumer tells
@@ -120,6 +122,14 @@ class Relay:
         if self._stopped is not None:
             raise UsageError("a relay is opened once; make another")
         self._stopped = asyncio.Event()
+        try:
+            await self._open()
+        except BaseException:
+            self._stopped.set()
+            raise
+        return self
+
+    async def _open(self) -> None:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self._ledger.close)
             await self._ledger.verify()
@@ -134,7 +144,6 @@ class Relay:
                     f"{self._outbox.name} cannot be relayed: {words(problem)}"
                 ) from problem
             self._closing = undo.pop_all()
-        return self
 
     async def _start(self) -> None:
         for work in (
@@ -154,7 +163,9 @@ class Relay:
         trace: TracebackType | None,
     ) -> None:
         """Begin nothing more, wait for what is on its way, and let others have the rest."""
-        assert self._stopped is not None, "it is open"
+        is_here = self._producer.client.session.owner.is_current
+        if self._stopped is None or self._stopped.is_set() or not is_here:
+            return
         self._is_stopping = True
         self._stopped.set()
         async with self._closing:
@@ -178,7 +189,10 @@ class Relay:
             UsageError: It is not open yet.
         """
         if self._stopped is None:
-            raise UsageError("this relay is not open; use it with 'async with'")
+            raise UsageError(
+                "this relay is not open; use it with 'async with', or await its start()"
+            )
+        self._producer.client.session.owner.check()
         await self._stopped.wait()
 
     @property
@@ -265,7 +279,7 @@ class Relay:
         held, self._living = await self._ledger.beat()
         change = self._slots.renewed(held, self._living, asked_at)
         if change.lost:
-            log.warning("%d slots were taken over by somebody else", len(change.lost))
+            log.warning("another relay has taken over %s", quantity(len(change.lost), "slot"))
             self._lost_leases += len(change.lost)
             self._lanes.lose(change.lost)
         if change.leaving:

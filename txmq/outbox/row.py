@@ -20,6 +20,7 @@ __all__ = ["check_lane", "packed", "slot_of", "unpacked"]
 
 _MARK_CHARS: Final = 256
 """What a relay adds to the properties must still fit."""
+_NOT_WAITING: Final = {properties.WAIT: "false"}
 _MARK: Final = {"TXMQ_OUTBOX": "-" * _MARK_CHARS}
 
 
@@ -67,7 +68,9 @@ def packed(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
         "topic": message.topic,
         "tags": message.tags,
         "keys_": _text(list(message.keys)),
-        "properties": _text(message.properties or {}),
+        "properties": _text(
+            {**(message.properties or {}), **({} if message.wait_stored else _NOT_WAITING)}
+        ),
         "flag": message.flag,
         "delay": _text(delay) if delay else None,
     }
@@ -96,7 +99,7 @@ def _text(value: object) -> str:
 def unpacked(row: Any) -> Message:
     """The message of a row, by its attributes; it carries its id in its properties."""
     named: Mapping[str, str] = msgspec.json.decode(row.properties, type=dict[str, str])
-    delay: dict[str, int] = msgspec.json.decode(row.delay) if row.delay else {}
+    delay: dict[str, Any] = msgspec.json.decode(row.delay) if row.delay else {}
     return Message(
         topic=row.topic,
         body=bytes(row.body),

@@ -10,6 +10,7 @@ from txmq.databases.failures import words
 from txmq.errors import DatabaseFailed, TableMissing
 from txmq.limits import SLOTS
 from txmq.outbox.table import LANES, Outbox
+from txmq.quantity import quantity
 
 __all__ = ["create_outbox"]
 
@@ -45,5 +46,6 @@ def _see(outbox: Outbox, kind: str, connection: Connection) -> None:
         found = connection.execute(select(func.count()).select_from(table)).scalar_one()
         if found != rows:
             raise TableMissing(
-                f"{table.fullname} has {found} rows, not {rows}: drop it, and make it anew"
+                f"{table.fullname} has {quantity(found, 'row')}, not {rows}: drop it, and make "
+                "it anew"
             )

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import BATCH_MESSAGES_MAX, PROPERTIES_BYTES_MAX
+from txmq.quantity import quantity
 
 __all__ = ["BatchItem", "pack", "unpack"]
 
@@ -66,7 +67,8 @@ def unpack(data: bytes) -> list[BatchItem]:
             middle = start + body_length
             end = middle + 2 + short(data, middle)[0]
             if end != at + size or end > stop:
-                raise RemoteProtocolError(f"a batch's message of {size} bytes holds {end - at}")
+                claimed = quantity(size, "byte")
+                raise RemoteProtocolError(f"a batch's message of {claimed} holds {end - at}")
             items.append((flag, data[start:middle], data[middle + 2 : end].decode()))
             at = end
             if len(items) > BATCH_MESSAGES_MAX:

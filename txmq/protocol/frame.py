@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
+from txmq.quantity import quantity
 
 __all__ = ["BINARY", "JSON", "Frame", "FrameReader", "frame"]
 
@@ -70,7 +71,7 @@ class FrameReader:
             header_length = word & 0xFFFFFF
             if length + 4 > self._limit or length < 4 + header_length or word > 0x1FFFFFF:
                 raise RemoteProtocolError(
-                    f"a frame claims {length} bytes with a header of {header_length} "
+                    f"a frame claims {quantity(length, 'byte')} with a header of {header_length} "
                     f"in form {word >> 24}; the limit is {self._limit}"
                 )
             stop = at + 4 + length

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import HEADER_FIELDS_MAX
+from txmq.quantity import quantity
 
 __all__ = ["BinaryHeader", "pack", "unpack"]
 
@@ -42,7 +43,8 @@ def unpack(data: bytes) -> BinaryHeader:
         (fields_length,) = _LENGTH.unpack_from(data, at)
         at += 4
         if fields_length < 0 or at + fields_length > len(data):
-            raise RemoteProtocolError(f"a binary header claims {fields_length} bytes of fields")
+            claimed = quantity(fields_length, "byte")
+            raise RemoteProtocolError(f"a binary header claims {claimed} of fields")
         fields = _fields(data, at, at + fields_length)
     except (StructError, UnicodeDecodeError) as problem:
         raise RemoteProtocolError(f"a binary header is broken: {problem}") from problem
@@ -67,7 +69,7 @@ def _fields(data: bytes, at: int, end: int) -> dict[str, str]:
 
 def _text(data: bytes, at: int, size: int) -> str:
     if size < 0 or at + size > len(data):
-        raise RemoteProtocolError(f"a binary header claims a text of {size} bytes")
+        raise RemoteProtocolError(f"a binary header claims a text of {quantity(size, 'byte')}")
     return data[at : at + size].decode()
 
 

@@ -20,6 +20,7 @@ from txmq.protocol import compression, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.message_id import offset_id
+from txmq.quantity import quantity
 
 __all__ = [
     "MAGIC",
@@ -285,7 +286,9 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
             _BEFORE_HOSTS.unpack_from(data, at)
         )
         if magic not in (MAGIC, MAGIC_V2) or size < SMALLEST or start + size > len(data):
-            raise RemoteProtocolError(f"no record of {size} bytes with magic {magic:08X}")
+            raise RemoteProtocolError(
+                f"no record of {quantity(size, 'byte')} with magic {magic:08X}"
+            )
         at += _BEFORE_HOSTS.size
         born_host, at = _cut(data, at, 20 if sys_flag & _BORN_V6 else 8)
         (stored_ms,) = _LONG.unpack_from(data, at)
@@ -299,7 +302,7 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
     except (StructError, IndexError, UnicodeDecodeError) as problem:
         raise RemoteProtocolError(f"a record is broken: {problem}") from problem
     if at != start + size:
-        raise RemoteProtocolError(f"a record of {size} bytes holds {at - start}")
+        raise RemoteProtocolError(f"a record of {quantity(size, 'byte')} holds {at - start}")
     if crc and crc32(body) & 0x7FFFFFFF != crc:
         raise RemoteProtocolError("a record's body differs from its checksum")
     return Record(

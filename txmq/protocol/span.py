@@ -6,6 +6,9 @@ A span is there whole or not at all: nothing in it is acknowledged before it was
 Its head also tells how much of the log was durable when it was written. That is how recovery tells
 a tail torn by a crash, which may be cut, from damage to bytes that somebody was promised, which may
 not: a bad span that a later head declares durable is damage.
+
+Every head names the log that it was written for, by a random number. A file of another broker, or
+a part of one, is recognized wherever it lies.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
 from txmq.protocol.decision import MARKER, Decision
+from txmq.protocol.loss import LOSS, Loss
 from txmq.protocol.record import Record, unpack
 
 __all__ = [
@@ -26,6 +30,7 @@ __all__ = [
     "SUFFIX",
     "Found",
     "SpanHead",
+    "checksum_in",
     "found_in",
     "head",
     "heads_in",
@@ -42,13 +47,13 @@ SUFFIX: Final = ".log"
 MAGIC: Final = 0x7478_6D71
 """``txmq``; no record of RocketMQ's starts like this."""
 
-_FIELDS: Final = Struct(">IIqqII")
+_FIELDS: Final = Struct(">IIQqqII")
 _CHECK: Final = Struct(">I")
 HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
 
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 
-Found: TypeAlias = Record | Decision
+Found: TypeAlias = Record | Decision | Loss
 """What a span holds."""
 
 
@@ -56,6 +61,8 @@ class SpanHead(NamedTuple):
     """What stands before a span's records."""
 
     size: int
+    log: int
+    """The log that it was written for."""
     position: int
     durable: int
     checksum: int
@@ -75,12 +82,18 @@ def start_in(name: str) -> int | None:
     return int(digits)
 
 
-def head(position: int, durable: int, payload: bytes, records: int) -> bytes:
+def head(log: int, position: int, durable: int, payload: bytes, records: int) -> bytes:
     """The bytes that go before a payload."""
     fields = _FIELDS.pack(
-        HEAD_BYTES + len(payload), MAGIC, position, durable, crc32(payload), records
+        HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), records
     )
     return fields + _CHECK.pack(crc32(fields))
+
+
+def checksum_in(data: bytes) -> int:
+    """The payload's checksum, from a head that was just made."""
+    checksum: int = _FIELDS.unpack_from(data)[5]
+    return checksum
 
 
 def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
@@ -93,13 +106,13 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
     """
     if at + HEAD_BYTES > len(data):
         return None
-    size, magic, where, durable, checksum, records = _FIELDS.unpack_from(data, at)
+    size, magic, log, where, durable, checksum, records = _FIELDS.unpack_from(data, at)
     if magic != MAGIC or where != position or size < HEAD_BYTES:
         return None
     (check,) = _CHECK.unpack_from(data, at + _FIELDS.size)
     if crc32(data[at : at + _FIELDS.size]) != check:
         return None
-    return SpanHead(size, where, durable, checksum, records)
+    return SpanHead(size, log, where, durable, checksum, records)
 
 
 def heads_in(data: bytes, position: int) -> Iterator[SpanHead]:
@@ -130,6 +143,12 @@ def found_in(payload: bytes, position: int) -> Iterator[tuple[Found, int, bytes]
             size = int.from_bytes(payload[at : at + 4], "big")
             data = payload[at : at + size]
             yield Decision.unpack(data, where), where, data
+            at += size
+            continue
+        if payload[at + 4 : at + 8] == LOSS:
+            size = int.from_bytes(payload[at : at + 4], "big")
+            data = payload[at : at + size]
+            yield Loss.unpack(data, where), where, data
             at += size
             continue
         try:

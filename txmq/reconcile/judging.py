@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
+from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.masking import mask
@@ -102,7 +103,8 @@ def _see_all_was_read(balances: Written, manifest: Manifest) -> None:
         bank, now = each.source, rows[each.source]
         if now != each.rows:
             raise ReconcileRefused(
-                f"{bank}/{each.table}: {each.rows} rows were extracted and Spark has read {now}"
+                f"{bank}/{each.table}: {quantity(each.rows, 'row was', 'rows were')} extracted and "
+                f"Spark has read {now}"
             )
         for currency, was in each.amounts.items():
             if (found := amounts.get((bank, currency), 0)) != was:
@@ -247,9 +249,12 @@ def _over(
         if each.group == "break":
             at_risk[each.currency] += each.at_risk
     if breaks > limits.breaks:
-        yield f"{breaks} breaks are more than {limits.breaks}"
+        yield f"{quantity(breaks, 'break is', 'breaks are')} more than {limits.breaks}"
     if oldest > limits.age_days:
-        yield f"a break is {oldest} business days old, and {limits.age_days} are allowed"
+        yield (
+            f"a break is {quantity(oldest, 'business day')} old, and "
+            f"{quantity(limits.age_days, 'is', 'are')} allowed"
+        )
     for currency, sum_ in sorted(at_risk.items()):
         money = _money(rules, currency)
         if sum_ > money.materiality:

@@ -187,5 +187,5 @@ def shown(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Sile
 
 def told(done: Stage) -> str:
     """A stage in a line."""
-    rows = f", {done.rows:,} rows" if done.rows else ""
+    rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
     return f"{done.name}: {done.seconds:.1f} s{rows}"

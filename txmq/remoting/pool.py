@@ -14,10 +14,13 @@ from txmq.remoting.connection import Connection, Service, no_service
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 
-__all__ = ["Pool", "split_address"]
+__all__ = ["NOBODY_LISTENS", "Pool", "split_address"]
 
 CONNECT_TIMEOUT_S: Final = 3.0
 """How long a connection may take to open, as in stock clients."""
+
+NOBODY_LISTENS: Final = "nobody listens there"
+"""Why an address could not be reached that refuses connections."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -35,7 +38,7 @@ def split_address(text: str) -> tuple[str, int]:
 def _why(problem: Exception) -> str:
     """Why nothing was reached, for whoever wrote the address."""
     if isinstance(problem, ConnectionRefusedError):
-        return "nobody listens there"
+        return NOBODY_LISTENS
     if isinstance(problem, socket.gaierror | UnicodeError):
         said = getattr(problem, "strerror", None) or problem
         return f"{said}; write host:port, several separated by ';'"

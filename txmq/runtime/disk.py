@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-__all__ = ["Disk", "File", "LocalDisk", "Lock", "Space"]
+__all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space"]
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The error numbers of a disk that is full: what it holds can be read, and room may be made."""
+
+_NOT_THERE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
+"""What a file system answers to a command that it does not have."""
 
 
 class Space(NamedTuple):
@@ -77,9 +83,9 @@ class Disk(Protocol):
         """The names in a folder, sorted; empty where there is no such folder."""
         ...
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes, *, keep: str | None = None) -> None:
         """Put a small file in place whole and durable: after a crash it is the old one or the
-        new.
+        new. ``keep`` is a second name, in the same folder, under which the old one stays.
         """
         ...
 
@@ -133,7 +139,7 @@ class LocalDisk:
         except FileNotFoundError:
             return []
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes, *, keep: str | None = None) -> None:
         """See :meth:`Disk.replace`."""
         full = self.root / path
         self._make_folders(full.parent)
@@ -141,9 +147,16 @@ class LocalDisk:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
             _write_all(descriptor, data, 0)
-            os.fsync(descriptor)
+            _sync(descriptor)
+        except OSError as error:
+            # A full disk has better use for the room.
+            with suppress(OSError):
+                draft.unlink()
+            raise OSError(error.errno, error.strerror, str(full)) from error
         finally:
             os.close(descriptor)
+        if keep is not None:
+            _keep_as(full, self.root / keep)
         os.replace(draft, full)
         _sync_folder(full.parent)
 
@@ -162,6 +175,8 @@ class LocalDisk:
 
     def lock(self) -> Lock:
         """See :meth:`Disk.lock`."""
+        import fcntl  # Here, so that clients load this module on Windows.
+
         self._make_folders(self.root)
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
@@ -169,8 +184,10 @@ class LocalDisk:
         except BlockingIOError:
             os.close(descriptor)
             raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):
+            # For people who look; a full disk need not have room for it.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return _LocalLock(descriptor)
 
     def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
@@ -189,6 +206,65 @@ class LocalDisk:
             _sync_folder(each.parent)
 
 
+class ReadOnlyDisk(LocalDisk):
+    """The same directory for a reader: nothing in it is ever made, written or removed.
+
+    It also works on a directory that this process may not write to.
+    """
+
+    def open(self, path: str, *, create: bool = False) -> File:  # noqa: ARG002 - the port's
+        """See :meth:`Disk.open`; a file that does not exist is not made.
+
+        Raises:
+            FileNotFoundError: The file does not exist, whatever ``create`` says.
+        """
+        return _LocalFile(os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def replace(
+        self,
+        path: str,
+        data: bytes,  # noqa: ARG002 - the port's
+        *,
+        keep: str | None = None,  # noqa: ARG002 - the port's
+    ) -> None:
+        """Refuse to write.
+
+        Raises:
+            OSError: Always.
+        """
+        raise self._refusal(path)
+
+    def remove(self, path: str) -> None:
+        """Refuse to delete.
+
+        Raises:
+            OSError: Always.
+        """
+        raise self._refusal(path)
+
+    def lock(self) -> Lock:
+        """Keep writers out while this process reads; other readers are let in.
+
+        A directory without a lock file, or whose lock file this process may not read, is not
+        locked: the reader cannot make one.
+        """
+        import fcntl
+
+        try:
+            descriptor = os.open(self.root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            return _LocalLock(-1)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        return _LocalLock(descriptor)
+
+    def _refusal(self, path: str) -> OSError:
+        return OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.root / path))
+
+
 class _LocalFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -200,7 +276,7 @@ class _LocalFile:
         _write_all(self._descriptor, data, position)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        _sync(self._descriptor, data_only=True)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -234,6 +310,23 @@ def _write_all(descriptor: int, data: bytes, position: int) -> None:
         done += step
 
 
+def _keep_as(file: Path, kept: Path) -> None:
+    """Give a file a second name. It has its own at every moment, so a crash never loses both."""
+    kept.unlink(missing_ok=True)
+    try:
+        kept.hardlink_to(file)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP):
+            raise
+        # A file system without second names.
+        with kept.open("wb") as copy:
+            copy.write(file.read_bytes())
+            copy.flush()
+            _sync(copy.fileno())
+
+
 def _sync_all(files: Sequence[File]) -> None:
     for file in files:
         file.sync()
@@ -242,6 +335,29 @@ def _sync_all(files: Sequence[File]) -> None:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int, *, data_only: bool = False) -> None:
+    """Return when what was written would survive a power cut.
+
+    macOS has no fdatasync, and its fsync leaves the bytes in the cache of the drive; the command
+    F_FULLFSYNC empties that, too.
+    """
+    import fcntl
+
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        try:
+            fcntl.fcntl(descriptor, full_sync)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+        else:
+            return
+    if data_only and hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)

@@ -19,8 +19,8 @@ __all__ = ["Device", "DiskEvent", "MemoryFile", "MemoryLock"]
 class DiskEvent(NamedTuple):
     """Something that is about to happen to a disk.
 
-    ``kind`` is ``create``, ``write``, ``truncate``, ``rename``, ``remove``, ``sync`` or
-    ``sync folder``; the last has the path whose name it makes durable.
+    ``kind`` is ``create``, ``write``, ``truncate``, ``rename``, ``link``, ``remove``,
+    ``sync`` or ``sync folder``; the last has the path whose name it makes durable.
     """
 
     number: int

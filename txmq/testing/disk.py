@@ -54,17 +54,28 @@ class MemoryDisk:
         self._device.check()
         return self._device.tree.names("" if folder == "." else folder.strip("/"))
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes, *, keep: str | None = None) -> None:
         """See :meth:`txmq.runtime.Disk.replace`; as on a LocalDisk, a crash may leave a draft."""
         device, draft_path = self._device, f"{path}.new"
         draft = device.create(draft_path)
-        device.write(draft_path, draft, 0, data)
-        device.sync(draft_path, draft)
+        try:
+            device.write(draft_path, draft, 0, data)
+            device.sync(draft_path, draft)
+        except OSError:
+            device.tree.drop(draft_path)
+            raise
+        if keep is not None and (kept := device.tree.find(path)) is not None:
+            device.announce("remove", keep)
+            device.tree.drop(keep)
+            device.announce("link", keep)
+            device.tree.put(keep, kept)
         device.announce("rename", path, 0, len(data))
         device.tree.drop(draft_path)
         device.tree.put(path, draft)
         device.sync_folder(path)
         device.tree.keep(draft_path)
+        if keep is not None:
+            device.tree.keep(keep)
 
     def remove(self, path: str) -> None:
         """See :meth:`txmq.runtime.Disk.remove`."""

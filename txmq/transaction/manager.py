@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from txmq.client.client import Client
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.settings import settings_or
 from txmq.errors import ConfigError, TransactionConflict, UsageError
 from txmq.message import Message
@@ -75,7 +76,7 @@ class Begun(Generic[S]):
         """For whoever runs the local transaction, as long as it runs."""
 
 
-class TransactionManager(Generic[S]):
+class TransactionManager(Lifecycle, Generic[S]):
     """Makes a database's commit and a message's being seen one fact.
 
     ::

@@ -70,6 +70,8 @@ class ResourceProducer(TransactionProducer):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.client.session.owner.is_current:
+            return
         try:
             # What is seen through meanwhile still keeps its connections.
             await super().__aexit__(kind, problem, trace)

@@ -15,6 +15,7 @@ from txmq.client.client import Client
 from txmq.client.watch import Ending
 from txmq.errors import OutcomeUnknown, UsageError
 from txmq.limits import HUNG_CHECKS_MAX
+from txmq.quantity import quantity
 from txmq.runtime.tasks import Tasks
 from txmq.runtime.threads import Runner, Threads
 from txmq.transaction.checks import Checks
@@ -83,7 +84,10 @@ class Opened:
 
     def __str__(self) -> str:
         """What there is, as logs say it."""
-        return f"{len(self.local)} local transactions and {len(self.checks.underway)} checks"
+        return (
+            f"{quantity(len(self.local), 'local transaction')} and "
+            f"{quantity(len(self.checks.underway), 'check')}"
+        )
 
     def _start(self, work: Coroutine[Any, Any, T], half: Half) -> asyncio.Task[T]:
         return self._tasks.start(work, f"transaction {half.id}")

@@ -138,6 +138,8 @@ class TransactionProducer(Producer):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.client.session.owner.is_current:
+            return
         running = self._running
         async with AsyncExitStack() as at_last:
             # These are seen to also where what follows is cut short.
@@ -305,7 +307,7 @@ class TransactionProducer(Producer):
         # Not replace(), which costs as much as all the rest here.
         return Message(
             topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
-            properties=named, flag=message.flag,
+            properties=named, flag=message.flag, wait_stored=message.wait_stored,
         )  # fmt: skip
 
     def _marks(self, message: Message) -> Mapping[str, str]:
@@ -331,7 +333,9 @@ class TransactionProducer(Producer):
         """
         running = self._running
         if running is None:
-            raise UsageError(f"this {self._called} is not open; use it with 'async with'")
+            raise UsageError(
+                f"this {self._called} is not open; use it with 'async with', or await its start()"
+            )
         return await self._see_through(running, half, state, problem)
 
     async def _see_through(
@@ -362,7 +366,9 @@ class TransactionProducer(Producer):
         """
         running = self._running
         if running is None:
-            raise UsageError(f"this {self._called} is not open; use it with 'async with'")
+            raise UsageError(
+                f"this {self._called} is not open; use it with 'async with', or await its start()"
+            )
         with running.local, running.undecided(half.id):
             yield partial(self._see_through, running, half)
 
@@ -437,7 +443,10 @@ class TransactionProducer(Producer):
     def _open_for_more(self) -> Opened:
         running = self._running
         if running is None or self._sending is None:
-            raise UsageError(f"this {self._called} is not open; use it with 'async with'")
+            raise UsageError(
+                f"this {self._called} is not open; use it with 'async with', or await its start()"
+            )
+        self.client.session.owner.check()
         if running.is_closing:
             raise UsageError(f"this {self._called} closes, and begins no more transactions")
         return running

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from examples.bank_transfer.money import Money
+from txmq.printable import printable
 
 __all__ = ["away", "fragment", "page", "problem", "static_files"]
 
@@ -34,10 +36,16 @@ def moment(at_ms: int | None) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def _visible(value: object) -> object:
+    """Show what a browser would obey, such as a change of the writing direction."""
+    is_foreign = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(str(value)) if is_foreign else value
+
+
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
     made.filters |= {"money": money, "moment": moment}
     return made

@@ -45,9 +45,9 @@ NOT_RUN: Final = 3
 
 async def reconcile(
     world: World, seconds: float, console: Console, *, keeps_report: bool = False
-) -> bool:
-    """Reconcile what a tour has left, and print what it comes to; whether nothing speaks against
-    it. Without a Java nothing does, and a sentence says how to get one.
+) -> bool | None:
+    """Reconcile what a tour has left, and print what it comes to; whether the ledgers agree.
+    Without a Java it returns None, and a sentence says how to get one.
 
     Args:
         world: What the tour has left; its programs are stopped.
@@ -57,7 +57,7 @@ async def reconcile(
     """
     if missing := await asyncio.to_thread(what_is_missing):
         say(console, f"the ledgers are not reconciled: {missing}")
-        return True
+        return None
     rules, variables = written(world)
     environ = {**os.environ, **variables}
     read = read_rules(rules, environ)

@@ -11,7 +11,7 @@ from examples.bank_transfer.steps import NINE, Step
 from examples.bank_transfer.tour.record import Record
 from examples.bank_transfer.tour.view import balances, transfers
 
-__all__ = ["report"]
+__all__ = ["report", "verdict"]
 
 MISTAKES_SHOWN = 20
 
@@ -35,6 +35,27 @@ def report(record: Record, console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def verdict(record: Record, console: Console, *, ledgers_agree: bool | None) -> None:
+    """Print the last line, which says what the exit code says.
+
+    Args:
+        record: What has happened.
+        console: Where it is printed.
+        ledgers_agree: Whether the reconciliation found that they do; None where it was left out.
+    """
+    failures = []
+    if count := len(record.mistakes):
+        failures.append(f"{count} {'mistake' if count == 1 else 'mistakes'}, printed above")
+    if ledgers_agree is False:
+        failures.append("the ledgers do not agree, or could not be reconciled")
+    if failures:
+        text, style = f"verdict: failed: {'; '.join(failures)}", "bold red"
+    else:
+        text, style = "verdict: passed: not a cent is lost, every transfer has ended", "bold green"
+        text += ", the ledgers agree" if ledgers_agree else "; the ledgers were not reconciled"
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def story(name: str, steps: list[Step]) -> Table:

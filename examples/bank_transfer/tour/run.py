@@ -15,10 +15,11 @@ from examples.bank_transfer.tour.customers import Customers
 from examples.bank_transfer.tour.orders import story, wishes
 from examples.bank_transfer.tour.reconciliation import reconcile
 from examples.bank_transfer.tour.record import Record
-from examples.bank_transfer.tour.report import report
+from examples.bank_transfer.tour.report import report, verdict
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.view import View
 from examples.bank_transfer.tour.world import World, opened
+from txmq.quantity import quantity
 
 __all__ = ["first", "stay", "take"]
 
@@ -41,14 +42,16 @@ async def take(settings: TourSettings, console: Console) -> int:
             await world.stop()
             await end(view)
             report(record, console)
-            agrees = not settings.is_reconciled or await reconcile(
-                world, record.seconds, console, keeps_report=settings.directory is None
-            )
+            agree = None
+            if settings.is_reconciled:
+                keeps_report = settings.directory is None
+                agree = await reconcile(world, record.seconds, console, keeps_report=keeps_report)
+            verdict(record, console, ledgers_agree=agree)
     except BaseExceptionGroup as problem:
         raise first(problem) from problem  # What else has failed was ended by it.
     finally:
         await end(view)
-    return 0 if agrees and not record.mistakes else 1
+    return 1 if record.mistakes or agree is False else 0
 
 
 async def end(view: asyncio.Task[None]) -> None:
@@ -149,6 +152,7 @@ async def everything_ended(patience_s: float, record: Record) -> None:
                 seen, moved_s = now, record.seconds
         if record.seconds - moved_s > patience_s:
             left = 0 if sheet is None else sheet.icbc.count(State.SENT)
-            record.mistake(f"nothing moves any more, and {left} transfers are at no end")
+            stuck = quantity(left, "transfer is", "transfers are")
+            record.mistake(f"nothing moves any more, and {stuck} at no end")
             return
         await asyncio.sleep(LOOK_S)

@@ -157,9 +157,8 @@ def test_cleaning_removes_what_is_old_some_at_a_time(shop_with_table):
     assert shop.effects.count("young") == 1
 
 
+@pytest.mark.fault("D12")
 def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
-    """D12."""
-
     async def story():
         async with shop_with_table.stage() as stage:
             await stage.call(stage.behind(plain(stage)), "a")

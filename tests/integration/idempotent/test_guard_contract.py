@@ -128,8 +128,9 @@ def test_who_is_cancelled_frees_the_key(shop):
     asyncio.run(story())
 
 
+@pytest.mark.fault("P15")
 def test_who_is_killed_inside_leaves_no_trace_in_the_session(shop_in_session):
-    """P15, as the end of a process looks to the database."""
+    """As the end of a process looks to the database."""
 
     async def story():
         async with shop_in_session.stage() as stage:
@@ -281,6 +282,7 @@ def test_who_comes_while_somebody_is_at_work_is_told_so(shop):
     assert shop.effects == ["a"]
 
 
+@pytest.mark.fault("N9")
 def test_of_many_at_once_one_does_it(shop):
     async def story():
         async with shop.stage() as stage:

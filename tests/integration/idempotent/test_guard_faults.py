@@ -18,10 +18,11 @@ WITHOUT_POOLS = ["postgres", "postgres-async", "postgres-django", "psycopg-async
 PROXIED = [each for each in SERVED if each[1] in WITHOUT_POOLS]
 
 
+@pytest.mark.fault("P16")
 @pytest.mark.parametrize("param", PROXIED, ids="-".join)
 @pytest.mark.parametrize(("cuts", "before"), [("before", []), ("after", ["a"])])
 def test_a_lost_answer_to_a_commit_is_unknown_and_the_next_call_knows(shop_of, param, cuts, before):
-    """P16 where it is ``after``."""
+    """Cut ``after``, it has committed."""
     shop = shop_of(*param)
     a_row_for(shop, None, "a")  # Nobody asks for it by the proxy, which is served by this loop.
     again = []

@@ -51,6 +51,7 @@ def effects_in(request, tmp_path):
         yield make
 
 
+@pytest.mark.fault("P15", "P16", "P17")
 @pytest.mark.parametrize(
     ("guard", "kind", "keys"),
     [

@@ -58,6 +58,7 @@ MENDED = {kill: lambda server: server.start(), pause: lambda server: server.resu
 ACCIDENTS = [flush, restart, evict, kill, pause]
 
 
+@pytest.mark.fault("D9", "D10")
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("accident", ACCIDENTS)
 @awaited
@@ -92,6 +93,7 @@ async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, mo
         assert stage.effects(KEY) == 1
 
 
+@pytest.mark.fault("D11")
 @awaited
 async def test_work_that_outlasts_its_lease_is_done_by_one(stage):
     async with stage:
@@ -251,6 +253,7 @@ async def test_a_database_that_is_set_back_is_the_case_that_is_left(stage):
         assert await stage.verdict(guard, KEY) == "FIRST"
 
 
+@pytest.mark.fault("D9", "D10")
 def test_any_number_of_deliveries_in_any_weather_make_one_effect(stage):
     """Every message five times, among its neighbours, to eight consumers, some of whom die."""
     seed = random.randrange(2**32)

@@ -116,6 +116,7 @@ async def test_an_attempt_is_entered_once(stage):
             await stage.enter(attempt)
 
 
+@pytest.mark.fault("P17")
 @awaited
 async def test_who_is_killed_leaves_the_key_until_the_lease_is_over(stage):
     async with stage:

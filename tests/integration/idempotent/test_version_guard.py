@@ -106,8 +106,9 @@ def test_versions_are_done_in_order_and_once(bank):
     assert versions(bank) == {"a": 3}
 
 
+@pytest.mark.fault("M11")
 def test_what_was_overtaken_is_dropped(bank):
-    """M11: version 3 came, then version 2."""
+    """Version 3 came, then version 2."""
 
     async def story(told):
         await told.comes("a", 3)

@@ -131,6 +131,7 @@ def book(postgres):
         made.close()
 
 
+@pytest.mark.fault("P18")
 @pytest.mark.timeout(60 if not SOAK else 3_600)
 def test_nothing_is_lost_or_disordered_whoever_is_killed(book, broker, tmp_path):
     chance = random.Random()

@@ -74,8 +74,9 @@ def test_an_exception_inside_rolls_both_back_and_comes_out(bank):
     assert (bank.fence, bank.orders) == ({}, set())
 
 
+@pytest.mark.fault("P8")
 def test_what_a_check_has_rolled_back_cannot_commit_later(bank):
-    """P8 before the fence: asleep since before its first statement."""
+    """Asleep before the fence, since before its first statement."""
 
     async def story():
         async with bank.stage() as stage:
@@ -92,8 +93,9 @@ def test_what_a_check_has_rolled_back_cannot_commit_later(bank):
     assert bank.orders == set()
 
 
+@pytest.mark.fault("P8")
 def test_a_local_transaction_under_way_is_unknown_and_may_still_commit(bank):
-    """P8 behind the fence: asleep with its row inserted."""
+    """Asleep behind the fence, with its row inserted."""
 
     async def story():
         async with bank.stage() as stage:
@@ -149,8 +151,9 @@ def test_a_check_of_another_fence_is_unknown(bank):
     asyncio.run(story())
 
 
+@pytest.mark.fault("D4")
 def test_a_session_that_finds_itself_elsewhere_does_nothing(bank):
-    """D4 after the start: a failover, a new search path, a table made anew."""
+    """After the start: a failover, a new search path, a table made anew."""
 
     async def story():
         async with bank.stage() as stage:

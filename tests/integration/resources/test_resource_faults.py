@@ -140,6 +140,7 @@ class Rivals:
         )
 
 
+@pytest.mark.fault("P5", "D1")
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
 @pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
 def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, cuts, truth):
@@ -276,12 +277,11 @@ def test_a_server_that_is_gone_is_unknown():
     asyncio.run(story())
 
 
+@pytest.mark.fault("D3")
 @pytest.mark.parametrize(
     "bank", ["postgres-async", "psycopg-async-pool", *ON_MARIADB], indirect=True
 )
 def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
-    """D3."""
-
     async def story():
         async with bank.stage() as stage:
             rivals = Rivals(bank, stage)

@@ -63,9 +63,10 @@ def leave_open(connection):
     cursor.close()
 
 
+@pytest.mark.fault("D7")
 @pytest.mark.parametrize("bank", ["postgres", "sqlite"], indirect=True)
 def test_rows_that_somebody_left_uncommitted_are_not_committed_with_ours(bank):
-    """D7: a pool that gives connections back as they are."""
+    """A pool that gives connections back as they are."""
     with engine_on(bank, **AS_IT_IS) as engine, staged(engine) as stage:
         pooled = engine.raw_connection()
         leave_open(pooled)

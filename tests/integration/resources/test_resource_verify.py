@@ -1,4 +1,4 @@
-"""What a start refuses, and what it says to do about it (D2, D4, D7)."""
+"""What a start refuses, and what it says to do about it."""
 
 import asyncio
 import functools
@@ -51,6 +51,7 @@ def test_nothing_is_left_of_a_trial(bank):
     assert bank.fence == {}
 
 
+@pytest.mark.fault("D4")
 def test_a_missing_table(bare_bank):
     refused(bare_bank, FenceMissing, "txmq schema create")
 
@@ -79,6 +80,7 @@ def test_other_columns(postgres_bank):
     refused(postgres_bank, FenceOutdated, "columns")
 
 
+@pytest.mark.fault("D4")
 def test_another_schema(postgres_bank):
     refused(postgres_bank, FenceMissing, "bank.txmq_fence", resource={"schema": "bank"})
 
@@ -114,6 +116,7 @@ def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_
     assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
 
 
+@pytest.mark.fault("D2")
 @pytest.mark.parametrize("kind", ["postgres", "psycopg-pool"])
 def test_commits_that_a_crash_forgets(postgres_bank, kind):
     url = postgres_bank.url
@@ -123,6 +126,7 @@ def test_commits_that_a_crash_forgets(postgres_bank, kind):
     off.close()
 
 
+@pytest.mark.fault("D2")
 def test_commits_that_a_power_cut_forgets(sqlite_bank):
     async def story():
         async with sqlite_bank.stage(verified=False) as stage:
@@ -151,6 +155,7 @@ def test_a_server_that_is_not_there():
     bank.close()
 
 
+@pytest.mark.fault("D4")
 def test_sessions_that_see_two_databases(postgres, postgres_bank):
     """As behind a pooler that sends connections here and there."""
     with postgres.database() as elsewhere:
@@ -198,8 +203,8 @@ def test_nothing_goes_without_a_start(postgres_bank):
     asyncio.run(story())
 
 
+@pytest.mark.fault("D7")
 def test_a_connection_that_somebody_left_in_a_transaction(postgres_bank):
-    """D7."""
     shared = psycopg.connect(conninfo(postgres_bank.url))
     with pytest.raises(psycopg.errors.DivisionByZero):
         shared.execute("SELECT 1/0")

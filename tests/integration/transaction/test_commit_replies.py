@@ -52,6 +52,7 @@ def function_for(kind, manager):
     return awaited if "async" in kind else plain
 
 
+@pytest.mark.fault("P5")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("side", "truth"), [(REQUEST, ROLLED_BACK), (REPLY, COMMITTED)])
 def test_a_lost_reply_to_a_commit_is_unknown_and_a_check_finds_out(

@@ -138,6 +138,7 @@ async def dies_everywhere(scene, tellers, kind, heir, count):
     )
 
 
+@pytest.mark.fault("P1", "P2", "P3", "P4", "P5", "P6", "P7")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "heir"),

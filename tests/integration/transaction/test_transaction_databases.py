@@ -1,4 +1,4 @@
-"""What PostgreSQL does to a manager's local transactions: killed backends, deadlocks, no fence."""
+"""What PostgreSQL does to a manager's local transactions: killed backends, deadlocks, hot rows."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,18 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import StaticPool
 
 from tests.databases import conninfo
-from tests.integration.transaction.crash_bank import ROLLED_BACK, Order
+from tests.integration.transaction.crash_bank import OPENING, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import on_scene
-from txmq import SQLResource, TransactionManager, TransactionState
+from txmq import (
+    ConsumerSettings,
+    PushConsumer,
+    SQLResource,
+    StartFrom,
+    TransactionManager,
+    TransactionState,
+)
 from txmq.errors import DatabaseFailed, FenceElsewhere, FenceMissing, OutcomeUnknown
+from txmq.runtime.clock import SystemClock
 
 COMMITTED_STATE = TransactionState.COMMITTED
 
@@ -45,8 +53,9 @@ async def book(manager, session, order):
     await session.execute(text(order.taken()))
 
 
+@pytest.mark.fault("D1")
 def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(broker, bank):
-    """D1: a trigger that is looked at last keeps the commit open for as long as a lock is held."""
+    """A trigger that is looked at last keeps the commit open for as long as a lock is held."""
     bank.order(
         "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$"
@@ -81,8 +90,8 @@ def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(b
     asyncio.run(story())
 
 
+@pytest.mark.fault("D3")
 def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
-    """D3."""
     runs = []
     bank.order(f"ALTER DATABASE {bank.url.database} SET deadlock_timeout = '50ms'")
 
@@ -113,8 +122,9 @@ def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
     asyncio.run(story())
 
 
+@pytest.mark.fault("D3")
 def test_serialization_failures_are_run_again_in_the_same_transaction(broker, bank):
-    """D3, at whatever statement they come, the COMMIT among them."""
+    """At whatever statement they come, the COMMIT among them."""
     runs = []
 
     async def story():
@@ -144,8 +154,8 @@ def test_serialization_failures_are_run_again_in_the_same_transaction(broker, ba
     asyncio.run(story())
 
 
+@pytest.mark.fault("D4")
 def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
-    """D4."""
     bank.order("DROP TABLE txmq_fence")
 
     async def story():
@@ -156,8 +166,9 @@ def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
     asyncio.run(story())
 
 
+@pytest.mark.fault("D4")
 def test_another_database_than_at_start_takes_nothing(broker, bank, postgres):
-    """D4: a fence of the same name, in a database that somebody has switched to."""
+    """A fence of the same name, in a database that somebody has switched to."""
 
     async def story(other):
         async with on_scene(broker, bank) as scene:
@@ -194,10 +205,9 @@ class Careless:
         pass
 
 
+@pytest.mark.fault("D7")
 @pytest.mark.parametrize("state", ["failed", "open"])
 def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, state):
-    """D7."""
-
     async def story():
         with psycopg.connect(conninfo(bank.url)) as connection:
             async with on_scene(broker, bank) as scene:
@@ -221,8 +231,9 @@ def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, state):
     asyncio.run(story())
 
 
+@pytest.mark.fault("D7")
 def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_detected(broker, bank):
-    """D7: with a pool that resets nothing."""
+    """With a pool that resets nothing."""
 
     async def story():
         engine = create_engine(bank.url, poolclass=StaticPool, pool_reset_on_return=None)
@@ -248,5 +259,87 @@ def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_detected(b
                 assert set(bank.debits) == {"t-2"}
                 scene.agree()
         engine.dispose()
+
+    asyncio.run(story())
+
+
+@pytest.mark.fault("D8")
+def test_500_debits_of_one_account_at_once_lose_none(patient_broker, bank):
+    """Each reads the balance, waits for its turn of the loop, and writes what it computed."""
+    count, clock = 500, SystemClock()
+
+    async def story():
+        async with on_scene(patient_broker, bank) as scene, engine_of(bank) as engine:
+            manager = manager_of(scene, engine)
+
+            async def function(session, order):
+                await session.execute(text(order.written(manager.current().xid)))
+                locked = f"SELECT balance FROM account WHERE name = '{order.payer}' FOR UPDATE"
+                balance = (await session.execute(text(locked))).scalar_one()
+                await asyncio.sleep(0)
+                taken = "UPDATE account SET balance = :left WHERE name = :name"
+                left = {"left": balance - order.amount, "name": order.payer}
+                await session.execute(text(taken), left)
+
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                began = clock.monotonic()
+                outcomes = await asyncio.gather(
+                    *[transfer(Order(f"t-{number}")) for number in range(count)]
+                )
+                took_s = clock.monotonic() - began
+                await scene.until_settled()
+            assert {outcome.state for outcome in outcomes} == {COMMITTED_STATE}
+            balances = dict(bank.order("SELECT name, balance FROM account"))
+            assert balances["A0"] == OPENING - count
+            assert bank.debits == {
+                f"t-{number}": outcome.xid for number, outcome in enumerate(outcomes)
+            }
+            scene.agree()
+            print(f"{count} debits of one account: {count / took_s:.0f} a second")
+
+    asyncio.run(story())
+
+
+@pytest.mark.fault("M10")
+def test_a_message_arrives_when_every_reader_sees_the_debit(broker, bank):
+    """It is invisible while the debit is not committed, however long that takes."""
+    seen = []
+
+    async def story():
+        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+            manager = manager_of(scene, engine)
+            consumer = PushConsumer(
+                "readers-of-" + scene.group,
+                scene.broker.names,
+                ConsumerSettings(start=StartFrom.FIRST),
+            )
+
+            @consumer.on(scene.topic)
+            async def credit(message):
+                seen.append((message.key, message.key in bank.debits))
+
+            async def function(session, order):
+                await book(manager, session, order)
+                await asyncio.sleep(0)
+                if order.id == "t-slow":
+                    written.set()
+                    await goes_on.wait()
+
+            written, goes_on = asyncio.Event(), asyncio.Event()
+            async with manager, consumer:
+                transfer = transferring(scene, manager, function)
+                slow = asyncio.ensure_future(transfer(Order("t-slow", "A0")))
+                await written.wait()
+                others = [f"t-{number}" for number in range(20)]
+                await asyncio.gather(*[transfer(Order(name, "A1")) for name in others])
+                await scene.until(lambda: len(seen) == len(others), "the others to arrive")
+                assert len(scene.open()) == 1
+                goes_on.set()
+                await slow
+                await scene.until(lambda: len(seen) == len(others) + 1, "the slow one to arrive")
+            assert {key for key, _ in seen} == {"t-slow", *others}
+            assert all(is_committed for _, is_committed in seen)
+            scene.agree()
 
     asyncio.run(story())

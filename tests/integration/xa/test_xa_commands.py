@@ -189,6 +189,7 @@ def test_who_watches_survives_a_database_that_comes_and_goes(banks, number):
     banks.see_nothing_left()
 
 
+@pytest.mark.fault("D5")
 def test_a_server_that_prepares_nothing_is_told(banks, monkeypatch):
     from txmq.transaction.resources import two_phase
 

@@ -6,6 +6,7 @@ import pytest
 from xa_stage import GROUP, KINDS, OPENING, now_ms, order_of, run, said
 
 from txmq.errors import RolledBackByCheck, TransactionBroken, TwoPhaseUnavailable, UsageError
+from txmq.transaction.resources import two_phase
 from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
@@ -79,6 +80,38 @@ def test_whatever_goes_wrong_rolls_all_back(banks, kind, goes_wrong, told):
 
     asyncio.run(story())
 
+    assert banks.balances == STILL
+    banks.see_nothing_left()
+
+
+@pytest.mark.fault("D6")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prepare_that_the_server_answers_with_rollback_is_a_vote_against(
+    banks, kind, monkeypatch
+):
+    """PREPARE in a failed transaction raises nothing; only the tag of the answer tells."""
+    vote, voted = two_phase.vote, []
+
+    async def vote_late(borrowed, gid):
+        voted.append(gid)
+        if len(voted) == 2:
+            await breaks({"ccb": borrowed.session})
+        await vote(borrowed, gid)
+
+    async def story():
+        async with banks.service(kind) as resource:
+            monkeypatch.setattr(two_phase, "vote", vote_late)
+            local = resource.local("x-1", GROUP, now_ms())
+            with pytest.raises(TransactionBroken, match="answered 'ROLLBACK'"):
+                await run(resource, local, order_of(100))
+            assert local.state is ROLLBACK
+            assert banks.fence == {}
+            banks.see_nothing_left()
+            assert await resource.check("x-1", GROUP, now_ms()) is ROLLBACK
+
+    asyncio.run(story())
+
+    assert len(voted) == 2
     assert banks.balances == STILL
     banks.see_nothing_left()
 
@@ -157,6 +190,7 @@ def test_a_function_that_commits_by_itself_is_told_so(banks, kind):
     banks.see_nothing_left()
 
 
+@pytest.mark.fault("D5")
 def test_a_server_without_room_is_told_before_anything_is_decided(banks):
     async def story():
         async with banks.service() as resource:

@@ -195,6 +195,7 @@ def fate(point):
     return COMMITTED if is_claimed or point == "the decision is claimed: commit" else ROLLED_BACK
 
 
+@pytest.mark.fault("P19", "P20", "P21")
 @pytest.mark.slow
 @pytest.mark.timeout(0 if soak(0, 1) else 300)
 @pytest.mark.parametrize(
@@ -228,6 +229,7 @@ def test_both_banks_and_the_topic_agree_wherever_a_process_is_killed(
     asyncio.run(story())
 
 
+@pytest.mark.fault("P19", "P20", "P21")
 @pytest.mark.slow
 def test_resolve_answers_for_two_banks(asking_broker, banks, xa_tellers):
     def resolve(scene):

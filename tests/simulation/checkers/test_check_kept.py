@@ -123,6 +123,16 @@ def test_decisions_that_change_or_vanish_are_found():
         assert broken(history) == ["at 7.000000 broker-a has other decisions than before"]
 
 
+def test_an_audit_that_began_before_another_one_ended_may_have_looked_before_it():
+    more = looked(6, halves=("a",), markers=[(0, "PARKED"), (0, "COMMITTED")], parked=())
+    told = [*A, said(4, "a", "commit"), more]
+    for markers, complaints in (([(0, "PARKED")], 0), ([(0, "ROLLED_BACK")], 1)):
+        late = looked(7, halves=("a",), markers=markers, parked=("a",), began=5)
+        assert (
+            len([each for each in broken([*told, late]) if "other decisions" in each]) == complaints
+        )
+
+
 def test_parked_and_not_parked_again_is_found():
     marked = {"halves": ("a",), "markers": [(0, "PARKED")]}
     history = [*A, looked(5, **marked, parked=("a",)), looked(6, **marked, prepared=("a",))]

@@ -201,6 +201,7 @@ def test_an_advice_of_what_was_never_sent_changes_nothing(books, outcome):
     assert books.faults() == []
 
 
+@pytest.mark.fault("M10")
 def test_a_payment_is_credited_and_advised(books):
     advice = books.do(pay_in, Order("t", "B-1", "A-1", 5), NOON_MS)
 

@@ -33,7 +33,7 @@ def test_without_a_java_one_sentence_says_so_and_nothing_has_failed(tmp_path, mo
 
     agrees, said = reconciled(left(tmp_path))
 
-    assert agrees
+    assert agrees is None
     assert said.startswith("the ledgers are not reconciled: Spark needs Java, and there is none: ")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -48,7 +48,7 @@ def test_what_could_not_be_reconciled_does_not_agree(tmp_path, monkeypatch, capf
 
     agrees, _ = reconciled(left(tmp_path))
 
-    assert not agrees
+    assert agrees is False
     assert "txmq: " in capfd.readouterr().err
 
 

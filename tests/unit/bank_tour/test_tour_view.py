@@ -9,7 +9,7 @@ from rich.console import Console
 from examples.bank_transfer.books import State
 from examples.bank_transfer.tour.audit import Books, Moved, Sheet
 from examples.bank_transfer.tour.record import Record
-from examples.bank_transfer.tour.report import report
+from examples.bank_transfer.tour.report import report, verdict
 from examples.bank_transfer.tour.view import LINES_S, View
 
 MARKUP = "transfer 7: 500 ['not a style'] [/nor the end of one]"
@@ -77,3 +77,27 @@ def test_the_report_says_mistakes_as_they_are(record):
     report(record, console)
 
     assert MARKUP in console.file.getvalue()
+
+
+NO_CENT = "passed: not a cent is lost, every transfer has ended"
+DISAGREE = "the ledgers do not agree, or could not be reconciled"
+
+
+@pytest.mark.parametrize(
+    ("mistakes", "agree", "said"),
+    [
+        (0, True, f"{NO_CENT}, the ledgers agree"),
+        (0, None, f"{NO_CENT}; the ledgers were not reconciled"),
+        (0, False, f"failed: {DISAGREE}"),
+        (1, None, "failed: 1 mistake, printed above"),
+        (2, False, f"failed: 2 mistakes, printed above; {DISAGREE}"),
+    ],
+)
+def test_the_last_line_is_the_verdict(record, mistakes, agree, said):
+    console = screen(width=40)
+    for number in range(mistakes):
+        record.mistake(f"wrong {number}")
+
+    verdict(record, console, ledgers_agree=agree)
+
+    assert console.file.getvalue() == f"verdict: {said}\n"

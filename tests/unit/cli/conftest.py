@@ -64,3 +64,9 @@ def asking(txmq, cluster):
         return txmq(*arguments, "--names", cluster.names, **more)
 
     return run
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Have commands take the input of a test for that of somebody at a terminal."""
+    monkeypatch.setattr("txmq.cli.asking.has_terminal", lambda: True)

@@ -106,7 +106,8 @@ def test_groups_are_listed_with_how_old_theirs_are(dlq, txmq_broker):
     assert [each[:2] for each in rows] == [["g", "2"]]
     assert (found["group"], found["messages"], found["by_broker"]) == ("g", 2, {"broker-a": 2})
     assert found["oldest_ms"] <= found["newest_ms"]
-    assert dlq("list", "--group", "h") == "no dead letters\n"
+    unknown = dlq("list", "--group", "gg", code=1)
+    assert "group 'gg' does not exist; the nearest name is 'g';" in unknown
 
 
 def test_a_groups_dead_letters_are_shown(dlq, txmq_broker):
@@ -143,7 +144,7 @@ def test_a_group_nobody_knows_is_a_slip(dlq, txmq_broker):
 
     assert dlq("show", "h") == "group h has no dead letters of this kind\n"
     for words in (["show", "x"], ["resend", "x", "--all", "--reason", "r", "--yes"]):
-        assert "group x is unknown" in dlq(*words, code=1)
+        assert "group 'x' does not exist" in dlq(*words, code=1)
 
 
 def test_one_is_shown_in_full(dlq, txmq_broker):
@@ -176,7 +177,7 @@ def test_what_may_not_be_read_is_named_with_what_to_do(asking, cluster):
 
     assert "those of g at broker-a, broker-b may not be read yet" in listed
     assert shown.exit_code == 1
-    assert f"txmq topic create '{DEAD}' --queues 1 --perm rw" in shown.stderr
+    assert f"txmq topic update '{DEAD}' --perm rw" in shown.stderr
 
 
 def test_the_reason_is_shown_and_goes_along(dlq, txmq_broker, tmp_path):
@@ -231,7 +232,7 @@ def test_no_file_is_written_over_and_none_is_left_half_written(dlq, txmq_broker,
     assert "is there already" in dlq("export", "g", "--to", str(file), code=2)
     assert file.read_text() == "mine"
     other = tmp_path / "other.jsonl"
-    assert "group x is unknown" in dlq("export", "x", "--to", str(other), code=1)
+    assert "group 'x' does not exist" in dlq("export", "x", "--to", str(other), code=1)
     assert not other.exists()
     assert "cannot be written" in dlq("export", "g", "--to", str(tmp_path / "no" / "f"), code=2)
     made = json.loads(dlq("export", "g", "--to", str(other), "--until", "1h", "--json"))
@@ -280,7 +281,7 @@ def test_one_that_was_resent_needs_force(dlq, txmq_broker):
     assert len(retried(txmq_broker.names)) == 2
 
 
-def test_all_are_resent_once_and_only_after_a_yes(dlq, txmq_broker):
+def test_all_are_resent_once_and_only_after_a_yes(dlq, txmq_broker, terminal):
     bury(txmq_broker.names, "A1", "A2", "A3")
     dlq("resend", "g", "A2", "--reason", "first")
 
@@ -295,7 +296,7 @@ def test_all_are_resent_once_and_only_after_a_yes(dlq, txmq_broker):
     assert len(retried(txmq_broker.names)) == 3
 
 
-def test_of_all_only_the_chosen_are_resent(dlq, txmq_broker):
+def test_of_all_only_the_chosen_are_resent(dlq, txmq_broker, terminal):
     bury(txmq_broker.names, "A1")
     bury(txmq_broker.names, "B1", topic="Refunds")
 

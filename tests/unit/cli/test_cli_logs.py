@@ -30,6 +30,31 @@ def test_a_line_break_in_a_message_stays_in_its_line():
     assert line.endswith(r'a\r\nb other="c\"\nd"')
 
 
+OBEYED = "c\x1b]0;t\x07\x9b31m\u202e\u2028"
+SHOWN = "c⟨U+001B⟩]0;t⟨U+0007⟩⟨U+009B⟩31m⟨U+202E⟩ "
+
+
+def test_what_a_client_says_is_shown_and_not_obeyed():
+    try:
+        raise ValueError(OBEYED)
+    except ValueError:
+        text = TextFormatter().format(record("%s", OBEYED, client=OBEYED, exc_info=sys.exc_info()))
+
+    first, *traceback = text.split("\n")
+    quoted = r'"c\u001b]0;t\u0007\u009b31m\u202e\u2028"'
+    assert first == f"2024-05-01T12:00:00.123Z INFO    broker.store {SHOWN} client={quoted}"
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-1] == f"ValueError: {SHOWN}"
+
+
+def test_json_shows_it_by_its_numbers():
+    line = JsonFormatter().format(record("%s", OBEYED, client=OBEYED))
+
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["client"] == OBEYED
+
+
 def test_a_line_of_json():
     line = JsonFormatter().format(record("took %d", 3, segments=5, what=ValueError("x")))
 

@@ -1,6 +1,7 @@
 """``txmq schema`` against SQLite; against PostgreSQL its parts are tested with the resources."""
 
 import sqlite3
+import sys
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_what_was_done_long_ago_is_cleaned(txmq, database, tmp_path):
 
     cleaned = txmq("schema", "clean", "--older-than", "7d", "--database", database)
 
-    assert cleaned.stdout == "1 rows are gone from txmq_done\n"
+    assert cleaned.stdout == "1 row is gone from txmq_done\n"
     assert connection.execute("SELECT done_key FROM txmq_done").fetchall() == [("young",)]
     connection.close()
 
@@ -170,3 +171,19 @@ def test_the_statements_of_an_outbox_make_it(txmq, database, tmp_path):
 
     assert result.exit_code == 1
     assert "63 rows, not 64" in result.stderr
+
+
+BETTER = "pip install mysqlclient, or pip install pymysql and write mysql+pymysql://"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "driver", "install"),
+    [("mysql", "MySQLdb", BETTER), ("mysql+pymysql", "pymysql", "pip install pymysql")],
+)
+def test_a_missing_driver_is_named_with_its_package(txmq, monkeypatch, scheme, driver, install):
+    monkeypatch.setitem(sys.modules, driver, None)
+
+    found = txmq("schema", "create", "--database", f"{scheme}://user@host/bank")
+
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert found.stderr == f"txmq: the database's driver {driver} is not installed: {install}\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerSettings, StoreSettings
+from broker.rocketmq_settings import NAMES
 from txmq.cli.config import reference
 from txmq.cli.serve import NOT_SETTINGS, banner
 from txmq.config import describe
@@ -71,7 +72,7 @@ def test_the_banner_says_what_asynchronous_flushing_risks():
 
 
 def test_the_reference_has_a_row_for_every_setting():
-    page = reference(describe(BrokerSettings))
+    page = reference(describe(BrokerSettings), NAMES)
 
     for each in describe(BrokerSettings):
         assert f"| `{each.key}` |" in page
@@ -83,7 +84,7 @@ def test_the_reference_is_printed(txmq):
     result = txmq("config", "reference")
 
     assert result.exit_code == 0
-    assert result.stdout == reference(describe(BrokerSettings)).rstrip("\n") + "\n"
+    assert result.stdout == reference(describe(BrokerSettings), NAMES).rstrip("\n") + "\n"
 
 
 def test_the_help_tells_the_true_defaults(txmq):
@@ -105,7 +106,10 @@ def test_the_help_tells_the_true_defaults(txmq):
         (("--set", "nonsense"), "sets nothing; write key=value"),
         (("--flush", "quick"), 'it takes "sync" or "async"'),
         (("--config", "nowhere.toml"), "cannot read settings from nowhere.toml"),
+        (("-c", "nowhere.conf"), "cannot read settings from nowhere.conf"),
+        (("--set", "aclEnable=true"), "it takes false: access control does not exist yet"),
         (("--names", "a:1", "--names-listen", "b:2"), "exclude each other"),
+        (("-n", "a:1", "--names-listen", "b:2"), "exclude each other"),
         (("--listen", "nowhere"), "listen cannot be 'nowhere'; it takes host:port"),
         (("--listen", "127.0.0.1:99999"), "listen cannot be '127.0.0.1:99999'; it takes"),
         (("--listen", "0.0.0.0:10911"), "--set advertise=192.0.2.1:10911"),
@@ -191,6 +195,37 @@ def test_a_broker_says_when_it_is_ready_and_drains(tmp_path):
     assert told["started"]["ms"] >= 0
 
 
+def test_a_broker_starts_with_a_rocketmq_brokers_own_file(tmp_path):
+    (tmp_path / "broker.conf").write_text(
+        "brokerName=b2\nlistenPort=0\nstorePathRootDir=e\nflushDiskType=ASYNC_FLUSH\n"
+        "sendMessageThreadPoolNums=16\nnamesrvAddr=192.0.2.7:9876\nwarmMapedFileEnable=true\n"
+    )
+    command = ("serve", "-c", "broker.conf", "--names-listen", "127.0.0.1:0")
+    process = started(*command, cwd=tmp_path)
+    line = process.stdout.readline()
+    code, _, err = stopped(process)
+
+    assert code == 0
+    assert re.fullmatch(
+        rf"ready b2 127\.0\.0\.1:\d+ names 127\.0\.0\.1:\d+ data {tmp_path / 'e'}\n", line
+    )
+    (note,) = [row for row in err.splitlines() if " WARNING " in row]
+    assert note.endswith(
+        " broker.conf: 2 settings have no meaning here: sendMessageThreadPoolNums, "
+        "warmMapedFileEnable; `txmq config reference` says why"
+    )
+
+
+def test_a_line_of_the_file_that_cannot_be_kept_is_code_2(txmq, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("broker.conf").write_text("brokerName=b\nbrokerRole=SYNC_MASTER\n")
+
+    result = txmq("serve", "-c", "broker.conf")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "brokerRole cannot be 'SYNC_MASTER' (in broker.conf, line 2)" in result.stderr
+
+
 def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
     command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
     first = started(*command, cwd=tmp_path)
@@ -207,6 +242,50 @@ def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
         f"txmq: cannot start: another broker has this data directory open: {tmp_path / 'd'}"
     )
     assert "Traceback" not in err
+
+
+def test_a_damaged_table_is_restored_or_refused_in_one_sentence_with_code_1(tmp_path):
+    command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
+    topics = tmp_path / "d/config/topics.json"
+    predecessor = topics.with_name("topics.json.old")
+
+    def served():
+        process = started(*command, cwd=tmp_path)
+        assert process.stdout.readline().startswith("ready ")
+        code, _, err = stopped(process)
+        assert code == 0
+        assert "Traceback" not in err
+        return err
+
+    served()
+    whole = topics.read_bytes()
+    topics.write_bytes(whole[:-9])
+    assert (
+        "config/topics.json: it is damaged: its last 9 bytes are missing; its predecessor "
+        "config/topics.json.old takes its place, and nothing is lost"
+    ) in served()
+    assert topics.read_bytes() == whole
+    assert "topics.json" not in served()
+
+    topics.write_bytes(whole[:-9])
+    predecessor.unlink()
+    process = started(*command, cwd=tmp_path)
+    out, err = process.communicate(timeout=20)
+
+    assert (process.returncode, out) == (1, "")
+    assert err.splitlines()[-1] == (
+        "txmq: cannot start: config/topics.json: it is damaged: its last 9 bytes are missing, and "
+        "its predecessor config/topics.json.old cannot replace it: it does not exist; put the file "
+        "back from a backup; to go on without what it held: txmq serve --accept-loss REASON"
+    )
+    assert "Traceback" not in err
+
+    process = started(*command, "--accept-loss", "only system topics", cwd=tmp_path)
+    assert process.stdout.readline().startswith("ready ")
+    code, _, err = stopped(process)
+    assert code == 0
+    assert "going on without what is missing: config/topics.json: it is damaged" in err
+    assert "had no effect" not in err
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -233,7 +312,7 @@ def test_without_typer_the_command_line_says_what_to_install(tmp_path):
     found = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=20)
 
     assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr == "txmq: the command line needs typer: pip install 'txmq[broker]'\n"
+    assert found.stderr == "txmq: the command line needs typer: pip install 'txmq[cli]'\n"
 
 
 def test_asking_a_cluster_loads_no_broker():

@@ -59,8 +59,12 @@ def test_traces_are_for_programs_too(asking, cluster):
 
 def test_a_message_may_have_left_no_traces(asking, cluster):
     traced(cluster, RECORDS)
+    cluster.add_topic("Orders")
 
     assert asking("message", "trace", "Orders", "M3").stdout == "no traces\n"
+    misspelt = asking("message", "trace", "Ordres", "M3")
+    assert (misspelt.exit_code, misspelt.stdout) == (1, "")
+    assert "the nearest name is 'Orders'" in misspelt.stderr
     assert asking("message", "trace", "Orders", "M1", "--trace-topic", "T").exit_code == 1
 
 

@@ -108,7 +108,7 @@ def test_one_is_committed_and_one_rolled_back_for_a_reason(tx, txmq_broker):
     assert "no transaction A1 is open" in tx("rollback", "A1", "--reason", "x", "--yes", code=1)
 
 
-def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker):
+def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker, terminal):
     prepare(txmq_broker.names, "A1")
 
     assert "--reason" in tx("commit", "A1", "--yes", code=2)

@@ -227,9 +227,10 @@ class FakeBroker:
     def on_query_consumer_offset(self, request):
         head = request.read(headers.OffsetQuery)
         found = self.offsets.get((head.consumer_group, head.topic, head.queue_id))
-        if found is None:
+        if found is None and head.set_zero_if_not_found is False:
             return command.answer(request, NOT_FOUND, remark="not found")
-        return self._offset(request, found)
+        # Like RocketMQ 5, which says 0 of a young queue unless it is asked not to.
+        return self._offset(request, found or 0)
 
     def on_update_consumer_offset(self, request):
         head = request.read(headers.OffsetCommit)
@@ -253,11 +254,21 @@ class FakeBroker:
         head = request.read(headers.TopicSettings)
         before = dict(self.topics)
         self.topics[head.topic] = bodies.TopicConfig(
-            head.topic, head.read_queue_nums, head.write_queue_nums, head.perm
+            head.topic,
+            head.read_queue_nums,
+            head.write_queue_nums,
+            head.perm,
+            head.topic_filter_type,
+            head.topic_sys_flag or 0,
+            head.order,
         )
         self.cluster.hidden[head.topic] = self.shown_after
         self.stale = before
         return command.answer(request)
+
+    def on_get_all_topic_config(self, request):
+        body = bodies.TopicConfigs(topic_config_table=self.topics)
+        return command.answer(request, body=body.write())
 
     def on_delete_topic_in_broker(self, request):
         self.topics.pop(request.read(headers.TopicHeader).topic, None)

@@ -79,6 +79,14 @@ def test_without_a_unique_key_the_place_is_the_id():
     assert got.id == got.offset_id == record.offset_id
 
 
+@pytest.mark.parametrize("more", [{}, {"tags": "a"}, {"properties": {"k": "v"}}])
+def test_a_message_that_waits_for_no_disk_says_so_as_stock_clients_do(more):
+    waits = sealed(message(**more), "ID").properties
+    assert properties.find(waits, "WAIT") is None
+    plain = sealed(message(wait_stored=False, **more), "ID").properties
+    assert properties.parse(plain) == {**properties.parse(waits), "WAIT": "false"}
+
+
 def test_properties_stand_as_stock_clients_read_them():
     text = sealed(message(tags="A", keys=("k1", "k2"), properties={"p": "q"}), "ID").properties
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 from txmq.client.consumer.handling import Handling
 from txmq.errors import UsageError
 from txmq.message import Later
+from txmq.runtime.threads import Threads
 
 MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
 
@@ -33,7 +33,7 @@ class Object:
 def judged(handler, messages=(MESSAGE,), *, takes_batch=False):
     async def scenario():
         handling = Handling(handler, takes_batch=takes_batch)
-        with ThreadPoolExecutor(1) as threads:
+        with contextlib.closing(Threads("test", 1)) as threads:
             handling.open(threads)
             return await handling.judge(messages)
 
@@ -86,13 +86,34 @@ def test_a_failure_means_later():
     assert judged(fail) == Later(reason="ValueError: no such account")
 
 
-@pytest.mark.parametrize(("attempts", "said"), [(0, "at 7\n"), (2, "at 7, retry 2\n")])
+@pytest.mark.parametrize(("attempts", "said"), [(0, "at 7: "), (2, "at 7, retry 2: ")])
 def test_a_failure_is_logged_with_the_retry_it_was(caplog, attempts, said):
     def fail(message):
         raise ValueError("no such account")
 
     judged(fail, [SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
-    assert f"a handler failed with message m of T {said}" in caplog.text
+    assert f"a handler failed with message m of T {said}ValueError: no such account" in caplog.text
+
+
+def test_each_attempt_is_one_line_and_each_failure_one_traceback(caplog):
+    reasons = iter(["no such account\n(nor will there be)"] * 3 + ["closed"])
+
+    async def fail(message):
+        raise ValueError(next(reasons))
+
+    async def scenario():
+        handling = Handling(fail, takes_batch=False)
+        for attempts in range(4):
+            await handling.judge([SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
+
+    asyncio.run(scenario())
+    assert [each.getMessage().partition(" at 7")[2] for each in caplog.records] == [
+        ": ValueError: no such account",
+        ", retry 1: ValueError: no such account",
+        ", retry 2: ValueError: no such account",
+        ", retry 3: ValueError: closed",
+    ]
+    assert [bool(each.exc_info) for each in caplog.records] == [True, False, False, True]
 
 
 def test_an_exception_that_cannot_be_shown_is_a_failure_too():

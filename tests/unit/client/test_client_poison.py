@@ -24,6 +24,7 @@ def put_poison(stage, topic=TOPIC, text="UNIQ_KEY\x01P\x02"):
     stage.broker.store(topic, 0, sent, b"poison", text, 0, COMPRESSED)
 
 
+@pytest.mark.fault("M12")
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
 def test_a_body_that_does_not_decompress_goes_to_the_dead_letters_and_the_queue_goes_on(settings):
     @acting()

@@ -229,7 +229,90 @@ async def test_all_attempts_share_one_time(stage):
         await stage.producer.send(message())
 
     assert stage.world.now() - began == pytest.approx(2.0, abs=0.01)
-    assert (len(stage.sends), caught.value.effect) == (1, Effect.MAYBE)
+    assert (len(stage.sends), caught.value.effect) == (3, Effect.MAYBE)
+
+
+@pytest.mark.fault("N5")
+@produced(brokers=2)
+async def test_a_topic_that_was_deleted_ends_in_an_error_that_says_so(stage):
+    """A route that was good once does not outlive the word of its brokers."""
+    await stage.producer.send(message())
+    for broker in stage.cluster.brokers:
+        del broker.topics["T"]
+
+    with pytest.raises(TopicNotFound, match="3 attempts"):
+        await stage.producer.send(message())
+    sent = len(stage.sends)
+    with pytest.raises(TopicNotFound, match="No topic route info"):
+        await stage.producer.send(message())
+    assert len(stage.sends) == sent <= 4
+
+
+@pytest.mark.fault("N5")
+@produced(brokers=2)
+async def test_a_name_server_that_forgets_a_topic_stops_nobody_who_knows_it(stage):
+    """Sends go on for as long as brokers take them."""
+    for n in range(5):
+        await stage.producer.send(message(b"%d" % n))
+        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: command.answer(
+            request, 17, remark="No topic route info"
+        )
+        await asyncio.sleep(100)
+    assert len(stage.sends) == 5
+
+
+# Brokers that are silent
+
+
+@produced(brokers=2, timeout_s=3.0)
+async def test_a_broker_that_is_silent_costs_one_attempts_share(stage):
+    """It accepts the message and never answers, as a stopped process does."""
+    stage.always(0, silent)
+    await stage.producer.client.session.route("T")
+    began = stage.world.now()
+
+    results = [await stage.producer.send(message(b"%d" % n)) for n in range(4)]
+
+    assert {result.queue.broker for result in results} == {"broker-b"}
+    silences = stage.sends.count("a")
+    assert silences
+    assert stage.world.now() - began == pytest.approx(1.0 * silences, abs=0.05)
+
+
+@produced(brokers=2, timeout_s=3.0)
+async def test_a_broker_that_cannot_be_reached_costs_one_attempts_share(stage):
+    """No answer comes to a connection that is opened."""
+    lost = stage.cluster.brokers[0].address
+    await stage.producer.client.session.route("T")
+    usual = stage.producer.client.session.connection
+
+    async def connection(address):
+        if address == lost:
+            await asyncio.sleep(3.0)
+            raise ConnectFailed("no answer within 3 s")
+        return await usual(address)
+
+    stage.producer.client.session.connection = connection
+    began = stage.world.now()
+
+    results = await asyncio.gather(*[stage.producer.send(message(b"%d" % n)) for n in range(4)])
+
+    assert {result.queue.broker for result in results} == {"broker-b"}
+    assert stage.world.now() - began == pytest.approx(1.0, abs=0.05)
+    await asyncio.sleep(3)
+    assert sorted(sum(stage.bodies().values(), [])) == [b"0", b"1", b"2", b"3"]
+
+
+@produced(brokers=1, queues=4, timeout_s=3.0)
+async def test_a_slow_broker_that_is_the_only_one_has_all_the_time(stage):
+    stage.always(0, silent)
+    began = stage.world.now()
+
+    with pytest.raises(RequestTimeout):
+        await stage.producer.send(message())
+
+    assert stage.world.now() - began == pytest.approx(3.0, abs=0.05)
+    assert stage.sends == "a"
 
 
 @produced(timeout_s=0.5)

@@ -19,7 +19,7 @@ from txmq.errors import (
 )
 from txmq.limits import BATCH_MESSAGES_MAX, SPAN_BYTES_MAX
 from txmq.message import Message, Queue
-from txmq.protocol import command, headers
+from txmq.protocol import command, headers, properties
 from txmq.protocol.batch import unpack
 
 QUEUE = Queue("T", "broker-a", 0)
@@ -55,6 +55,17 @@ async def test_each_message_of_a_batch_has_its_own_result(stage):
         (each.id, each.offset_id) for each in got
     ]
     assert len(stage.sends) == 1
+
+
+@pytest.mark.parametrize(("wait", "said"), [([False] * 3, "false"), ([False, True, False], None)])
+def test_a_batch_waits_for_the_disk_where_one_of_its_messages_does(wait, said):
+    @produced()
+    async def scenario(stage):
+        sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
+        await stage.producer.send_batch(sent, QUEUE)
+        assert properties.find(stage.fields[0].get("i", ""), "WAIT") == said
+
+    scenario()
 
 
 @produced(body_bytes_max=300)

@@ -157,7 +157,7 @@ async def test_an_iteration_that_ends_has_consumed_everything(stage):
         async for messages in consumer:
             count += len(messages)
             if count == 4:
-                consumer.stop()
+                consumer.end()
     assert count == 4
     assert await stage.saved(queue) == 4
 
@@ -377,7 +377,7 @@ async def test_an_iteration_ends_when_the_consumer_stops(stage):
     async with consumer:
         iterating = asyncio.create_task(iterate())
         await asyncio.sleep(3.0)
-        consumer.stop()
+        consumer.end()
         assert await iterating == [numbered(0, 0)]
         with pytest.raises(UsageError, match="stopped"):
             await consumer.poll()
@@ -461,7 +461,7 @@ def test_a_consumer_that_is_not_running_gives_nothing():
             consumer.note_offset(queue, 1)
         assert consumer.queues == []
         assert consumer.positions() == {}
-        consumer.stop()
+        consumer.end()
         consumer.pause()
         consumer.resume()
 
@@ -497,7 +497,7 @@ def test_it_works_with_an_embedded_broker():
                     async for messages in consumer:
                         found += bodies(messages)
                         if len(found) == 50:
-                            consumer.stop()
+                            consumer.end()
             assert found == [b"%d" % number for number in range(50)]
             async with PullConsumer(GROUP, broker.names, settings) as after:
                 assert await after.committed(Queue(TOPIC, "broker-a", 0)) == 50

@@ -7,6 +7,7 @@ import pytest
 from pull_stage import BY_HAND, GROUP, SOON, TOPIC, bodies, numbered, polled, staged, until
 
 from txmq.client import PullOutcome
+from txmq.client.settings import StartFrom
 from txmq.errors import UsageError
 from txmq.message import Queue
 
@@ -298,3 +299,34 @@ async def test_offsets_of_queues_that_are_held_are_not_noted_by_hand(stage):
     async with consumer:
         with pytest.raises(UsageError, match="seek"):
             consumer.note_offset(queue, 1)
+
+
+# Where a group begins
+
+
+@pytest.mark.parametrize(
+    ("start", "first"), [(StartFrom.FIRST, 0), (StartFrom.TIME, 2), (StartFrom.LAST, 4)]
+)
+def test_a_new_group_begins_where_it_says_also_in_a_queue_with_its_first_message(start, first):
+    """RocketMQ says 0 of such a queue, unless it is asked not to: to the group that looks as if it
+    had been there already.
+    """
+
+    @staged
+    async def scenario(stage):
+        [queue] = await stage.topic(messages=2)
+        await asyncio.sleep(10)
+        start_ms = (
+            stage.world.machine("reader").clock.wall_ms() if start is StartFrom.TIME else None
+        )
+        await asyncio.sleep(1)
+        await stage.send(queue, 2, first=2)
+        consumer = stage.consumer(replace(SOON, start=start, start_ms=start_ms))
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: consumer.queues)
+            await asyncio.sleep(1)
+            await stage.send(queue, 1, first=4)
+            assert bodies(await polled(consumer, 5 - first)) == numbered(0, *range(first, 5))
+
+    scenario()

@@ -78,6 +78,18 @@ def test_a_route_is_believed_for_a_while():
     assert table.get("other", 100.0) is None
 
 
+@pytest.mark.fault("N5")
+def test_the_last_route_outlives_its_time_and_a_forced_look_up():
+    table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
+    table.put(route, 0.0)
+
+    table.forget("T")
+
+    assert table.get("T", 1000.0 * FRESH_S) is None
+    assert table.last("T") is route
+    assert table.last("other") is None
+
+
 def test_a_forgotten_route_is_asked_for_again():
     table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
     table.put(route, 0.0)

@@ -6,6 +6,7 @@ from fake_cluster import FakeCluster
 
 from txmq.client import Admin, Session
 from txmq.client.routes import FRESH_S
+from txmq.client.session import KNOWN_ROUTE_WAIT_S
 from txmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -16,7 +17,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.message import Message, Queue
-from txmq.protocol import command
+from txmq.protocol import bodies, command
 from txmq.protocol.codes import RequestCode
 from txmq.testing import SeededEntropy, World
 
@@ -368,3 +369,108 @@ async def test_only_our_errors_leave(stage):
 
     assert type(caught.value).__name__ == "RemoteProtocolError"
     assert not isinstance(caught.value, TransportError)
+
+
+# Routes that were good once: a name server returns a stale or an empty route
+
+
+def unknown(request):
+    return command.answer(request, 17, remark="No topic route info")
+
+
+def empty(request):
+    return command.answer(request, body=bodies.TopicRoute(queue_datas=[], broker_datas=[]).write())
+
+
+def silent(request):
+    """Never answer."""
+
+
+@pytest.mark.fault("N5")
+@pytest.mark.parametrize("reply", [unknown, empty, silent])
+def test_a_route_that_was_good_once_is_kept(reply):
+    """The name server forgets the topic, names no queue of it, or does not answer."""
+
+    @staged()
+    async def scenario(stage):
+        stage.cluster.add_topic("T")
+        good = await stage.session.route("T")
+        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
+
+        for _ in range(3):
+            await asyncio.sleep(FRESH_S + 1)
+            asked_at = stage.world.now()
+            assert await stage.session.route("T") == good
+            assert stage.world.now() - asked_at <= KNOWN_ROUTE_WAIT_S
+        if reply is silent:
+            with pytest.raises(TransportError):
+                await stage.session.refresh()
+        else:
+            assert await stage.session.refresh() == []
+        assert await stage.session.address_of(good.writable[0])
+
+    scenario()
+
+
+@pytest.mark.fault("N5")
+@pytest.mark.parametrize("reply", [unknown, empty])
+def test_only_a_topic_that_was_never_seen_is_not_found(reply):
+
+    @staged()
+    async def scenario(stage):
+        stage.cluster.add_topic("T")
+        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
+
+        with pytest.raises(TopicNotFound):
+            await stage.session.route("T")
+        with pytest.raises(TopicNotFound):
+            await stage.session.route_to_write("T")
+
+    scenario()
+
+
+@pytest.mark.fault("N5")
+@staged()
+async def test_a_kept_route_gives_way_to_a_newer_one(stage):
+    """The name server knows the topic again, with more queues."""
+    stage.cluster.add_topic("T", queues=1)
+    await stage.session.route("T")
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = unknown
+    await asyncio.sleep(FRESH_S + 1)
+    await stage.session.route("T")
+    stage.cluster.replies.clear()
+    stage.cluster.add_topic("T", queues=4)
+
+    await asyncio.sleep(FRESH_S + 1)
+
+    assert len((await stage.session.route("T")).writable) == 4
+
+
+@pytest.mark.fault("N5")
+@staged()
+async def test_a_topic_that_its_brokers_deleted_is_not_kept(stage):
+    """The broker's own refusal counts for more than a route that was good once."""
+    stage.cluster.add_topic("T")
+    await stage.session.route("T")
+    for broker in stage.cluster.brokers:
+        del broker.topics["T"]
+
+    with pytest.raises(TopicNotFound, match="no such topic"):
+        await stage.admin.send(Message(topic="T", body=b"x"))
+    with pytest.raises(TopicNotFound, match="No topic route info"):
+        await stage.session.route("T")
+
+
+@pytest.mark.fault("N5")
+@staged(brokers=2)
+async def test_a_broker_without_the_topic_takes_only_its_own_queues_along(stage):
+    """The other broker's queues stay, also while the name server knows nothing."""
+    queues = stage.cluster.add_topic("T")
+    await stage.session.route("T")
+    del stage.cluster.brokers[0].topics["T"]
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = unknown
+
+    with pytest.raises(TopicNotFound):
+        await stage.admin.send(Message(topic="T", body=b"x"), queues[0])
+
+    assert (await stage.session.route("T")).writable == tuple(queues[2:])

@@ -22,6 +22,7 @@ class Log:
     def __init__(self, **settings):
         self.disk = MemoryDisk(SeededEntropy(1))
         self.store = MessageStore(self.disk, StoreSettings(**settings))
+        self.store.take(SeededEntropy(1))
         self.store.open({})
         self.last_ms = NOW_MS
 

@@ -120,6 +120,7 @@ def test_a_deleted_group_leaves_its_offsets_unless_either_releases_flag_takes_th
     async def main(stage):
         client = await stage.client()
         await client.ok(PUT, body=GroupConfig("g").write())
+        await client.fill("T", 5)
         await client.commit("g", "T", 0, 5)
         await client.ok(DELETE, DeleteGroup("g", **flags))
 
@@ -154,6 +155,7 @@ def test_a_change_is_on_the_disk_when_it_is_confirmed():
         client = await stage.client()
         await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
         assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
+        await client.fill("T", 5)
         await client.commit("g", "T", 0, 5)
         await client.ok(DELETE, DeleteGroup("g", remove_offset=True))
 

@@ -32,10 +32,27 @@ def test_what_a_group_told_is_what_it_is_told(serve):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
+        await client.fill("T", 6)
         await client.commit("g", "T", 0, 5)
         assert await client.committed("g", "T") == 5
         await client.commit("g", "T", 0, 3)
         assert await client.committed("g", "T") == 3
+
+    serve(main)
+
+
+def test_a_group_cannot_have_come_further_than_the_queue(serve):
+    """An offset behind the end would hide the messages that come next."""
+
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.fill("T", 3)
+        await client.commit("g", "T", 0, 2**40)
+        await client.commit("g", "unknown", 0, 5)
+
+        assert await client.committed("g", "T") == 3
+        assert stage.broker.offsets.get("g", "unknown", 0) is None
 
     serve(main)
 
@@ -96,6 +113,7 @@ def test_an_offset_below_zero_is_no_offset_and_no_fault(serve, offset):
 
     async def main(stage):
         client = await stage.client()
+        await client.fill("T", 5)
         await client.commit("g", "T", 0, offset)
         await client.commit("h", "T", 0, 5)
         await client.commit("h", "T", 0, offset)
@@ -110,6 +128,7 @@ def test_a_one_way_commit_counts_and_is_not_answered(serve):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
+        await client.fill("T", 5)
 
         assert await client.is_silent(COMMIT, OffsetCommit("g", "T", 0, 5), oneway=True)
         assert await client.committed("g", "T") == 5
@@ -120,6 +139,8 @@ def test_a_one_way_commit_counts_and_is_not_answered(serve):
 def test_all_offsets_are_shown_under_rocketmqs_names(serve):
     async def main(stage):
         client = await stage.client()
+        await client.topic("T", 2)
+        await client.fill("T", 5, queue=1)
         await client.commit("g", "T", 1, 5)
         body = (await client.ok(ALL)).body
 
@@ -374,6 +395,7 @@ def test_offsets_of_a_group_survive_a_restart(tmp_path):
     async def first(stage):
         client = await stage.client()
         await client.topic("T")
+        await client.fill("T", 7)
         await client.commit("g", "T", 0, 7)
 
     async def second(stage):
@@ -387,6 +409,7 @@ def test_offsets_are_told_for_groups_nobody_made(serve):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
+        await client.fill("T", 7)
         await client.commit("g", "T", 0, 7)
 
         assert await client.committed("g", "T") == 7

@@ -205,6 +205,8 @@ def test_who_consumes_a_topic_is_who_is_online_and_who_has_been(serve):
 def test_which_topics_a_group_has_been_in(serve):
     async def main(stage):
         client = await stage.client()
+        await client.fill("U", 1)
+        await client.fill("T", 1)
         await client.commit("g", "U", 0, 1)
         await client.commit("g", "T", 0, 1)
 
@@ -290,6 +292,7 @@ def test_a_group_goes_on_where_another_is(serve, topic, moved):
         client = await stage.client()
         for name, offset in (("T", 5), ("U", 6)):
             await client.topic(name)
+            await client.fill(name, 6)
             await client.commit("from", name, 0, offset)
         await client.commit("from", "gone", 0, 7)
         await client.ok(CLONE, CloneOffset("from", "to", topic))

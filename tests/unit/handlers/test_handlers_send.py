@@ -29,6 +29,7 @@ from txmq.protocol.record import unpack
 
 SEND, SEND_V2, BATCH = 10, 310, 320
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
+LONG = 64 * 1024
 SHAPES = {SEND: SendMessage, SEND_V2: SendMessageV2}
 ERROR, ILLEGAL, UNAVAILABLE, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 13, 14, 16, 17, 26
 
@@ -456,6 +457,40 @@ def test_10_a_batch_for_a_retry_topic_is_illegal(serve):
     serve(main)
 
 
+@pytest.mark.fault("M13")
+@pytest.mark.parametrize("kind", [JSON, BINARY], ids=["json", "binary"])
+@pytest.mark.parametrize(
+    ("topic", "props", "body", "code"),
+    [
+        ("T", {}, b"", ILLEGAL),
+        ("T", {}, b"x" * 1001, ILLEGAL),
+        ("T", {"KEY": "v" * LONG}, b"x", ILLEGAL),
+        ("T", {"UNIQ_KEY": "v" * LONG}, b"x", ILLEGAL),
+        ("T", {"TRAN_MSG": "true", "PGROUP": "g" * LONG}, b"x", ILLEGAL),
+        ("T" * LONG, {}, b"x", ERROR),
+    ],
+    ids=["empty", "large", "long property", "long id", "long group of a half", "long topic"],
+)
+def test_a_message_out_of_bounds_is_answered_and_its_connection_goes_on(
+    serve, kind, topic, props, body, code
+):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+
+        refused = await client.ask(SEND, sending(topic, **props), body=body, kind=kind)
+
+        assert refused.code == code
+        assert refused.remark
+        await client.ok(SEND, sending("T"), body=b"good", kind=kind)
+        assert (await client.pull("T")).bodies == [b"good"]
+        assert await client.max_offset(HALVES) == 0
+        assert stage.broker.topics.find(topic) is None or topic == "T"
+
+    serve(main, with_topics(message_size_max=1000))
+
+
+@pytest.mark.fault("M13")
 @pytest.mark.parametrize(
     ("header", "body"),
     [

@@ -31,7 +31,9 @@ from transaction_stage import (
 
 from broker.core import checks
 from broker.store import half_store
+from tests.crash_points import watched
 from tests.simulation.mix import SmallStore, kib
+from txmq.errors import TransportError
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import OpenTransactions
@@ -79,6 +81,7 @@ def damage(life, half):
 # Decisions
 
 
+@pytest.mark.fault("M1")
 def test_a_second_commit_stores_nothing_a_second_time():
     async def main(life):
         client, other = await life.client(), await life.client()
@@ -96,6 +99,7 @@ def test_a_second_commit_stores_nothing_a_second_time():
     in_lives(main)
 
 
+@pytest.mark.fault("M2")
 @pytest.mark.parametrize(
     ("checked", "late", "code", "bodies"),
     [(ROLLBACK, COMMIT, 201, []), (COMMIT, ROLLBACK, 200, [b"half"])],
@@ -116,6 +120,7 @@ def test_what_a_check_decided_is_not_undone_by_a_late_end(checked, late, code, b
     in_lives(main, quick())
 
 
+@pytest.mark.fault("M7")
 @pytest.mark.parametrize(
     ("decided", "checked", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
@@ -137,6 +142,7 @@ def test_a_check_that_is_answered_after_the_decision_changes_nothing(decided, ch
     in_lives(main, quick())
 
 
+@pytest.mark.fault("M9")
 def test_two_producers_that_answer_one_check_differently_get_one_decision():
     async def main(life):
         one, two = await producer(life), await producer(life)
@@ -155,6 +161,7 @@ def test_two_producers_that_answer_one_check_differently_get_one_decision():
     in_lives(main, quick())
 
 
+@pytest.mark.fault("M3")
 def test_an_end_before_its_half_message_is_known_is_told_so_and_works_later():
     async def main(life):
         client = await life.client()
@@ -195,6 +202,7 @@ def test_a_one_way_end_works_like_any_other():
     in_lives(main)
 
 
+@pytest.mark.fault("N1")
 def test_a_one_way_end_that_never_arrives_is_found_out_by_a_check():
     async def main(life):
         client = await producer(life)
@@ -293,6 +301,45 @@ def test_an_end_for_an_id_that_was_used_again_decides_only_what_it_names(monkeyp
     in_lives(main)
 
 
+@pytest.mark.fault("P9")
+@pytest.mark.parametrize("loss", [None, Loss.PAGES], ids=["killed", "power lost"])
+@pytest.mark.parametrize("step", ["stage the half message", "write the span"])
+def test_a_half_message_that_a_death_kept_from_the_log_is_sent_again_and_there_once(step, loss):
+    armed = []
+
+    def die(label):
+        if armed and label == f"prepare: before {step}":
+            server = armed.pop()
+            server.kill() if loss is None else server.crash(loss)
+
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        await prepare(client, unique="earlier")
+        armed.append(life.server)
+        with pytest.raises(TransportError):
+            await client.connection.ask(
+                RequestCode.SEND_MESSAGE, preparing(), body=b"half", timeout_s=5.0
+            )
+        assert armed == []
+        await life.gone()
+        await life.start()
+        client = await life.client()
+        assert list(await opened(client)) == ["earlier"]
+
+        first, again = await prepare(client), await prepare(client)
+
+        assert (again.offset, again.position) == (first.offset, first.position)
+        assert sorted(await opened(client)) == ["U1", "earlier"]
+        assert await client.max_offset(HALVES) == 2
+        assert await end(client, again, COMMIT) == 0
+        assert (await client.pull("T")).bodies == [b"half"]
+
+    with watched(die):
+        in_lives(main, DURABLE)
+
+
+@pytest.mark.fault("P11", "M6")
 def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction():
     async def main(life):
         client = await life.client()
@@ -357,6 +404,7 @@ def test_an_end_that_comes_after_many_checks_ends_them():
     in_lives(main, quick(check_max=100))
 
 
+@pytest.mark.fault("P13")
 def test_a_broker_that_is_killed_right_after_a_commit_neither_checks_nor_delivers_it_again():
     async def main(life):
         client = await producer(life)
@@ -429,6 +477,7 @@ def test_the_time_in_which_a_producer_wants_not_to_be_asked_costs_no_attempt():
     in_lives(main, quick())
 
 
+@pytest.mark.fault("N3")
 def test_an_hour_without_producers_spends_nothing_and_discards_nothing():
     async def main(life):
         client = await producer(life)
@@ -452,6 +501,7 @@ def test_an_hour_without_producers_spends_nothing_and_discards_nothing():
     in_lives(main, quick())
 
 
+@pytest.mark.fault("P14")
 def test_what_a_dead_connection_was_asked_is_asked_again_and_costs_nothing():
     async def main(life):
         client, operator = await producer(life), await life.client()
@@ -497,6 +547,7 @@ def test_a_producer_that_reads_too_slowly_is_not_asked_until_it_has_caught_up():
     in_lives(main, quick(check_interval=20.0))
 
 
+@pytest.mark.fault("N1")
 def test_a_producer_that_is_cut_off_without_a_word_costs_nothing():
     async def main(life):
         client, operator = await producer(life), await life.client()
@@ -584,6 +635,7 @@ def test_another_is_asked_next_where_the_one_that_sent_it_says_nothing():
     in_lives(main, quick())
 
 
+@pytest.mark.fault("P14")
 def test_after_a_restart_somebody_of_the_group_is_asked():
     async def main(life):
         client = await producer(life)
@@ -667,6 +719,7 @@ def test_a_half_message_that_wants_to_be_delayed_is_refused(name):
 # Clocks
 
 
+@pytest.mark.fault("T1")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_a_wall_clock_that_jumps_changes_nothing_about_when_checks_come(jump):
     async def main(life):
@@ -690,6 +743,7 @@ def test_a_wall_clock_that_jumps_changes_nothing_about_when_checks_come(jump):
     in_lives(main, quick(timeout=10.0, check_interval=10.0))
 
 
+@pytest.mark.fault("T2")
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_producer_whose_clock_is_a_day_off_is_asked_in_time(days):
     async def main(life):
@@ -728,6 +782,7 @@ def test_halves_are_refused_where_too_many_are_open_and_decisions_are_not():
     in_lives(main, quick(pending_max=2))
 
 
+@pytest.mark.fault("S8")
 def test_a_disk_that_fills_up_refuses_halves_first_then_sends_and_never_decisions():
     async def main(life):
         client = await life.client()
@@ -778,6 +833,7 @@ def test_decisions_are_taken_while_the_disk_is_too_slow_for_sends():
     in_lives(main, DURABLE)
 
 
+@pytest.mark.fault("M5")
 def test_an_end_whose_half_message_was_deleted_long_ago_is_told_so():
     async def main(life):
         client = await life.client()

@@ -138,16 +138,18 @@ class Life(Stage):
 
     async def kill(self):
         self.server.kill()
-        await self._gone()
+        await self.gone()
 
     async def lose_power(self, loss):
         self.server.crash(loss)
-        await self._gone()
-        self.server.restart()
+        await self.gone()
 
-    async def _gone(self):
+    async def gone(self):
+        """Wait for the end of a broker that was killed, and bring its machine back."""
         with suppress(MachineCrashedError):
             await self._serving
+        if not self.server.is_up:
+            self.server.restart()
 
     async def client(self, name=None, *, address=None):
         self._clients += 1

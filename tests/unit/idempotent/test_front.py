@@ -170,6 +170,7 @@ def test_who_is_killed_tells_nobody(stage):
     assert stage.steps == ["claim", "begin", "rollback"]
 
 
+@pytest.mark.fault("D10")
 def test_it_is_not_asked_while_it_is_away_and_that_is_said_once(stage, caplog):
     caplog.set_level(logging.INFO)
     stage.is_away = True

@@ -83,9 +83,11 @@ class MemoryDisk:
             raise FileNotFoundError(path)
         return MemoryFile(self.files[path])
 
-    def replace(self, path, data):
+    def replace(self, path, data, *, keep=None):
         if self.broken:
             raise OSError(28, "No space left on device")
+        if keep is not None:
+            self.files[keep] = self.files[path]
         self.files[path] = data
 
 

@@ -6,7 +6,7 @@ import pytest
 from names_peer import LoopClock, MemoryDisk, MemoryNetwork, in_world, offer, registration
 
 from broker.names.server import NameServer
-from txmq.errors import ConfigError, InternalError, TopicNotFound, UsageError
+from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.remoting.pool import Pool
@@ -133,7 +133,35 @@ def test_what_operators_note_is_there_after_a_restart():
 
     in_world(before)
     in_world(after)
-    assert sorted(disk.files) == ["config/kv.json", "config/names.properties"]
+    assert sorted(disk.files) == [
+        "config/kv.json",
+        "config/kv.json.old",
+        "config/names.properties",
+        "config/names.properties.old",
+    ]
+
+
+@pytest.mark.parametrize("path", ["config/kv.json", "config/names.properties"])
+def test_a_file_that_was_deleted_is_restored_from_its_predecessor(path, caplog):
+    disk = MemoryDisk()
+
+    async def before():
+        async with World(disk) as world:
+            peer = await world.peer()
+            entry = {"namespace": "N", "key": "k", "value": "v"}
+            await ask(peer, Code.PUT_KV_CONFIG, entry)
+            await ask(peer, Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true")
+
+    async def after():
+        async with World(disk):
+            pass
+
+    in_world(before)
+    kept = disk.files.pop(path)
+    in_world(after)
+
+    assert f"{path}: it was deleted; its predecessor {path}.old takes its place" in caplog.text
+    assert disk.files[path] == kept
 
 
 def test_what_the_disk_refuses_is_refused_to_the_operator():
@@ -162,7 +190,7 @@ def test_a_damaged_file_stops_the_start(path, data):
     disk.files[path] = data
 
     async def main():
-        with pytest.raises(ConfigError):
+        with pytest.raises(DamagedFile, match=path):
             async with World(disk):
                 pass
 

@@ -63,6 +63,12 @@ def test_a_message_keeps_the_id_it_brings():
     assert row(message)["message_id"] == "mine"
 
 
+def test_a_message_that_waits_for_no_disk_is_sent_as_one():
+    found = row(Message(topic="t", body=b"x", wait_stored=False))
+    back = unpacked(SimpleNamespace(**found, body=b"x"))
+    assert properties.find(sealed(back, "ID").properties, "WAIT") == "false"
+
+
 def test_no_properties_are_few():
     assert row(Message(topic="t", body=b"x", properties=None))["properties"] == "{}"
 

@@ -7,6 +7,7 @@ import pytest
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader, frame
+from txmq.quantity import quantity
 
 FIRST = bytes.fromhex("0000000a 00000002") + b"{}" + b"body"
 SECOND = bytes.fromhex("00000007 01000003") + b"abc"
@@ -69,7 +70,7 @@ def test_nothing_fed_is_nothing_found():
 def test_a_length_too_small_for_the_header_word_is_refused(length):
     data = length.to_bytes(4, "big") + bytes(4)
 
-    with pytest.raises(RemoteProtocolError, match=f"claims {length} bytes"):
+    with pytest.raises(RemoteProtocolError, match=f"claims {quantity(length, 'byte')} with"):
         FrameReader().feed(data)
 
 

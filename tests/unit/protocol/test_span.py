@@ -17,14 +17,14 @@ from txmq.protocol.span import (
 )
 
 PAYLOAD = b"records"
-WRITTEN = head(1000, 900, PAYLOAD, 3)
+WRITTEN = head(7, 1000, 900, PAYLOAD, 3)
 
 
 def test_a_head_reads_as_it_was_written():
     found = read_head(b"....." + WRITTEN, 5, 1000)
 
     assert len(WRITTEN) == HEAD_BYTES
-    assert found == SpanHead(HEAD_BYTES + len(PAYLOAD), 1000, 900, found.checksum, 3)
+    assert found == SpanHead(HEAD_BYTES + len(PAYLOAD), 7, 1000, 900, found.checksum, 3)
 
 
 def test_a_head_written_for_another_place_is_none():
@@ -45,12 +45,12 @@ def test_a_head_with_any_bit_turned_over_is_none():
 
 
 def test_a_head_that_claims_less_than_itself_is_none():
-    assert read_head(head(0, 0, b"", 0), 0, 0) is not None
+    assert read_head(head(7, 0, 0, b"", 0), 0, 0) is not None
     assert read_head(bytes(4) + WRITTEN[4:], 0, 1000) is None
 
 
 def test_heads_are_found_wherever_they_are():
-    other = head(2000, 1000, b"", 0)
+    other = head(7, 2000, 1000, b"", 0)
     data = b"?" * 7 + WRITTEN + PAYLOAD + WRITTEN + b"txmq" + other
 
     at = 1000 - 7

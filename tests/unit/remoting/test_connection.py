@@ -191,6 +191,7 @@ async def test_an_answer_nobody_asked_for_changes_nothing(world):
 # --- ends ---
 
 
+@pytest.mark.fault("N6")
 @in_world
 async def test_a_lost_connection_fails_everybody_who_waits_at_once(world):
     async with Stage(world, Desk()) as stage:
@@ -282,6 +283,7 @@ async def test_a_request_too_large_for_a_frame_leaves_nobody_waiting(world):
 # --- faults ---
 
 
+@pytest.mark.fault("M14")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -314,6 +316,7 @@ def test_frames_before_an_unreadable_header_are_answered_and_those_behind_it_are
     scenario()
 
 
+@pytest.mark.fault("M14")
 @pytest.mark.parametrize(
     "words",
     [(16 * 1024 * 1024 - 3, 10), (2**32 - 1, 10), (3, 0), (0, 0), (10, 7), (10, 2 << 24)],
@@ -363,6 +366,7 @@ async def test_a_peer_that_reads_slowly_is_not_read_until_it_has_caught_up(world
         assert end._transport.is_reading()
 
 
+@pytest.mark.fault("N8")
 @in_world
 async def test_a_peer_that_leaves_too_much_unread_is_cut_off_and_the_others_are_served(world):
     async with Stage(world, echo) as stage:

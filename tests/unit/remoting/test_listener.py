@@ -18,6 +18,7 @@ async def answered(connection):
     return (await connection.ask(CODE, body=b"y", timeout_s=5.0)).body == b"y"
 
 
+@pytest.mark.fault("N6")
 @in_world
 async def test_a_silent_connection_is_closed_and_a_busy_one_is_not(world):
     async with Stage(world, echo) as stage:
@@ -33,6 +34,7 @@ async def test_a_silent_connection_is_closed_and_a_busy_one_is_not(world):
         assert len(stage.lost) == 1
 
 
+@pytest.mark.fault("N6")
 @in_world
 async def test_a_frame_that_trickles_in_is_not_waited_for_longer_than_silence(world):
     frame = commands.request(CODE, 1, body=b"x" * 1000)
@@ -51,6 +53,24 @@ async def test_a_frame_that_trickles_in_is_not_waited_for_longer_than_silence(wo
         assert len(steady.answers()) == 300
 
 
+@pytest.mark.fault("N6")
+@in_world
+async def test_a_peer_that_breaks_off_in_the_middle_of_a_frame_leaves_nothing_behind(world):
+    frame = commands.request(CODE, 1, body=b"x" * 1000)
+    async with Stage(world, echo) as stage:
+        broken, other = await stage.raw(), await stage.connect()
+        broken.write(commands.request(CODE, 7) + frame[:500])
+        await asyncio.sleep(1)
+        assert list(broken.answers()) == [7]
+
+        broken.transport.abort()
+        await asyncio.sleep(1)
+
+        assert stage.listener.connections == 1
+        assert len(stage.lost) == 1
+        assert await answered(other)
+
+
 @in_world
 async def test_a_peer_that_always_has_a_frame_under_way_is_not_taken_for_slow(world):
     """Every piece ends one frame and begins the next."""
@@ -67,6 +87,7 @@ async def test_a_peer_that_always_has_a_frame_under_way_is_not_taken_for_slow(wo
         assert len(peer.answers()) == 199
 
 
+@pytest.mark.fault("N7")
 @in_world
 async def test_one_connection_too_many_is_refused_and_the_others_are_served(world):
     async with Stage(world, echo, connections_max=3) as stage:

@@ -13,10 +13,12 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.decision import Kind, Source
 from txmq.protocol.record import tail_of, topic_field
-from txmq.testing import MemoryDisk
+from txmq.testing import MemoryDisk, SeededEntropy
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 START_MS = 1_700_000_000_000
+LOG = int.from_bytes(SeededEntropy(1).token(8), "big")
+"""The log that every store on an empty disk begins."""
 
 
 class Sizes(NamedTuple):
@@ -41,10 +43,12 @@ class Placed(NamedTuple):
 class Shelf:
     """A store on a disk. Every message is stored one millisecond after the one before."""
 
-    def __init__(self, disk=None, sizes=None, floors=None):
+    def __init__(self, disk=None, sizes=None, floors=None, entropy=None, **known):
         self.disk = MemoryDisk() if disk is None else disk
         self.sizes = sizes or Sizes()
         self.floors = floors if floors is not None else {}
+        self.entropy = entropy or SeededEntropy(1)
+        self.known = known
         self.recovery = None
         self.store = None
         self.open()
@@ -52,10 +56,12 @@ class Shelf:
     def open(self):
         self.store = MessageStore(self.disk, self.sizes)
         try:
-            self.recovery = self.store.open(self.floors)
+            self.store.take(self.entropy)
+            self.recovery = self.store.open(self.floors, **self.known)
         except BaseException:
             self.store.close()
             raise
+        self.known = {}
         return self.recovery
 
     def close(self):
@@ -179,7 +185,7 @@ class Shelf:
         """Every message of a queue by its offset, as consumers get them."""
         queue = self.store.find_queue(topic, number)
         found = {}
-        at = queue.min_offset if queue is not None else 0
+        at = queue.next_kept(queue.min_offset) if queue is not None else 0
         while queue is not None and at < queue.max_offset:
             got = fetch(self.store, queue, at, 32)
             assert got.outcome is Outcome.FOUND, got
@@ -189,7 +195,8 @@ class Shelf:
                 assert record.queue_offset == at, f"{record.queue_offset} stands at {at}"
                 found[at] = record.body
                 at += 1
-            assert got.next_offset == at
+            assert got.next_offset == queue.next_kept(at)
+            at = got.next_offset
         return found
 
     def everything(self):

@@ -14,6 +14,8 @@ from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
 
+LOG = 7
+
 NONE = Changes([], [], [])
 LINES = [LineState(2, 1_700_000_000_000, 41, 7), LineState(136, -1, -1, 0)]
 
@@ -38,11 +40,11 @@ def indexes(topics=("T",), numbers=(0, 1), first=0):
 
 def saved(disk, *ends, topics=("T",)):
     """An index file with a chunk up to each of these positions."""
-    index = IndexFile(disk, 0)
+    index = IndexFile(disk, 0, LOG)
     start = 0
     for end in ends:
         queues, keys = indexes(topics, first=start)
-        data, chunk = draft(Stretch(start, end, start, end), queues, keys, NONE, LINES)
+        data, chunk = draft(LOG, Stretch(start, end, start, end), queues, keys, NONE, LINES)
         index.append(data, chunk)
         start = end
     index.file.sync()
@@ -50,8 +52,10 @@ def saved(disk, *ends, topics=("T",)):
 
 
 def loaded(disk, end=END):
-    index = IndexFile(disk, 0)
-    return index, index.load(end)
+    index = IndexFile(disk, 0, LOG)
+    chunks = index.load(end)
+    index.trim()
+    return index, chunks
 
 
 @pytest.fixture
@@ -80,15 +84,15 @@ def test_a_chunk_reads_as_it_was_written(disk):
 def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
     queues, keys = indexes()
 
-    _, chunk = draft(Stretch(0, 40, 0, 0), queues, keys, NONE, LINES)
+    _, chunk = draft(LOG, Stretch(0, 40, 0, 0), queues, keys, NONE, LINES)
 
     assert [(run.number, run.first, run.entries) for run in chunk.queues] == [(0, 0, 3), (1, 1, 1)]
     assert chunk.keys == 4
 
 
 def test_a_chunk_may_hold_nothing(disk):
-    index = IndexFile(disk, 0)
-    index.append(*draft(Stretch(0, 1000, 0, 0), [], KeyIndex(), NONE, LINES))
+    index = IndexFile(disk, 0, LOG)
+    index.append(*draft(LOG, Stretch(0, 1000, 0, 0), [], KeyIndex(), NONE, LINES))
 
     assert [chunk.stretch.end for chunk in loaded(disk)[1]] == [1000]
 
@@ -134,7 +138,7 @@ def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(dis
     index, chunks = loaded(disk)
     assert len(chunks) == 1
 
-    placed = index.append(*draft(Stretch(1000, 3000, 0, 0), *indexes(first=1500), NONE, LINES))
+    placed = index.append(*draft(LOG, Stretch(1000, 3000, 0, 0), *indexes(first=1500), NONE, LINES))
 
     queue = ConsumeQueue("T", 0)
     queue.add_block(index.blocks(placed)[0][1])
@@ -173,7 +177,7 @@ def test_chunks_that_know_more_than_the_log_are_dropped(disk, end):
 
 def test_a_chunk_that_does_not_follow_the_one_before_is_dropped(disk):
     saved(disk, 1000, 2000)
-    stray, chunk = draft(Stretch(1500, 2500, 0, 0), *indexes(first=1500), NONE, LINES)
+    stray, chunk = draft(LOG, Stretch(1500, 2500, 0, 0), *indexes(first=1500), NONE, LINES)
     index, _ = loaded(disk)
     index.append(stray, chunk)
 
@@ -194,7 +198,7 @@ def test_a_chunk_whose_parts_do_not_add_up_is_dropped(disk):
     file = disk.open(PATH)
     data = bytearray(file.read(0, 10_000))
     (chunk,) = loaded(disk)[1]
-    data[52:56] = (chunk.keys + 1).to_bytes(4, "big")
+    data[60:64] = (chunk.keys + 1).to_bytes(4, "big")
     data[8:12] = zlib.crc32(data[12 : chunk.entries_at]).to_bytes(4, "big")
 
     rewrite(disk, PATH, bytes(data))
@@ -208,7 +212,7 @@ def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
     used = disk.space().used
     disk.capacity = used + 2 * 4096
     data, chunk = draft(
-        Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE, LINES
+        LOG, Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE, LINES
     )
 
     with pytest.raises(OSError, match="No space") as problem:

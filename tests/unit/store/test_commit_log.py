@@ -3,6 +3,7 @@
 import pytest
 
 from broker.store.commit_log import CommitLog
+from broker.store.high_water import HighWater
 from broker.store.segment import Segments
 from txmq.errors import DiskFull, WriteFailed
 from txmq.protocol.span import HEAD_BYTES, read_head
@@ -18,7 +19,7 @@ def disk():
 
 @pytest.fixture
 def log(disk):
-    return CommitLog(Segments(disk, SIZE))
+    return CommitLog(Segments(disk, SIZE), HighWater(disk, 0))
 
 
 def write(log, size):

@@ -45,6 +45,7 @@ class Life:
         async with Press(disk, SMALL, DelayShelf) as press:
             self._press, self.acknowledged = press, press.acknowledged
             self._delays = press.store.delays
+            Keeper(disk).save_floors({}, 0)
             disk.on_write = self._look
             for number in range(MESSAGES):
                 self._join(f"{number}", chance)
@@ -116,7 +117,7 @@ class Life:
             pinned = store.pinned()
             if pinned is not None and files[0].end > pinned:
                 break
-            Keeper(self._disk).save_floors(store.floors_after(1))
+            Keeper(self._disk).save_floors(store.floors_after(1), store.log.durable)
             store.drop_first_file()
 
     def check(self, shelf, acknowledged):

@@ -1,5 +1,6 @@
 """The store as handlers see it: offsets, visibility, looking things up, and what failures leave."""
 
+import errno
 import os
 import struct
 
@@ -115,6 +116,7 @@ def test_a_failed_write_behind_spans_that_wait_takes_only_its_own_offsets_back(s
     assert shelf.bodies() == {0: b"zero", 1: b"one"}
 
 
+@pytest.mark.fault("S7")
 @pytest.mark.parametrize("room", range(0, 3 * 4096, 1024))
 def test_a_disk_that_fills_up_refuses_and_goes_on_once_there_is_room(room):
     shelf = Shelf()
@@ -139,6 +141,41 @@ def test_a_disk_that_fills_up_refuses_and_goes_on_once_there_is_room(room):
     assert shelf.bodies() == expected
     shelf.disk.crash(loss=Loss.EVERYTHING)
     assert Shelf(shelf.disk).bodies() == expected
+
+
+@pytest.mark.fault("S7")
+@pytest.mark.parametrize("ends", ["no space", "nothing written"])
+def test_short_writes_of_a_real_disk_are_finished_or_refused(tmp_path, monkeypatch, ends):
+    shelf = Shelf(LocalDisk(tmp_path))
+    pwrite, room, kept = os.pwrite, 2000, []
+
+    def write_some(descriptor, data, position):
+        nonlocal room
+        size = min(7, len(data), room)
+        room -= size
+        if not size and ends == "no space":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data[:size], position)
+
+    monkeypatch.setattr(os, "pwrite", write_some)
+    for number in range(6):
+        body = b"%d" % number * 300
+        try:
+            shelf.add(body)
+        except DiskFull:
+            continue
+        kept.append(body)
+    assert 0 < len(kept) < 6
+    assert list(shelf.bodies().values()) == kept
+
+    room = 1 << 30
+    shelf.add(b"last")
+
+    expected = dict(enumerate([*kept, b"last"]))
+    assert shelf.bodies() == expected
+    shelf.restart()
+    assert (shelf.bodies(), shelf.recovery.cut_bytes) == (expected, 0)
+    shelf.close()
 
 
 def test_a_full_disk_that_cannot_take_an_index_loses_nothing(shelf):
@@ -176,7 +213,7 @@ def test_what_is_stored_while_a_checkpoint_is_saved_belongs_to_the_next(shelf):
 
 def test_a_checkpoint_ends_where_a_file_does(shelf):
     shelf.add(*[b"%d" % number + BIG for number in range(7)])
-    extents = shelf.store._segments.extents()
+    extents = shelf.store.segments.extents()
 
     stretches = []
     while (stretch := shelf.store.next_stretch()) is not None:
@@ -234,12 +271,12 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
 
     queue = shelf.store.find_queue("T", 0)
     assert len(queue._tail) < ENTRY.size
-    assert len(shelf.store._keys._positions) == 0
-    assert len(shelf.store._last_ms) == len(shelf.log_files())
+    assert len(shelf.store.keys._positions) == 0
+    assert len(shelf.store.file_ms) == len(shelf.log_files())
     while len(shelf.store.completed_files()):
         shelf.drop_first_file()
-    assert len(shelf.store._last_ms) == len(shelf.store._indexes) == 1
-    assert len(queue._blocks) == len(queue._firsts) == len(shelf.store._keys._runs) <= 2
+    assert len(shelf.store.file_ms) == len(shelf.store.indexes) == 1
+    assert len(queue._blocks) == len(queue._firsts) == len(shelf.store.keys._runs) <= 2
 
 
 # --- looking things up ---
@@ -285,7 +322,7 @@ def test_a_body_that_claims_a_huge_record_makes_nobody_read_it(shelf, size):
     body[:4] = size.to_bytes(4, "big")
     shelf.add(bytes(body))
     asked = []
-    shelf.store._segments.read = lambda position, size: asked.append(size) or body[:size]
+    shelf.store.segments.read = lambda position, size: asked.append(size) or body[:size]
 
     assert shelf.store.record_bytes(inside) is None
     assert max(asked) < 1000
@@ -503,7 +540,7 @@ def test_a_log_on_a_real_disk_survives_restarts_of_every_kind(tmp_path):
 def test_an_empty_disk_opens_to_nothing():
     shelf = Shelf(MemoryDisk())
 
-    assert shelf.recovery == (0, 0, 0)
+    assert shelf.recovery[:3] == (0, 0, 0)
     assert (shelf.store.start, shelf.store.log.end, shelf.store.completed_files()) == (0, 0, [])
     assert shelf.store.next_stretch() is None
     assert not shelf.store.checkpoint_due()

@@ -1,11 +1,21 @@
 """Opening a log that a crash, a bad disk or an operator has been at."""
 
+import errno
+
 import pytest
 
 from broker.store.checkpoint import path_of
+from broker.store.high_water import PATH as HIGH_WATER
 from broker.store.pending import transaction_key
-from tests.unit.store.shelf import Shelf, Sizes, rewrite
-from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
+from tests.unit.store.shelf import LOG, Shelf, Sizes, rewrite
+from txmq.errors import (
+    CorruptRecord,
+    DirectoryInUse,
+    DiskFull,
+    LogTooShort,
+    RemoteProtocolError,
+    StoreError,
+)
 from txmq.protocol import record as records
 from txmq.protocol.decision import Decision, Kind, Source
 from txmq.protocol.record import Record
@@ -25,8 +35,9 @@ def the_log(disk):
 
 
 def cut_off(disk, path, length):
-    """The disk as it would be with a file cut to a length."""
+    """The disk as it would be with a file cut to a length that was all that was ever durable."""
     twin = disk.clone()
+    twin.remove(HIGH_WATER)
     file = twin.open(path)
     file.truncate(length)
     file.sync()
@@ -48,6 +59,7 @@ def check_that_it_goes_on(shelf, before):
 # --- the tail ---
 
 
+@pytest.mark.fault("S1")
 @pytest.mark.parametrize("is_indexed", [False, True], ids=["all scanned", "begin indexed"])
 def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(is_indexed):
     shelf = Shelf(sizes=ONE_FILE)
@@ -85,6 +97,7 @@ def test_a_span_cut_anywhere_is_gone_with_all_its_records():
         again.close()
 
 
+@pytest.mark.fault("S1")
 def test_a_log_on_a_real_disk_that_is_cut_keeps_its_whole_spans(tmp_path):
     shelf = Shelf(LocalDisk(tmp_path))
     shelf.add(b"one", b"two", b"three")
@@ -93,6 +106,7 @@ def test_a_log_on_a_real_disk_that_is_cut_keeps_its_whole_spans(tmp_path):
     path = tmp_path / the_log(shelf.disk)
 
     for length in range(end - 1, end - 200, -17):
+        (tmp_path / HIGH_WATER).unlink()  # What is cut here was never durable.
         with path.open("r+b") as file:
             file.truncate(length)
         again = Shelf(LocalDisk(tmp_path))
@@ -105,6 +119,7 @@ def garbage(size):
     return SeededEntropy(3).token(size)
 
 
+@pytest.mark.fault("S2")
 @pytest.mark.parametrize("filling", [bytes, garbage, lambda size: b"\xff" * size])
 @pytest.mark.parametrize("size", [1, HEAD_BYTES, 3000])
 def test_what_follows_the_last_whole_span_is_cut(filling, size):
@@ -120,6 +135,7 @@ def test_what_follows_the_last_whole_span_is_cut(filling, size):
     check_that_it_goes_on(shelf, {0: b"one", 1: b"two"})
 
 
+@pytest.mark.fault("S2")
 def test_spans_of_an_older_log_behind_the_last_one_are_never_served():
     """No file is ever used twice, so how they got there is for somebody to find out."""
     shelf = Shelf(sizes=ONE_FILE)
@@ -133,6 +149,20 @@ def test_spans_of_an_older_log_behind_the_last_one_are_never_served():
 
     with pytest.raises(CorruptRecord, match="found it whole"):
         younger.open()
+
+
+@pytest.mark.fault("S2")
+def test_spans_of_another_log_that_begin_right_behind_the_last_one_are_never_served():
+    older = Shelf(sizes=ONE_FILE, entropy=SeededEntropy(2))
+    older.add(*[b"old%d" % number for number in range(6)])
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(*[b"new%d" % number for number in range(3)])
+    data, old = (each.contents(the_log(each.disk)) for each in (shelf, older))
+    shelf.close()
+    rewrite(shelf.disk, the_log(shelf.disk), data + old[len(data) :])
+
+    with pytest.raises(CorruptRecord, match="another broker goes on there"):
+        shelf.open()
 
 
 def test_a_body_that_holds_a_whole_log_is_only_a_body():
@@ -165,6 +195,7 @@ def test_recovering_twice_is_recovering_once():
 # --- the middle ---
 
 
+@pytest.mark.fault("S3")
 def test_a_bit_turned_over_before_the_last_span_refuses_the_start():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", keys="k", tag="t")
@@ -182,6 +213,7 @@ def test_a_bit_turned_over_before_the_last_span_refuses_the_start():
         assert disk.open(the_log(disk)).size() > last, "nothing may be cut"
 
 
+@pytest.mark.fault("S3")
 def test_a_bit_turned_over_in_an_earlier_file_refuses_the_start():
     shelf = Shelf()
     shelf.add(*[b"%d" % number + BIG for number in range(6)])
@@ -242,7 +274,7 @@ def log_of(*records_of_spans):
     """A disk with a log that some other hand wrote."""
     disk, data = MemoryDisk(), b""
     for payload in records_of_spans:
-        data += head(len(data), 0, payload, 1) + payload
+        data += head(LOG, len(data), 0, payload, 1) + payload
     rewrite(disk, f"log/{0:020d}.log", data)
     return disk
 
@@ -483,42 +515,6 @@ def test_a_bit_turned_over_in_an_index_is_repaired_or_reported():
     assert reported
 
 
-def test_an_index_that_is_newer_than_the_log_is_discarded():
-    shelf = library()
-    shelf.restart_cleanly()
-    backup = {path: shelf.contents(path) for path in shelf.log_files()}
-    before = reads(shelf)
-    for number in range(24):
-        shelf.add(b"later" * number, topic="T", unique=f"later{number}", keys="all")
-        shelf.checkpoint()
-    shelf.close()
-
-    for path in shelf.log_files():
-        if path in backup:
-            rewrite(shelf.disk, path, backup[path])
-        else:
-            shelf.disk.remove(path)
-    strays = [
-        path
-        for path in shelf.index_files()
-        if path.replace("index", "log").replace("idx", "log") not in backup
-    ]
-    assert strays
-    for path in strays:
-        # Whole files of the log: somebody has to say that this is meant.
-        with pytest.raises(CorruptRecord, match=path):
-            shelf.open()
-        shelf.disk.remove(path)
-    shelf.open()
-
-    assert reads(shelf) == before
-    for number in range(24):
-        shelf.add(b"other" * (23 - number), topic="T", unique=f"other{number}", keys="all")
-    after = reads(shelf)
-    shelf.restart()
-    assert reads(shelf) == after
-
-
 def test_an_index_of_another_life_is_not_taken_for_that_of_a_new_file():
     shelf = Shelf()
     shelf.add(BIG, BIG)
@@ -527,6 +523,7 @@ def test_an_index_of_another_life_is_not_taken_for_that_of_a_new_file():
     shelf.close()
     shelf.disk.remove(shelf.log_files()[1])
     shelf.disk.remove(shelf.index_files()[1])
+    shelf.disk.remove(HIGH_WATER)
     rewrite(shelf.disk, path_of(second.position - HEAD_BYTES), b"")
     again = Shelf(shelf.disk)
     bodies = [b"y" * 200, b"z" * 2000, b"end"]
@@ -590,6 +587,7 @@ def test_what_a_killed_broker_left_is_durable_before_anybody_reads_it():
     assert Shelf(shelf.disk).everything() == seen
 
 
+@pytest.mark.fault("S6")
 def test_what_a_failed_sync_left_in_the_cache_is_durable_before_anybody_reads_it():
     """The system takes it for clean, so that another sync would do nothing for it."""
     shelf = Shelf()
@@ -624,9 +622,10 @@ def test_an_index_whose_sync_failed_is_durable_before_anybody_relies_on_it():
     shelf.restart()
 
     assert shelf.everything() == seen
-    assert shelf.recovery == (0, 0, 0)
+    assert shelf.recovery[:3] == (0, 0, 0)
 
 
+@pytest.mark.fault("S13")
 def test_a_log_file_that_was_deleted_refuses_the_start():
     shelf = Shelf()
     shelf.add(*[b"%d" % number + BIG for number in range(8)])
@@ -637,21 +636,20 @@ def test_a_log_file_that_was_deleted_refuses_the_start():
     for number, path in enumerate(shelf.log_files()):
         disk = shelf.disk.clone()
         disk.remove(path)
-        with pytest.raises(CorruptRecord, match="missing"):
+        with pytest.raises(StoreError, match="missing"):
             Shelf(disk)
 
         for index in disk.names("index"):
             disk.remove(f"index/{index}")
-        # Nobody can tell any more that the first or the last one was there; the others are served.
-        if number == 0:
-            assert sorted(Shelf(disk).bodies()) == list(range(2, 8))
-        elif number == 3:
-            assert sorted(Shelf(disk).bodies()) == list(range(6))
-        else:
-            with pytest.raises(CorruptRecord, match=r"goes on at \d+: a file between is missing"):
-                Shelf(disk)
+        refusal = {
+            0: r"the log begins at \d+, and high-water knows it from 0 on",
+            3: r"ends at \d+, and high-water knows that it was durable at \d+",
+        }.get(number, r"goes on at \d+: a file between is missing")
+        with pytest.raises(StoreError, match=refusal):
+            Shelf(disk)
 
 
+@pytest.mark.fault("S13")
 def test_a_log_that_was_deleted_whole_refuses_the_start():
     shelf = Shelf()
     shelf.add(b"one")
@@ -659,7 +657,7 @@ def test_a_log_that_was_deleted_whole_refuses_the_start():
     shelf.close()
     shelf.disk.remove(shelf.log_files()[0])
 
-    with pytest.raises(CorruptRecord, match="missing"):
+    with pytest.raises(LogTooShort, match="messages are missing in T/0 up to offset 0"):
         Shelf(shelf.disk)
 
 
@@ -677,6 +675,9 @@ def test_what_is_cut_takes_its_indexes_along():
     first, *later = shelf.index_files()
     assert len(later) == 2
     shelf.disk.remove(first)
+    shelf.disk.remove(HIGH_WATER)
+    for index in later:
+        rewrite(shelf.disk, index, b"torn")
     shelf.disk.flip_bit(shelf.log_files()[0], written[1].end - 1)
 
     for event, disk in power_cuts(shelf.disk, lambda disk: Shelf(disk).close()):
@@ -750,7 +751,7 @@ def test_a_restart_after_a_clean_stop_reads_nothing_of_the_log():
 
     shelf.restart_cleanly()
 
-    assert shelf.recovery == (0, 0, 0)
+    assert shelf.recovery[:3] == (0, 0, 0)
 
 
 def test_the_first_restart_without_an_index_pays_for_all_and_the_next_one_for_the_last_file():
@@ -767,9 +768,110 @@ def test_the_first_restart_without_an_index_pays_for_all_and_the_next_one_for_th
     assert 0 < second.scanned_bytes <= shelf.sizes.segment_size
 
 
+# --- a full disk ---
+
+
+def full(disk):
+    """Refuse every write, also over bytes that are there, as a copy-on-write file system does."""
+    disk.fail_writes(error=errno.ENOSPC)
+
+
+@pytest.mark.parametrize("deleted", [[], [0], [1], [0, 1, 2, 3]])
+@pytest.mark.parametrize("is_clean", [False, True], ids=["killed", "stopped"])
+def test_a_full_disk_is_opened_and_read_whatever_is_indexed(deleted, is_clean):
+    shelf = library()
+    shelf.restart_cleanly() if is_clean else shelf.restart()
+    before = reads(shelf)
+    shelf.close()
+    paths = shelf.index_files()
+    for number in deleted:
+        if number < len(paths):
+            shelf.disk.remove(paths[number])
+    full(shelf.disk)
+
+    shelf.open()
+    assert reads(shelf) == before
+    shelf.put(b"refused", topic="T")
+    with pytest.raises(DiskFull):
+        shelf.store.write()
+    assert reads(shelf)[:2] == before[:2]
+
+    shelf.disk.repair()
+    shelf.add(b"after", topic="T")
+    before = reads(shelf)
+    shelf.checkpoint()
+    assert reads(shelf) == before
+    shelf.restart()
+    assert reads(shelf) == before
+    assert shelf.recovery[:3] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("goes_on", ["with a message", "with a checkpoint"])
+def test_what_a_full_disk_could_not_make_durable_is_durable_before_anything_follows_it(goes_on):
+    """S6: what a failed sync left in the cache is written again as soon as there is room."""
+    shelf = Shelf()
+    shelf.add(BIG)
+    for number in range(4):
+        shelf.put(b"%d" % number + BIG)
+        shelf.store.write()
+    for _ in shelf.store.log.files_to_sync():
+        shelf.disk.fail_next_sync()
+        with pytest.raises(OSError, match="Input/output"):
+            shelf.sync()
+    full(shelf.disk)
+    shelf.restart()
+    seen = shelf.bodies()
+    assert len(seen) == 5
+
+    shelf.disk.repair()
+    if goes_on == "with a message":
+        shelf.add(b"after")
+        seen[5] = b"after"
+    else:
+        shelf.checkpoint()
+    shelf.disk.crash(loss=Loss.EVERYTHING)
+
+    assert Shelf(shelf.disk).bodies() == seen
+
+
+def test_an_index_that_a_full_disk_could_not_make_durable_is_durable_before_another_follows_it():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one")
+    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    shelf.disk.fail_next_sync()
+    with pytest.raises(OSError, match="Input/output"):
+        pending.file.file.sync()
+    full(shelf.disk)
+    shelf.restart()
+    shelf.disk.repair()
+    shelf.add(b"two")
+    shelf.checkpoint()
+    shelf.disk.crash(loss=Loss.EVERYTHING)
+
+    again = Shelf(shelf.disk, ONE_FILE)
+
+    assert again.bodies() == {0: b"one", 1: b"two"}
+    assert again.recovery[:3] == (0, 0, 0)
+
+
+def test_a_torn_tail_on_a_full_disk_is_cut_when_there_is_room():
+    shelf = Shelf(sizes=ONE_FILE)
+    shelf.add(b"one", b"two")
+    shelf.close()
+    torn = cut_off(shelf.disk, the_log(shelf.disk), len(shelf.contents(the_log(shelf.disk))) - 5)
+    full(torn)
+
+    again = Shelf(torn, ONE_FILE)
+    assert again.bodies() == {0: b"one"}
+    torn.repair()
+
+    check_that_it_goes_on(again, {0: b"one"})
+
+
 # --- the directory ---
 
 
+@pytest.mark.fault("S12")
 def test_a_second_broker_is_kept_out():
     shelf = Shelf()
 
@@ -780,6 +882,7 @@ def test_a_second_broker_is_kept_out():
     assert shelf.bodies() == {0: b"still mine"}
 
 
+@pytest.mark.fault("S12")
 def test_a_second_broker_is_kept_out_of_a_real_directory(tmp_path):
     shelf = Shelf(LocalDisk(tmp_path))
     shelf.add(b"one")

@@ -85,7 +85,7 @@ def test_a_clock_that_is_behind_makes_nothing_old():
 def test_only_files_that_are_complete_and_indexed_may_go():
     shelf = Shelf()
     shelf.add(*[BIG] * 7)
-    extents = shelf.store._segments.extents()
+    extents = shelf.store.segments.extents()
     assert len(extents) == 4
 
     assert shelf.store.completed_files() == []
@@ -130,7 +130,7 @@ def test_the_messages_of_a_deleted_file_are_gone_and_the_others_are_not():
     assert sorted(shelf.bodies()) == list(range(2, 8))
     assert len(shelf.found_by_key("K")) == 6
     assert shelf.store.record_bytes(36) is None
-    assert shelf.store.start == shelf.store._segments.extents()[0].start
+    assert shelf.store.start == shelf.store.segments.extents()[0].start
     assert len(shelf.disk.names("index")) == len(shelf.disk.names("log"))
 
 
@@ -273,13 +273,14 @@ def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
 
 def test_a_crash_anywhere_between_saving_floors_and_deleting_files_reuses_no_offset():
     shelf = Shelf()
+    Keeper(shelf.disk).save_floors({}, 0)
     shelf.add(b"a", topic="Quiet")
     shelf.add(*[BIG] * 6)
     shelf.checkpoint()
     points = []
     shelf.disk.on_write = lambda event: points.append(shelf.disk.clone())
 
-    Keeper(shelf.disk).save_floors(shelf.store.floors_after(2))
+    Keeper(shelf.disk).save_floors(shelf.store.floors_after(2), shelf.store.log.durable)
     shelf.store.drop_first_file()
     shelf.store.drop_first_file()
 
@@ -296,13 +297,13 @@ def test_a_full_disk_keeps_the_floors_it_has_and_the_files():
     disk = MemoryDisk()
     shelf = Shelf(disk)
     keeper = Keeper(disk)
-    keeper.save_floors({"T": {0: 0}})
+    keeper.save_floors({"T": {0: 0}}, 0)
     shelf.add(*[BIG] * 6)
     shelf.checkpoint()
     disk.capacity = disk.space().used
 
     with pytest.raises(OSError, match="No space"):
-        keeper.save_floors(shelf.store.floors_after(1))
+        keeper.save_floors(shelf.store.floors_after(1), shelf.store.log.durable)
 
     assert keeper.floors().floors == {"T": {0: 0}}
     assert len(shelf.bodies()) == 6

@@ -121,6 +121,7 @@ def test_the_log_can_be_cut_anywhere(disk, position):
 # --- a disk that fails ---
 
 
+@pytest.mark.fault("S7")
 def test_a_full_disk_and_a_full_quota_are_told_from_other_refusals():
     for code, error in [
         (errno.ENOSPC, DiskFull),
@@ -185,6 +186,7 @@ def test_a_file_that_could_not_be_begun_is_not_there_when_the_log_goes_on_before
     assert opened(disk).extents() == [Extent(0, 95)]
 
 
+@pytest.mark.fault("S5")
 def test_a_file_begun_at_the_second_attempt_has_a_durable_name():
     disk = MemoryDisk()
     segments = filled(disk, 90)

@@ -86,6 +86,15 @@ def test_replace_puts_a_whole_file_in_place(disk):
     assert disk.names("a") == ["b"]
 
 
+def test_replace_keeps_the_file_before_under_a_second_name(disk):
+    for version in (b"one", b"two", b"three"):
+        disk.replace("a/b", version, keep="a/b.old")
+
+    assert disk.open("a/b").read(0, 100) == b"three"
+    assert disk.open("a/b.old").read(0, 100) == b"two"
+    assert disk.names("a") == ["b", "b.old"]
+
+
 def test_a_closed_file_is_of_no_use(disk):
     file = disk.open("f", create=True)
     file.close()
@@ -416,6 +425,19 @@ def test_a_full_disk_takes_what_fits():
     file.write(3 * PAGE, b"fits again")
     disk.remove("f")
     assert disk.space().used <= PAGE
+
+
+def test_a_replace_without_room_leaves_the_old_file_and_takes_none():
+    disk = MemoryDisk()
+    disk.replace("f", b"old")
+    disk.capacity = 2 * PAGE
+
+    with pytest.raises(OSError, match="No space left"):
+        disk.replace("f", b"x" * (2 * PAGE), keep="f.old")
+
+    assert disk.names("") == ["f"]
+    assert disk.open("f").read(0, 10) == b"old"
+    assert disk.space().used == PAGE
 
 
 def test_a_preallocated_hole_takes_no_space():

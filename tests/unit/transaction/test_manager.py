@@ -109,6 +109,7 @@ async def test_a_commit_that_the_database_refuses_is_raised(stage):
     assert await stage.visible() == await stage.open() == []
 
 
+@pytest.mark.fault("P5")
 @pytest.mark.parametrize("is_committed", [False, True])
 def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, is_committed):
     @on_stage
@@ -157,6 +158,7 @@ async def test_a_function_that_commits_by_itself_is_found_out_by_a_check(stage):
     assert await stage.visible() == [BODY, BODY]
 
 
+@pytest.mark.fault("D3")
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_a_serialization_failure_is_tried_again_in_the_same_transaction(bank, is_blocking):
     if bank.url.get_backend_name() != "postgresql":
@@ -333,9 +335,10 @@ async def test_what_takes_too_long_is_rolled_back(stage):
     assert await stage.visible() == await stage.open() == []
 
 
+@pytest.mark.fault("P8")
 @on_stage
 async def test_one_that_was_asleep_before_its_fence_cannot_commit(stage):
-    """P8: paused until somebody else of the group was asked, and has answered."""
+    """Paused until another process of the group was asked and has answered."""
     resource, elsewhere, asked = stage.resource(), stage.resource(), []
     await elsewhere.verify()
     local = resource.local
@@ -367,9 +370,10 @@ async def test_one_that_was_asleep_before_its_fence_cannot_commit(stage):
     assert await stage.visible() == await stage.open() == []
 
 
+@pytest.mark.fault("P5", "P6")
 @on_stage
 async def test_another_process_of_the_group_answers_for_one_that_is_gone(stage):
-    """P5 and P6: the process ends before its END, with the local transaction done and not."""
+    """The process ends before its END, with the local transaction done and not."""
     resource = stage.resource()
     async with stage.manager(resource) as tm:
         begun = [await tm.begin(Message(topic=TOPIC, body=b"%d" % n)) for n in (1, 2)]
@@ -404,6 +408,7 @@ async def test_a_half_message_of_somebody_else_is_not_presumed_to_be_nothing(sta
     assert stage.bank.fence == {}
 
 
+@pytest.mark.fault("D4")
 @on_stage
 async def test_a_start_refuses_a_database_without_a_fence(stage):
     stage.bank.order("DROP TABLE txmq_fence")

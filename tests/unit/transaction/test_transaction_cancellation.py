@@ -39,6 +39,7 @@ def on_stage(scene):
     return scenario
 
 
+@pytest.mark.fault("N12")
 @pytest.mark.parametrize("again_after", [None, 1, 3])
 def test_a_producer_with_transactions_and_checks(again_after):
     async def scene(stage, client, attempt):
@@ -57,6 +58,7 @@ def test_a_producer_with_transactions_and_checks(again_after):
     assert cancelled_everywhere(on_stage(scene), again_after=again_after) > 10
 
 
+@pytest.mark.fault("N12")
 def test_what_was_decided_is_told_whoever_is_cancelled():
     async def scene(stage, client, attempt):
         async with client, TransactionProducer(GROUP, client, stage.bank) as producer:

@@ -57,6 +57,7 @@ def test_a_decision_goes_to_whoever_asked(says):
     scenario()
 
 
+@pytest.mark.fault("M8")
 @pytest.mark.parametrize("says", [UNKNOWN, RuntimeError("no database"), None, "COMMIT", Odd()])
 def test_what_is_not_known_is_said_to_be_unknown(says):
     @staged(bank={"says_of_checks": says})
@@ -113,6 +114,7 @@ async def test_one_that_is_asked_about_twice_is_looked_up_once(stage):
     assert [each.id for each in stage.bank.checked] == [first, second]
 
 
+@pytest.mark.fault("M8")
 @staged(check_workers=1, check_timeout_s=5.0, bank={"says_of_checks": for_ever})
 async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_another(stage):
     hanging, next_one = await stage.half(b"1"), await stage.half(b"2")
@@ -167,6 +169,7 @@ def test_of_those_that_hang_there_are_only_so_many(monkeypatch):
     scenario()
 
 
+@pytest.mark.fault("M7")
 @pytest.mark.parametrize(("says", "code"), [(COMMIT, 201), (ROLLBACK, 200)])
 def test_an_answer_that_comes_too_late_is_counted(says, code, caplog):
     @staged(bank={"says_of_checks": says})

@@ -146,6 +146,7 @@ async def test_repeated_ends_change_nothing_and_a_contrary_one_is_refused(stage)
         assert await stage.visible() == [b"once"]
 
 
+@pytest.mark.fault("P7", "N2")
 @in_world
 async def test_a_lost_answer_to_a_commit_leaves_one_message(stage):
     bank = Bank()
@@ -185,6 +186,7 @@ async def test_a_lost_commit_is_found_out_by_a_check(stage):
         assert [each.id for each in bank.checked] == [outcome.xid]
 
 
+@pytest.mark.fault("P2", "N2")
 @in_world
 async def test_a_half_whose_answer_is_lost_is_rolled_back_by_a_check(stage):
     bank = Bank(says_of_checks=ROLLBACK)
@@ -204,9 +206,10 @@ async def test_a_half_whose_answer_is_lost_is_rolled_back_by_a_check(stage):
         assert await stage.visible() == [b"first"]
 
 
+@pytest.mark.fault("P6")
 @in_world
 async def test_another_of_the_group_answers_for_a_process_that_died(stage):
-    """P6: the local transaction has committed, and the process ends before its END."""
+    """The local transaction has committed, and the process ends before its END."""
     dying, heir = Bank(says=lambda: asyncio.sleep(3600, COMMIT)), Bank()
     machine = stage.world.machine("icbc")
 
@@ -246,6 +249,7 @@ async def test_a_process_that_comes_back_answers_for_itself(stage):
     assert await stage.visible() == [b"late"]
 
 
+@pytest.mark.fault("M8")
 @in_world
 async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(stage):
     bank = Bank(says=UNKNOWN)
@@ -271,9 +275,10 @@ async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(s
         assert await stage.visible() == [b"works"]
 
 
+@pytest.mark.fault("M9")
 @in_world
 async def test_two_that_answer_differently_the_first_counts(stage):
-    """M9: two members of a group that do not know the same."""
+    """Two members of a group that do not know the same."""
     one, other = Bank(says=UNKNOWN, says_of_checks=UNKNOWN), Bank(says_of_checks=ROLLBACK)
     async with stage.producer(one) as first, stage.producer(other, "icbc-2"):
         half = await first.prepare(message(b"odd"))

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from txmq.client.consumer.handling import Handling, named, nobody_handles
+from txmq.client.consumer.handling import Handling, named, nobody_handles, stop_notice
 from txmq.client.consumer.intake import Intake
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import Later, Queue, ReceivedMessage
+from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
 
@@ -113,12 +114,17 @@ class Concurrent:
     async def finish(self) -> None:
         """Return once all that was delivered is worked on, or ``stop_s`` later."""
         try:
-            async with asyncio.timeout(self._settings.stop_s):
-                while self._lots or self._busy:
-                    self._settled.clear()
-                    await self._settled.wait()
+            with stop_notice(self._settings.stop_s):
+                async with asyncio.timeout(self._settings.stop_s):
+                    await self._finish()
         except TimeoutError:
-            log.warning("handlers still work on %d messages, which are given up", self._busy)
+            messages = quantity(self._busy, "message")
+            log.warning("given up: handlers still work on %s", messages)
+
+    async def _finish(self) -> None:
+        while self._lots or self._busy:
+            self._settled.clear()
+            await self._settled.wait()
 
     async def close(self) -> None:
         """Send the workers home; handlers at work are cancelled."""

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from txmq.errors import KeyConflict, KeyInProgress, UsageError, VersionGap
+from txmq.limits import FAILED_MESSAGES_MAX
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
+from txmq.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from txmq.client.consumer.watched import HandleWatches
 
-__all__ = ["BatchHandler", "Handling", "MessageHandler", "Verdict", "named", "nobody_handles"]
+__all__ = [
+    "BatchHandler",
+    "Handling",
+    "MessageHandler",
+    "Verdict",
+    "named",
+    "nobody_handles",
+    "stop_notice",
+]
 
 log = logging.getLogger(__name__)
+
+NOTICE_S: Final = 1.0
+"""How long a stop waits for handlers before the log says so."""
 
 Verdict: TypeAlias = Later | None
 MessageHandler: TypeAlias = Callable[[ReceivedMessage], Awaitable[Verdict] | Verdict]
@@ -40,10 +52,11 @@ class Handling:
         self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._watches: HandleWatches | None = None
+        self._failures: dict[str, str] = {}
 
-    def open(self, threads: ThreadPoolExecutor, watches: HandleWatches | None = None) -> None:
+    def open(self, threads: Threads, watches: HandleWatches | None = None) -> None:
         """Say where plain functions run, and who looks on."""
         self._threads = threads
         self._watches = watches
@@ -59,9 +72,18 @@ class Handling:
         return self._handler(given) if self.is_async else self._in_thread(given)
 
     async def _in_thread(self, given: object) -> Verdict:
+        assert self._threads is not None, "the consumer is running"
         # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
-        work = partial(copy_context().run, _call, self._handler, given)
-        said = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        context, is_wanted = copy_context(), True
+
+        def work() -> object:
+            # Nobody may want it any more by the time that a thread is free.
+            return context.run(_call, self._handler, given) if is_wanted else None
+
+        try:
+            said = cast("Awaitable[Verdict] | Verdict", await self._threads.run(work))
+        finally:
+            is_wanted = False
         # A plain function may also hand on what an async one returned.
         return await said if inspect.isawaitable(said) else said
 
@@ -86,10 +108,11 @@ class Handling:
         except KeyConflict as problem:
             log.warning("%s is put with the dead letters: %s", named(messages), problem)
             said = Later(DEAD_LETTER, reason=str(problem))
-        except BaseException as problem:
-            # Also what is no Exception: the worker that it ended would be missed for ever.
-            log.exception("a handler failed with %s", named(messages))
-            said = Later(reason="".join(format_exception_only(problem)).strip())
+        except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
+            # Also what is not an Exception: it would end the worker for good.
+            reason = "".join(format_exception_only(error)).strip()
+            self._log_failure(messages, reason)
+            said = Later(reason=reason)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The handler kept to itself that we are cancelled; what it says comes too late.
@@ -97,6 +120,16 @@ class Handling:
         if said is Later:
             return Later()  # Whoever forgot the brackets did not mean "consumed".
         return said if isinstance(said, Later) else None
+
+    def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
+        """Log one line for each attempt, with the traceback where the failure is a new one."""
+        message_id, failures = messages[0].id, self._failures
+        is_new = failures.pop(message_id, None) != reason
+        failures[message_id] = reason
+        if len(failures) > FAILED_MESSAGES_MAX:
+            del failures[next(iter(failures))]
+        line = reason.partition("\n")[0]
+        log.error("a handler failed with %s: %s", named(messages), line, exc_info=is_new)
 
 
 def _check(handler: Callable[..., object]) -> None:
@@ -120,6 +153,17 @@ def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitabl
     except StopIteration as problem:
         # No future can hold it: whoever awaits the thread's end would wait for ever.
         raise RuntimeError("a handler raised StopIteration") from problem
+
+
+@contextmanager
+def stop_notice(most_s: float) -> Iterator[None]:
+    """Log a line where a stop has to wait for handlers that are at work."""
+    text = "stopping, and waiting up to %g s for handlers at work; Ctrl-C ends it without waiting"
+    timer = asyncio.get_running_loop().call_later(NOTICE_S, log.warning, text, most_s)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def nobody_handles(message: ReceivedMessage) -> str:

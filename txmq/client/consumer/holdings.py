@@ -19,11 +19,17 @@ from txmq.client.client import Client
 from txmq.client.consumer.holder import Holder
 from txmq.client.consumer.intake import Intake, limits_of
 from txmq.client.consumer.members import members_of
-from txmq.client.consumer.offsets import BrokerOffsets, FileOffsets, Offsets, begin_at
+from txmq.client.consumer.offsets import (
+    BrokerOffsets,
+    FileOffsets,
+    Offsets,
+    begin_at,
+    settle_beginning,
+)
 from txmq.client.consumer.returns import Returns
 from txmq.client.consumer.subscription import Subscription
-from txmq.client.settings import ConsumerSettings
-from txmq.errors import BrokerRefused, TxmqError
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.errors import BrokerRefused, TopicNotFound, TxmqError
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import HeldQueue
 from txmq.protocol.topics import RETRY
@@ -58,6 +64,8 @@ class Holdings:
         self._starts: dict[Queue, int] = {}
         self._beginning: set[Queue] = set()
         self._is_paused = False
+        self._settled: set[str] = set()
+        """Topics whose queues all have a beginning, except those that are made from now on."""
         self._paused: dict[Queue, bool] = {}
         self._running: dict[Queue, asyncio.Task[None]] = {}
         self._drops: dict[Queue, asyncio.Task[None]] = {}
@@ -74,6 +82,23 @@ class Holdings:
         return FileOffsets(base / instance, self.group)
 
     # Starting and stopping
+
+    async def settle_beginnings(self) -> None:
+        """Save where a new group begins, before its consumer counts as started."""
+        if self.settings.start is not StartFrom.LAST:
+            return
+        for topic in self.subscriptions:
+            if topic.startswith(RETRY):
+                continue
+            try:
+                route = await self.client.session.route(topic)
+                await settle_beginning(sorted(route.readable), self.offsets, self.client.admin)
+            except TopicNotFound:
+                log.debug("%s: %s does not exist yet", self.group, topic)
+            except TxmqError as error:
+                log.debug("%s: each queue of %s begins by itself: %s", self.group, topic, error)
+                continue
+            self._settled.add(topic)
 
     def open(self) -> None:
         """Begin to hold queues."""
@@ -235,7 +260,8 @@ class Holdings:
         if told is not None:
             return told
         admin, clock = self.client.admin, self.client.session.clock
-        return await begin_at(queue, self.offsets, self.settings, admin, clock)
+        is_new = queue.topic in self._settled
+        return await begin_at(queue, self.offsets, self.settings, admin, clock, is_new=is_new)
 
     def _share_limits(self) -> None:
         """Divide what may wait among the queues."""

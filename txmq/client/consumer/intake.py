@@ -145,7 +145,9 @@ class Intake:
                 level = logging.INFO if isinstance(problem, TransportError) else logging.WARNING
                 log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, problem)
                 self._replica = MASTER
-                if isinstance(problem, TransportError | TopicNotFound):
+                if isinstance(problem, TopicNotFound):
+                    self._session.remove(self.queue.topic, self.queue.broker)
+                elif isinstance(problem, TransportError):
                     self._session.forget(self.queue.topic)
                 await asyncio.sleep(pause_s)
             else:

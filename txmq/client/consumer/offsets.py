@@ -17,9 +17,10 @@ from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import ConfigError, NotFound, TxmqError, WriteFailed
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.topics import RETRY
+from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 
-__all__ = ["BrokerOffsets", "FileOffsets", "Offsets", "begin_at"]
+__all__ = ["BrokerOffsets", "FileOffsets", "Offsets", "begin_at", "settle_beginning"]
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,9 @@ class BrokerOffsets:
         if not problems:
             return None
         # One line, for however many queues.
-        text = "%s: offsets of %d queues are not saved; of one of them: %s"
-        log.warning(text, self._group, len(problems), problems[-1])
+        queues = quantity(len(problems), "queue")
+        text = "%s: offsets are not saved in %s; the last error: %s"
+        log.warning(text, self._group, queues, problems[-1])
         return problems[-1]
 
     async def _save(self, queue: Queue) -> TxmqError | None:
@@ -186,10 +188,43 @@ def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
         raise ConfigError(f"{path} does not hold offsets: {problem!r}") from problem
 
 
+async def settle_beginning(queues: list[Queue], offsets: Offsets, calls: OffsetCalls) -> None:
+    """Save where a group begins that starts with what is stored from now on.
+
+    It is saved for all queues of a topic, whoever will hold them: a member that begins a queue
+    later, or instead of one that died, must not skip what was stored meanwhile. In a queue that is
+    newer than the group, everything was stored meanwhile.
+
+    Raises:
+        TxmqError: A broker does not say, or does not save it.
+    """
+    fresh: list[Queue] = []
+    for at in range(0, len(queues), SAVED_AT_ONCE):
+        some = queues[at : at + SAVED_AT_ONCE]
+        found = await asyncio.gather(*[offsets.load(queue) for queue in some])
+        fresh += [queue for queue, offset in zip(some, found, strict=True) if offset is None]
+    first_of = calls.max_offset if len(fresh) == len(queues) else calls.min_offset
+    for queue in fresh:
+        offsets.note(queue, await first_of(queue))
+    failure = await offsets.save()
+    for queue in fresh:
+        offsets.forget(queue)
+    if failure is not None:
+        raise failure
+
+
 async def begin_at(
-    queue: Queue, offsets: Offsets, settings: ConsumerSettings, calls: OffsetCalls, clock: Clock
+    queue: Queue,
+    offsets: Offsets,
+    settings: ConsumerSettings,
+    calls: OffsetCalls,
+    clock: Clock,
+    *,
+    is_new: bool = False,
 ) -> QueueOffset:
     """Where a group goes on in a queue, or begins if it never said how far it has come.
+
+    All messages of a queue that is newer than its consumer came after the consumer's start.
 
     Raises:
         TxmqError: The broker does not say.
@@ -200,7 +235,10 @@ async def begin_at(
         found = None
     if found is not None:
         return found
-    first = await _first_offset(queue, settings, calls, clock)
+    if is_new and settings.start is StartFrom.LAST:
+        first = await calls.min_offset(queue)
+    else:
+        first = await _first_offset(queue, settings, calls, clock)
     # Said at once: what comes from now on is the group's, also if we are gone before the next time
     # that offsets are saved.
     offsets.note(queue, first)

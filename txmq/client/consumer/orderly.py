@@ -16,12 +16,13 @@ from dataclasses import replace
 from typing import Final
 
 from txmq.client.consumer.concurrent import SendBack
-from txmq.client.consumer.handling import Handling, Verdict, named, nobody_handles
+from txmq.client.consumer.handling import Handling, Verdict, named, nobody_handles, stop_notice
 from txmq.client.consumer.intake import Intake
 from txmq.client.consumer.locks import HeldLocks
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import DEAD_LETTER, Later, Queue, ReceivedMessage
+from txmq.quantity import quantity
 from txmq.runtime.tasks import Tasks
 
 __all__ = ["Orderly"]
@@ -153,7 +154,7 @@ class Orderly:
         """
         for line in self._lines.values():
             line.stop()
-        with suppress(TimeoutError):
+        with suppress(TimeoutError), stop_notice(self._settings.stop_s):
             async with asyncio.timeout(self._settings.stop_s):
                 for line in list(self._lines.values()):
                     await line.until_idle(is_done=True)
@@ -224,7 +225,8 @@ class Orderly:
     ) -> list[ReceivedMessage]:
         """What of it is to be tried again."""
         if self._settings.is_broadcast:
-            log.warning("given up, as broadcasts are: %d messages", len(messages))
+            given_up = quantity(len(messages), "message")
+            log.warning("given up, as broadcasts are: %s", given_up)
             intake.end(messages)
             return []
         most = self._settings.attempts_max
@@ -239,7 +241,7 @@ class Orderly:
         return left
 
     async def _given_up(self, message: ReceivedMessage, reason: str) -> bool:
-        failed = f"it failed {message.attempts + 1} times"
+        failed = f"it failed {quantity(message.attempts + 1, 'time')}"
         try:
             # Brokers do not see the attempts that were made here.
             await self._send_back(message, DEAD_LETTER, f"{failed}: {reason}" if reason else failed)

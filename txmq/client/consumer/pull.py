@@ -14,6 +14,7 @@ from txmq.client.consumer.agreement import Agreement
 from txmq.client.consumer.places import Places
 from txmq.client.consumer.subscription import ANY_TAG, Subscription
 from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.settings import ConsumerSettings, settings_or
 from txmq.client.values import PulledBatch
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
@@ -33,7 +34,7 @@ POLL_S: Final = 5.0
 """How long a poll waits unless it is told, as in stock clients."""
 
 
-class PullConsumer:
+class PullConsumer(Lifecycle):
     """A member of a consumer group that is asked for messages; ``async with`` starts and stops it.
 
     ::
@@ -164,6 +165,7 @@ class PullConsumer:
 
     async def __aenter__(self) -> Self:
         if self._places is not None:
+            self.client.session.owner.check()
             raise UsageError("this consumer is running already")
         async with AsyncExitStack() as stack:
             if self._is_own:
@@ -177,6 +179,8 @@ class PullConsumer:
             stack.push_async_callback(self.client.leave, self)
             self._places = places = self._held()
             stack.callback(self._forget)
+            if places.assigned is None:
+                await places.settle_beginnings()
             places.open()
             stack.push_async_callback(places.abandon)
             stack.push_async_callback(places.close)
@@ -212,14 +216,16 @@ class PullConsumer:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        if not self.client.session.owner.is_current:
+            return
+        self.end()
         await self._closing.aclose()
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Give out nothing more: an iteration ends, a poll that waits returns nothing.
 
-        What was fetched and not given out is left to whoever holds the queues next. ``async with``
-        does this when it is left.
+        An iteration that ends has consumed what it was given. What was fetched and not given out is
+        left to the next holder of the queues. :meth:`stop` does this first.
         """
         if self._places is not None:
             self._places.shelf.close()
@@ -231,7 +237,10 @@ class PullConsumer:
 
     def _running(self) -> Places:
         if self._places is None:
-            raise UsageError("this consumer is not running; use it with 'async with'")
+            raise UsageError(
+                "this consumer is not running; use it with 'async with', or await its start()"
+            )
+        self.client.session.owner.check()
         return self._places
 
     # Asking for messages
@@ -388,8 +397,8 @@ class PullConsumer:
         """The next message that the group wants of a queue: as noted here, or else as it is saved.
 
         Returns:
-            The offset; ``None`` where the group never said. On a queue that still has its first
-            message, RocketMQ says 0 in place of "never".
+            The offset; ``None`` where the group never said. RocketMQ before version 5 says 0
+            instead of "never", on a queue that still has its first message.
 
         Raises:
             UsageError: The consumer is not running.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -21,6 +20,7 @@ from txmq.client.consumer.returns import QueueLocks, Returns
 from txmq.client.consumer.subscription import ANY_TAG, Subscription
 from txmq.client.consumer.watched import HandleWatches
 from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.producer import Producer
 from txmq.client.settings import ConsumerSettings, settings_or
 from txmq.client.tracer import TRACE_SETTINGS, Tracer, trace_group
@@ -35,6 +35,7 @@ from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.threads import Threads
 
 __all__ = ["PushConsumer"]
 
@@ -43,8 +44,10 @@ B = TypeVar("B", bound=BatchHandler)
 
 PASSIVELY: Final = "CONSUME_PASSIVELY"
 
+_NOT_RUNNING: Final = "this consumer is not running; use it with 'async with', or await its start()"
 
-class PushConsumer:
+
+class PushConsumer(Lifecycle):
     """A member of a consumer group that calls handlers; ``async with`` starts and stops it.
 
     ::
@@ -95,7 +98,7 @@ class PushConsumer:
         self._handlings: dict[str, Handling] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._version = 0
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._holdings: Holdings | None = None
         self._runner: Concurrent | Orderly | None = None
         self._stopped: asyncio.Event | None = None
@@ -156,6 +159,7 @@ class PushConsumer:
 
     async def __aenter__(self) -> Self:
         if self._holdings is not None:
+            self.client.session.owner.check()
             raise UsageError("this consumer is running already")
         if not self._handlings:
             raise UsageError("this consumer has no handler; give it one with @consumer.on(topic)")
@@ -174,13 +178,14 @@ class PushConsumer:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._stop()
+        if self.client.session.owner.is_current:
+            await self._stop()
 
     async def _start(self) -> None:
         client, settings = self.client, self.settings
         self._stopped = asyncio.Event()
         self._version = client.session.clock.wall_ms()
-        self._threads = ThreadPoolExecutor(settings.concurrency, f"txmq-{self.group}")
+        self._threads = Threads(f"txmq-{self.group}", settings.concurrency)
         watches = await self._open_watches()
         for handling in self._handlings.values():
             handling.open(self._threads, watches)
@@ -191,6 +196,7 @@ class PushConsumer:
         await self._agreement.check(self._subscriptions.values())
         await self._agreement.look(self._subscriptions)
         await client.join(self)
+        await self._holdings.settle_beginnings()
         self._runner.open()
         self._holdings.open()
 
@@ -262,7 +268,7 @@ class PushConsumer:
 
     def _stopped_now(self) -> None:
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
         self._holdings = self._runner = self._threads = None
         if self._stopped is not None:
             self._stopped.set()
@@ -274,7 +280,8 @@ class PushConsumer:
             UsageError: It was never started.
         """
         if self._stopped is None:
-            raise UsageError("this consumer is not running; use it with 'async with'")
+            raise UsageError(_NOT_RUNNING)
+        self.client.session.owner.check()
         await self._stopped.wait()
 
     # What Client asks
@@ -340,9 +347,15 @@ class PushConsumer:
             await self._holdings.move(offsets)
 
     async def commit(self) -> None:
-        """Save now how far it has come; what cannot be saved is logged, and saved next time."""
-        if self._holdings is not None:
-            await self._holdings.save()
+        """Save now how far it has come; what cannot be saved is logged, and saved next time.
+
+        Raises:
+            UsageError: The consumer is not running.
+        """
+        if self._holdings is None:
+            raise UsageError(_NOT_RUNNING)
+        self.client.session.owner.check()
+        await self._holdings.save()
 
     async def handle(self, message: ReceivedMessage) -> object:
         """Have one message handled aside from its queue, as an operator may ask.

@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from txmq.client.client import Client
+from txmq.client.consumer.handling import stop_notice
 from txmq.client.consumer.places import Places
 from txmq.client.consumer.pull import PullConsumer
 from txmq.client.consumer.subscription import Subscription
 from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import UsageError
 from txmq.message import Queue
@@ -85,6 +87,9 @@ class _Turns(Places):
         super().__init__(client, group, settings)
         self._changed = changed
 
+    async def settle_beginnings(self) -> None:
+        """Nothing: tasks begin where they choose to."""
+
     async def _hold(self, topic: str, mine: list[Queue], subscription: Subscription) -> bool:
         del subscription
         self._changed(topic, mine)
@@ -109,7 +114,7 @@ class _Puller(PullConsumer):
         self._noted.pop(queue, None)
 
 
-class ScheduledPull:
+class ScheduledPull(Lifecycle):
     """A member of a consumer group that calls a task for each queue; ``async with`` runs it.
 
     ::
@@ -211,6 +216,8 @@ class ScheduledPull:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._puller.client.session.owner.is_current:
+            return
         self._is_stopping = True
         for each in self._rounds.values():
             each.lose()
@@ -227,7 +234,9 @@ class ScheduledPull:
         running = [each.task for each in self._rounds.values() if each.task is not None]
         try:
             if running:
-                _, late = await asyncio.wait(running, timeout=self._puller.settings.stop_s)
+                stop_s = self._puller.settings.stop_s
+                with stop_notice(stop_s):
+                    _, late = await asyncio.wait(running, timeout=stop_s)
                 for task in late:
                     log.warning("%s is cancelled, as it takes too long", task.get_name())
         finally:
@@ -240,7 +249,10 @@ class ScheduledPull:
             UsageError: It was never started.
         """
         if self._stopped is None:
-            raise UsageError("this schedule is not running; use it with 'async with'")
+            raise UsageError(
+                "this schedule is not running; use it with 'async with', or await its start()"
+            )
+        self._puller.client.session.owner.check()
         await self._stopped.wait()
 
     # Queues and their rounds

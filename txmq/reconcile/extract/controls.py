@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from txmq.quantity import quantity
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import Table
 
@@ -82,7 +83,8 @@ def difference(was: Control, now: Control) -> str | None:
     """
     where = f"{was.source}/{was.table}"
     if was.rows != now.rows:
-        return f"{where}: {was.rows} rows were extracted and {now.rows} are there"
+        extracted = quantity(was.rows, "row was", "rows were")
+        return f"{where}: {extracted} extracted and {quantity(now.rows, 'is', 'are')} there"
     for currency in sorted(was.amounts.keys() | now.amounts.keys()):
         one, other = was.amounts.get(currency), now.amounts.get(currency)
         money = currency or "no currency"

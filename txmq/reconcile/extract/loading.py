@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
+from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.counting import counted
 from txmq.reconcile.extract.manifest import FILE, Extracted, Manifest, Part, Source
@@ -158,8 +159,8 @@ def _see_names(place: _Place, there: Iterable[str], directory: Path) -> None:
     why = [f"{each} is missing" for each in missing]
     why += [f"{each} was not extracted" for each in foreign]
     raise ReconcileRefused(
-        f"{place.source.name}/{place.table.name}: {was} rows were extracted and {now} are there; "
-        f"{', '.join(why)}"
+        f"{place.source.name}/{place.table.name}: {quantity(was, 'row was', 'rows were')} "
+        f"extracted and {quantity(now, 'is', 'are')} there; {', '.join(why)}"
     )
 
 
@@ -174,7 +175,8 @@ def _see_content(part: Part, directory: Path) -> None:
     path = directory / part.path
     if (size := path.stat().st_size) != part.bytes:
         raise ReconcileRefused(
-            f"{part.path}: {part.bytes} bytes were extracted and {size} are there"
+            f"{part.path}: {quantity(part.bytes, 'byte was', 'bytes were')} extracted and "
+            f"{quantity(size, 'is', 'are')} there"
         )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

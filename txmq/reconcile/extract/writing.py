@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
+from txmq.quantity import quantity
 from txmq.reconcile.extract.contents import Contents
 from txmq.reconcile.extract.counting import Sums
 from txmq.reconcile.extract.manifest import Extracted, Part
@@ -164,7 +165,8 @@ class TableWriter:
         for each in self._schema:
             found = batch.column(each.name)
             if found.null_count and not each.nullable:
-                raise ReconcileRefused(f"{where}: {each.name} is empty in {found.null_count} rows")
+                rows = quantity(found.null_count, "row")
+                raise ReconcileRefused(f"{where}: {each.name} is empty in {rows}")
             try:
                 columns.append(found.cast(each.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:

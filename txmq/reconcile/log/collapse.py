@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
@@ -103,6 +104,9 @@ class Collapse:
         for each in found:
             if isinstance(each, Decision):
                 self._take_decision(each)
+            elif isinstance(each, Loss):
+                # It says that offsets are missing, not which messages had them; a break shows each.
+                continue
             elif each.sys_flag & _TYPE_BITS == _PREPARED:
                 self._take_half(each)
             elif each.sys_flag & _TYPE_BITS == _COMMITTED:

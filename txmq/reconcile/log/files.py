@@ -35,13 +35,15 @@ class LogFile(NamedTuple):
     start: int
     end: int
     is_last: bool
+    log: int | None
+    """The log that its spans name; ``None`` where it has none yet."""
 
 
 def files_of(directory: Path) -> tuple[LogFile, ...]:
     """The files of the log in a broker's directory, oldest first, as they are now.
 
     Raises:
-        ReconcileRefused: There is no log, or a part of it is missing.
+        ReconcileRefused: There is no log, a part of it is missing, or a file is another broker's.
     """
     for _ in range(_ATTEMPTS):
         # One that is deleted between the two steps was the oldest.
@@ -69,7 +71,7 @@ def _measured(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
     if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
         # A write failed there, and went into the file before after all.
         starts.pop()
-    found = []
+    found: list[LogFile] = []
     for start, after in zip_longest(starts, starts[1:]):
         path, end = folder / names[start], start + sizes[start]
         if after is not None and end < after:
@@ -77,8 +79,21 @@ def _measured(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
                 f"{path} ends at position {end} and the log goes on at {after}: a file between is "
                 "missing or was cut; put it back, or restore the directory from a backup"
             )
-        found.append(LogFile(path, start, end if after is None else after, after is None))
+        log = _log_of(path, start)
+        if found and None not in (log, found[0].log) and log != found[0].log:
+            raise ReconcileRefused(
+                f"{path} belongs to the log {log:016x} of another broker, and {found[0].path} to "
+                f"{found[0].log:016x}; put the right file back, or restore the directory from a "
+                "backup"
+            )
+        found.append(LogFile(path, start, end if after is None else after, after is None, log))
     return tuple(found)
+
+
+def _log_of(path: Path, start: int) -> int | None:
+    with path.open("rb", buffering=0) as opened:
+        head = read_head(opened.read(HEAD_BYTES), 0, start)
+    return None if head is None else head.log
 
 
 class OpenFile:

@@ -10,6 +10,7 @@ from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.loss import Loss
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import OpenFile, files_of
@@ -64,6 +65,11 @@ def raw_of(found: Found, position: int) -> Raw:
             position, "decision", None, None, offset, found.decided_ms, None, None, None, None,
             None, None, None, found.half_position, _OUTCOMES[found.kind], _SOURCES[found.source],
             found.reason or None,
+        )  # fmt: skip
+    if isinstance(found, Loss):
+        return Raw(
+            position, "loss", None, None, None, found.accepted_ms, None, None, None, None,
+            None, None, None, None, None, None, found.reason,
         )  # fmt: skip
     topic, bits = found.topic, found.sys_flag & _TYPE_BITS
     named = found.property_map()

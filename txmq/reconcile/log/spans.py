@@ -119,6 +119,8 @@ def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
             head = read_head(data, here, at + here)
             if head is None or here + head.size > len(data):
                 break
+            if head.log != log.file.log:
+                raise _damage(log.file.path, at + here, "another broker's log goes on there")
             payload = view[here + HEAD_BYTES : here + head.size]
             if crc32(payload) != head.checksum:
                 break

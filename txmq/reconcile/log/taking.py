@@ -23,6 +23,7 @@ import pyarrow as pa
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import record as records
 from txmq.protocol.bodies import ConsumerOffsets
+from txmq.protocol.checked_body import unpack
 from txmq.protocol.record import Record
 from txmq.reconcile.extract.manifest import Extracted
 from txmq.reconcile.extract.writing import TableWriter, schema_of
@@ -264,7 +265,7 @@ def _offsets_batches(broker: Path) -> Iterator[pa.RecordBatch]:
     """
     path = broker / _OFFSETS
     try:
-        saved = ConsumerOffsets.read(path.read_bytes())
+        saved = ConsumerOffsets.read(unpack(path.name, path.read_bytes()).text)
     except FileNotFoundError:
         return
     except (OSError, RemoteProtocolError) as problem:

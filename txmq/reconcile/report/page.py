@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from txmq.printable import printable
 from txmq.reconcile.report import charts, facts, view, words
 from txmq.reconcile.summary import BUCKETS, Run
 
@@ -59,7 +60,7 @@ def page(run: Run) -> bytes:
 def _seen(value: object) -> object:
     """Whatever is printed comes through here, so that nobody has to think of it."""
     is_foreign = isinstance(value, str) and not isinstance(value, Markup)
-    return words.plain(str(value)) if is_foreign else value
+    return printable(str(value)) if is_foreign else value
 
 
 @pass_context

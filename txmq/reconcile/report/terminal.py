@@ -11,8 +11,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from txmq.printable import printable
 from txmq.reconcile.report import facts, view
-from txmq.reconcile.report.words import amount, long_date, plain, rate, seconds, signed
+from txmq.reconcile.report.words import amount, long_date, rate, seconds, signed
 from txmq.reconcile.summary import Run, Total
 
 __all__ = ["show"]
@@ -57,14 +58,16 @@ def show(run: Run, console: Console, report: str = "") -> None:
         _listed(run, rows, console)
     _say(
         console,
-        f"{rate(result.match_rate)} of {result.transfers:,} transfers are agreed, "
-        f"{result.breaks:,} are breaks, {result.closed:,} of earlier days were closed; "
+        f"{rate(result.match_rate)} of "
+        f"{_counted(result.transfers, 'transfer is', 'transfers are')} agreed, "
+        f"{_counted(result.breaks, 'is a break', 'are breaks')}, "
+        f"{_counted(result.closed, 'of earlier days was', 'of earlier days were')} closed; "
         f"it took {seconds((run.ended_ms - run.began_ms) / 1000)}.",
     )
     _proofs(run, console)
     if count := result.decided_by_hand:
-        many = "transaction was" if count == 1 else "transactions were"
-        _say(console, f"{count:,} {many} decided by hand; the report says why.", "yellow")
+        decided = _counted(count, "transaction was", "transactions were")
+        _say(console, f"{decided} decided by hand; the report says why.", "yellow")
     if report:
         _say(console, f"report: {report}")
 
@@ -80,7 +83,7 @@ def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
     def add(name: str, group: Text, total: Total | view.Sum, style: str = "") -> None:
         places = facts.digits(run.result, total.currency)
         worth = (amount(getattr(total, each), places) for each in amounts)
-        currency = Text(plain(total.currency))
+        currency = Text(printable(total.currency))
         drawn.add_row(name, group, f"{total.transfers:,}", *worth, currency, style=style)
 
     for each in rows:
@@ -105,9 +108,8 @@ def _proofs(run: Run, console: Console) -> None:
     if not result.broken_proofs:
         _say(console, "All balance proofs hold.")
         return
-    one = result.broken_proofs == 1
-    count = f"{result.broken_proofs:,} balance proof{' does' if one else 's do'} not hold:"
-    _say(console, count, _STYLES["bad"])
+    count = _counted(result.broken_proofs, "balance proof does", "balance proofs do")
+    _say(console, f"{count} not hold:", _STYLES["bad"])
     shown = view.proofs(result)[0][:_PROOFS]
     for each in shown:
         places = facts.digits(result, each.currency)
@@ -122,7 +124,11 @@ def _proofs(run: Run, console: Console) -> None:
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")
 
 
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
+
+
 def _say(console: Console, text: str, style: str = "") -> None:
     # Names come from ledgers: nothing in them is markup, or an instruction to the terminal. Where
     # nobody looks, a line is never broken, so that programs find it whole.
-    console.print(Text(plain(text), style=style), soft_wrap=not console.is_terminal)
+    console.print(Text(printable(text), style=style), soft_wrap=not console.is_terminal)

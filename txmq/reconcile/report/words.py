@@ -1,16 +1,13 @@
-"""Amounts, moments and other people's texts as they are read. Pure, and money is never a float."""
+"""Amounts and moments as they are read. Pure, and money is never a float."""
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import UTC, date, datetime
 from decimal import ROUND_FLOOR, Decimal
 from typing import Final
 
-__all__ = ["amount", "exact", "long_date", "moment", "plain", "points", "rate", "seconds", "signed"]
+__all__ = ["amount", "exact", "long_date", "moment", "points", "rate", "seconds", "signed"]
 
-_UNSEEN: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-_BLANKS: Final = frozenset("\t\n\r\v\f\x85\u2028\u2029")
 _FINEST: Final = Decimal("0.001")
 
 
@@ -73,20 +70,3 @@ def seconds(time_s: float) -> str:
     minutes, rest = divmod(round(time_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def plain(text: str) -> str:
-    """Other people's text with everything in it to be seen.
-
-    What would be obeyed and not shown, such as an escape sequence, a change of the direction of
-    writing or a space without width, stands there by its number.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_seen, text))
-
-
-def _seen(sign: str) -> str:
-    if sign in _BLANKS:
-        return " "
-    return f"⟨U+{ord(sign):04X}⟩" if unicodedata.category(sign) in _UNSEEN else sign

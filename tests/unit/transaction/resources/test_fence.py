@@ -82,6 +82,7 @@ def test_mysql_has_no_patience_shorter_than_a_second():
     assert patience("postgresql", 200) == "SET LOCAL lock_timeout = 200"
 
 
+@pytest.mark.fault("D2")
 @pytest.mark.parametrize(
     ("kind", "said", "is_kept"),
     [

@@ -1,0 +1,160 @@
+"""``txmq group reset`` shows where it takes a group, and asks; unknown groups are slips."""
+
+import pytest
+from typer.testing import CliRunner
+
+from txmq.cli.root import app
+from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, GroupConfig
+
+RESET = ("group", "reset", "billing", "Orders", "--to", "earliest")
+
+
+@pytest.fixture
+def orders(asking, cluster):
+    cluster.add_topic("Orders", queues=1)
+    for broker in ("broker-a", "broker-b"):
+        for _ in range(3):
+            assert not asking("message", "send", "Orders", "x", "--queue", f"{broker}:0").exit_code
+    cluster.brokers[0].groups["billing"] = GroupConfig("billing")
+    cluster.brokers[0].offsets["billing", "Orders", 0] = 2
+    return cluster
+
+
+def moves(result):
+    return [line.split() for line in result.stdout.splitlines() if line.startswith(" broker-")]
+
+
+def test_it_shows_from_where_to_where_and_asks(asking, orders, terminal):
+    kept = asking(*RESET, input="n\n")
+
+    assert kept.exit_code == 1
+    assert [line[:4] for line in moves(kept)] == [
+        ["broker-a", "0", "2", "0"], ["broker-b", "0", "never", "consumed"],
+    ]  # fmt: skip
+    assert moves(kept)[0][4] == "-2"
+    question = "move group billing in topic Orders: 2 messages given again?"
+    assert question in kept.stderr
+    assert orders.brokers[0].offsets["billing", "Orders", 0] == 2
+
+    moved = asking(*RESET, input="y\n")
+
+    assert moved.exit_code == 0
+    assert moved.stdout.endswith("group billing is moved in 2 queues of Orders\n")
+    assert orders.brokers[0].offsets["billing", "Orders", 0] == 0
+
+
+def test_what_is_skipped_is_said(asking, orders, terminal):
+    asked = asking(*RESET[:-1], "latest", input="n\n")
+
+    assert "move group billing in topic Orders: 1 message skipped?" in asked.stderr
+
+
+def test_a_script_says_yes(asking, orders):
+    refused = asking(*RESET, "--json")
+
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "standard input is not a terminal; add --yes" in refused.stderr
+    assert orders.brokers[0].offsets["billing", "Orders", 0] == 2
+    assert asking(*RESET, "--yes").exit_code == 0
+    assert orders.brokers[0].offsets["billing", "Orders", 0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("group", "reset", "biling", "Orders", "--to", "earliest", "--yes"),
+        ("group", "delete", "biling", "--yes"),
+        ("group", "progress", "biling"),
+        ("group", "clients", "biling"),
+        ("dlq", "list", "--group", "biling"),
+        ("dlq", "show", "biling"),
+        ("dlq", "show", "biling", "A1"),
+        ("dlq", "resend", "biling", "A1", "--reason", "r"),
+        ("dlq", "resend", "biling", "--all", "--reason", "r", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_group_is_an_error_with_the_nearest_name(asking, orders, arguments):
+    result = asking(*arguments)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "txmq: group 'biling' does not exist; the nearest name is 'billing'; "
+        "all groups are shown by: txmq group list\n"
+    )
+    assert ("biling", "Orders", 0) not in orders.brokers[0].offsets
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "status", "Ordres"),
+        ("topic", "route", "Ordres"),
+        ("topic", "delete", "Ordres", "--yes"),
+        ("topic", "update", "Ordres", "--perm", "r"),
+        ("group", "reset", "billing", "Ordres", "--to", "earliest", "--yes"),
+        ("group", "progress", "billing", "--topic", "Ordres"),
+        ("message", "pull", "Ordres"),
+        ("message", "send", "Ordres", "x"),
+        ("message", "query", "Ordres", "k"),
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_topic_is_an_error_with_the_nearest_name(asking, orders, arguments):
+    result = asking(*arguments)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "txmq: topic 'Ordres' does not exist; the nearest name is 'Orders'; "
+        "create it with: txmq topic create Ordres\n"
+    )
+
+
+def by_offsets(cluster):
+    cluster.brokers[1].offsets["late", "Orders", 0] = 1
+
+
+def by_clients(cluster):
+    client = ConnectedClient("10.0.0.1:5", "c1", "GO", 317)
+    cluster.brokers[1].consumers["late"] = ConsumerConnections([client], "X", "P", "C", {})
+
+
+def by_retries(cluster):
+    cluster.add_topic("%RETRY%late")
+
+
+@pytest.mark.parametrize("known", [by_offsets, by_clients, by_retries])
+def test_a_group_is_known_by_any_trace_of_it(asking, orders, known):
+    known(orders)
+
+    assert asking("group", "delete", "late", "--yes").exit_code == 0
+
+
+def test_an_unknown_producer_group_is_an_error(txmq_broker, txmq):
+    result = txmq("tx", "list", "--group", "icbc", "--names", txmq_broker.names)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "producer group 'icbc' has no open transactions and no connected" in result.stderr
+
+
+def test_a_relay_does_not_start_with_a_misspelt_dead_letter_topic(asking, orders, tmp_path):
+    where = ("--database", f"sqlite:///{tmp_path}/bank.db")
+    poison = ("--on-poison", "dead_letter", "--dead-letter-topic", "Ordres")
+
+    result = asking("relay", *where, *poison)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "txmq: the dead-letter topic 'Ordres' does not exist; the nearest name is 'Orders'; "
+        "create it with: txmq topic create Ordres\n"
+    )
+
+
+def test_nobody_there_is_told_how_to_start_a_broker():
+    result = CliRunner().invoke(app, ["topic", "list", "--names", "127.0.0.1:1"])
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "txmq: cannot connect to 127.0.0.1:1: nobody listens there; "
+        "start a broker with: txmq serve\n"
+    )

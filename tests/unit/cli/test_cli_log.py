@@ -1,0 +1,498 @@
+"""``txmq log`` on the directories of real brokers, as they were left and damaged on purpose."""
+
+import asyncio
+import base64
+import json
+import os
+import random
+import shutil
+import stat
+
+import pytest
+import typer
+
+from broker.app import Broker
+from broker.config import BrokerSettings, StoreSettings
+from broker.testing import settings_for_test
+from txmq import LocalTransactionState, Message, Producer, TransactionProducer
+from txmq.cli import asking, log
+from txmq.cli.serve import give_up
+from txmq.errors import CorruptRecord
+from txmq.runtime.disk import LocalDisk, ReadOnlyDisk
+
+SYNC = BrokerSettings(store=StoreSettings(flush="sync"))
+EVIL = "evil\x1b[31m\x9b2J\u202e"
+BINARY = bytes(range(256)) * 3
+LARGE = b"compressed " * 2000
+
+
+class Bank:
+    """Commits, rolls back, or leaves open, as the message says."""
+
+    async def execute_local_transaction(self, message, arg):
+        return LocalTransactionState[message.body.decode().split()[0]]
+
+    async def check_local_transaction(self, message):
+        return LocalTransactionState.UNKNOWN
+
+
+async def write(data):
+    """Have a broker write a log; returns each message that was sent, by its id."""
+    sent = {}
+    async with Broker(settings_for_test(str(data), SYNC)) as broker:
+        async with Producer("p", names=broker.names) as producer:
+
+            async def send(**given):
+                message = Message(**given)
+                receipt = await producer.send(message)
+                sent[receipt.id] = message
+
+            for number in range(20):
+                await send(
+                    topic="Orders", body=b"order %d" % number, tags="pay", keys=(f"k{number}",)
+                )
+            await send(topic="Orders", body=BINARY, keys=("binary",))
+            await send(
+                topic="Orders", body=LARGE, keys=("large", EVIL), properties={"colour": "red"}
+            )
+            await send(topic="Orders", body="grün ".encode(), keys=("text",))
+            await send(topic="Orders", body=b" ", keys=("blank",))
+            await send(topic="Later", body=b"much later", deliver_after_s=3600)
+        async with TransactionProducer("bank", broker.names, Bank()) as producer:
+            for state in ("COMMIT", "ROLLBACK", "UNKNOWN"):
+                message = Message(topic="Transfers", body=f"{state} 1".encode(), keys=(state,))
+                outcome = await producer.send_in_transaction(message)
+                sent[outcome.message_id] = message
+    return sent
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    data = tmp_path_factory.mktemp("written") / "data"
+    return data, asyncio.run(write(data))
+
+
+@pytest.fixture
+def data(written, tmp_path):
+    shutil.copytree(written[0], tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def sent(written):
+    return written[1]
+
+
+def files(data):
+    return sorted(path for path in data.rglob("*") if path.is_file() and path.name != "lock")
+
+
+def contents(data):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files(data)}
+
+
+def flip(path, place, bit=0):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def lines(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def log_file(data):
+    (path,) = (data / "log").iterdir()
+    return path
+
+
+def body_of(line):
+    if "body_base64" in line:
+        return base64.b64decode(line["body_base64"])
+    return line["body"].encode()
+
+
+# --- verify ---
+
+
+def test_verify_of_a_whole_directory_says_so_and_changes_nothing(txmq, data):
+    before = contents(data)
+
+    done = txmq("log", "verify", "--data", data)
+
+    assert done.exit_code == 0, done.output
+    assert "1 open transaction; whole" in done.stdout
+    assert contents(data) == before
+
+
+def test_verify_works_on_a_directory_that_cannot_be_written_to(txmq, data):
+    for path in [data, *data.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+    (data / "lock").chmod(0)
+
+    done = txmq("log", "verify", "--data", data)
+
+    assert done.exit_code == 0, done.output
+
+
+def test_a_directory_in_use_is_refused(txmq, data):
+    lock = LocalDisk(data).lock()
+    try:
+        for command in ("verify", "dump"):
+            done = txmq("log", command, "--data", data)
+            assert done.exit_code == 2
+            assert f"{data} is in use by process {os.getpid()}; stop it first" in done.stderr
+    finally:
+        lock.release()
+
+
+def test_readers_share_a_directory_and_keep_writers_out(data):
+    first, second = ReadOnlyDisk(data).lock(), ReadOnlyDisk(data).lock()
+    with pytest.raises(BlockingIOError):
+        LocalDisk(data).lock()
+    first.release()
+    second.release()
+    LocalDisk(data).lock().release()
+
+
+def test_a_read_only_disk_changes_nothing(data):
+    disk, before = ReadOnlyDisk(data), contents(data)
+    (path,) = disk.names("log")
+    file = disk.open(f"log/{path}", create=True)
+    attempts = [
+        lambda: disk.replace("identity", b"?"),
+        lambda: disk.remove("identity"),
+        lambda: disk.open("log/new", create=True),
+        lambda: file.write(0, b"?"),
+        lambda: file.truncate(0),
+    ]
+
+    for attempt in attempts:
+        with pytest.raises(OSError):
+            attempt()
+
+    file.close()
+    assert contents(data) == before
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "file"])
+def test_what_is_no_brokers_directory_is_refused(txmq, tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for command in ("verify", "dump"):
+        done = txmq("log", command, "--data", tmp_path / name)
+        assert done.exit_code == 2
+        assert str(tmp_path / name) in done.stderr
+
+
+def test_verify_names_damage_for_people_and_for_programs(txmq, data):
+    flip(log_file(data), 300)
+
+    done = txmq("log", "verify", "--data", data)
+    told = txmq("log", "verify", "--data", data, "--json")
+
+    assert done.exit_code == told.exit_code == 1
+    assert done.stdout.startswith(f"damage span-damaged: log/{log_file(data).name}, byte ")
+    assert "Messages: Orders/" in done.stdout
+    damage, *_, summary = lines(told)
+    assert (damage["kind"], damage["severity"]) == ("span-damaged", "damage")
+    assert damage["position"] <= 300 < damage["position"] + damage["size"]
+    assert (summary["kind"], summary["damages"]) == ("summary", 1)
+
+
+def test_a_bit_turned_over_anywhere_in_any_file_is_named(txmq, data):
+    chance = random.Random(26)
+    for path in files(data):
+        whole = path.read_bytes()
+        for _ in range(8):
+            place = chance.randrange(len(whole))
+            flip(path, place, chance.randrange(8))
+
+            done = txmq("log", "verify", "--data", data, "--json")
+
+            assert done.exit_code == 1, (path.name, place)
+            assert done.exception is None or isinstance(done.exception, SystemExit)
+            assert done.stderr == ""
+            named = {line.get("file") for line in lines(done)}
+            assert str(path.relative_to(data)) in named, (path.name, place)
+            path.write_bytes(whole)
+
+
+def test_a_file_cut_at_any_byte_is_never_a_traceback(txmq, data):
+    chance = random.Random(27)
+    for path in files(data):
+        whole = path.read_bytes()
+        for place in {0, 1, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(6))}:
+            path.write_bytes(whole[:place])
+
+            for command in ("verify", "dump"):
+                done = txmq("log", command, "--data", data)
+
+                assert done.exit_code in (0, 1), (path.name, place, done.output)
+                assert done.exception is None or isinstance(done.exception, SystemExit)
+        path.write_bytes(whole)
+
+
+# --- dump ---
+
+
+def test_dump_of_everything_is_what_was_sent(txmq, data, sent):
+    found = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+
+    held = {line["id"]: line for line in found if line["kind"] in ("message", "half", "delayed")}
+    assert set(held) == set(sent)
+    for unique, message in sent.items():
+        assert body_of(held[unique]) == message.body
+        assert held[unique]["topic"] == message.topic
+        assert held[unique]["keys"] == list(message.keys)
+        assert held[unique]["tag"] == message.tags
+    assert [line["decision"] for line in found if line["kind"] == "decision"] == [
+        "COMMITTED",
+        "ROLLED_BACK",
+    ]
+    assert [line["position"] for line in found] == sorted(line["position"] for line in found)
+
+
+def test_nothing_in_a_record_is_obeyed_by_a_terminal(txmq, data):
+    for more in ([], ["--json"]):
+        done = txmq("log", "dump", "--data", data, "--body", *more)
+        assert done.exit_code == 0
+        assert all(line.isprintable() for line in done.stdout.splitlines())
+    (found,) = lines(txmq("log", "dump", "--data", data, "--json", "--key", EVIL))
+    assert found["keys"] == ["large", EVIL]
+
+
+def test_dump_shows_one_line_a_record(txmq, data):
+    done = txmq("log", "dump", "--data", data, "--key", "k7", "--body")
+
+    (line,) = done.stdout.splitlines()
+    for part in ("message", "Orders/", "tag=pay", "keys=k7", "body=7B", "order 7"):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (["--topic", "Orders"], 24),
+        (["--topic", "Later"], 1),
+        (["--topic", "Transfers"], 5),
+        (["--topic", "Orders", "--queue", "0"], 6),
+        (["--key", "k3"], 1),
+        (["--kind", "half", "--kind", "decision"], 5),
+        (["--limit", "4"], 4),
+        (["--since", "1h"], 30),
+        (["--until", "1h"], 0),
+        (["--since", "2001-01-01", "--until", "latest"], 30),
+        (["--to", "1"], 0),
+    ],
+)
+def test_filters_choose_records(txmq, data, options, count):
+    done = txmq("log", "dump", "--data", data, *options)
+
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == count
+
+
+def test_a_transaction_is_found_with_its_decision(txmq, data, sent):
+    unique = next(unique for unique, message in sent.items() if message.keys == ("ROLLBACK",))
+
+    found = lines(txmq("log", "dump", "--data", data, "--json", "--transaction", unique))
+
+    assert [line["kind"] for line in found] == ["half", "decision"]
+    assert found[1]["decision"] == "ROLLED_BACK"
+    assert found[1]["half_position"] == found[0]["position"]
+
+
+def test_positions_bound_what_is_read(txmq, data):
+    whole = lines(txmq("log", "dump", "--data", data, "--json"))
+    first, last = whole[3]["position"], whole[8]["position"]
+
+    found = lines(txmq("log", "dump", "--data", data, "--json", "--from", first, "--to", last))
+
+    assert found == whole[3:8]
+
+
+def test_dump_goes_on_behind_damage_and_says_what_it_passed_over(txmq, data):
+    whole = lines(txmq("log", "dump", "--data", data, "--json"))
+    flip(log_file(data), whole[5]["position"] + 20)
+
+    done = txmq("log", "dump", "--data", data, "--json")
+
+    assert done.exit_code == 1
+    assert lines(done) == whole[:5] + whole[6:]
+    assert f"to {whole[5]['position'] + whole[5]['size']}: damaged" in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--since", "soon"], ["--kind", "letters"], ["--limit", "0"]])
+def test_wrong_options_are_refused(txmq, data, options):
+    assert txmq("log", "dump", "--data", data, *options).exit_code == 2
+
+
+# --- export ---
+
+
+def test_an_export_holds_everything_that_consumers_could_read(txmq, data, sent, tmp_path):
+    target = tmp_path / "messages.jsonl"
+
+    done = txmq("log", "export", "--data", data, "--file", target)
+
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"25 records written to {target}\n"
+    found = {line["id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    readable = {
+        unique: message
+        for unique, message in sent.items()
+        if message.topic == "Orders" or message.keys == ("COMMIT",)
+    }
+    assert set(found) == set(readable)
+    for unique, message in readable.items():
+        assert body_of(found[unique]) == message.body
+        assert found[unique]["properties"].items() >= dict(message.properties).items()
+        assert found[unique]["keys"] == list(message.keys)
+    (committed,) = [line for line in found.values() if line["topic"] == "Transfers"]
+    assert (committed["kind"], committed["offset"]) == ("message", 0)
+
+
+def test_messages_can_be_sent_again_from_an_export(txmq, data, sent, tmp_path):
+    target, again = tmp_path / "messages.jsonl", tmp_path / "again"
+    txmq("log", "export", "--data", data, "--file", target, "--topic", "Orders")
+    exported = [json.loads(line) for line in target.read_text().splitlines()]
+
+    async def resend():
+        async with (
+            Broker(settings_for_test(str(again), SYNC)) as broker,
+            Producer("p", names=broker.names) as producer,
+        ):
+            for line in exported:
+                keys = tuple(line["keys"])
+                message = Message(
+                    topic=line["topic"], body=body_of(line), tags=line["tag"], keys=keys
+                )
+                await producer.send(message)
+
+    asyncio.run(resend())
+    back = lines(txmq("log", "dump", "--data", again, "--json", "--body"))
+    assert sorted((body_of(line), line["keys"]) for line in back) == sorted(
+        (message.body, list(message.keys)) for message in sent.values() if message.topic == "Orders"
+    )
+
+
+def test_a_raw_export_holds_compressed_bodies_as_they_are_stored(txmq, data, tmp_path):
+    import zlib
+
+    target = tmp_path / "raw.jsonl"
+    txmq("log", "export", "--data", data, "--file", target, "--key", "large", "--raw")
+
+    (line,) = [json.loads(line) for line in target.read_text().splitlines()]
+    assert line["stored"]
+    assert line["compressed"] == "zlib"
+    assert zlib.decompress(body_of(line)) == LARGE
+
+
+def test_bodies_are_written_to_files_of_their_own(txmq, data, sent, tmp_path):
+    target = tmp_path / "bodies"
+
+    done = txmq("log", "export", "--data", data, "--bodies", target, "--json")
+
+    assert json.loads(done.stdout) == {"to": str(target), "records": 25, "passed_over": 0}
+    found = sorted(path.read_bytes() for path in (target / "Orders").iterdir())
+    assert found == sorted(m.body for m in sent.values() if m.topic == "Orders")
+    assert [path.name for path in (target / "Transfers").iterdir()][0].endswith("-0")
+
+
+def test_an_export_names_a_committed_message_whose_half_message_is_damaged(txmq, data, tmp_path):
+    (half,) = lines(
+        txmq("log", "dump", "--data", data, "--json", "--kind", "half", "--key", "COMMIT")
+    )
+    flip(log_file(data), half["position"] + 5)
+
+    done = txmq("log", "export", "--data", data, "--file", tmp_path / "x", "--topic", "Transfers")
+
+    assert done.exit_code == 1
+    assert "passed over" in done.stderr
+
+
+def test_an_export_overwrites_nothing(txmq, data, tmp_path):
+    (tmp_path / "there").write_text("mine")
+
+    for option in ("--file", "--bodies"):
+        done = txmq("log", "export", "--data", data, option, tmp_path / "there")
+        assert done.exit_code == 2
+        assert "exists" in done.stderr
+    assert (tmp_path / "there").read_text() == "mine"
+    assert txmq("log", "export", "--data", data).exit_code == 2
+
+
+# --- repair ---
+
+
+def damage(data, place):
+    """Damage a record as a start notices it: with nothing indexed, the whole log is read."""
+    for path in (data / "index").iterdir():
+        path.unlink()
+    flip(log_file(data), place)
+
+
+def test_a_repair_asks_and_shows_what_will_be_lost(txmq, data, monkeypatch):
+    record = lines(txmq("log", "dump", "--data", data, "--json"))[10]
+    damage(data, record["position"] + 5)
+    before = contents(data)
+
+    done = txmq("log", "verify", "--data", data, "--repair")
+
+    assert done.exit_code == 2
+    assert "add --yes" in done.stderr
+    monkeypatch.setattr(log, "has_terminal", lambda: True)
+    monkeypatch.setattr(asking, "has_terminal", lambda: True)
+    done = txmq("log", "verify", "--data", data, "--repair", input="n\n")
+    assert done.exit_code == 1
+    assert f"cut the log at position {cut_position(record)}; it loses" in done.stderr
+    assert "Orders/" in done.stderr
+    assert contents(data) == before
+
+
+def started(data):
+    """Start a broker on a directory, and return what its topic then holds."""
+
+    async def run():
+        async with Broker(settings_for_test(str(data), SYNC)) as broker:
+            queues = broker.store.queues_of("Orders")
+            return sum(len(queue.read(0, 100)) for queue in queues)
+
+    return asyncio.run(run())
+
+
+def test_after_a_repair_the_broker_serves_everything_before_the_cut(txmq, data, sent):
+    dumped = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+    damage(data, dumped[10]["position"] + 100)
+    size = log_file(data).stat().st_size
+
+    done = txmq("log", "verify", "--data", data, "--repair", "--yes")
+
+    assert done.exit_code == 0, done.output
+    assert f"loses {size - cut_position(dumped[10])} bytes" in done.stderr
+    (side,) = (data / "cut").iterdir()
+    kept = txmq("log", "dump", "--data", side, "--json", "--body")
+    assert lines(kept) == dumped[11:]
+    assert started(data) == 10
+    left = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+    assert left[:10] == dumped[:10]
+    assert left[10]["kind"] == "loss"
+    assert txmq("log", "verify", "--data", data).exit_code == 0
+
+
+def cut_position(line):
+    from txmq.protocol.span import HEAD_BYTES
+
+    return line["position"] - HEAD_BYTES
+
+
+def test_the_reason_for_a_refused_start_names_the_command_that_repairs_it(data, capsys):
+    damage(data, 300)
+
+    with pytest.raises(CorruptRecord, match="txmq log verify --repair --data DIR") as refused:
+        started(data)
+
+    with pytest.raises(typer.Exit):
+        give_up(refused.value, started=False, addresses={}, data=str(data))
+    assert f"txmq log verify --repair --data {data}\n" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Ctrl-C in a program whose handler hangs: the first drains and says so, the second ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from broker.testing import BrokerThread
+from tests.serving import environment
+from txmq import Message, blocking
+
+BEFORE = """
+    import asyncio, logging, signal, sys, threading, time
+    from txmq import Client, ConsumerSettings, PushConsumer, StartFrom, blocking
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # The parent may ignore it.
+    names, settings = sys.argv[1], ConsumerSettings(start=StartFrom.FIRST)
+
+    def hang(*args):
+        print("hanging", flush=True)
+        time.sleep(600)
+
+    async def hang_awaiting(*args):
+        print("hanging", flush=True)
+        await asyncio.sleep(600)
+"""
+BLOCKING = """
+    consumer = blocking.PushConsumer("readers-{number}", names, settings)
+    consumer.on("Orders")({handler})
+    with consumer:
+        consumer.wait()
+"""
+SCHEDULED = """
+    schedule = blocking.ScheduledPull("readers-{number}", names, settings)
+    schedule.on("Orders")(hang)
+    with schedule:
+        schedule.wait()
+"""
+ASYNCIO = """
+    async def main():
+        consumer = PushConsumer("readers-{number}", names, settings)
+        consumer.on("Orders")({handler})
+        async with consumer:
+            await consumer.wait()
+
+    asyncio.run(main())
+"""
+COMMAND = """
+    from txmq.cli.stopping import at_signals
+
+    async def main():
+        stopped = asyncio.Event()
+        with at_signals(stopped):
+            print("hanging", flush=True)
+            await stopped.wait()
+            time.sleep(600)
+
+    asyncio.run(main())
+"""
+PROGRAMS = {
+    "a blocking consumer": BLOCKING.format(number=1, handler="hang"),
+    "a blocking consumer whose handler awaits": BLOCKING.format(number=2, handler="hang_awaiting"),
+    "a blocking schedule": SCHEDULED.format(number=3),
+    "an asyncio consumer": ASYNCIO.format(number=4, handler="hang"),
+    "an asyncio consumer whose handler awaits": ASYNCIO.format(number=5, handler="hang_awaiting"),
+    "a command of txmq": COMMAND,
+}
+
+
+@pytest.fixture(scope="module")
+def names():
+    with BrokerThread() as broker:
+        with blocking.Client(broker.names) as client:
+            client.admin.create_topic("Orders", queues=1)
+            client.admin.send(Message(topic="Orders", body=b"x"))
+        yield broker.names
+
+
+@pytest.mark.parametrize("which", PROGRAMS)
+def test_a_second_ctrl_c_ends_a_program_whose_handler_hangs(names, which):
+    text = textwrap.dedent(BEFORE) + textwrap.dedent(PROGRAMS[which])
+    with subprocess.Popen(
+        [sys.executable, "-c", text, names],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    ) as program:  # fmt: skip
+        killing = threading.Timer(40, program.kill)
+        killing.start()
+        try:
+            assert program.stdout.readline() == "hanging\n"
+            os.kill(program.pid, signal.SIGINT)
+            line = program.stderr.readline()
+            assert line.startswith("stopping")
+            assert "Ctrl-C" in line
+            assert program.poll() is None
+
+            os.kill(program.pid, signal.SIGINT)
+            program.wait(8)
+        finally:
+            killing.cancel()
+            program.kill()

@@ -1,0 +1,260 @@
+"""A broker that was started with lines of RocketMQ's broker.conf does what they say."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+from handler_stage import batch_of, batching, in_world, on_sockets, pulled, pulling, sending
+from transaction_stage import in_lives, preparing
+
+from broker.config import BrokerSettings
+from broker.rocketmq_settings import NAMES
+from txmq.config import load
+from txmq.protocol import java_properties
+from txmq.protocol.codes import RequestCode
+from txmq.testing import Loss
+from txmq.testing.clock import EPOCH_MS
+
+SEND, SEND_BATCH, PULL = 10, 320, RequestCode.PULL_MESSAGE
+SHOW, CHANGE = 26, 25
+OK, ILLEGAL, NO_TOPIC, NO_GROUP, AT_END, BUSY = 0, 13, 17, 26, 19, 2
+NO_PERMISSION = 16
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """Settings from lines of a broker.conf."""
+
+    def read(*lines):
+        path = tmp_path / "broker.conf"
+        path.write_text("\n".join(("flushDiskType=ASYNC_FLUSH", *lines)) + "\n")
+        return load(BrokerSettings, file=path, aliases=NAMES)
+
+    return read
+
+
+def test_the_largest_body(conf):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        assert await client.code_of(SEND, sending("T"), body=b"x" * 1001) == ILLEGAL
+        assert await client.code_of(SEND, sending("T"), body=b"x" * 1000) == OK
+        for sizes, code in (((600, 600), ILLEGAL), ((300, 300), OK)):
+            body = batch_of(*(b"x" * size for size in sizes))
+            assert await client.code_of(SEND_BATCH, batching("T"), body=body) == code
+
+    in_world(main, conf("maxMessageSize=1000"))
+
+
+@pytest.mark.parametrize(("asked", "made"), [(4, 3), (2, 2)])
+def test_how_many_queues_a_topic_gets_that_is_made_by_sending(conf, asked, made):
+    async def main(stage):
+        client = await stage.client()
+        await client.ok(SEND, sending("T", queues=asked), body=b"x")
+        assert stage.broker.topics.get("T").config.write_queue_nums == made
+
+    in_world(main, conf("defaultTopicQueueNums=3"))
+
+
+def test_another_number_of_queues_counts_from_the_next_start(conf):
+    async def main(life):
+        await life.stop()
+        life.settings = replace(life.settings, topics=conf("defaultTopicQueueNums=3").topics)
+        await life.start()
+        client = await life.client()
+        await client.ok(SEND, sending("T", queues=16), body=b"x")
+        assert life.broker.topics.get("T").config.write_queue_nums == 3
+
+    in_lives(main, conf("defaultTopicQueueNums=16"))
+
+
+def test_topics_and_groups_that_must_be_made_first(conf):
+    async def main(stage):
+        client = await stage.client()
+        assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
+        await client.topic("T")
+        assert await client.code_of(SEND, sending("T"), body=b"x") == OK
+        assert (await client.pull("T", group="g")).code == NO_GROUP
+
+    in_world(main, conf("autoCreateTopicEnable=false", "autoCreateSubscriptionGroup=false"))
+
+
+def test_old_files_are_deleted_in_the_hour_that_is_named(conf):
+    now = datetime.fromtimestamp(EPOCH_MS / 1000)
+    to_the_hour = 3600 - now.minute * 60 - now.second
+
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        for _ in range(6):
+            await client.send("T", b"x" * 4 * 1024 * 1024)
+        full = stage.disk.names("log")
+        assert len(full) == 2
+        await stage.passes(to_the_hour + 3600 - 60)
+        assert stage.disk.names("log") == full, "more than an hour old, but not in this hour"
+        await stage.passes(120)
+        assert stage.disk.names("log") == full[1:]
+
+    lines = ("fileReservedTime=1", f"deleteWhen={(now.hour + 2) % 24:02}")
+    in_world(main, conf(*lines, "mapedFileSizeCommitLog=16777216"), within=4 * 3600.0)
+
+
+def test_the_table_of_delay_levels(conf):
+    settings = conf("messageDelayLevel = 2s 3m 1d")
+    assert settings.delay.levels_ms() == (2_000, 180_000, 86_400_000)
+
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        for level in ("1", "2"):
+            began = stage.world.now()
+            offset = int(level) - 1
+            await client.send("T", level.encode(), DELAY=level)
+            while not (found := pulled(await client.ask(PULL, held("T", offset)))).records:
+                pass
+            took = stage.world.now() - began
+            assert found.bodies == [level.encode()]
+            assert took == pytest.approx(settings.delay.levels_ms()[offset] / 1000, abs=0.5)
+
+    in_world(main, settings)
+
+
+def held(topic, offset):
+    return pulling(topic, offset, hold_ms=20_000)
+
+
+@pytest.mark.parametrize(("flush", "is_left"), [("SYNC_FLUSH", True), ("ASYNC_FLUSH", False)])
+def test_what_an_answer_is_worth_when_the_power_fails(conf, flush, is_left):
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        await client.send("T", b"promised")
+        await life.lose_power(Loss.EVERYTHING)
+        await life.start()
+        client = await life.client()
+        assert bool((await client.pull("T")).records) is is_left
+
+    in_lives(main, conf(f"flushDiskType={flush}", "flushIntervalCommitLog=60000"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        (("longPollingEnable=false",), 1.0),
+        (("longPollingEnable=false", "shortPollingTimeMills=200"), 0.2),
+        (("longPollingEnable=false", "short_polling=0s"), 0.0),
+        (("longPollingEnable=true", "shortPollingTimeMills=200"), 20.0),
+        ((), 20.0),
+    ],
+)
+def test_how_long_a_pull_waits_where_nothing_comes(conf, lines, seconds):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        began = stage.world.now()
+        assert pulled(await client.ask(PULL, held("T", 0))).code == AT_END
+        assert stage.world.now() - began == pytest.approx(seconds, abs=0.05)
+
+    in_world(main, conf(*lines))
+
+
+def test_long_polling_can_be_switched_off_while_the_broker_runs(conf):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        body = java_properties.dumps({"longPollingEnable": False})
+        await client.ok(CHANGE, body=body)
+        began = stage.world.now()
+        assert pulled(await client.ask(PULL, held("T", 0))).code == AT_END
+        assert stage.world.now() - began == pytest.approx(1.0, abs=0.05)
+
+    in_world(main, conf())
+
+
+@pytest.mark.parametrize(("value", "code"), [("true", OK), ("false", NO_TOPIC)])
+def test_the_topic_of_traces(conf, value, code):
+    async def main(stage):
+        client = await stage.client()
+        assert await client.code_of(SEND, sending("RMQ_SYS_TRACE_TOPIC"), body=b"x") == code
+
+    in_world(main, conf(f"traceTopicEnable={value}", "autoCreateTopicEnable=false"))
+
+
+def test_half_messages_that_are_not_wanted(conf):
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        assert await client.code_of(SEND, preparing("T"), body=b"x") == BUSY
+        assert await client.code_of(SEND, sending("T"), body=b"x") == OK
+
+    in_world(main, conf("rejectTransactionMessage=true"))
+
+
+def test_transactions_are_checked_as_tutorials_set_them(conf):
+    settings = conf(
+        "transactionTimeout=20", "transactionCheckMax=5", "transactionCheckInterval=10"
+    ).transaction
+
+    assert (settings.timeout, settings.check_max, settings.check_interval) == (20.0, 5, 10.0)
+
+
+def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
+    """Tools save what request 26 answers as the next broker.conf."""
+    settings = conf(
+        "brokerName=b",
+        "brokerClusterName=c",
+        "storePathRootDir=/var/lib/txmq",
+        "mappedFileSizeCommitLog=33554432",
+        "fileReservedTime=48",
+        "deleteWhen=04;16",
+        "diskMaxUsedSpaceRatio=70",
+        "maxMessageSize=1000000",
+        "defaultTopicQueueNums=5",
+        "autoCreateTopicEnable=false",
+        "traceTopicEnable=false",
+        "longPollingEnable=false",
+        "transactionTimeOut=6000",
+        "transactionCheckInterval=30000",
+        "enablePropertyFilter=true",
+        "messageDelayLevel=1s 1d",
+        "timerMaxDelaySec=3600",
+    )
+
+    async def main(stage):
+        shown = java_properties.loads((await (await stage.client()).ok(SHOW)).body)
+        listen = stage.broker.settings.listen.rpartition(":")[0]
+        again = conf(*(f"{name}={value}" for name, value in shown.items()))
+        assert again.listen == f"{listen}:{shown['listenPort']}"
+        assert replace(again, listen=settings.listen, names=settings.names) == settings
+
+    on_sockets(main, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("sendMessageThreadPoolNums", "16", "has no meaning here: one event loop"),
+        ("aclEnable", "true", "aclEnable takes false alone: access control"),
+        ("listenPort", "10922", "listenPort cannot be changed while this broker runs"),
+        ("noSuchSetting", "1", "'noSuchSetting' is unknown"),
+    ],
+)
+def test_what_cannot_change_at_run_time_is_refused_with_the_reason(conf, name, value, says):
+    async def main(stage):
+        client = await stage.client()
+        body = java_properties.dumps({name: value, "deleteWhen": "05"})
+        answer = await client.ask(CHANGE, body=body)
+        assert answer.code == NO_PERMISSION
+        assert says in answer.remark
+        assert stage.broker.settings.retention.delete_at == "04"
+
+    in_world(main, conf())
+
+
+def test_a_value_that_cannot_be_is_told_with_what_would_be_taken(conf):
+    async def main(stage):
+        client = await stage.client()
+        answer = await client.ask(CHANGE, body=b"fileReservedTime=3d\n")
+        assert "fileReservedTime cannot be '3d'; it takes a whole number of hours" in answer.remark
+
+    in_world(main, conf())

@@ -1,0 +1,550 @@
+"""``txmq log``: the log of a stopped broker verified, repaired, shown and exported.
+
+These commands read the broker's directory themselves and need no broker. They load its store late,
+as ``txmq serve`` does.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txmq.cli.asking import FAILED, WRONGLY_CALLED, AsJson, Yes, confirm, fail, has_terminal
+from txmq.cli.log_lines import BodyForm, plain_body, record_fields, record_line
+from txmq.cli.moments import LATEST, moment_ms
+from txmq.cli.output import as_json, note, say
+from txmq.errors import TxmqError
+from txmq.printable import printable_json
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
+
+if TYPE_CHECKING:
+    from broker.findings import Finding, Offsets, Summary
+    from broker.log_records import Broken, Item, LogRecord, Selection
+    from broker.repair import Repair
+    from broker.store.log_reader import Gap, LogReader
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Verify, repair, show and export the log of a stopped broker."
+)
+
+Data = Annotated[
+    Path,
+    typer.Option("--data", metavar="DIR", help="The broker's directory; the broker is stopped."),
+]
+Topic = Annotated[str | None, typer.Option(help="Only this topic.")]
+QueueNumber = Annotated[int | None, typer.Option("--queue", min=0, help="Only this queue of it.")]
+Since = Annotated[
+    str, typer.Option(help="Stored then or later: 2024-05-01T12:00, 2h (ago), earliest.")
+]
+Until = Annotated[str, typer.Option(help="Stored then or earlier, likewise; latest is the end.")]
+Key = Annotated[str | None, typer.Option(help="Only messages with this key or id.")]
+Transaction = Annotated[
+    str | None,
+    typer.Option("--transaction", metavar="XID", help="Only this transaction, and its decision."),
+]
+From = Annotated[int, typer.Option("--from", min=0, help="Begin at this position of the log.")]
+To = Annotated[int | None, typer.Option("--to", min=0, help="Stop before this position.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", help="message, half, decision, delayed, recall, loss; may be repeated."),
+]
+
+_FOLDERS: Final = ("log", "index", "config")
+_ROUNDS_MAX: Final = 20
+"""Repairs in a row; each takes something away, so few are ever needed."""
+_RANGES_SHOWN: Final = 8
+
+Advance: TypeAlias = Callable[[int], None]
+
+
+@app.command()
+def verify(
+    *,
+    data: Data,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Then offer the repairs that let the broker start.")
+    ] = False,
+    yes: Yes = False,
+    json: AsJson = False,
+) -> None:
+    """Read everything in the directory and name all damage and loss; change nothing.
+
+    Exits with 0 where everything is whole, 1 where something is damaged or lost, and 2 where the
+    directory cannot be read. With --repair it shows what each repair loses and asks.
+    """
+    if yes and not repair:
+        fail("--yes answers the questions of --repair; add --repair", WRONGLY_CALLED)
+    if repair and not yes and not has_terminal():
+        fail(
+            "--repair asks before it changes anything, and standard input is not a terminal; "
+            "add --yes to carry out every repair",
+            WRONGLY_CALLED,
+        )
+    with _opened(data, is_writer=repair) as disk:
+        findings, summary = _inspect(disk, json=json)
+        for _ in range(_ROUNDS_MAX if repair else 0):
+            if not _repair(disk, findings, data, yes=yes):
+                break
+            note("looking again")
+            findings, summary = _inspect(disk, json=json)
+    if summary.damages or summary.losses:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def dump(
+    *,
+    data: Data,
+    topic: Topic = None,
+    queue: QueueNumber = None,
+    since: Since = "earliest",
+    until: Until = "latest",
+    key: Key = None,
+    transaction: Transaction = None,
+    from_: From = 0,
+    to: To = None,
+    kind: Kinds = None,
+    limit: Limit = None,
+    body: Annotated[bool, typer.Option("--body", help="Show the bodies, too.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show the records of the log, oldest first, one on a line.
+
+    Goes on behind damage and says on standard error what it passed over; then it exits with 1.
+    """
+    selection = _selection(
+        topic, queue, since, until, key, transaction, from_, to, kind
+    )  # fmt: skip
+    form: BodyForm = "plain" if body else "none"
+
+    def write(found: "LogRecord") -> None:
+        if json:
+            as_json(record_fields(found, form))
+        else:
+            say(record_line(found, with_body=body))
+
+    run = _Reading(selection, limit)
+    with _opened(data) as disk:
+        run.read(disk, write, has_bar=not sys.stdout.isatty())
+    run.finish()
+
+
+@app.command()
+def export(
+    *,
+    data: Data,
+    to_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", metavar="FILE", help="Write lines of JSON here; it must not exist yet."
+        ),
+    ] = None,
+    bodies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write each body to a file of its own: TOPIC/QUEUE-OFFSET."
+        ),
+    ] = None,
+    topic: Topic = None,
+    queue: QueueNumber = None,
+    since: Since = "earliest",
+    until: Until = "latest",
+    key: Key = None,
+    transaction: Transaction = None,
+    from_: From = 0,
+    to: To = None,
+    kind: Kinds = None,
+    limit: Limit = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write compressed bodies as they are stored.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Write messages to a file, one line of JSON each, or their bodies to files of their own.
+
+    Writes what consumers could read: messages and committed transactions; --kind chooses others.
+    A body that is text stands under "body", any other under "body_base64".
+    """
+    if (to_file is None) == (bodies is None):
+        fail("name either --file FILE or --bodies DIR", WRONGLY_CALLED)
+    selection = _selection(topic, queue, since, until, key, transaction, from_, to, kind)
+    run = _Reading(selection, limit, is_export=True)
+    target = to_file or bodies
+    assert target is not None, "one of both was given"
+    with ExitStack() as stack:
+        disk = stack.enter_context(_opened(data))
+        try:
+            if to_file is not None:
+                file = stack.enter_context(to_file.open("xb"))
+                write = _line_writer(file, raw=raw)
+            else:
+                target.mkdir(parents=True)
+                write = _body_writer(target, raw=raw)
+            run.read(disk, write, has_bar=True)
+        except FileExistsError as error:
+            fail(f"{error.filename} exists; name another, or remove it", WRONGLY_CALLED)
+        except OSError as error:
+            what = error.filename or target
+            fail(f"{what} cannot be written or read: {error.strerror or error}", WRONGLY_CALLED)
+    if json:
+        as_json({"to": str(target), "records": run.count, "passed_over": run.passed_over})
+    else:
+        say(f"{_plural(run.count, 'record')} written to {target}")
+    run.finish()
+
+
+# What is wanted
+
+
+def _selection(
+    topic: str | None,
+    queue: int | None,
+    since: str,
+    until: str,
+    key: str | None,
+    transaction: str | None,
+    start: int,
+    end: int | None,
+    kinds: list[str] | None,
+) -> "Selection":
+    from broker.log_records import RecordKind, Selection
+
+    known = [kind.value for kind in RecordKind]
+    for name in kinds or ():
+        if name not in known:
+            fail(f"--kind {name!r} does not exist; use {', '.join(known)}", WRONGLY_CALLED)
+    since_ms, until_ms = _moment(since, "--since"), _moment(until, "--until")
+    default = Selection()
+    return Selection(
+        kinds=frozenset(RecordKind(name) for name in kinds or ()),
+        topic=topic or "",
+        queue=queue,
+        key=key or "",
+        transaction=transaction or "",
+        since_ms=SystemClock().wall_ms() if since_ms == LATEST else since_ms,
+        until_ms=default.until_ms if until_ms == LATEST else until_ms,
+        start=start,
+        end=default.end if end is None else end,
+    )
+
+
+def _moment(text: str, option: str) -> int:
+    try:
+        return moment_ms(text, SystemClock().wall_ms())
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
+
+
+# The directory
+
+
+@contextmanager
+def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
+    """A broker's directory, locked while it is read, or the end of the program with the reason."""
+    if not data.is_dir():
+        fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
+    if not any((data / folder).is_dir() for folder in _FOLDERS):
+        fail(
+            f"{data} is not a broker's directory: it has no {_FOLDERS[0]} in it",
+            WRONGLY_CALLED,
+        )
+    # What the store would log, the findings say.
+    logging.getLogger("broker").addHandler(logging.NullHandler())
+    disk = _HeldDisk(data) if is_writer else ReadOnlyDisk(data)
+    lock: Lock | None = None
+    try:
+        lock = (LocalDisk(data) if is_writer else disk).lock()
+        yield disk
+    except BlockingIOError:
+        fail(f"{data.absolute()} is in use by {_holder(data)}; stop it first", WRONGLY_CALLED)
+    except BrokenPipeError:
+        raise  # The reader of the output is gone; typer ends the program.
+    except OSError as error:
+        what = error.filename or data
+        fail(f"{what} cannot be read: {error.strerror or error}", WRONGLY_CALLED)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+class _HeldDisk(LocalDisk):
+    """A directory that this process has locked; parts of the broker may take it without waiting."""
+
+    def lock(self) -> Lock:
+        return _HeldLock()
+
+
+class _HeldLock:
+    def release(self) -> None:
+        """Leave the directory to the one that has locked it."""
+
+
+def _holder(data: Path) -> str:
+    try:
+        number = (data / "lock").read_text().strip()
+    except OSError:
+        number = ""
+    return f"process {number}" if number.isdecimal() else "another process"
+
+
+@contextmanager
+def _bar(total: int, *, is_shown: bool) -> Iterator[Advance]:
+    """A progress bar on standard error, where that is a terminal."""
+    columns = (TextColumn("log"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    is_off = not (is_shown and sys.stderr.isatty())
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        disable=is_off,
+        # Lines for a terminal go above the bar; those for a file or a pipe must get there.
+        redirect_stdout=sys.stdout.isatty(),
+    ) as progress:
+        task = progress.add_task("log", total=total)
+
+        def advance(size: int) -> None:
+            progress.advance(task, size)
+
+        # A bar that is off still costs more than the reading.
+        yield (lambda _: None) if is_off else advance
+
+
+def _log_size(disk: LocalDisk) -> int:
+    size = 0
+    for name in disk.names("log"):
+        file = disk.open(f"log/{name}")
+        size += file.size()
+        file.close()
+    return size
+
+
+# Verify and repair
+
+
+def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], Summary]":
+    from broker.inspection import Inspection
+
+    findings: list[Finding] = []
+    with _bar(_log_size(disk), is_shown=True) as advance:
+        inspection = Inspection(disk, advance)
+        for finding in inspection.findings():
+            findings.append(finding)
+            as_json(finding) if json else say(_finding_text(finding))
+    summary = inspection.summary
+    as_json(summary) if json else say(_summary_text(summary))
+    return findings, summary
+
+
+def _finding_text(finding: "Finding") -> str:
+    where = finding.file
+    if finding.offset is not None:
+        where += f", byte {finding.offset}"
+    if finding.position is not None:
+        where += f", position {finding.position}"
+    if finding.size is not None:
+        where += f", {_plural(finding.size, 'byte')}"
+    text = f"{finding.severity.value} {finding.kind}: {where}: {finding.text}"
+    if finding.offsets:
+        text += f". Messages: {_offsets_text(finding.offsets)}"
+    return text
+
+
+def _offsets_text(offsets: "list[Offsets]") -> str:
+    parts = [
+        f"{run.topic}/{run.queue} {run.first}" + (f"-{run.last}" if run.last > run.first else "")
+        for run in offsets[:_RANGES_SHOWN]
+    ]
+    more = len(offsets) - _RANGES_SHOWN
+    return ", ".join(parts) + (f" and {more} more (--json names them)" if more > 0 else "")
+
+
+def _summary_text(summary: "Summary") -> str:
+    read = (
+        f"read positions {summary.start} to {summary.end} in {_plural(summary.files, 'file')}: "
+        f"{_plural(summary.messages, 'message')}, {_plural(summary.halves, 'half message')}, "
+        f"{_plural(summary.decisions, 'decision')}, "
+        f"{_plural(summary.open_transactions, 'open transaction')}"
+    )
+    if not summary.damages and not summary.losses:
+        return f"{read}; whole"
+    losses = f"{summary.losses} loss" if summary.losses == 1 else f"{summary.losses} losses"
+    return f"{read}; {_plural(summary.damages, 'damage')}, {losses}"
+
+
+def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool) -> bool:
+    """Offer the repairs for what was found; returns whether one was carried out."""
+    from broker.repair import plan
+
+    repairs = plan(findings)
+    for repair in repairs:
+        note(_repair_text(disk, repair))
+        confirm("carry it out?", yes=yes)
+        try:
+            side = repair.carry_out(disk, SystemClock().wall_ms())
+        except (OSError, TxmqError) as error:
+            fail(f"the repair failed, and can be tried again: {error!s}")
+        note("done" if side is None else f"done; what was cut is in {data / side}")
+    if not repairs and any(finding.refuses_start for finding in findings):
+        note("no repair is known for the rest; restore the named files from a backup")
+    return bool(repairs)
+
+
+def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
+    from broker.repair import AcceptLoss, Cut
+
+    size, records, offsets = repair.loss(disk)
+    if isinstance(repair, Cut):
+        what = f"cut the log at position {repair.position}"
+        lost = f"loses {_plural(size, 'byte')} with {_plural(records, 'readable record')}"
+    elif isinstance(repair, AcceptLoss):
+        what = "go on without what is missing, and record the loss in the log"
+        lost = "gives no offset a second time"
+        if records:
+            lost += f" and goes on without {_plural(records, 'message')}"
+    else:
+        what = f"delete {repair.path}"
+        lost = f"goes on without {_plural(records, 'message')}" if records else "loses nothing"
+    named = f": {_offsets_text(offsets)}" if offsets else ""
+    return f"repair: {what}; it {lost}{named}"
+
+
+# Reading
+
+
+class _Reading:
+    """One pass over the log, and what it could not read."""
+
+    def __init__(
+        self, selection: "Selection", limit: int | None, *, is_export: bool = False
+    ) -> None:
+        self._selection = selection
+        self._limit = limit
+        self._is_export = is_export
+        self.count = 0
+        self.passed_over = 0
+
+    def read(self, disk: LocalDisk, write: Callable[["LogRecord"], None], *, has_bar: bool) -> None:
+        """Give every wanted record to a function."""
+        from broker.log_records import select
+        from broker.store.log_identity import log_to_read
+        from broker.store.log_reader import LogReader
+
+        log = LogReader(disk, log_to_read(disk))
+        log.open()
+        try:
+            wanted, is_default = self._wanted()
+            with _bar(log.end - log.start, is_shown=has_bar) as advance:
+                for item in select(log, wanted, advance):
+                    found = self._record(log, item, is_default=is_default)
+                    if found is None:
+                        continue
+                    write(found)
+                    self.count += 1
+                    if self.count == self._limit:
+                        break
+        finally:
+            log.close()
+
+    def _wanted(self) -> "tuple[Selection, bool]":
+        """What to select: messages and the decisions that make some, unless others are named."""
+        from broker.log_records import RecordKind
+
+        selection = self._selection
+        if not self._is_export or selection.kinds - {RecordKind.MESSAGE}:
+            return selection, False
+        kinds = frozenset({RecordKind.MESSAGE, RecordKind.DECISION})
+        return selection._replace(kinds=kinds), True
+
+    def _record(self, log: "LogReader", item: "Item", *, is_default: bool) -> "LogRecord | None":
+        from broker.log_records import Broken, committed_message
+        from broker.store.log_reader import Gap
+
+        if isinstance(item, Gap | Broken):
+            self._pass_over(item)
+            return None
+        if item.decision is None or not is_default:
+            return item
+        found = committed_message(log, item)
+        if found is None and item.decision.queue_offset >= 0:
+            self.passed_over += 1
+            note(
+                f"passed over the message committed at position {item.position}: its half message "
+                f"at {item.decision.half_position} cannot be read"
+            )
+        return found
+
+    def _pass_over(self, item: "Gap | Broken") -> None:
+        from broker.store.log_reader import Gap
+
+        if isinstance(item, Gap) and item.is_torn:
+            note(
+                f"the log ends at position {item.position}: a crash left the rest unfinished, and "
+                "the broker cuts it when it starts"
+            )
+            return
+        self.passed_over += 1
+        size = item.end - item.position
+        why = "damaged" if isinstance(item, Gap) else item.reason
+        note(
+            f"passed over {_plural(size, 'byte')} from position {item.position} to {item.end}: "
+            f"{why}; txmq log verify says more"
+        )
+
+    def finish(self) -> None:
+        """End the program as it went.
+
+        Raises:
+            typer.Exit: Something had to be passed over.
+        """
+        if self.passed_over:
+            raise typer.Exit(FAILED)
+
+
+def _line_writer(file: BinaryIO, *, raw: bool) -> "Callable[[LogRecord], None]":
+    form: BodyForm = "stored" if raw else "plain"
+
+    def write(found: "LogRecord") -> None:
+        line = printable_json(msgspec.json.encode(record_fields(found, form)).decode())
+        file.write(line.encode() + b"\n")
+
+    return write
+
+
+def _body_writer(folder: Path, *, raw: bool) -> "Callable[[LogRecord], None]":
+    def write(found: "LogRecord") -> None:
+        record = found.record
+        if record is None or found.decision is not None:
+            return
+        inside = folder / _file_name(found.topic)
+        inside.mkdir(exist_ok=True)
+        place = f"{found.queue}-{found.offset}" if found.offset >= 0 else f"at-{found.position}"
+        if (inside / place).exists():
+            # A damaged log may name one offset twice.
+            place += f"-at-{found.position}"
+        body = record.body if raw else plain_body(record)[0]
+        with (inside / place).open("xb") as file:
+            file.write(body)
+
+    return write
+
+
+def _file_name(topic: str) -> str:
+    """A topic as the name of a folder: a foreign log may name one ``../..``."""
+    name = quote(topic, safe="%") if topic else "%00"
+    return name.replace(".", "%2E") if not name.strip(".") else name
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,108 @@
+"""What ``txmq topic list`` shows of each topic, gathered from all brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from txmq.client import Admin
+from txmq.client.routes import MASTER
+from txmq.errors import TxmqError
+from txmq.protocol.bodies import TopicConfig
+from txmq.protocol.codes import Perm
+from txmq.protocol.topics import DLQ, RETRY
+
+__all__ = ["Rows", "fields_of", "permission_of", "topic_rows"]
+
+ASKED_TOGETHER_MAX: Final = 16
+"""Topics whose messages are asked for at once."""
+
+_OF_THE_SYSTEM: Final = (
+    "TBW102",
+    "SELF_TEST_TOPIC",
+    "BenchmarkTest",
+    "OFFSET_MOVED_EVENT",
+    "SCHEDULE_TOPIC_XXXX",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "RMQ_SYS_",
+    "rmq_sys_",
+    RETRY,
+    DLQ,
+)
+
+
+class Rows(NamedTuple):
+    """The topics, and the brokers that are missing in their numbers."""
+
+    rows: list[dict[str, Any]]
+    silent: dict[str, str]
+    """Why, by broker."""
+
+
+async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
+    """All topics by name; those of the system too if everything is wanted.
+
+    A broker that does not answer is left out of the numbers and named.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    brokers = await admin.cluster()
+    names = await admin.topics()
+    if not everything:
+        # Brokers keep a topic in their own name and one in their cluster's.
+        own = {each.name for each in brokers} | {each.cluster for each in brokers}
+        own |= {f"{each.cluster}_REPLY_TOPIC" for each in brokers}
+        names = [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
+    silent: dict[str, str] = {}
+    configs: dict[str, list[TopicConfig]] = {}
+    for broker in brokers if names else ():
+        if MASTER not in broker.addresses:
+            silent[broker.name] = "it has no master now"
+            continue
+        try:
+            of_broker = await admin.topics_of_broker(broker.name)
+        except TxmqError as error:
+            silent[broker.name] = str(error).strip()
+            continue
+        for name, config in of_broker.items():
+            configs.setdefault(name, []).append(config)
+    limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
+
+    async def messages(name: str) -> int | None:
+        async with limit:
+            try:
+                queues = await admin.topic_status(name)
+            except TxmqError:
+                return None  # Its broker is silent, or it is being removed right now.
+        return sum(queue.max_offset - queue.min_offset for queue in queues)
+
+    counts = await asyncio.gather(*map(messages, names))
+    rows = [
+        {"topic": name, **_sums(configs.get(name, [])), "messages": count}
+        for name, count in zip(names, counts, strict=True)
+    ]
+    return Rows(rows, silent)
+
+
+def _sums(configs: list[TopicConfig]) -> dict[str, Any]:
+    return {
+        "read_queues": sum(config.read_queue_nums for config in configs),
+        "write_queues": sum(config.write_queue_nums for config in configs),
+        "permission": permission_of(configs),
+    }
+
+
+def fields_of(config: TopicConfig) -> dict[str, Any]:
+    """The settings of a topic at one broker, for programs."""
+    return {**_sums([config]), "order": config.order}
+
+
+def permission_of(configs: Iterable[TopicConfig]) -> str:
+    """What a topic allows: ``rw``, ``r``, ``w`` or ``none``; several where brokers differ."""
+    words = (
+        ("r" if config.perm & Perm.READ else "") + ("w" if config.perm & Perm.WRITE else "")
+        for config in configs
+    )
+    return ", ".join(dict.fromkeys(word or "none" for word in words))

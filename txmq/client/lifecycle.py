@@ -1,0 +1,37 @@
+"""``start()`` and ``stop()`` for what ``async with`` opens and closes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle(ABC):
+    """Something that is opened and closed, by ``async with`` or by name."""
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    async def start(self) -> None:
+        """Open it, as ``async with`` does; for programs whose start and end lie apart.
+
+        Raises:
+            UsageError: It is open already, or lacks what it needs to be opened.
+            TxmqError: Whatever entering it with ``async with`` raises.
+        """
+        await self.__aenter__()
+
+    async def stop(self) -> None:
+        """Close it, as leaving ``async with`` does; has no effect where it is not open."""
+        await self.__aexit__(None, None, None)

@@ -14,7 +14,7 @@ import sys
 # Loaded before the first fork.
 import uvloop  # noqa: F401
 
-import broker.app  # noqa: F401
+import txmq_broker.app  # noqa: F401
 from tests.crash_points import watched
 from txmq import cli
 from txmq.cli import root  # noqa: F401

@@ -12,20 +12,20 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final, NamedTuple
 
-from broker.checker import Checker
-from broker.core.coordinator import Coordinator
-from broker.deliverer import Deliverer
-from broker.flusher import Flusher
-from broker.handlers.pull import PullHandlers
-from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.delay_store import DelayStore
-from broker.store.half_store import HalfStore
-from broker.store.key_index import KeyIndex
-from broker.store.message_store import MessageStore
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.decision import Kind
 from txmq.remoting.connection import Connection
+from txmq_broker.checker import Checker
+from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.deliverer import Deliverer
+from txmq_broker.flusher import Flusher
+from txmq_broker.handlers.pull import PullHandlers
+from txmq_broker.store.commit_log import CommitLog
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.delay_store import DelayStore
+from txmq_broker.store.half_store import HalfStore
+from txmq_broker.store.key_index import KeyIndex
+from txmq_broker.store.message_store import MessageStore
 
 __all__ = [
     "CHECK",

@@ -5,9 +5,9 @@ themselves.
 import asyncio
 import inspect
 
-from broker.app import Broker
-from broker.testing import embedded
 from txmq.protocol.codes import RequestCode
+from txmq_broker.app import Broker
+from txmq_broker.testing import embedded
 
 HEAD = """\
 # Requests on the wire

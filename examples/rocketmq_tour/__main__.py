@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from broker.app import Broker
-from broker.config import BrokerSettings, FilterSettings, TransactionSettings
 from txmq import Admin, Client, Message, Producer
 from txmq.config import Duration
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.runtime.interrupts import restore_interrupt
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, FilterSettings, TransactionSettings
 
 __all__ = ["main"]
 

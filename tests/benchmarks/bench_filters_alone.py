@@ -10,15 +10,15 @@ import json
 import sys
 import time
 
-from broker.config import StoreSettings
-from broker.core.fetch import Outcome, fetch
-from broker.core.filter.condition import Condition
-from broker.core.filter.tags import tag_filter
-from broker.store.message_store import MessageStore
 from txmq.protocol.java import string_hash
 from txmq.protocol.message_id import host_bytes
 from txmq.protocol.record import property_text_of, tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
+from txmq_broker.config import StoreSettings
+from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.filter.condition import Condition
+from txmq_broker.core.filter.tags import tag_filter
+from txmq_broker.store.message_store import MessageStore
 
 CONDITIONS = {
     "numbers": "age > 5 AND age < 100000 AND price <= 20.5",

@@ -16,7 +16,6 @@ import pytest
 import typer
 from sqlalchemy import make_url
 
-from broker.config import BrokerSettings
 from examples.bank_transfer.books import State
 from examples.bank_transfer.databases import DRIVERS
 from examples.bank_transfer.money import Money
@@ -25,6 +24,7 @@ from examples.bank_transfer.ways import Way
 from txmq.cli.root import app
 from txmq.config import load
 from txmq.transaction.story import Step
+from txmq_broker.config import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"

@@ -23,12 +23,12 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from typer.testing import CliRunner
 
-from broker.config import BrokerSettings, FilterSettings, StoreSettings
-from broker.testing import BrokerThread
 from tests.serving import environment
 from txmq.cli.root import app
 from txmq.idempotent.schema import create_done
 from txmq.transaction.resources.schema import create_fence
+from txmq_broker.config import BrokerSettings, FilterSettings, StoreSettings
+from txmq_broker.testing import BrokerThread
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

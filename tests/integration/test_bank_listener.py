@@ -10,8 +10,6 @@ import pytest
 from sqlalchemy import event, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import embedded
 from examples.bank_transfer import accounts
 from examples.bank_transfer.booking import debit, settle
 from examples.bank_transfer.books import Account, Entry, State, Transfer
@@ -36,6 +34,8 @@ from txmq import (
     TransactionState,
 )
 from txmq.config import Duration
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import embedded
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgres"])

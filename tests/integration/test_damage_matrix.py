@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings, StoreSettings
-from broker.core.fetch import Outcome, fetch
-from broker.testing import settings_for_test
 from tests.serving import BrokerProcess, ask, environment
 from txmq import Message, Producer
 from txmq.errors import CorruptRecord, StoreError
 from txmq.protocol import record as records
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.testing import settings_for_test
 
 IS_SOAK = bool(os.environ.get("TXMQ_SOAK"))
 FLIPS = 50 if IS_SOAK else 4
@@ -183,7 +183,7 @@ def test_no_damage_to_any_file_loses_anything_silently(directories, ending, tmp_
     kept, other = directories[ending], directories["other"]
     chance = random.Random(ending)
     lines = Lines()
-    logger = logging.getLogger("broker")
+    logger = logging.getLogger("txmq_broker")
     logger.addHandler(lines)
     refused = tried = 0
     try:

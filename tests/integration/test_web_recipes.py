@@ -15,8 +15,6 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import BrokerThread
 from examples.web.bank import TABLES
 from tests.serving import environment
 from txmq import blocking
@@ -24,6 +22,8 @@ from txmq.background import Background
 from txmq.config import Duration
 from txmq.errors import TopicNotFound
 from txmq.transaction.resources.schema import create_fence
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import BrokerThread
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/howto/web-frameworks.md"

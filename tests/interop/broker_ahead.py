@@ -7,10 +7,10 @@ import asyncio
 import signal
 import sys
 
-from broker.app import Broker
-from broker.config import BrokerSettings
 from txmq.config import load
 from txmq.runtime.clock import SystemClock
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings
 
 STEP_S = 61.0
 

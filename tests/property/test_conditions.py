@@ -5,9 +5,9 @@ from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 from naive_conditions import Failed, is_taken, judged, messages, trees, written
 
-from broker.core.filter.condition import Condition
 from txmq.errors import SubscriptionInvalid
 from txmq.protocol import properties
+from txmq_broker.core.filter.condition import Condition
 
 VALUES = "a b TAGS 5 5.5 5L .5 5E3 0 007 0.0 1e999 99999999999999999999 'x' 'it''s' '' '"
 SIGNS = '( ) , = <> > >= < <= + - -- /* */ ! ; é 💩 ‘ " . \x00'

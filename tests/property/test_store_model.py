@@ -16,13 +16,13 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.store import half_store
-from broker.store.pending import transaction_key
 from tests.unit.store.shelf import Placed, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol.decision import Kind
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
+from txmq_broker.store import half_store
+from txmq_broker.store.pending import transaction_key
 
 PLACES = [(topic, number) for topic in "TU" for number in (0, 1)]
 HALVES, DECISIONS, PARKED = (HALF_TOPIC, 0), (OP_TOPIC, 0), (PARKED_TOPIC, 0)

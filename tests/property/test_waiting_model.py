@@ -19,15 +19,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker.config import BrokerSettings, DelaySettings, TopicDefaults
-from broker.core.schedule import Schedule
-from broker.core.topics import Topics, system_topics
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.shelf import HOST, START_MS, Sizes
 from txmq.errors import DiskFull, IllegalOperation, WriteFailed
 from txmq.protocol import properties
 from txmq.protocol.bodies import TopicConfigs
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
+from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.topics import Topics, system_topics
 
 TOPIC, FILL = "T", "U"
 LEVELS = ["1s 5s 2m", "5s 1s", "3m 1s 1s 10s"]

@@ -3,9 +3,6 @@
 import asyncio
 import inspect
 
-from broker.app import Broker
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import settings_for_test
 from tests.reconcile.log_stage import Taken, dump, order
 from txmq import (
     Client,
@@ -22,6 +19,9 @@ from txmq.config import Duration
 from txmq.reconcile.log.raw import read_log
 from txmq.reconcile.rules import Constant, Flow, Window
 from txmq.testing import World
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import settings_for_test
 
 SEEDS = TransactionSettings(timeout=Duration(20), check_interval=Duration(10), check_max=2)
 COMMIT, ROLLBACK, UNKNOWN = (

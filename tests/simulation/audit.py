@@ -7,10 +7,6 @@ import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 
-from broker.config import BrokerSettings
-from broker.keeper import Keeper
-from broker.store.delay_store import DelayStore
-from broker.store.message_store import MessageStore
 from tests.simulation.checkers.recovery import AGAIN
 from tests.simulation.history import (
     Acknowledged,
@@ -40,6 +36,10 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
 from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
+from txmq_broker.config import BrokerSettings
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.delay_store import DelayStore
+from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["Auditor", "recover_in_several_ways", "shape_of"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from broker.config import BrokerSettings, DelaySettings
 from tests.simulation.mix import Mix, kib
 from txmq.testing import Conditions, SeededEntropy
+from txmq_broker.config import BrokerSettings, DelaySettings
 
 __all__ = ["CLIENT_FAULTS", "LEVELS", "ClientMix", "GroupMix"]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self, TypeVar
 
-from broker.config import BrokerSettings, RetentionSettings, StoreSettings, TransactionSettings
 from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.testing import Conditions, SeededEntropy
+from txmq_broker.config import BrokerSettings, RetentionSettings, StoreSettings, TransactionSettings
 
 __all__ = ["MOODS", "OTHER_FAULTS", "POWER_FAULTS", "Mix", "SmallStore", "TransactionMix", "kib"]
 

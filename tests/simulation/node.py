@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from broker.app import Broker
-from broker.config import BrokerSettings
-from broker.names.server import NameServer
 from tests.simulation.history import Down, History, Serving
 from txmq.errors import CorruptRecord, DamagedFile, StoreError
 from txmq.runtime.disk import File
 from txmq.testing import DiskEvent, Loss, Machine, MachineCrashedError, MemoryDisk, World
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings
+from txmq_broker.names.server import NameServer
 
 __all__ = ["BrokerNode", "NamesNode", "Tripwire"]
 

@@ -5,19 +5,19 @@ Every one of these brokers is made from the real one by taking a single thought 
 
 import pytest
 
-from broker.checker import Checker
-from broker.core.coordinator import Coordinator, Transaction
-from broker.core.transaction import Event, State
-from broker.flusher import Flusher
-from broker.handlers.transactions import TransactionHandlers
-from broker.store.half_store import HalfStore
-from broker.store.pending import Pending
 from tests.simulation.checkers import decisions, kept, undecided, visible
 from tests.simulation.mix import Mix, TransactionMix, kib
 from tests.simulation.runs import CHECKERS, run_seed
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.decision import Kind, Source
+from txmq_broker.checker import Checker
+from txmq_broker.core.coordinator import Coordinator, Transaction
+from txmq_broker.core.transaction import Event, State
+from txmq_broker.flusher import Flusher
+from txmq_broker.handlers.transactions import TransactionHandlers
+from txmq_broker.store.half_store import HalfStore
+from txmq_broker.store.pending import Pending
 
 LOUD = TransactionMix(
     timeout_s=0.5,

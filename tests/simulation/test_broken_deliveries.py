@@ -8,15 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from broker.core import retry
-from broker.core.retry import Fate
-from broker.core.schedule import Schedule
-from broker.deliverer import Deliverer
-from broker.flusher import Flusher
-from broker.handlers import returns
-from broker.handlers.returns import ReturnHandlers
-from broker.store.delay_store import DelayStore
-from broker.store.waiting import NOWHERE, Waiting
 from tests.simulation.checkers import delays, forward, recovery, retries
 from tests.simulation.client_mix import GroupMix
 from tests.simulation.delivery_mix import DeliveryMix
@@ -27,6 +18,15 @@ from txmq.client.consumer.orderly import Orderly
 from txmq.client.consumer.returns import Returns
 from txmq.message import DEAD_LETTER
 from txmq.protocol import properties
+from txmq_broker.core import retry
+from txmq_broker.core.retry import Fate
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.deliverer import Deliverer
+from txmq_broker.flusher import Flusher
+from txmq_broker.handlers import returns
+from txmq_broker.handlers.returns import ReturnHandlers
+from txmq_broker.store.delay_store import DelayStore
+from txmq_broker.store.waiting import NOWHERE, Waiting
 
 RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_s=2.0)
 """Members come and go all the time."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings, DelaySettings, RetentionSettings
 from tests.crash_driver import connected
 from tests.simulation.mix import SmallStore, kib
 from txmq.errors import TransportError
@@ -18,6 +16,8 @@ from txmq.protocol import properties
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RecallMessage, SendAnswer, SendMessage, TopicSettings
 from txmq.testing import Loss, MachineCrashedError, World
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, DelaySettings, RetentionSettings
 
 SEEDS = 5
 STEPS = 120

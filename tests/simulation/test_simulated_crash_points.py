@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings, TransactionSettings
 from tests.crash_driver import Driver, connected
 from tests.crash_points import COPY, LABELS, SAVE, phase_of, watched
 from tests.simulation.mix import SmallStore, kib
 from txmq.config import Duration, Size
 from txmq.testing import Loss, Machine, MachineCrashedError, World
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, TransactionSettings
 
 ENDS = {
     "everything unsynced is lost": Loss.EVERYTHING,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.testing import embedded
 from tools import class_table, fault_table, reconcile_rules, state_diagram, wire_reference
 from txmq.cli.root import app
+from txmq_broker.testing import embedded
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

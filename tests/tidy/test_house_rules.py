@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import broker
 import txmq
+import txmq_broker
 from txmq import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def names_of(package):
     return [each.name for each in found if "__main__" not in each.name]
 
 
-@pytest.mark.parametrize("name", [*names_of(txmq), *names_of(broker)])
+@pytest.mark.parametrize("name", [*names_of(txmq), *names_of(txmq_broker)])
 def test_what_a_module_offers_exists_and_is_sorted(name):
     module = importlib.import_module(name)
     offered = getattr(module, "__all__", [])

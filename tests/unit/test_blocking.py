@@ -11,11 +11,11 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
-from broker.testing import BrokerThread
 from tests.serving import environment
 from txmq import ConsumerSettings, Message, SendStatus, StartFrom, background, blocking
 from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, UsageError
 from txmq.transaction.threads import Here
+from txmq_broker.testing import BrokerThread
 
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
 

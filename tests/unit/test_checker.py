@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.checker import Checker
-from broker.core.clients import Clients
-from broker.store.pending import Half, Pending
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
+from txmq_broker.checker import Checker
+from txmq_broker.core.clients import Clients
+from txmq_broker.store.pending import Half, Pending
 
 GROUP = "tpg"
 COUNT = 2000

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import BrokerSettings
-from broker.rocketmq_settings import NAMES
 from txmq.config import (
     Duration,
     Size,
@@ -19,6 +17,8 @@ from txmq.config import (
     variable,
 )
 from txmq.errors import ConfigError
+from txmq_broker.config import BrokerSettings
+from txmq_broker.rocketmq_settings import NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,6 @@ from functools import wraps
 
 import pytest
 
-from broker import deliverer as delivering
-from broker.config import BrokerSettings, DelaySettings, TopicDefaults
-from broker.core.schedule import Schedule
-from broker.core.topics import Topics, system_topics
-from broker.deliverer import LOOK_S, Deliverer
-from broker.store.lines import WHEEL_LINES
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.press import Press, turns
 from tests.unit.store.shelf import HOST, Sizes
@@ -21,6 +15,12 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import TopicConfigs
 from txmq.testing import MemoryDisk, simulate
+from txmq_broker import deliverer as delivering
+from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.topics import Topics, system_topics
+from txmq_broker.deliverer import LOOK_S, Deliverer
+from txmq_broker.store.lines import WHEEL_LINES
 
 ASYNC = Sizes(flush="async")
 BOTH = pytest.mark.parametrize("sizes", [Sizes(), ASYNC], ids=["sync", "async"])

@@ -5,20 +5,20 @@ import errno
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings, TopicDefaults
-from broker.core.groups import Groups
-from broker.core.offsets import Offsets
-from broker.core.topics import Topics
-from broker.housekeeping import ROUND_S
-from broker.keeper import Keeper
-from broker.store.message_store import MessageStore
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import DamagedFile, ForeignFile, WriteFailed
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.checked_body import pack
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts, simulate
 from txmq.testing.pages import PAGE
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.topics import Topics
+from txmq_broker.housekeeping import ROUND_S
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.message_store import MessageStore
 
 TABLES = ("topics", "groups", "offsets", "floors")
 FLOORS = {"Orders": {0: 7}}

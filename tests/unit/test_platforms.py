@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from broker import app
-from broker.config import BrokerSettings
 from tests.unit.handlers.handler_stage import on_sockets
 from txmq.cli.stopping import at_signals
 from txmq.runtime.disk import LocalDisk
+from txmq_broker import app
+from txmq_broker.config import BrokerSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FULL_SYNC = 51

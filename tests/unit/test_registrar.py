@@ -6,17 +6,17 @@ from functools import wraps
 
 import pytest
 
-from broker import registrar as registering
-from broker.config import BrokerSettings
-from broker.identity import Identity
-from broker.names.server import NameServer
-from broker.registrar import Registrar
 from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import Pool
 from txmq.testing import simulate
+from txmq_broker import registrar as registering
+from txmq_broker.config import BrokerSettings
+from txmq_broker.identity import Identity
+from txmq_broker.names.server import NameServer
+from txmq_broker.registrar import Registrar
 
 PORT = 9876
 PERIOD_S, RETRY_S = registering.PERIOD_S, registering.RETRY_S
@@ -245,10 +245,10 @@ def test_silence_is_told_once_and_so_is_its_end(caplog):
         await asyncio.sleep(60)
         await stage.close()
 
-    with caplog.at_level(logging.INFO, logger="broker.registrar"):
+    with caplog.at_level(logging.INFO, logger="txmq_broker.registrar"):
         scenario()
 
-    said = [each.getMessage() for each in caplog.records if each.name == "broker.registrar"]
+    said = [each.getMessage() for each in caplog.records if each.name == "txmq_broker.registrar"]
     assert len(said) == 2
     assert "cannot be told" in said[0]
     assert "knows this broker again" in said[1]

@@ -11,8 +11,8 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.message_id import host_text
 
 if TYPE_CHECKING:
-    from broker.log_records import LogRecord
     from txmq.protocol.record import Record
+    from txmq_broker.log_records import LogRecord
 
 __all__ = ["BodyForm", "plain_body", "record_fields", "record_line"]
 

@@ -45,7 +45,7 @@ def names(
 
 
 async def _serve(listen: str, data: str | None) -> None:
-    from broker.names.server import NameServer
+    from txmq_broker.names.server import NameServer
 
     host, port = split_address(listen)
     stopped = asyncio.Event()

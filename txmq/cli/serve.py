@@ -26,8 +26,8 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from broker.app import Broker
-    from broker.config import BrokerSettings
+    from txmq_broker.app import Broker
+    from txmq_broker.config import BrokerSettings
 
 __all__ = [
     "NOT_SETTINGS",
@@ -191,14 +191,14 @@ def serve(
 
 def settings_shape() -> "type[BrokerSettings]":
     """What a broker can be told."""
-    from broker.config import BrokerSettings
+    from txmq_broker.config import BrokerSettings
 
     return BrokerSettings
 
 
 def foreign_names() -> Mapping[str, ForeignName]:
     """RocketMQ's names for what a broker can be told."""
-    from broker.rocketmq_settings import NAMES
+    from txmq_broker.rocketmq_settings import NAMES
 
     return NAMES
 
@@ -260,7 +260,7 @@ def _taken(problem: OSError, addresses: Mapping[str, str]) -> str | None:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from broker import app
+    from txmq_broker import app
 
     clock = SystemClock()
     began = clock.monotonic()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from broker.testing import BrokerThread
+    from txmq_broker.testing import BrokerThread
 
 __all__ = ["txmq_broker"]
 
@@ -22,7 +22,7 @@ def txmq_broker() -> Iterator[BrokerThread]:
     """A broker of this test's own: ``.names`` is what a client needs, ``.address`` the broker
     itself.
     """
-    from broker.testing import BrokerThread
+    from txmq_broker.testing import BrokerThread
 
     with BrokerThread() as running:
         yield running

@@ -7,8 +7,6 @@ import httpx
 import msgspec
 from starlette.applications import Starlette
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import embedded
 from examples.bank_transfer.books import UNCLAIMED, Entry, State
 from examples.bank_transfer.databases import Opening
 from examples.bank_transfer.faces.door import Door
@@ -17,6 +15,8 @@ from examples.bank_transfer.service import BankSettings, opened
 from tests.unit.bank.books_stage import Books
 from txmq import Client, Message, Producer
 from txmq.config import Duration
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import embedded
 
 PATIENCE_S = 40
 BALANCE = 10_000_00

@@ -8,11 +8,11 @@ import pytest
 from resource_stage import GROUP, ON_MARIADB, Settings, insert, said, source_of
 from sqlalchemy import text
 
-from broker.config import BrokerSettings, StoreSettings
-from broker.testing import embedded
 from txmq import Client, SQLResource, TransactionManager
 from txmq.errors import RollBack, TopicNotFound
 from txmq.transaction.state import TransactionState
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.testing import embedded
 
 TOPIC = "transfer"
 TAKE = "UPDATE orders SET amount = amount + 1 WHERE xid = :row"

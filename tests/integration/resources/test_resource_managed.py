@@ -9,12 +9,12 @@ import pytest
 from resource_stage import ON_POSTGRES, Bank, by_default, said
 from sqlalchemy import Engine
 
-from broker.config import BrokerSettings, StoreSettings
-from broker.testing import BrokerThread
 from txmq import Client, Message, TransactionManager, TransactionState, blocking
 from txmq.databases.door import drive
 from txmq.errors import NotFound, RollBack, TopicNotFound, TransactionOverdue, UsageError
 from txmq.transaction import ManagerSettings
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.testing import BrokerThread
 
 TOPIC = "orders"
 PATIENCE_S = 10

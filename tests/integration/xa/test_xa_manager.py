@@ -9,14 +9,14 @@ import pytest
 from sqlalchemy import create_engine
 from xa_stage import GROUP, OPENING, order_of, said
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import BrokerThread, embedded
 from tests.databases import conninfo
 from txmq import Client, Message, TransactionManager, XAResource, blocking
 from txmq.config import Duration
 from txmq.errors import RollBack
 from txmq.transaction import ManagerSettings, TransactionState
 from txmq.transaction.resources.prepared import gid_of
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import BrokerThread, embedded
 
 TOPIC = "transfer"
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState

@@ -7,7 +7,6 @@ import pytest
 from sqlalchemy import create_engine
 from xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 
-from broker.testing import embedded
 from tests.integration.xa.xa_wire import REQUEST, Line
 from txmq import TransactionManager, XAResource
 from txmq.errors import DatabaseFailed, OutcomeUnknown
@@ -15,6 +14,7 @@ from txmq.limits import XA_THREADS
 from txmq.transaction import ManagerSettings
 from txmq.transaction.resources import two_phase
 from txmq.transaction.state import LocalTransactionState
+from txmq_broker.testing import embedded
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN

@@ -11,14 +11,14 @@ import stat
 import pytest
 import typer
 
-from broker.app import Broker
-from broker.config import BrokerSettings, StoreSettings
-from broker.testing import settings_for_test
 from txmq import LocalTransactionState, Message, Producer, TransactionProducer
 from txmq.cli import asking, log
 from txmq.cli.serve import give_up
 from txmq.errors import CorruptRecord
 from txmq.runtime.disk import LocalDisk, ReadOnlyDisk
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.testing import settings_for_test
 
 SYNC = BrokerSettings(store=StoreSettings(flush="sync"))
 EVIL = "evil\x1b[31m\x9b2J\u202e"

@@ -9,7 +9,7 @@ from txmq.cli.logs import JsonFormatter, TextFormatter, configure
 
 
 def record(text="took %d", *arguments, **more):
-    made = logging.LogRecord("broker.store", logging.INFO, __file__, 1, text, arguments, None)
+    made = logging.LogRecord("txmq_broker.store", logging.INFO, __file__, 1, text, arguments, None)
     made.created = 1714564800.123
     vars(made).update(more)
     return made
@@ -19,7 +19,7 @@ def test_a_line_of_text():
     line = TextFormatter().format(record("took %d", 3, segments=5, path="/a b", empty=""))
 
     assert line == (
-        '2024-05-01T12:00:00.123Z INFO    broker.store took 3 segments=5 path="/a b" empty=""'
+        '2024-05-01T12:00:00.123Z INFO    txmq_broker.store took 3 segments=5 path="/a b" empty=""'
     )
 
 
@@ -42,7 +42,7 @@ def test_what_a_client_says_is_shown_and_not_obeyed():
 
     first, *traceback = text.split("\n")
     quoted = r'"c\u001b]0;t\u0007\u009b31m\u202e\u2028"'
-    assert first == f"2024-05-01T12:00:00.123Z INFO    broker.store {SHOWN} client={quoted}"
+    assert first == f"2024-05-01T12:00:00.123Z INFO    txmq_broker.store {SHOWN} client={quoted}"
     assert traceback[0] == "Traceback (most recent call last):"
     assert traceback[-1] == f"ValueError: {SHOWN}"
 
@@ -62,7 +62,7 @@ def test_a_line_of_json():
     assert json.loads(line) == {
         "time": "2024-05-01T12:00:00.123Z",
         "level": "info",
-        "logger": "broker.store",
+        "logger": "txmq_broker.store",
         "message": "took 3",
         "segments": 5,
         "what": "x",
@@ -91,8 +91,8 @@ def test_everything_goes_to_standard_error(monkeypatch, form, start):
     monkeypatch.setattr(sys, "stderr", written)
 
     configure(form, "warning")
-    logging.getLogger("broker").info("not this")
-    logging.getLogger("broker").warning("this", extra={"n": 1})
+    logging.getLogger("txmq_broker").info("not this")
+    logging.getLogger("txmq_broker").warning("this", extra={"n": 1})
 
     lines = written.getvalue().splitlines()
     assert len(lines) == 1

@@ -12,8 +12,6 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import BrokerThread
 from txmq import Message, SQLResource, TransactionProducer
 from txmq.cli import resolve as module
 from txmq.cli.root import app
@@ -21,6 +19,8 @@ from txmq.client import Admin, Session
 from txmq.errors import DatabaseFailed
 from txmq.protocol import properties
 from txmq.transaction import LocalTransactionState
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import BrokerThread
 
 GROUP = "icbc"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerSettings, StoreSettings
-from broker.rocketmq_settings import NAMES
 from txmq.cli.config import reference
 from txmq.cli.serve import NOT_SETTINGS, banner
 from txmq.config import describe
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.rocketmq_settings import NAMES
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -316,7 +316,9 @@ def test_without_typer_the_command_line_says_what_to_install(tmp_path):
 
 
 def test_asking_a_cluster_loads_no_broker():
-    program = "import sys, txmq.cli.root; print([m for m in sys.modules if m.startswith('broker')])"
+    program = (
+        "import sys, txmq.cli.root; print([m for m in sys.modules if m.startswith('txmq_broker')])"
+    )
 
     found = subprocess.run(
         [sys.executable, "-c", program],

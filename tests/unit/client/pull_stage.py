@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 from client_stage import STEADY
 
-from broker.app import Broker
-from broker.config import BrokerSettings
 from tests.simulation.mix import SmallStore
 from txmq.client.client import Client
 from txmq.client.consumer import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.message import Message, Queue
 from txmq.testing import World
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings
 
 GROUP, TOPIC = "readers", "T"
 SOON = ConsumerSettings(start=StartFrom.FIRST, commit_s=1.0, rebalance_s=2.0)

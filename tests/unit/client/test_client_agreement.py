@@ -10,7 +10,6 @@ from consumer_stage import GROUP, acting
 from consumer_stage import TOPIC as FAKE_TOPIC
 from pull_stage import SOON, TOPIC, polled, staged, until
 
-from broker.config import FilterSettings
 from txmq.client.consumer import PushConsumer
 from txmq.errors import (
     ConnectFailed,
@@ -22,6 +21,7 @@ from txmq.message import Message
 from txmq.protocol import bodies, command
 from txmq.protocol.bodies import ConnectedClient, ConsumerConnections
 from txmq.protocol.codes import RequestCode
+from txmq_broker.config import FilterSettings
 
 CHECK = RequestCode.CHECK_CLIENT_CONFIG
 

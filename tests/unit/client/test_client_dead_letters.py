@@ -3,7 +3,6 @@ import asyncio
 import pytest
 from client_stage import staged
 
-from broker.testing import embedded
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.client import Admin, Session
 from txmq.client.resent import RESENT_AT, RESENT_BY, RESENT_FROM, RESENT_REASON, copy_of
@@ -21,6 +20,7 @@ from txmq.errors import (
 from txmq.message import Message, Queue
 from txmq.protocol import command, headers
 from txmq.protocol.codes import Perm, RequestCode
+from txmq_broker.testing import embedded
 
 DEAD, RETRY = "%DLQ%g", "%RETRY%g"
 WHY = {"reason": "the account is open again", "operator": "ann"}

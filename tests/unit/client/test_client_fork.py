@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from broker.testing import BrokerThread
 from tests.serving import environment
+from txmq_broker.testing import BrokerThread
 
 BEFORE = """
     import asyncio, os, sys

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from broker.testing import BrokerThread
 from tests.serving import environment
 from txmq import Message, blocking
+from txmq_broker.testing import BrokerThread
 
 BEFORE = """
     import asyncio, logging, signal, sys, threading, time

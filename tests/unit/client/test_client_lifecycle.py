@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
-from broker.testing import embedded
 from txmq import (
     Client,
     LocalTransactionState,
@@ -23,6 +22,7 @@ from txmq import (
 )
 from txmq.errors import UsageError
 from txmq.transaction.resources.schema import create_fence
+from txmq_broker.testing import embedded
 
 TOPIC = "Orders"
 MESSAGE = Message(topic=TOPIC, body=b"x")

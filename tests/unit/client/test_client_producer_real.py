@@ -6,14 +6,14 @@ import pytest
 from fake_cluster import FakeCluster
 from producer_stage import message
 
-from broker.config import BrokerSettings, TopicDefaults
-from broker.testing import embedded
 from txmq.client.client import Client
 from txmq.client.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
 from txmq.errors import MessageIllegal, TxmqError
 from txmq.testing import simulate
+from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.testing import embedded
 
 
 async def everything(admin, topic):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from pull_stage import BY_HAND, GROUP, SOON, TOPIC, bodies, numbered, polled, staged, until
 
-from broker.testing import embedded
 from txmq.client.consumer import PullConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import (
@@ -18,6 +17,7 @@ from txmq.errors import (
     WriteFailed,
 )
 from txmq.message import Message, Queue
+from txmq_broker.testing import embedded
 
 # Giving out
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from consumer_stage import GROUP, RETRY, TOPIC, acting
 
-from broker.testing import embedded
 from txmq.client.allocation import ByConfig
 from txmq.client.client import Client
 from txmq.client.consumer import DEAD_LETTER, Later, PushConsumer
@@ -19,6 +18,7 @@ from txmq.errors import ConfigError, LocalProtocolError, UsageError
 from txmq.message import Message, Queue
 from txmq.protocol import command, headers
 from txmq.protocol.codes import PullFlag, RequestCode
+from txmq_broker.testing import embedded
 
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 

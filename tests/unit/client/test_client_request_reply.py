@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from producer_stage import produced, silent
 
-from broker.testing import embedded
 from txmq.client.asking import Reply, question, reply_to
 from txmq.client.client import Client
 from txmq.client.consumer import PushConsumer
@@ -26,6 +25,7 @@ from txmq.errors import (
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import command, headers, properties
 from txmq.protocol.codes import RequestCode
+from txmq_broker.testing import embedded
 
 TOPIC = "Questions"
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)

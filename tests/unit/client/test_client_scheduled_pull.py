@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from pull_stage import GROUP, SOON, TOPIC, bodies, numbered, staged, until
 
-from broker.testing import embedded
 from txmq.client.consumer import PullContext, ScheduledPull
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, Queue
+from txmq_broker.testing import embedded
 
 
 def reading(found, delay_s=1.0):

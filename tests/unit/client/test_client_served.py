@@ -5,7 +5,6 @@ import contextlib
 
 import pytest
 
-from broker.testing import embedded
 from txmq.client.client import Client
 from txmq.client.consumer import Later, PushConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
@@ -15,6 +14,7 @@ from txmq.protocol import fastjson
 from txmq.protocol.bodies import ConsumedDirectly, ProducerRegistration, read_queue_map
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ConsumeDirectly, ConsumerStatusQuery
+from txmq_broker.testing import embedded
 
 GROUP, TOPIC = "readers", "Served"
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)

@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from broker.testing import embedded
 from txmq.client import telemetry as module
 from txmq.client.asking import reply_to
 from txmq.client.client import Client
@@ -22,6 +21,7 @@ from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSetti
 from txmq.client.telemetry import Telemetry
 from txmq.errors import ConfigError, LocalProtocolError
 from txmq.message import Message
+from txmq_broker.testing import embedded
 
 TOPIC = "Orders"
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)

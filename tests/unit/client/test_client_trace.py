@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from broker.testing import embedded
 from txmq.client import trace, tracer
 from txmq.client.client import Client
 from txmq.client.consumer import Later, PushConsumer
@@ -17,6 +16,7 @@ from txmq.client.tracer import Tracer, trace_group
 from txmq.errors import ConnectFailed, RemoteProtocolError, TxmqError
 from txmq.message import Message
 from txmq.runtime.clock import SystemClock
+from txmq_broker.testing import embedded
 
 TOPIC = "Orders"
 TRACES = "RMQ_SYS_TRACE_TOPIC"

@@ -1,14 +1,14 @@
 """A log in memory, and the queues that messages put into it appear in."""
 
-from broker.config import BrokerSettings, StoreSettings, TopicDefaults
-from broker.core.topics import Topics, system_topics
-from broker.store.message_store import MessageStore
 from txmq.protocol import properties
 from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.protocol.java import string_hash
 from txmq.protocol.message_id import host_bytes
 from txmq.protocol.record import tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
+from txmq_broker.config import BrokerSettings, StoreSettings, TopicDefaults
+from txmq_broker.core.topics import Topics, system_topics
+from txmq_broker.store.message_store import MessageStore
 
 NOW_MS = 1_700_000_000_000
 V4 = host_bytes("10.0.0.1", 10911)

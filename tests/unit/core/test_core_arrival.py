@@ -1,12 +1,12 @@
 import pytest
 
-from broker.core.arrival import as_half, check_now, examine, examine_all, says_it_is_half
-from broker.store.key_index import key_hash, topic_seed
 from txmq.errors import MessageIllegal
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_OF_HALF_MAX
 from txmq.protocol import properties
 from txmq.protocol.java import string_hash
 from txmq.protocol.record import real_place
+from txmq_broker.core.arrival import as_half, check_now, examine, examine_all, says_it_is_half
+from txmq_broker.store.key_index import key_hash, topic_seed
 
 SEED = topic_seed("T")
 CLUSTER = "CLUSTER\x01c1\x02"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.core import checks as module
-from broker.core.checks import Asked, Checks
 from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
+from txmq_broker.core import checks as module
+from txmq_broker.core.checks import Asked, Checks
 
 LATE_S = 0.05
 EVERYTHING = 1 << 40

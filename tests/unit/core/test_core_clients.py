@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker.core.clients import SILENCE_S, Clients
 from txmq.protocol.bodies import (
     ConsumerRegistration,
     Heartbeat,
     ProducerRegistration,
     Subscription,
 )
+from txmq_broker.core.clients import SILENCE_S, Clients
 
 
 @pytest.fixture

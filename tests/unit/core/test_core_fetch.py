@@ -1,13 +1,13 @@
 import pytest
 from core_log import V4, V6, Log
 
-from broker.core.fetch import Outcome, fetch
-from broker.core.filter.condition import Condition
-from broker.core.filter.tags import tag_filter
 from txmq.errors import CorruptRecord
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import record as records
 from txmq.protocol.java import string_hash
+from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.filter.condition import Condition
+from txmq_broker.core.filter.tags import tag_filter
 
 
 @pytest.fixture

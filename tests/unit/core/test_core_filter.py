@@ -5,15 +5,15 @@ The expected results are those of RocketMQ's own filter module, read in its sour
 
 import pytest
 
-from broker.config import FilterSettings
-from broker.core.filter.condition import Condition
-from broker.core.filter.filters import Filters
-from broker.core.filter.parser import parse
-from broker.core.filter.tags import TagFilter
 from txmq.errors import InternalError, SubscriptionInvalid
 from txmq.limits import FILTER_DEPTH_MAX, FILTER_OPERANDS_MAX, SUBSCRIPTION_CHARS_MAX
 from txmq.protocol import properties
 from txmq.protocol.bodies import Subscription
+from txmq_broker.config import FilterSettings
+from txmq_broker.core.filter.condition import Condition
+from txmq_broker.core.filter.filters import Filters
+from txmq_broker.core.filter.parser import parse
+from txmq_broker.core.filter.tags import TagFilter
 
 FAILS = "fails"
 PROPS = {

@@ -1,10 +1,10 @@
 import pytest
 from core_log import NOW_MS
 
-from broker.config import TopicDefaults
-from broker.core.groups import BUILT_IN, Groups
 from txmq.errors import GroupNotFound, InternalError
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
+from txmq_broker.config import TopicDefaults
+from txmq_broker.core.groups import BUILT_IN, Groups
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from broker.core.hold import Holds
+from txmq_broker.core.hold import Holds
 
 
 @pytest.fixture

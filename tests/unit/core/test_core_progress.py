@@ -1,9 +1,6 @@
 import pytest
 from core_log import NOW_MS, Log, topic
 
-from broker.core.clients import Clients
-from broker.core.offsets import Offsets
-from broker.core.progress import NO_CORRECTION, Progress
 from txmq.protocol.bodies import (
     ConsumerRegistration,
     Heartbeat,
@@ -12,6 +9,9 @@ from txmq.protocol.bodies import (
     QueueStats,
     Subscription,
 )
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.progress import NO_CORRECTION, Progress
 
 
 class Scene:

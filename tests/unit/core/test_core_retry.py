@@ -2,9 +2,14 @@
 
 import pytest
 
-from broker.config import DelaySettings
-from broker.core.clients import ConsumerGroup, Member
-from broker.core.retry import (
+from txmq.limits import PROPERTIES_BYTES_MAX, REASON_CHARS_MAX
+from txmq.protocol.bodies import GroupConfig
+from txmq.protocol.message_id import host_bytes
+from txmq.protocol.properties import parse, render
+from txmq.protocol.record import Record
+from txmq_broker.config import DelaySettings
+from txmq_broker.core.clients import ConsumerGroup, Member
+from txmq_broker.core.retry import (
     Fate,
     buried,
     fate_of,
@@ -12,11 +17,6 @@ from broker.core.retry import (
     settle_maximum,
     why_exhausted,
 )
-from txmq.limits import PROPERTIES_BYTES_MAX, REASON_CHARS_MAX
-from txmq.protocol.bodies import GroupConfig
-from txmq.protocol.message_id import host_bytes
-from txmq.protocol.properties import parse, render
-from txmq.protocol.record import Record
 
 LEVELS = DelaySettings().levels.split()
 SECONDS = {"s": 1, "m": 60, "h": 3600}

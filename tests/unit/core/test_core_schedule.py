@@ -2,10 +2,6 @@
 
 import pytest
 
-from broker.config import BrokerSettings, DelaySettings, TopicDefaults
-from broker.core.schedule import Schedule, Wish
-from broker.core.topics import Topics, system_topics
-from broker.store.lines import WHEEL_LINES
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.shelf import HOST, START_MS, Sizes
 from txmq.errors import CorruptRecord, IllegalOperation, MessageIllegal
@@ -15,6 +11,10 @@ from txmq.protocol import record as records
 from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.protocol.message_id import host_bytes
 from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
+from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
+from txmq_broker.core.schedule import Schedule, Wish
+from txmq_broker.core.topics import Topics, system_topics
+from txmq_broker.store.lines import WHEEL_LINES
 
 NOW = START_MS + 1_000_000
 DAY_MS = 86_400_000
@@ -470,7 +470,7 @@ def test_who_waits_longer_than_anybody_may_now_can_be_recalled(desk):
 
 
 def test_a_recall_does_not_read_more_than_one_producer_sends_again(desk, monkeypatch):
-    monkeypatch.setattr("broker.core.schedule.RECALLED_BYTES_MAX", 5_000)
+    monkeypatch.setattr("txmq_broker.core.schedule.RECALLED_BYTES_MAX", 5_000)
     body = "a" * 2_000
     wish, _ = desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
     desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
@@ -482,7 +482,7 @@ def test_a_recall_does_not_read_more_than_one_producer_sends_again(desk, monkeyp
 
 
 def test_too_many_with_one_id_are_not_looked_at(desk, monkeypatch):
-    monkeypatch.setattr("broker.core.schedule.RECALLED_TOGETHER_MAX", 2)
+    monkeypatch.setattr("txmq_broker.core.schedule.RECALLED_TOGETHER_MAX", 2)
     wish, _ = desk.put("a", DELAY="1")
     desk.put("a", DELAY="1")
     assert desk.recall("a", wish.due_ms)

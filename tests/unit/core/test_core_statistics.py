@@ -1,7 +1,7 @@
 import pytest
 from core_log import NOW_MS, Log, topic
 
-from broker.core.statistics import DAY_S, HOUR_S, Meter, Mornings, Rate, Statistics
+from txmq_broker.core.statistics import DAY_S, HOUR_S, Meter, Mornings, Rate, Statistics
 
 
 def counted(steps, *, until, each=10.0):

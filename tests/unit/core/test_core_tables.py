@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.core.admission import Admission
-from broker.core.locks import EXPIRY_S, Locks
-from broker.core.offsets import Offsets
 from txmq.errors import ServiceUnavailable
 from txmq.protocol.bodies import ConsumerOffsets, MessageQueue
+from txmq_broker.core.admission import Admission
+from txmq_broker.core.locks import EXPIRY_S, Locks
+from txmq_broker.core.offsets import Offsets
 
 Q0, Q1, Q2 = (MessageQueue("b", number, "T") for number in range(3))
 

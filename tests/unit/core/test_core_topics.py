@@ -1,10 +1,10 @@
 import pytest
 from core_log import NOW_MS, Log, topic
 
-from broker.config import BrokerSettings, TopicDefaults
-from broker.core.topics import Topics, check_name, system_topics
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.core.topics import Topics, check_name, system_topics
 
 CLOSED = [
     "SCHEDULE_TOPIC_XXXX",

@@ -10,8 +10,6 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from broker.app import Broker
-from broker.config import BrokerSettings, StoreSettings, TopicDefaults
 from txmq.protocol import batch, properties
 from txmq.protocol import command as commands
 from txmq.protocol import record as records
@@ -42,6 +40,8 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
 from txmq.testing import MemoryDisk, World
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, StoreSettings, TopicDefaults
 
 PATIENCE_S = 10.0
 SETTINGS = BrokerSettings(store=StoreSettings(flush="async"))

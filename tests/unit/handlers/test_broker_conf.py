@@ -7,13 +7,13 @@ import pytest
 from handler_stage import batch_of, batching, in_world, on_sockets, pulled, pulling, sending
 from transaction_stage import in_lives, preparing
 
-from broker.config import BrokerSettings
-from broker.rocketmq_settings import NAMES
 from txmq.config import load
 from txmq.protocol import java_properties
 from txmq.protocol.codes import RequestCode
 from txmq.testing import Loss
 from txmq.testing.clock import EPOCH_MS
+from txmq_broker.config import BrokerSettings
+from txmq_broker.rocketmq_settings import NAMES
 
 SEND, SEND_BATCH, PULL = 10, 320, RequestCode.PULL_MESSAGE
 SHOW, CHANGE = 26, 25

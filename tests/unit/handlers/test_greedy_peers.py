@@ -4,9 +4,6 @@ import json
 
 import pytest
 
-from broker.core import topics as topic_table
-from broker.core.clients import Clients
-from broker.testing import embedded
 from txmq.limits import GROUPS_PER_CLIENT_MAX, LAX_HEADER_BYTES_MAX, SUBSCRIPTION_CHARS_MAX
 from txmq.protocol import batch, fastjson
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
@@ -14,6 +11,9 @@ from txmq.protocol.headers import PullMessage, SendMessageV2
 from txmq.remoting.pool import Pool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.core import topics as topic_table
+from txmq_broker.core.clients import Clients
+from txmq_broker.testing import embedded
 
 BEAT, SEND, BATCH, PULL = 34, 310, 320, 11
 MESSAGE_ILLEGAL, ERROR, NO_PERMISSION, BAD_FILTER = 13, 1, 16, 23

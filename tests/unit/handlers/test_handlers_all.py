@@ -3,10 +3,10 @@
 import pytest
 from handler_stage import consumer, pulling, sending
 
-from broker.app import Broker
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.frame import BINARY, JSON, Frame
+from txmq_broker.app import Broker
 
 ALL = """
 10 11 12 14 15 17 21 25 26 28 29 30 31 32 33 34 35 38 41 42 43 46 200 201 202 203 204 207 208 215

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from broker.config import BrokerSettings, DelaySettings, StoreSettings
 from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
@@ -29,6 +28,7 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.message_id import split_offset_id
 from txmq.testing import Loss
+from txmq_broker.config import BrokerSettings, DelaySettings, StoreSettings
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS_S = [1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]

@@ -17,12 +17,12 @@ from handler_stage import (
 )
 from transaction_stage import COMMIT, end, prepare
 
-from broker.config import FilterSettings
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_SCAN_MAX
 from txmq.protocol import batch, java_properties
 from txmq.protocol.bodies import ConsumerRegistration, QueueEntries, SubscriptionCheck
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.headers import QueueEntriesQuery
+from txmq_broker.config import FilterSettings
 
 PULL, CHECK = 11, 46
 FOUND, ERROR, AT_END, NO_MATCH = 0, 1, 19, 20
@@ -450,7 +450,7 @@ def test_the_conditions_of_heartbeats_are_kept_with_held_pulls_too():
 @pytest.mark.parametrize(("given", "at_once"), [({"tags": "*"}, 4), (by_sql("a > 5"), 2)])
 def test_many_who_wait_are_not_served_in_one_go(monkeypatch, given, at_once):
     """One large message takes the conditions of some hundreds a second."""
-    monkeypatch.setattr("broker.handlers.pull.WOKEN_TOGETHER_MAX", 4)
+    monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 4)
 
     async def main(stage):
         client = await stage.client()
@@ -474,7 +474,7 @@ def test_many_who_wait_are_not_served_in_one_go(monkeypatch, given, at_once):
 
 
 def test_who_was_woken_and_not_served_yet_is_answered_by_a_broker_that_stops(monkeypatch):
-    monkeypatch.setattr("broker.handlers.pull.WOKEN_TOGETHER_MAX", 1)
+    monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 1)
 
     async def main(stage):
         client = await stage.client()

@@ -16,13 +16,13 @@ from handler_stage import (
     with_topics,
 )
 
-from broker.config import StoreSettings
 from txmq.config import Duration
 from txmq.limits import PULL_SCAN_MAX
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import TopicHeader
+from txmq_broker.config import StoreSettings
 
 PULL, LITE_PULL = 11, 361
 FOUND, AT_END, NO_MATCH, MOVED = 0, 19, 20, 21

@@ -6,10 +6,10 @@ from itertools import islice
 import pytest
 from handler_stage import in_world
 
-from broker.store.key_index import key_hash, topic_seed
 from txmq.protocol import record as records
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer, fields_of
+from txmq_broker.store.key_index import key_hash, topic_seed
 
 BY_KEY, BY_ID = 12, 33
 ERROR, NO_TOPIC, NOT_FOUND = 1, 17, 22

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from handler_stage import SETTINGS, consumer, in_world, queue, sending
 
-from broker.config import StoreSettings
 from txmq.protocol import command as commands
 from txmq.protocol import fastjson, properties
 from txmq.protocol import record as records
@@ -22,6 +21,7 @@ from txmq.protocol.headers import (
     TopicAndGroup,
     fields_of,
 )
+from txmq_broker.config import StoreSettings
 
 RESET, STATUS, RUNNING, DIRECTLY, REPLY, REPLY_V2 = 222, 223, 307, 309, 324, 325
 TO_RESET, TO_STATUS, TO_PUSH = 220, 221, 326
@@ -174,7 +174,7 @@ def test_a_broker_that_stops_waits_for_no_consumer():
 def test_too_many_questions_at_once_are_refused(serve, monkeypatch):
     async def main(stage):
         operator, member = await group_of(stage)
-        monkeypatch.setattr("broker.handlers.relay.RELAYED_MAX", 1)
+        monkeypatch.setattr("txmq_broker.handlers.relay.RELAYED_MAX", 1)
         header = ConsumeDirectly("g", member.name)
         operator.asking(RUNNING, header)
 

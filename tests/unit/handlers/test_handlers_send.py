@@ -17,8 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replaced
 
-from broker.config import StoreSettings
-from broker.store.key_index import keys_in
 from txmq.protocol import batch, properties
 from txmq.protocol.bodies import GroupConfig, TopicConfig
 from txmq.protocol.codes import RequestCode
@@ -26,6 +24,8 @@ from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, SendAnswer, SendMessage, SendMessageV2, TopicHeader
 from txmq.protocol.message_id import host_text, split_offset_id
 from txmq.protocol.record import unpack
+from txmq_broker.config import StoreSettings
+from txmq_broker.store.key_index import keys_in
 
 SEND, SEND_V2, BATCH = 10, 310, 320
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from handler_stage import SETTINGS, in_world, sending, with_topics
 
-from broker.config import RetentionSettings, StoreSettings, TopicDefaults
 from txmq.config import Duration, Size
 from txmq.protocol import java_properties
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
+from txmq_broker.config import RetentionSettings, StoreSettings, TopicDefaults
 
 CHANGE, SHOW = 25, 26
 ERROR, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 16, 17, 26

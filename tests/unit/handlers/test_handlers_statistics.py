@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from handler_stage import SETTINGS, in_world
 
-from broker.config import RetentionSettings, StoreSettings
-from broker.handlers.statistics import _readable
 from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, Table
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import StatsQuery, TopicHeader
+from txmq_broker.config import RetentionSettings, StoreSettings
+from txmq_broker.handlers.statistics import _readable
 
 RUNTIME, COUNTER = 28, 315
 CLEAN_QUEUES, CLEAN_TOPICS, CLEAN_LOG = 306, 316, 329

@@ -19,7 +19,6 @@ from transaction_stage import (
     quick,
 )
 
-from broker import flusher
 from txmq.protocol import record as records
 from txmq.protocol.bodies import OpenTransaction, OpenTransactions
 from txmq.protocol.codes import RequestCode
@@ -31,6 +30,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
 )
 from txmq.runtime.clock import SystemClock
+from txmq_broker import flusher
 
 
 def test_a_half_message_is_invisible_until_it_is_committed(serve):

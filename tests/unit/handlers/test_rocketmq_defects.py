@@ -29,8 +29,6 @@ from transaction_stage import (
     stay,
 )
 
-from broker.core import checks
-from broker.store import half_store
 from tests.crash_points import watched
 from tests.simulation.mix import SmallStore, kib
 from txmq.errors import TransportError
@@ -47,6 +45,8 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.span import FOLDER, SUFFIX, name_of
 from txmq.testing import Loss
+from txmq_broker.core import checks
+from txmq_broker.store import half_store
 
 HOUR = 3600.0
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from handler_stage import SETTINGS, Client, Inbox, Stage, sending
 
-from broker.app import Broker
-from broker.config import StoreSettings, TransactionSettings
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.message_id import split_offset_id
 from txmq.remoting.pool import Pool
 from txmq.testing import MachineCrashedError, World
+from txmq_broker.app import Broker
+from txmq_broker.config import StoreSettings, TransactionSettings
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 PREPARED = 4

@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings
 from tests.simulation.mix import SmallStore
 from txmq.client import Admin, Session
 from txmq.errors import TransportError
@@ -13,6 +11,8 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RouteQuery
 from txmq.remoting.pool import Pool
 from txmq.testing import Conditions, simulate
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings
 
 PLACE = "10.0.0.1"
 NAMES = f"{PLACE}:9876"

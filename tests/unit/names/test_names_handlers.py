@@ -6,14 +6,14 @@ import zlib
 import pytest
 from names_peer import Peer, SetClock, offer, registration
 
-from broker.names.handlers import NameHandlers
-from broker.names.key_values import KeyValues
-from broker.names.options import NameOptions, OptionTable
-from broker.names.routes import RouteTable
 from txmq.protocol.bodies import QueueRoute, RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.frame import BINARY
 from txmq.remoting.dispatch import Dispatcher
+from txmq_broker.names.handlers import NameHandlers
+from txmq_broker.names.key_values import KeyValues
+from txmq_broker.names.options import NameOptions, OptionTable
+from txmq_broker.names.routes import RouteTable
 
 A = "10.0.0.1:10911"
 WHO = {

@@ -1,10 +1,10 @@
 import pytest
 from names_peer import offer, registration
 
-from broker.names import routes as module
-from broker.names.routes import RouteTable
 from txmq.errors import LimitExceeded, TopicNotFound
 from txmq.protocol.bodies import DataVersion, QueueRoute
+from txmq_broker.names import routes as module
+from txmq_broker.names.routes import RouteTable
 
 HERE = "the connection"
 A = "10.0.0.1:10911"

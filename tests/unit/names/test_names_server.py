@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from names_peer import LoopClock, MemoryDisk, MemoryNetwork, in_world, offer, registration
 
-from broker.names.server import NameServer
 from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.remoting.pool import Pool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.names.server import NameServer
 
 PLACE = ("10.0.0.5", 9876)
 BODY = RegistrationBody(topic_config_serialize_wrapper=offer("T")).write()

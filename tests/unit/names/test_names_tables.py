@@ -6,10 +6,6 @@ import zlib
 import pytest
 from names_peer import registration
 
-from broker.names import key_values as module
-from broker.names.key_values import KeyValues
-from broker.names.options import NameOptions, OptionTable
-from broker.names.registration import read_registration
 from txmq.errors import (
     ConfigError,
     InternalError,
@@ -19,6 +15,10 @@ from txmq.errors import (
     WriteFailed,
 )
 from txmq.protocol.bodies import DataVersion, RegistrationBody, TopicConfigs
+from txmq_broker.names import key_values as module
+from txmq_broker.names.key_values import KeyValues
+from txmq_broker.names.options import NameOptions, OptionTable
+from txmq_broker.names.registration import read_registration
 
 
 def failing(data):

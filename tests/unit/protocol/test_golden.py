@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.names.registration import read_registration
 from txmq.protocol import batch, header_binary, record
 from txmq.protocol.bodies import (
     BrokerRoute,
@@ -68,6 +67,7 @@ from txmq.protocol.headers import (
     SendMessageV2,
 )
 from txmq.protocol.record import Record
+from txmq_broker.names.registration import read_registration
 
 GOLDEN = Path(__file__).parents[2] / "interop" / "golden"
 UNIQUE = "0A00000504D2018BCFE5680000000001"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.core.admission import Admission
-from broker.flusher import Flusher
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
 from txmq.protocol.frame import FrameReader
 from txmq.remoting.connection import Connection
 from txmq.testing import SimulatedClock
+from txmq_broker.core.admission import Admission
+from txmq_broker.flusher import Flusher
 
 
 class PaperTransport(asyncio.Transport):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 from typing import NamedTuple
 
-from broker.core.fetch import Outcome, fetch
-from broker.store.key_index import key_hash, keys_in, topic_seed
-from broker.store.message_store import MessageStore
-from broker.store.pending import transaction_key
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.decision import Kind, Source
 from txmq.protocol.record import tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
+from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
+from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.pending import transaction_key
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 START_MS = 1_700_000_000_000

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from broker.store.checked_file import CheckedFile
 from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError
 from txmq.protocol.checked_body import pack, unpack
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
+from txmq_broker.store.checked_file import CheckedFile
 
 PATH = "config/topics.json"
 OLD = f"{PATH}.old"

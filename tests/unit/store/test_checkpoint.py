@@ -5,14 +5,14 @@ import zlib
 
 import pytest
 
-from broker.store.checkpoint import IndexFile, Stretch, draft, indexed_segments, path_of
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.key_index import KeyIndex
-from broker.store.lines import LineState
-from broker.store.pending import Changes
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
+from txmq_broker.store.checkpoint import IndexFile, Stretch, draft, indexed_segments, path_of
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.key_index import KeyIndex
+from txmq_broker.store.lines import LineState
+from txmq_broker.store.pending import Changes
 
 LOG = 7
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from broker.store.commit_log import CommitLog
-from broker.store.high_water import HighWater
-from broker.store.segment import Segments
 from txmq.errors import DiskFull, WriteFailed
 from txmq.protocol.span import HEAD_BYTES, read_head
 from txmq.testing import Loss, MemoryDisk
+from txmq_broker.store.commit_log import CommitLog
+from txmq_broker.store.high_water import HighWater
+from txmq_broker.store.segment import Segments
 
 SIZE = 1000
 

@@ -4,10 +4,10 @@ import zlib
 
 import pytest
 
-from broker.store.consume_queue import ENTRY, Block, ConsumeQueue
-from broker.store.sealed import Sealed
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
+from txmq_broker.store.consume_queue import ENTRY, Block, ConsumeQueue
+from txmq_broker.store.sealed import Sealed
 
 
 def entry(number):

@@ -10,8 +10,6 @@ from collections import Counter
 
 import pytest
 
-from broker.keeper import Keeper
-from broker.store.waiting import Due
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Sizes
@@ -19,6 +17,8 @@ from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.waiting import Due
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 MESSAGES = 40

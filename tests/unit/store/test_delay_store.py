@@ -5,9 +5,6 @@ import errno
 
 import pytest
 
-from broker.config import RetentionSettings
-from broker.store.lines import WHEEL_LINES
-from broker.store.retention import decide as retain
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Sizes
@@ -15,6 +12,9 @@ from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol import record as records
 from txmq.protocol.topics import SCHEDULE_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq_broker.config import RetentionSettings
+from txmq_broker.store.lines import WHEEL_LINES
+from txmq_broker.store.retention import decide as retain
 
 T0 = START_MS + 1_000_000
 LATER = T0 + 10**9

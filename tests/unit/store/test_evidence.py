@@ -4,13 +4,13 @@ import errno
 
 import pytest
 
-from broker.core.fetch import Outcome, fetch
-from broker.store.high_water import PATH as HIGH_WATER
-from broker.store.log_identity import PATH as IDENTITY
 from tests.unit.store.shelf import LOG, Shelf, Sizes, rewrite
 from txmq.errors import CorruptRecord, DiskFull, ForeignFile, LogTooShort
 from txmq.protocol.span import HEAD_BYTES
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
+from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.store.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log_identity import PATH as IDENTITY
 
 ONE_FILE = Sizes(segment_size=1 << 20)
 BIG = b"x" * 1500

@@ -9,8 +9,6 @@ import os
 
 import pytest
 
-from broker.keeper import Keeper
-from broker.store.pending import transaction_key
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
@@ -19,6 +17,8 @@ from txmq.protocol.command import Command
 from txmq.protocol.decision import Kind
 from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.pending import transaction_key
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 TRANSACTIONS = 30
@@ -29,7 +29,7 @@ LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch):
     """So that files this small have room for markers, too."""
-    for module in ("broker.store.half_store", "broker.flusher"):
+    for module in ("txmq_broker.store.half_store", "txmq_broker.flusher"):
         monkeypatch.setattr(f"{module}.SPAN_BYTES_MAX", 1000)
 
 

@@ -4,11 +4,6 @@ import errno
 
 import pytest
 
-from broker.config import RetentionSettings
-from broker.store.half_store import Done
-from broker.store.high_water import PATH as HIGH_WATER
-from broker.store.pending import transaction_key
-from broker.store.retention import decide as retain
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
@@ -16,6 +11,11 @@ from txmq.protocol import record as records
 from txmq.protocol.decision import Decision, Kind, Source
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq_broker.config import RetentionSettings
+from txmq_broker.store.half_store import Done
+from txmq_broker.store.high_water import PATH as HIGH_WATER
+from txmq_broker.store.pending import transaction_key
+from txmq_broker.store.retention import decide as retain
 
 COMMITTED, ROLLED_BACK, PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
 IN_PLACE = Sizes(segment_size=64 << 20)
@@ -100,7 +100,7 @@ def is_sound(shelf):
 @pytest.fixture
 def small_margin(monkeypatch):
     """Files of 4096 bytes have room for markers, too."""
-    monkeypatch.setattr("broker.store.half_store.SPAN_BYTES_MAX", 300)
+    monkeypatch.setattr("txmq_broker.store.half_store.SPAN_BYTES_MAX", 300)
 
 
 # --- decided ---
@@ -262,8 +262,8 @@ def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
 
 def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(monkeypatch):
     """What is staged behind a marker must not push it into the next file."""
-    monkeypatch.setattr("broker.store.half_store.SPAN_BYTES_MAX", 1000)
-    monkeypatch.setattr("broker.flusher.SPAN_BYTES_MAX", 1000)
+    monkeypatch.setattr("txmq_broker.store.half_store.SPAN_BYTES_MAX", 1000)
+    monkeypatch.setattr("txmq_broker.flusher.SPAN_BYTES_MAX", 1000)
 
     async def main(world):
         async with Press(MemoryDisk()) as press:

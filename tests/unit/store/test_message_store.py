@@ -6,8 +6,6 @@ import struct
 
 import pytest
 
-from broker.handlers.offsets import offset_by_time
-from broker.store.consume_queue import ENTRY
 from tests.unit.store.shelf import HOST, START_MS, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, StoreError, WriteFailed
 from txmq.limits import FRAME_BYTES_MAX
@@ -16,6 +14,8 @@ from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
+from txmq_broker.handlers.offsets import offset_by_time
+from txmq_broker.store.consume_queue import ENTRY
 
 BIG = b"x" * 1500
 

@@ -4,9 +4,6 @@ import errno
 
 import pytest
 
-from broker.store.checkpoint import path_of
-from broker.store.high_water import PATH as HIGH_WATER
-from broker.store.pending import transaction_key
 from tests.unit.store.shelf import LOG, Shelf, Sizes, rewrite
 from txmq.errors import (
     CorruptRecord,
@@ -23,6 +20,9 @@ from txmq.protocol.span import HEAD_BYTES, head
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
+from txmq_broker.store.checkpoint import path_of
+from txmq_broker.store.high_water import PATH as HIGH_WATER
+from txmq_broker.store.pending import transaction_key
 
 ONE_FILE = Sizes(segment_size=1 << 20)
 BIG = b"x" * 1500
@@ -257,7 +257,7 @@ def test_what_follows_a_bad_span_is_searched_to_the_end_of_the_log():
 
 @pytest.mark.parametrize("shift", range(-HEAD_BYTES - 2, 3))
 def test_a_head_is_found_wherever_the_windows_of_the_search_meet(shift, monkeypatch):
-    monkeypatch.setattr("broker.store.recovery._WINDOW", 256)
+    monkeypatch.setattr("txmq_broker.store.recovery._WINDOW", 256)
     shelf = Shelf(sizes=ONE_FILE)
     (first,) = shelf.add(b"x" * 100)
     shelf = Shelf(sizes=ONE_FILE)

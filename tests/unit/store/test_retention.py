@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from broker.config import RetentionSettings
-from broker.keeper import Keeper
-from broker.store.retention import FORCED_PER_ROUND, Age, Verdict, decide
 from tests.unit.store.shelf import START_MS, Shelf
 from txmq.testing import Loss, MemoryDisk
+from txmq_broker.config import RetentionSettings
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.retention import FORCED_PER_ROUND, Age, Verdict, decide
 
 HOUR_MS = 3_600_000
 NOW = START_MS + 1000 * HOUR_MS

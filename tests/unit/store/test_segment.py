@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import pytest
 
-from broker.store.segment import Extent, Segments
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol.span import name_of
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
+from txmq_broker.store.segment import Extent, Segments
 
 SIZE = 100
 

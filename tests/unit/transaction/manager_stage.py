@@ -10,13 +10,13 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import embedded
 from txmq import Client, SQLResource, TransactionManager
 from txmq.config import Duration
 from txmq.errors import TopicNotFound
 from txmq.transaction import LocalTransactionState, ManagerSettings, TransactionState
 from txmq.transaction.resources.schema import create_fence
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import embedded
 
 __all__ = ["SOON", "Bank", "Order", "Stage", "on_stage", "take"]
 

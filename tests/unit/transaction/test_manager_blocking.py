@@ -9,7 +9,6 @@ import threading
 import pytest
 from sqlalchemy import create_engine, text
 
-from broker.testing import BrokerThread
 from tests.unit.transaction.manager_stage import (
     COMMITTED,
     GROUP,
@@ -23,6 +22,7 @@ from tests.unit.transaction.manager_stage import (
 from txmq import Message, SQLResource, blocking
 from txmq.errors import ConfigError, RollBack, UsageError
 from txmq.transaction import ManagerSettings
+from txmq_broker.testing import BrokerThread
 
 ORDER = Order("o-1", 30)
 

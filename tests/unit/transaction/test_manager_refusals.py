@@ -7,7 +7,6 @@ import threading
 import pytest
 from sqlalchemy import create_engine
 
-from broker.testing import BrokerThread
 from tests.unit.transaction.manager_stage import (
     COMMITTED,
     GROUP,
@@ -32,6 +31,7 @@ from txmq.errors import (
 )
 from txmq.transaction.ends import Heard
 from txmq.transaction.state import LocalTransactionState, Reply
+from txmq_broker.testing import BrokerThread
 
 MESSAGE = Message(topic=TOPIC, body=b"block")
 ORDER = Order("o-1", 30)

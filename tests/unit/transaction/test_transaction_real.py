@@ -10,8 +10,6 @@ from functools import partial
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings, TransactionSettings
 from tests.unit.transaction.producing_stage import (
     COMMIT,
     GROUP,
@@ -28,6 +26,8 @@ from txmq.errors import TopicNotFound, TransactionConflict, TransportError
 from txmq.testing import World
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, TransactionSettings
 
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
 SEEDS = TransactionSettings(timeout=Duration(20), check_interval=Duration(10), check_max=5)

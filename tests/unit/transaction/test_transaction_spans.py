@@ -9,8 +9,6 @@ from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
 import txmq.blocking
-from broker.config import BrokerSettings, StoreSettings
-from broker.testing import embedded
 from tests.unit.transaction.producing_stage import (
     COMMIT,
     GROUP,
@@ -30,6 +28,8 @@ from txmq.errors import BrokerRefused, RollBack, TransactionConflict, UsageError
 from txmq.protocol import command, headers
 from txmq.transaction import TransactionProducer
 from txmq.transaction.story import note
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.testing import embedded
 
 LOGGER = "txmq.transaction.story"
 CALM = BrokerSettings(store=StoreSettings(flush="async"))

@@ -12,8 +12,6 @@ from contextvars import ContextVar
 
 import pytest
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import BrokerThread, embedded
 from tests.serving import environment
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from txmq import blocking
@@ -23,6 +21,8 @@ from txmq.runtime.threads import Threads
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.threads import Here
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import BrokerThread, embedded
 
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
 HURRIED = BrokerSettings(

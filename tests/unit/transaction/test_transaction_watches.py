@@ -8,8 +8,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from broker.config import BrokerSettings, StoreSettings, TransactionSettings
-from broker.testing import embedded
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from txmq.client.client import Client
 from txmq.client.settings import ClientSettings
@@ -18,6 +16,8 @@ from txmq.client.trace import Decided, Kind, Sent, decode
 from txmq.config import Duration
 from txmq.transaction import TransactionProducer
 from txmq.transaction import TransactionSettings as Settings
+from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.testing import embedded
 
 HURRIED = BrokerSettings(
     store=StoreSettings(flush="async"),

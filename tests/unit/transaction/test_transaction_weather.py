@@ -11,8 +11,6 @@ from contextlib import suppress
 
 import pytest
 
-from broker.app import Broker
-from broker.config import BrokerSettings, TransactionSettings
 from tests.unit.transaction.producing_stage import (
     COMMIT,
     GROUP,
@@ -27,6 +25,8 @@ from txmq.errors import BrokerRefused, RollBack, TransportError, TxmqError
 from txmq.testing import simulate
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, TransactionSettings
 
 STORM_S = 60.0
 LANES = 4

@@ -1,0 +1,559 @@
+"""The broker put together: what it is made of, in which order it starts, how it drains and
+stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from txmq.errors import InternalError, ServiceUnavailable, StoreError, WriteFailed
+from txmq.protocol.bodies import TopicConfigs
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.listener import Listener
+from txmq.remoting.pool import Pool, split_address
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.disk import Disk, LocalDisk
+from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.network import Network, SystemNetwork
+from txmq_broker.checker import Checker
+from txmq_broker.config import BrokerSettings
+from txmq_broker.core.admission import Admission
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.core.filter.filters import Filters
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.locks import Locks
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.statistics import Statistics
+from txmq_broker.core.topics import Topics, queue_counts, system_topics
+from txmq_broker.deliverer import Deliverer
+from txmq_broker.flusher import Flusher
+from txmq_broker.handlers.clients import ClientHandlers
+from txmq_broker.handlers.groups import GroupHandlers
+from txmq_broker.handlers.offsets import OffsetHandlers
+from txmq_broker.handlers.progress import ProgressHandlers
+from txmq_broker.handlers.pull import PullHandlers
+from txmq_broker.handlers.query import QueryHandlers
+from txmq_broker.handlers.recall import RecallHandlers
+from txmq_broker.handlers.relay import RelayHandlers
+from txmq_broker.handlers.returns import ReturnHandlers
+from txmq_broker.handlers.send import SendHandlers
+from txmq_broker.handlers.settings import SettingHandlers
+from txmq_broker.handlers.statistics import StatisticsHandlers
+from txmq_broker.handlers.topics import TopicHandlers
+from txmq_broker.handlers.transactions import TransactionHandlers
+from txmq_broker.housekeeping import Housekeeping
+from txmq_broker.identity import Identity
+from txmq_broker.keeper import Keeper
+from txmq_broker.names.server import NameServer
+from txmq_broker.registrar import Registrar, registration_of
+from txmq_broker.store.message_store import MessageStore, Span
+from txmq_broker.store.start import Recovery
+
+__all__ = ["Broker", "run"]
+
+log = logging.getLogger(__name__)
+
+DRAIN_S: Final = 10.0
+
+_TORN_MEANS: Final = {
+    "sync": "none of them was acknowledged",
+    "async": "they may hold messages that were acknowledged shortly before",
+}
+
+FILES_OF_OUR_OWN: Final = 1024
+"""Files open beside connections: two for each segment of the log, and a few."""
+
+
+class HandlerFamily(Protocol):
+    """Handlers that belong together."""
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        ...
+
+
+class Broker:
+    """A broker, with its own name server unless it is told of others."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        clock: Clock | None = None,
+        network: Network | None = None,
+        disk: Disk | None = None,
+        entropy: Entropy | None = None,
+        accept_loss: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self._accept_loss = accept_loss
+        self.clock: Clock = clock or SystemClock()
+        self.network: Network = network or SystemNetwork()
+        self.disk: Disk = disk or LocalDisk(settings.data)
+        self.entropy: Entropy = entropy or SystemEntropy()
+        self.store = MessageStore(self.disk, settings.store)
+        self.topics = Topics(self.store, settings.topics)
+        self.groups = Groups(settings.topics)
+        self.offsets = Offsets(self.store.end_of)
+        self.clients: Clients[Connection] = Clients()
+        self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
+        self.schedule = Schedule(self.store, self.topics, settings.delay)
+        self.filters = Filters(settings.filter)
+        self.locks = Locks()
+        self.statistics = Statistics()
+        self.admission = Admission()
+        self.recovery = Recovery(0, 0, 0)
+        self.failure: StoreError | None = None
+        self.stopped = asyncio.Event()
+        self._keeper = Keeper(self.disk)
+        self._housekeeping = Housekeeping(
+            self.store,
+            self.disk,
+            self.clock,
+            self._keeper,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.statistics,
+            self.admission,
+            settings.retention,
+        )
+        self._pool = Pool(self.network, self.clock)
+        self._names: NameServer | None = None
+        self._dispatch = Dispatcher({})
+        self._listener: Listener | None = None
+        self._registrar: Registrar | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._delivery: asyncio.Task[None] | None = None
+        self.started_ms = 0
+
+    # Starting
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._give_up()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        self._keeper.owner = f"{self.store.take(self.entropy):016x}"
+        self._keeper.accepts_loss = self._accept_loss is not None
+        floors = self._keeper.floors()
+        self._housekeeping.floors = floors.floors
+        topics = self._keeper.topics()
+        self.groups.load(self._keeper.groups())
+        self.offsets.load(self._keeper.offsets())
+        self._open_store(topics, floors.log_end)
+        self.topics.load(topics, system_topics(self.settings))
+        self.started_ms = self.clock.wall_ms()
+        # The address becomes part of every record, so the port must be known before any is served.
+        self._listener = Listener(
+            self.network,
+            self.clock,
+            self._dispatch,
+            connections_max=self.settings.connections_max,
+            on_lost=self._lost,
+        )
+        await self._listener.open(*split_address(self.settings.listen))
+        self._identity = Identity.of(
+            self.settings, *self._listener.address, self.entropy, self.clock
+        )
+        self._flusher = Flusher(
+            self.store,
+            self.disk,
+            self.clock,
+            self.admission,
+            self.settings.store,
+            self._published,
+            self._failed,
+        )
+        self._build_handlers()
+        self._flusher.start()
+        self._complete_tables()
+        self._registrar = await self._open_names()
+        await self._registrar.start()
+        chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
+        self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
+        self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
+        self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
+        self._tasks.append(self._delivery)
+
+    def _open_store(self, topics: TopicConfigs, floors_end: int) -> None:
+        self.recovery = self.store.open(
+            self._housekeeping.floors,
+            floors_end=floors_end,
+            committed=self.offsets.highest(),
+            topics=queue_counts(topics),
+            accept_loss=self._accept_loss,
+            now_ms=self.clock.wall_ms(),
+        )
+        if self.recovery.lost:
+            log.error("going on without what is missing: %s", self.recovery.lost)
+            return
+        if self.recovery.cut_bytes:
+            log.warning(
+                "a crash left %d bytes unfinished at position %d, and they were cut; %s",
+                self.recovery.cut_bytes,
+                self.recovery.end,
+                _TORN_MEANS[self.settings.store.flush],
+            )
+        if self._accept_loss is not None and not self._keeper.has_lost:
+            log.warning("nothing is missing, so --accept-loss had no effect")
+
+    async def _open_names(self) -> Registrar:
+        names = self.settings.names
+        if not names:
+            server = self._names = NameServer(
+                self.network, self.clock, self.disk, owner=self._keeper.owner
+            )
+            await server.__aenter__()
+            # Known to it before its first client connects: a client that finds no route takes the
+            # topic for one that does not exist.
+            who, now = registration_of(self._identity), self.clock.monotonic()
+            server.routes.register(who, self.topics.saved(), self, now)
+            await server.open(*split_address(self.settings.names_listen))
+            names = self.names
+        addresses = [address.strip() for address in names.split(";") if address.strip()]
+        return Registrar(self._identity, self.topics, self._pool, addresses)
+
+    def _build_handlers(self) -> None:
+        house = self._housekeeping
+        self._pulls = PullHandlers(
+            self.topics,
+            self.groups,
+            self.clients,
+            self.filters,
+            self.offsets,
+            self.store,
+            self.statistics,
+            self.clock,
+            self.settings.pull_wait_max,
+        )
+        self._checker = Checker(
+            self.coordinator, self.clients, self.clock, self._flusher.decision_ms
+        )
+        self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
+        self._client_handlers = ClientHandlers(
+            self.clients,
+            self.groups,
+            self.topics,
+            self.filters,
+            self.locks,
+            self.clock,
+            self._topics_changed,
+            self._checker.producers_seen,
+        )
+        self._relays = RelayHandlers(
+            self._identity, self.topics, self.clients, self.offsets, self.store, self.clock
+        )
+        sends = SendHandlers(
+            self._identity,
+            self.topics,
+            self.groups,
+            self.store,
+            self.coordinator,
+            self.schedule,
+            self.clients,
+            self.admission,
+            self._flusher,
+            self.clock,
+            self.entropy,
+            self._topics_changed,
+        )
+        families: list[HandlerFamily] = [
+            sends,
+            ReturnHandlers(
+                self._identity,
+                self.topics,
+                self.groups,
+                self.clients,
+                self.store,
+                self.schedule,
+                self.statistics,
+                self._flusher,
+                self.clock,
+                self.entropy,
+                sends.topic_of_group,
+            ),
+            RecallHandlers(self._identity, self.topics, self.schedule, self._flusher),
+            TransactionHandlers(self.coordinator, self._checker, self._flusher, self.clock),
+            self._pulls,
+            self._client_handlers,
+            OffsetHandlers(self.topics, self.offsets, self.locks, self.store, self.clock),
+            QueryHandlers(self.topics, self.store),
+            TopicHandlers(
+                self.topics, self.offsets, self.clock, self._topics_changed, self._forget_topic
+            ),
+            GroupHandlers(
+                self.groups, self.offsets, self.statistics, self.clock, self._groups_changed
+            ),
+            ProgressHandlers(
+                self._identity,
+                self.topics,
+                self.groups,
+                self.clients,
+                self.offsets,
+                self.store,
+                self.statistics,
+                self.clock,
+            ),
+            StatisticsHandlers(
+                self._identity,
+                self.topics,
+                self.offsets,
+                self.store,
+                self.coordinator,
+                self.statistics,
+                self.disk,
+                self.clock,
+                self.started_ms,
+                house.retain_now,
+            ),
+            SettingHandlers(
+                self._identity,
+                lambda: self.names,
+                self.settings,
+                self.clock,
+                self._settings_changed,
+            ),
+            self._relays,
+        ]
+        table: dict[int, Handler] = {}
+        for family in families:
+            table |= family.table()
+        self._dispatch.serve(table)
+
+    # Stopping
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Drain: take no new work, finish what was taken, save everything, close."""
+        if self._listener is None:
+            return
+        self._listener.close_door()
+        self.admission.refuse("stopping", "the broker is stopping")
+        # Closed first: while it drains, its answer would be that no topic exists.
+        await self._close_names()
+        if self._registrar is not None:
+            await self._registrar.stop()
+        self._pulls.release()
+        await self._relays.stop()
+        if self._delivery is not None:
+            self._delivery.cancel()  # Who is due comes when we are back.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self._flusher.drain()
+        if self.failure is None:
+            try:
+                self._housekeeping.save_tables()
+            except OSError as error:
+                log.error(  # noqa: TRY400
+                    "stopping without having saved all tables: %s%s",
+                    error,
+                    "; groups go on from the offsets that were saved before, and receive some "
+                    "messages again"
+                    if self.offsets.unsaved
+                    else "",
+                )
+            try:
+                self.store.note_clean_stop()
+            except OSError as error:
+                log.error("the clean stop could not be noted: %s", error)  # noqa: TRY400
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if hasattr(self, "_flusher"):
+            await self._flusher.stop()
+        await self._pool.close()
+        await self._close_names()
+        self.store.close()
+        self.stopped.set()
+
+    async def _close_names(self) -> None:
+        server, self._names = self._names, None
+        if server is not None:
+            await server.__aexit__(None, None, None)
+
+    # What the parts tell each other
+
+    def _published(self, span: Span) -> None:
+        if span.halves or span.markers:
+            self._checker.published(span)
+        if span.delayed is not None:
+            self._deliverer.published(span)
+        self._pulls.arrived(span)
+
+    def _lost(self, connection: Connection) -> None:
+        self._checker.lost(connection)
+        self._client_handlers.lost(connection)
+
+    def _failed(self, problem: StoreError) -> None:
+        self.failure = problem
+        self.stopped.set()
+
+    def _complete_tables(self) -> None:
+        """Write the tables that are not on the disk as they are in memory, if there is room."""
+        try:
+            self._housekeeping.complete_tables()
+        except OSError as error:
+            if self._keeper.is_new:
+                raise WriteFailed(
+                    f"the first files of a new data directory cannot be written: {error}; make "
+                    "room on its disk and start again"
+                ) from error
+            log.warning("serving without having saved all tables, tried again later: %s", error)
+        self.topics.settle()
+
+    def _topics_changed(self) -> None:
+        try:
+            self._save_topics()
+        except OSError as problem:
+            self.topics.undo()
+            raise ServiceUnavailable(f"the topics could not be saved: {problem}") from problem
+        if self._registrar is not None:
+            self._registrar.changed()
+
+    def _forget_topic(self, name: str) -> None:
+        try:
+            self._housekeeping.forget_topic(name)
+        except OSError as error:
+            self.topics.undo()
+            raise ServiceUnavailable(f"the topic could not be deleted: {error}") from error
+
+    def _groups_changed(self) -> None:
+        try:
+            self._housekeeping.save_tables()
+        except OSError as error:
+            raise InternalError(
+                f"the groups could not be saved: {error}; the change holds now, and is saved as "
+                "soon as the disk takes it"
+            ) from error
+
+    def _save_topics(self) -> None:
+        self._keeper.save_topics(self.topics)
+        self.topics.settle()
+
+    def _settings_changed(self, settings: BrokerSettings) -> None:
+        missing = [
+            config
+            for config in system_topics(settings)
+            if self.topics.find(config.topic_name) is None
+        ]
+        for config in missing:
+            self.topics.put(config, self.clock.wall_ms())
+        if missing:
+            self._topics_changed()
+        self.settings = settings
+        self._housekeeping.retention = settings.retention
+        self._pulls.wait_max = settings.pull_wait_max
+        self.topics.defaults = settings.topics
+        self.groups.defaults = settings.topics
+        self.coordinator.settings = settings.transaction
+        self.filters.settings = settings.filter
+        self.schedule.adopt(settings.delay)
+
+    def _expire_locks(self) -> None:
+        self.locks.expire(self.clock.monotonic())
+
+    # What others may ask
+
+    def served(self) -> tuple[Mapping[int, Handler], Mapping[int, Handler]]:
+        """What the broker and its name server serve, by request code."""
+        return self._dispatch.handlers, self._names.served if self._names is not None else {}
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return self._identity.address
+
+    @property
+    def names(self) -> str:
+        """The name servers that know it, separated by ``;``."""
+        if self._names is None:
+            return self.settings.names
+        host, port = self._names.address
+        return f"{host}:{port}"
+
+
+def run(
+    settings: BrokerSettings,
+    *,
+    ready: Callable[[Broker], None],
+    accept_loss: str | None = None,
+) -> int:
+    """Run a broker until SIGTERM or SIGINT; returns the exit code of the process.
+
+    Args:
+        settings: What the broker is.
+        ready: Called when it serves.
+        accept_loss: Why it shall start although a part of its log is missing.
+
+    Raises:
+        StoreError: The data directory is in use or damaged.
+        OSError: An address or the directory cannot be had.
+        ConfigError: A setting cannot work.
+    """
+    import uvloop
+
+    _allow_files(settings.connections_max)
+    return uvloop.run(_run(settings, ready, accept_loss))
+
+
+def _allow_files(connections: int) -> None:
+    """Raise this process's limit on open files towards what the connections and the log need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + FILES_OF_OUR_OWN
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        most = soft  # macOS calls its limit endless, and refuses what is above the kernel's.
+    if most < wanted:
+        log.warning("only %d files may be open; connections_max is %d", most, connections)
+
+
+async def _run(
+    settings: BrokerSettings, ready: Callable[[Broker], None], accept_loss: str | None
+) -> int:
+    loop = asyncio.get_running_loop()
+    async with Broker(settings, accept_loss=accept_loss) as broker:
+        asked = asyncio.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, asked.set)
+        ready(broker)
+        waits = [asyncio.create_task(event.wait()) for event in (asked, broker.stopped)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        if broker.failure is not None:
+            return 1
+        log.info("draining")
+    return 0

@@ -1,0 +1,262 @@
+"""Asks producers what became of their half messages, and takes note of who does not answer.
+
+A check counts towards ``check_max`` once it has reached a producer: when it says "unknown", or when
+it says nothing by the time of the next check though its connection has shown life since. Whatever
+goes wrong with one transaction is told, and the round goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from txmq.errors import TransportError, TxmqError
+from txmq.protocol import properties
+from txmq.protocol import record as records
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.decision import Kind
+from txmq.protocol.headers import CheckState
+from txmq.remoting.connection import Connection
+from txmq.runtime.clock import Clock
+from txmq_broker.core.checks import Checks
+from txmq_broker.core.clients import Clients, Member
+from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.store.message_store import Span
+from txmq_broker.store.pending import Half
+
+__all__ = ["Checker"]
+
+log = logging.getLogger(__name__)
+
+STEP_S: Final = 60.0
+"""The longest time for which a transaction is put aside at once."""
+
+ROUND_MAX: Final = 500
+"""Transactions looked at before everybody else has a turn of the loop."""
+
+
+class Checker:
+    """The check-back of one broker."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        clients: Clients[Connection],
+        clock: Clock,
+        decision_ms: Callable[[], int],
+    ) -> None:
+        self.checks: Checks[Connection] = Checks()
+        self._coordinator = coordinator
+        self._pending = coordinator.halves.pending
+        self._clients = clients
+        self._clock = clock
+        self._decision_ms = decision_ms
+        self._wake = asyncio.Event()
+        self._forced: set[int] = set()
+        self._immune_until: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Check what is due, until cancelled."""
+        now = self._clock.monotonic()
+        for key in self._pending:
+            self._arm_first(key, now)
+        while True:
+            due = self.checks.next_due()
+            if due is None or due > self._clock.monotonic():
+                await self._sleep_until(due)
+            self.round()
+            await asyncio.sleep(0)
+
+    async def _sleep_until(self, due: float | None) -> None:
+        self._wake.clear()
+        delay = None if due is None else max(0.0, due - self._clock.monotonic())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+
+    def _arm_first(self, key: int, now: float) -> None:
+        half = self._pending.find(key)
+        if half is None or half.is_parked:
+            return
+        if half.immunity_s:
+            self._arm_immune(key, half.immunity_s, now)
+        else:
+            self.checks.arm(key, now + self._coordinator.settings.timeout)
+
+    def _arm_immune(self, key: int, seconds: int, now: float) -> None:
+        # Step by step: what is decided long before must not be remembered until then.
+        if seconds > STEP_S:
+            self._immune_until[key] = now + seconds
+        self.checks.arm(key, now + min(seconds, STEP_S))
+
+    # What others tell
+
+    def published(self, span: Span) -> None:
+        """Half messages and decisions are safe."""
+        checks, timeout = self.checks, self._coordinator.settings.timeout
+        if span.halves:
+            now, was = self._clock.monotonic(), checks.next_due()
+            usual = [key for key, _, immunity_s, _, _ in span.halves if not immunity_s]
+            checks.arm_all(usual, now + timeout)
+            if len(usual) < len(span.halves):
+                for key, _, immunity_s, _, _ in span.halves:
+                    if immunity_s:
+                        self._arm_immune(key, immunity_s, now)
+            if was is None or checks.next_due() != was:
+                self._wake.set()
+        if checks.is_busy or self._immune_until:
+            for key, _, half, kind, _ in span.markers:
+                if kind is not Kind.PARKED:
+                    checks.forget(key)
+                    checks.unstrand(half.group, key)
+                    self._immune_until.pop(key, None)
+                    if checks.settle(key) is not None:
+                        self._has_time(half.group)
+
+    def producers_seen(self, groups: Iterable[str]) -> None:
+        """A client beats as a producer of these groups."""
+        for group in groups:
+            if self.checks.found(group):
+                self._wake.set()
+
+    def _has_time(self, group: str) -> None:
+        """A producer has answered: one more of its group may be asked about."""
+        self.checks.found(group, 1)
+        self._wake.set()
+
+    def lost(self, connection: Connection) -> None:
+        """A connection closed: what it was asked is asked again, and nothing was spent."""
+        now = self._clock.monotonic()
+        for key in self.checks.lost(connection):
+            self._coordinator.tally.checks_lost += 1
+            self.checks.arm_instead(key, now)
+        self._wake.set()
+
+    def said_unknown(self, key: int) -> None:
+        """A producer answered a check and does not know."""
+        if self.checks.settle(key) is None:
+            return  # Nobody asked, or the answer came when it had been asked again elsewhere.
+        self._coordinator.tally.checks_unknown += 1
+        half = self._pending.find(key)
+        if half is not None:
+            self._has_time(half.group)
+            self._spend(key, half)
+
+    def recheck(self, key: int) -> None:
+        """An operator wants a transaction checked now, with all its checks before it."""
+        self._pending.count_checks(key, 0)
+        self._forced.add(key)
+        self.checks.arm_instead(key, self._clock.monotonic())
+        self._wake.set()
+
+    # Checking
+
+    def round(self) -> int:
+        """Check some of what is due; how many were looked at."""
+        now = self._clock.monotonic()
+        due = self.checks.take_due(now, ROUND_MAX)
+        for key in due:
+            try:
+                self._check(key, now)
+            except Exception as problem:
+                # One bad transaction must not keep the others from being checked.
+                if isinstance(problem, (TxmqError, OSError)):
+                    log.error("a check failed: %s", problem)  # noqa: TRY400
+                else:
+                    log.exception("a check failed")
+                self.checks.arm(key, now + self._coordinator.settings.check_interval)
+        return len(due)
+
+    def _check(self, key: int, now: float) -> None:
+        half = self._pending.find(key)
+        halves, interval = self._coordinator.halves, self._coordinator.settings.check_interval
+        if half is None:
+            self._forced.discard(key)
+            self.checks.forget(key)
+            return
+        if key in halves.closing or key in halves.parking:
+            # The disk may still refuse it, and then the transaction is open as before.
+            self.checks.arm(key, now + interval)
+            return
+        if half.is_parked and key not in self._forced:
+            return
+        until = self._immune_until.get(key)
+        if until is not None and key not in self._forced:
+            if now < until:
+                self.checks.arm(key, min(until, now + STEP_S))
+                return
+            del self._immune_until[key]
+        earlier = self.checks.settle(key)
+        if earlier is not None and earlier.connection.active_at > earlier.at:
+            self._coordinator.tally.checks_unanswered += 1
+            half = self._spend(key, half)
+            if half is None:
+                self.checks.arm(key, now + interval)
+                return
+        if earlier is None or not self.checks.wait_behind(key):
+            self._ask_somebody(key, half, None if earlier is None else earlier.connection, now)
+
+    def _ask_somebody(self, key: int, half: Half, avoided: Connection | None, now: float) -> None:
+        member = self._choose(half, avoided)
+        if member is None:
+            is_first = self.checks.strand(half.group, key)
+            if is_first and not self._clients.producers(half.group):
+                log.warning("no producer of %s is there to be asked; waiting for one", half.group)
+            return
+        try:
+            self._ask(half, member.connection)
+        except TransportError:
+            self.checks.arm(key, now)
+            return
+        self.checks.ask(key, member.connection, now)
+        self.checks.arm(key, now + self._coordinator.settings.check_interval)
+
+    def _spend(self, key: int, half: Half) -> Half | None:
+        """Count a check that brought nothing; the transaction, unless that was the last one."""
+        coordinator = self._coordinator
+        if coordinator.spend_check(key, half):
+            coordinator.park(key, half, self._decision_ms())
+            return None
+        if half.is_parked and half.checks + 1 >= coordinator.settings.check_max:
+            self._forced.discard(key)
+            return None
+        return half._replace(checks=half.checks + 1)
+
+    def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
+        """Who is asked: first the producer that sent it, then the others of its group in turn.
+
+        Whose turn it is follows from how many checks brought nothing, so nothing is kept for it;
+        where the transaction lies has different ones begin with different members.
+        """
+        others = self._clients.producers(half.group)
+        place = next((at for at, each in enumerate(others) if each.client_id == half.origin), None)
+        first = [] if place is None else [others.pop(place)]
+        start = half.offset % len(others) if others else 0
+        line = [*first, *others[start:], *others[:start]]
+        turn = half.checks % len(line) if line else 0
+        # Only as far as needed: a group may have thousands, and a million transactions.
+        able = (each for each in (*line[turn:], *line[:turn]) if self._is_able(each.connection))
+        last: Member[Connection] | None = None
+        for each in able:
+            if each.connection is not avoided:
+                return each
+            last = each
+        return last
+
+    def _is_able(self, connection: Connection) -> bool:
+        is_listening = connection.is_open and not connection.is_backed_up
+        return is_listening and self.checks.may_ask(connection)
+
+    def _ask(self, half: Half, connection: Connection) -> None:
+        record = self._coordinator.halves.record_of(half)
+        unique = properties.find(record.properties, properties.UNIQUE_KEY)
+        more = f"{properties.CHECK_TIMES}\x01{half.checks + 1}\x02"
+        shown = msgspec.structs.replace(record, properties=properties.join(record.properties, more))
+        header = CheckState(half.offset, half.position, unique, unique, record.offset_id)
+        connection.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, body=records.pack(shown))
+        self._coordinator.tally.checks_sent += 1

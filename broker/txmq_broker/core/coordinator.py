@@ -1,0 +1,300 @@
+"""The coordinator: what a half message, an END and an answer to a check do to a transaction.
+
+The table in :mod:`txmq_broker.core.transaction` says what may happen, and the log says what did.
+Nothing here waits: what is staged counts once the flusher has made it durable.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from txmq.errors import (
+    BrokerBusy,
+    IllegalOperation,
+    MessageIllegal,
+    NotFound,
+    ShouldCommit,
+    ShouldRollBack,
+    TransactionFailed,
+    TransactionGroupWrong,
+)
+from txmq.protocol.decision import Kind, Source
+from txmq.protocol.headers import EndTransaction
+from txmq.protocol.record import Postmark, tail_of
+from txmq.quantity import quantity
+from txmq_broker.config import TransactionSettings
+from txmq_broker.core.arrival import HalfArrival
+from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.core.transaction import STEPS, Event, State
+from txmq_broker.store.half_store import Done, HalfStore
+from txmq_broker.store.pending import Half, transaction_key
+
+__all__ = ["Coordinator", "Tally", "Transaction"]
+
+log = logging.getLogger(__name__)
+
+_PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
+_OPERATOR: Final = Source.OPERATOR
+"""For every END; an enum's members are slow to reach."""
+
+_new: Final = tuple.__new__
+_SPEAKERS: Final = {
+    Source.PRODUCER: "its producer",
+    Source.CHECK: "a producer that was asked",
+    Source.OPERATOR: "an operator",
+    Source.BROKER: "the broker",
+}
+_EVENTS: Final = {Event.COMMIT: Kind.COMMITTED, Event.ROLL_BACK: Kind.ROLLED_BACK}
+_STATES: Final = {Kind.COMMITTED: State.COMMITTED, Kind.ROLLED_BACK: State.ROLLED_BACK}
+
+
+class Transaction(NamedTuple):
+    """A transaction as it stands: open with its half message, or decided."""
+
+    key: int
+    state: State
+    half: Half | None
+    """As long as it is open."""
+    group: str
+    offset: int
+    """The half message's place in the half queue."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened since the start."""
+
+    prepared: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    parked: int = 0
+    forced: int = 0
+    repeated: int = 0
+    conflicts: int = 0
+    checks_sent: int = 0
+    checks_unknown: int = 0
+    checks_unanswered: int = 0
+    checks_lost: int = 0
+
+
+class Coordinator:
+    """Prepares transactions and decides them, once each."""
+
+    def __init__(
+        self,
+        halves: HalfStore,
+        topics: Topics,
+        settings: TransactionSettings,
+    ) -> None:
+        self.halves = halves
+        self.settings = settings
+        self.tally = Tally()
+        self._topics = topics
+
+    # Preparing
+
+    def prepare(
+        self,
+        topic: Topic,
+        number: int,
+        postmark: Postmark,
+        flag: int,
+        body: bytes,
+        arrival: HalfArrival,
+        origin: str,
+    ) -> tuple[int, int, bool]:
+        """Stage a half message, or find the one that was sent before under the same id.
+
+        Returns:
+            Its place in the half queue, its position in the log, and whether it is new.
+
+        Raises:
+            BrokerBusy: As many transactions are open as this broker keeps.
+            MessageIllegal: The id belongs to another message.
+        """
+        data, unique, tags_code, hashes, group, immunity_s = arrival
+        key = transaction_key(unique)
+        halves = self.halves
+        if halves.knows(key) and (known := self._known(key)) is not None:
+            return self._again(known, key, topic, unique, body)
+        if len(halves.pending.table) + len(halves.opening) >= self.settings.pending_max:
+            raise BrokerBusy(
+                f"{self.settings.pending_max} transactions are open, the most this broker keeps; "
+                "decide some, or raise transaction.pending_max"
+            )
+        offset, position = halves.prepare(
+            key,
+            topic.queues[number],
+            postmark,
+            flag,
+            body,
+            tail_of(topic.name_field, data),
+            tags_code,
+            hashes,
+            group,
+            origin,
+            immunity_s,
+        )
+        self.tally.prepared += 1
+        return offset, position, True
+
+    def _known(self, key: int) -> Half | Done | None:
+        halves = self.halves
+        opening = halves.opening.get(key)
+        if opening is not None:
+            return halves.pending.unpack(opening)
+        return halves.pending.find(key) or halves.find_done(key)
+
+    def _again(
+        self, known: Half | Done, key: int, topic: Topic, unique: str, body: bytes
+    ) -> tuple[int, int, bool]:
+        if isinstance(known, Half) and known.queue.topic != topic.name:
+            raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
+        if key not in self.halves.opening:
+            self._check_same(known, topic, unique, body)
+        self.tally.repeated += 1
+        return known.offset, known.position, False
+
+    def _check_same(self, known: Half | Done, topic: Topic, unique: str, body: bytes) -> None:
+        found = self.halves.sent_at(known.position)
+        if found is not None and found != (unique, topic.name, body):
+            raise MessageIllegal(f"the id {unique} belongs to another transaction")
+
+    # Deciding
+
+    def find(self, header: EndTransaction) -> Transaction:
+        """The transaction that an END names.
+
+        Raises:
+            NotFound: There is no half message at this place, and never was.
+            IllegalOperation: The two places it names do not belong together.
+            TransactionFailed: It was decided so long ago that its half message is gone.
+            TransactionGroupWrong: It belongs to another producer group.
+        """
+        offset, position = header.tran_state_table_offset, header.commit_log_offset
+        halves = self.halves
+        key = transaction_key(header.msg_id or header.transaction_id or "")
+        half = halves.pending.find(key)
+        is_open = True
+        if half is None or half.offset != offset or half.position != position:
+            # The id may be the client's own affair; the two places never are.
+            key, half, is_open = self._find_by_place(offset, position)
+        elif half.group == header.producer_group and key not in halves.closing:
+            # Nearly always; the rest is for whoever says something twice, or something else.
+            state = _PARKED if half.is_parked else _PREPARED
+            return _new(Transaction, (key, state, half, half.group, offset))
+        if half.group != header.producer_group:
+            raise TransactionGroupWrong(
+                f"the transaction belongs to {half.group}, not to {header.producer_group}"
+            )
+        return self._as_it_stands(key, half) if is_open else self._decided(key, half)
+
+    def _find_by_place(self, offset: int, position: int) -> tuple[int, Half, bool]:
+        queue = self.halves.half_queue
+        if not 0 <= offset < queue.max_offset:
+            raise NotFound(f"no half message has been stored at {offset}")
+        if offset < queue.min_offset:
+            raise TransactionFailed(
+                f"the half message at {offset} was decided and deleted long ago; "
+                f"the oldest that is kept is at {queue.min_offset}"
+            )
+        found = self.halves.half_of(offset, position)
+        if found is None:
+            raise IllegalOperation(f"the half message at {offset} does not lie at {position}")
+        half, unique = found
+        key = transaction_key(unique)
+        known = self.halves.pending.find(key)
+        # Another half message of the same id says nothing about this one.
+        if known is not None and known.offset == offset:
+            return key, known, True
+        return key, half, False
+
+    def find_by_key(self, key: int) -> Transaction | None:
+        """An open transaction."""
+        half = self.halves.pending.find(key)
+        return None if half is None else self._as_it_stands(key, half)
+
+    def _as_it_stands(self, key: int, half: Half) -> Transaction:
+        kind = self.halves.closing.get(key)
+        if kind is not None:
+            return Transaction(key, _STATES[kind], None, half.group, half.offset)
+        state = _PARKED if half.is_parked else _PREPARED
+        return Transaction(key, state, half, half.group, half.offset)
+
+    def _decided(self, key: int, half: Half) -> Transaction:
+        done = self.halves.find_done(key)
+        if done is not None and done.offset == half.offset:
+            return Transaction(key, _STATES[done.kind], None, half.group, half.offset)
+        marker = self.halves.decision_on(half)
+        if marker is None:
+            raise NotFound(f"nothing is known of the half message at {half.offset}")
+        return Transaction(key, _STATES[marker.kind], None, half.group, half.offset)
+
+    def decide(
+        self, found: Transaction, event: Event, source: Source, now_ms: int, reason: str = ""
+    ) -> bool:
+        """Stage a decision; whether there was anything to do.
+
+        Raises:
+            ShouldCommit: It was committed, and so it stays.
+            ShouldRollBack: It was rolled back, and so it stays.
+        """
+        target = STEPS.get((found.state, event))
+        if target is None:
+            self._conflict(found, event, source)
+        if target is found.state or found.half is None:
+            self.tally.repeated += 1
+            return False
+        half = found.half
+        self.halves.decide(found.key, half, _EVENTS[event], source, now_ms, reason)
+        if event is _COMMIT:
+            self.tally.committed += 1
+            topic = self._topics.find(half.queue.topic)
+            if topic is not None:
+                topic.put_count += 1
+                topic.put_bytes += half.size
+        else:
+            self.tally.rolled_back += 1
+        if source is _OPERATOR:
+            self.tally.forced += 1
+        return True
+
+    def _conflict(self, found: Transaction, event: Event, source: Source) -> None:
+        self.tally.conflicts += 1
+        log.error(
+            "the transaction of %s at %d in the half queue is %s and was told %s by %s; "
+            "what was decided first holds",
+            found.group,
+            found.offset,
+            found.state.value,
+            event.value,
+            _SPEAKERS[source],
+        )
+        if found.state is State.COMMITTED:
+            raise ShouldCommit("the transaction was committed, and so it stays")
+        raise ShouldRollBack("the transaction was rolled back, and so it stays")
+
+    # Checks that led nowhere
+
+    def spend_check(self, key: int, half: Half) -> bool:
+        """Count a check that a producer had and that brought no decision; whether to park it."""
+        checks = half.checks + 1
+        self.halves.pending.count_checks(key, checks)
+        return not half.is_parked and checks >= self.settings.check_max
+
+    def park(self, key: int, half: Half, now_ms: int) -> None:
+        """Stage that a transaction waits for an operator."""
+        if key in self.halves.parking or key in self.halves.closing:
+            return
+        self.halves.decide(key, half, Kind.PARKED, Source.BROKER, now_ms)
+        self.tally.parked += 1
+        sent = self.halves.sent_at(half.position)
+        log.error(
+            "the transaction %s of %s is parked: %s brought no decision; "
+            "txmq tx recheck has it asked again once the cause is gone",
+            "at an unreadable place" if sent is None else sent.unique,
+            half.group,
+            quantity(half.checks + 1, "check"),
+        )

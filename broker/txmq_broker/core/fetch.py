@@ -1,0 +1,204 @@
+"""Find the messages of one queue that a pull gets: from an offset on, by filter, within bounds."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from txmq.limits import (
+    FILTER_SCAN_BYTES_MAX,
+    FILTER_WORK_MAX,
+    PULL_BYTES_MAX,
+    PULL_MESSAGES_MAX,
+    PULL_SCAN_MAX,
+)
+from txmq.protocol import properties
+from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
+from txmq_broker.core.filter.condition import Condition
+from txmq_broker.core.filter.filters import Filter
+from txmq_broker.core.filter.tags import TagFilter
+from txmq_broker.store.consume_queue import ConsumeQueue, Entry
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["Fetched", "Outcome", "fetch"]
+
+_LOW: Final = 0xFFFFFFFF
+_OPERAND_CHARS: Final = 1_024
+"""To look at an operand takes as long as to look through so many characters."""
+_READ_TOGETHER: Final = 4
+"""Records spread over at most so many times their size are read in one go and cut apart."""
+
+
+class Outcome(Enum):
+    """What a pull came to."""
+
+    FOUND = "FOUND"
+    NO_MATCH = "NO_MATCHED_MESSAGE"
+    AT_END = "OFFSET_OVERFLOW_ONE"
+    PAST_END = "OFFSET_OVERFLOW_BADLY"
+    TOO_SMALL = "OFFSET_TOO_SMALL"
+    EMPTY = "NO_MESSAGE_IN_QUEUE"
+
+
+class Fetched(NamedTuple):
+    """Messages, and where to go on."""
+
+    outcome: Outcome
+    next_offset: int
+    records: list[bytes]
+
+
+def fetch(
+    store: MessageStore,
+    queue: ConsumeQueue,
+    offset: int,
+    count_max: int,
+    bytes_max: int = PULL_BYTES_MAX,
+    wanted: Filter | None = None,
+) -> Fetched:
+    """Read a queue from an offset on.
+
+    Raises:
+        CorruptRecord: A record is not what its queue and its checksum say.
+    """
+    low, high = queue.min_offset, queue.max_offset
+    if high in (0, low):
+        if offset == high:
+            return Fetched(Outcome.AT_END if high else Outcome.EMPTY, offset, [])
+        return Fetched(Outcome.PAST_END if offset > high else Outcome.TOO_SMALL, high, [])
+    if offset < low:
+        return Fetched(Outcome.TOO_SMALL, low, [])
+    if offset >= high:
+        at_end = offset == high
+        return Fetched(Outcome.AT_END if at_end else Outcome.PAST_END, high, [])
+    count_max = max(1, min(count_max, PULL_MESSAGES_MAX))
+    bytes_max = max(1, min(bytes_max, PULL_BYTES_MAX))
+    if isinstance(wanted, Condition):
+        return _sift(store, queue, offset, count_max, bytes_max, wanted)
+    return _collect(store, queue, offset, count_max, bytes_max, wanted)
+
+
+def _collect(
+    store: MessageStore,
+    queue: ConsumeQueue,
+    offset: int,
+    count_max: int,
+    bytes_max: int,
+    wanted: TagFilter | None,
+) -> Fetched:
+    found: list[bytes] = []
+    at, end = offset, offset + PULL_SCAN_MAX
+    while at < end:
+        ask = count_max - len(found) if wanted is None else end - at
+        entries = queue.read(at, ask)
+        if not entries:
+            at = queue.next_kept(at)
+            break
+        room = count_max - len(found)
+        # The first message of an answer comes however large it is; no other may make it too large.
+        taken, looked_at = _take(entries, room, bytes_max, wanted, is_first=not found)
+        is_full = looked_at < len(entries) and len(taken) < room
+        at += looked_at
+        records_ = _read(store, queue, taken)
+        bytes_max -= sum([entry[1] for entry in taken])
+        found += (
+            records_ if wanted is None else [one for one in records_ if _is_tagged(one, wanted)]
+        )
+        if is_full or len(found) >= count_max or (found and bytes_max <= 0):
+            break
+    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+
+
+def _sift(
+    store: MessageStore,
+    queue: ConsumeQueue,
+    offset: int,
+    count_max: int,
+    bytes_max: int,
+    wanted: Condition,
+) -> Fetched:
+    """The same by a condition, for which every message has to be read."""
+    found: list[bytes] = []
+    at, end = offset, offset + PULL_SCAN_MAX
+    unread, work = FILTER_SCAN_BYTES_MAX, FILTER_WORK_MAX
+    while at < end and unread > 0:
+        entries = queue.read(at, min(end - at, PULL_MESSAGES_MAX))
+        if not entries:
+            at = queue.next_kept(at)
+            break
+        some, _ = _take(entries, len(entries), PULL_BYTES_MAX, None, is_first=True)
+        for record in _read(store, queue, some):
+            text = records.property_text_of(record)
+            size = len(record)
+            unread -= size
+            work -= (_OPERAND_CHARS + len(text)) * wanted.operands
+            if wanted.admits(text):
+                if found and size > bytes_max:
+                    return Fetched(Outcome.FOUND, at, found)
+                found.append(record)
+                bytes_max -= size
+            at += 1
+            if len(found) == count_max or work <= 0 or (found and bytes_max <= 0):
+                return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+
+
+def _take(
+    entries: list[Entry],
+    count_max: int,
+    bytes_max: int,
+    wanted: TagFilter | None,
+    *,
+    is_first: bool,
+) -> tuple[list[Entry], int]:
+    """The entries to read, and how many were looked at to find them."""
+    if wanted is None:
+        sizes = [entry[1] for entry in entries]
+        if sum(sizes) <= bytes_max:
+            return entries, len(entries)
+    taken: list[Entry] = []
+    for looked_at, entry in enumerate(entries):
+        if wanted is not None and entry[2] & _LOW not in wanted.hashes:
+            continue
+        is_first = is_first and not taken
+        if len(taken) == count_max or (entry[1] > bytes_max and not is_first):
+            return taken, looked_at
+        taken.append(entry)
+        bytes_max -= entry[1]
+    return taken, len(entries)
+
+
+def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
+    return properties.find(records.property_text_of(data), properties.TAGS) in wanted.words
+
+
+def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> list[bytes]:
+    if not entries:
+        return []
+    start = entries[0][0]
+    stretch = entries[-1][0] + entries[-1][1] - start
+    if stretch <= _READ_TOGETHER * sum([entry[1] for entry in entries]):
+        data = store.read(start, stretch)
+        if len(data) == stretch:
+            return _cut(store, queue, data, start, entries)
+    # Far apart, or in two files of the log.
+    return [
+        _cut(store, queue, store.read(entry[0], entry[1]), entry[0], [entry])[0]
+        for entry in entries
+    ]
+
+
+def _cut(
+    store: MessageStore, queue: ConsumeQueue, data: bytes, start: int, entries: list[Entry]
+) -> list[bytes]:
+    """The records that lie in a stretch of the log, each compared with what was stored."""
+    found: list[bytes] = []
+    for entry in entries:
+        position, size, _, checksum = entry
+        record = data[position - start : position - start + size]
+        if crc32(record) != checksum:
+            # A committed half message, which has to be put together; or damage, which says so.
+            record = store.halves.shown(queue, entry)
+        found.append(record)
+    return found

@@ -1,0 +1,75 @@
+"""The filters of subscriptions: conditions are read once, however many pulls ask for them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, TypeAlias
+
+from txmq.errors import InternalError, SubscriptionInvalid
+from txmq.limits import FILTERS_CHARS_MAX, SUBSCRIPTION_CHARS_MAX
+from txmq.protocol.bodies import Subscription
+from txmq_broker.config import FilterSettings
+from txmq_broker.core.filter.condition import Condition
+from txmq_broker.core.filter.tags import TagFilter, tag_filter
+from txmq_broker.core.filter.tokens import wrong
+
+__all__ = ["Filter", "Filters"]
+
+Filter: TypeAlias = TagFilter | Condition
+
+NO_SQL: Final = "The broker does not support consumer to filter message by SQL92"
+"""RocketMQ's own words."""
+
+_HOW_TO: Final = "set filter.sql = true (RocketMQ's enablePropertyFilter) in the broker's settings"
+
+
+class Filters:
+    """What is left of expressions once they are read, or why they could not be; those asked for
+    last are kept.
+    """
+
+    def __init__(self, settings: FilterSettings, chars_max: int = FILTERS_CHARS_MAX) -> None:
+        self.settings = settings
+        self._chars_max = chars_max
+        self._chars = 0
+        self._kept: OrderedDict[str, Condition | str] = OrderedDict()
+
+    def of(self, wanted: Subscription) -> Filter | None:
+        """The filter of a subscription, or ``None`` where it wants everything.
+
+        Raises:
+            SubscriptionInvalid: The expression is none, or too long.
+            InternalError: It is a condition, and this broker is set to take none.
+        """
+        size = len(wanted.sub_string)
+        if size > SUBSCRIPTION_CHARS_MAX:
+            why = f"a filter has at most {SUBSCRIPTION_CHARS_MAX} characters, not {size}"
+            raise wrong(SUBSCRIPTION_CHARS_MAX, why)
+        if wanted.expression_type in ("", "TAG"):
+            return tag_filter(wanted.sub_string)
+        if wanted.expression_type != "SQL92":
+            raise SubscriptionInvalid("there are filters by TAG and by SQL92, no others")
+        if not self.settings.sql:
+            raise InternalError(f"{NO_SQL}; {_HOW_TO}")
+        return self._condition(wanted.sub_string)
+
+    def _condition(self, expression: str) -> Condition:
+        kept = self._kept.get(expression)
+        if kept is None:
+            kept = self._kept[expression] = _read(expression)
+            self._chars += len(expression)
+            while self._chars > self._chars_max and len(self._kept) > 1:
+                self._chars -= len(self._kept.popitem(last=False)[0])
+        else:
+            self._kept.move_to_end(expression)
+        if isinstance(kept, str):
+            raise SubscriptionInvalid(kept)
+        return kept
+
+
+def _read(expression: str) -> Condition | str:
+    try:
+        return Condition(expression)
+    except SubscriptionInvalid as refused:
+        # Consumers that were given it ask again every second, for each of their queues.
+        return refused.remark

@@ -1,0 +1,329 @@
+"""The grammar of conditions, and what RocketMQ refuses although the grammar allows it.
+
+``expr := and (OR and)*``, ``and := eq (AND eq)*``, ``eq := cmp (= cmp | <> cmp | IS [NOT] NULL)*``,
+``cmp := unary (< > <= >= unary | [NOT] BETWEEN | [NOT] IN | [NOT] CONTAINS ...)*``; a sign or NOT
+binds tighter than all of these, so ``NOT a > 5`` compares ``NOT a``, which is refused.
+RocketMQ overlooks what stands behind a complete expression; here that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from txmq.limits import FILTER_DEPTH_MAX, FILTER_OPERANDS_MAX
+from txmq_broker.core.filter.syntax import (
+    Between,
+    Either,
+    Equal,
+    Every,
+    Flag,
+    Kind,
+    Member,
+    Negative,
+    Node,
+    Not,
+    Number,
+    Ordered,
+    Property,
+    Searched,
+    Text,
+    Truth,
+    Truthful,
+)
+from txmq_broker.core.filter.tokens import (
+    DECIMAL,
+    END,
+    FLOATING,
+    NAME,
+    QUOTED,
+    Token,
+    tokens_of,
+    wrong,
+)
+from txmq_broker.core.filter.values import order
+
+__all__ = ["Parsed", "parse"]
+
+_TRUTHS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
+_ORDERS: Final = frozenset(("<", "<=", ">", ">="))
+_SEARCHES: Final = frozenset(("CONTAINS", "STARTSWITH", "ENDSWITH"))
+_DENIABLE: Final = frozenset(("BETWEEN", "IN", *_SEARCHES))
+_VALUE: Final = "a property, a number, a text in single quotes, TRUE, FALSE, NULL or ("
+_INT_END: Final = 1 << 31
+_LONG_END: Final = 1 << 63
+_DOUBLE_MIN: Final = 5e-324
+_INFINITE: Final = float("inf")
+
+
+class Parsed(NamedTuple):
+    """A condition as a tree, and how many properties and constants it looks at."""
+
+    root: Truthful
+    operands: int
+
+
+class Operand(NamedTuple):
+    """A part of the tree: where it begins, and how deep it is."""
+
+    node: Node
+    at: int
+    depth: int
+
+
+def parse(expression: str) -> Parsed:
+    """Read a condition.
+
+    Raises:
+        SubscriptionInvalid: It is none, or larger than is taken; tells where and why.
+    """
+    return Parser(expression).parse()
+
+
+class Parser:
+    """Reads one expression, a word at a time."""
+
+    def __init__(self, expression: str) -> None:
+        self._tokens = tokens_of(expression)
+        self._peek = next(self._tokens)
+        self._open = 0
+        self._operands = 0
+
+    def parse(self) -> Parsed:
+        """The whole expression."""
+        found = self._either()
+        token = self._peek
+        if token.kind != END:
+            # A condition that ends early would let through what nobody asked for.
+            raise wrong(token.at, f"expected AND, OR, a comparison or the end, not {token}")
+        return Parsed(_condition(found), self._operands)
+
+    # Words
+
+    def _take(self) -> Token:
+        token = self._peek
+        self._peek = next(self._tokens)
+        return token
+
+    def _accept(self, kind: str) -> bool:
+        if self._peek.kind != kind:
+            return False
+        self._take()
+        return True
+
+    def _expect(self, kind: str, what: str) -> Token:
+        token = self._take()
+        if token.kind != kind:
+            raise wrong(token.at, f"expected {what}, not {token}")
+        return token
+
+    # Conditions
+
+    def _either(self) -> Operand:
+        return self._series("OR", self._every, Either)
+
+    def _every(self) -> Operand:
+        return self._series("AND", self._equality, Every)
+
+    def _series(
+        self,
+        word: str,
+        part: Callable[[], Operand],
+        join: Callable[[tuple[Truthful, ...]], Truthful],
+    ) -> Operand:
+        first = part()
+        if self._peek.kind != word:
+            return first
+        operands = [first]
+        parts = [_condition(first)]
+        while self._accept(word):
+            operands.append(part())
+            parts.append(_condition(operands[-1]))
+        return _over(join(tuple(parts)), *operands)
+
+    def _equality(self) -> Operand:
+        left = self._comparison()
+        while (kind := self._peek.kind) in {"=", "<>", "IS"}:
+            self._take()
+            if kind == "IS":
+                is_denied = self._accept("NOT")
+                self._expect("NULL", "NULL" if is_denied else "NULL or NOT NULL")
+                left = _over(_unless(is_denied, Equal(left.node, Truth(None))), left)
+            else:
+                right = self._comparison()
+                _check_equal(left, right)
+                left = _over(_unless(kind == "<>", Equal(left.node, right.node)), left, right)
+        return left
+
+    def _comparison(self) -> Operand:
+        left = self._unary()
+        while True:
+            kind = self._peek.kind
+            if kind in _ORDERS:
+                self._take()
+                right = self._unary()
+                _check_order(left, right)
+                left = _over(Ordered(kind, left.node, right.node), left, right)
+            elif kind == "NOT" or kind in _DENIABLE:
+                left = self._deniable(left)
+            else:
+                return left
+
+    def _deniable(self, left: Operand) -> Operand:
+        is_denied = self._accept("NOT")
+        token = self._take()
+        if token.kind == "BETWEEN":
+            return self._between(left, is_denied=is_denied)
+        if token.kind == "IN":
+            return self._member(left, is_denied=is_denied)
+        if token.kind in _SEARCHES:
+            sought = self._text()
+            return _over(Searched(token.kind, left.node, sought, is_denied), left)
+        raise wrong(
+            token.at, f"expected BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH, not {token}"
+        )
+
+    def _between(self, of: Operand, *, is_denied: bool) -> Operand:
+        low = self._unary()
+        self._expect("AND", "AND and the upper bound")
+        high = self._unary()
+        _check_order(of, low)
+        _check_order(of, high)
+        if is_denied:
+            outside = (Ordered("<", of.node, low.node), Ordered(">", of.node, high.node))
+            return _over(Either(outside), of, low, high)
+        if _are_crossed(low.node, high.node):
+            raise wrong(low.at, "the lower bound is greater than the upper one")
+        return _over(Between(of.node, low.node, high.node), of, low, high)
+
+    def _member(self, left: Operand, *, is_denied: bool) -> Operand:
+        if not isinstance(left.node, Property):
+            raise wrong(left.at, "expected the name of a property on the left of IN")
+        self._expect("(", "( and texts in single quotes")
+        texts = {self._text()}
+        while self._accept(","):
+            texts.add(self._text())
+        self._expect(")", '"," or ")"')
+        return _over(Member(left.node.name, frozenset(texts), is_denied), left)
+
+    # Values
+
+    def _unary(self) -> Operand:
+        token = self._peek
+        if token.kind not in {"+", "-", "NOT", "("}:
+            return self._leaf()
+        self._take()
+        self._open += 1
+        if self._open > FILTER_DEPTH_MAX:
+            raise _too_deep(token.at)
+        if token.kind == "(":
+            found = self._either()
+            self._expect(")", "AND, OR, a comparison or )")
+        else:
+            found = self._unary()
+        self._open -= 1
+        if token.kind == "-":
+            return _over(Negative(found.node), found, at=token.at)
+        if token.kind == "NOT":
+            return _over(Not(_condition(found)), found, at=token.at)
+        return found._replace(at=token.at)
+
+    def _leaf(self) -> Operand:
+        token = self._take()
+        self._operands += 1
+        if self._operands > FILTER_OPERANDS_MAX:
+            why = f"a filter has at most {FILTER_OPERANDS_MAX} properties and constants"
+            raise wrong(token.at, why)
+        return Operand(_leaf(token), token.at, 1)
+
+    def _text(self) -> str:
+        return _unquoted(self._expect(QUOTED, "a text in single quotes"))
+
+
+def _leaf(token: Token) -> Node:
+    if token.kind == NAME:
+        return Property(token.text)
+    if token.kind == QUOTED:
+        return Text(_unquoted(token))
+    if token.kind == DECIMAL:
+        return _decimal(token)
+    if token.kind == FLOATING:
+        return _floating(token)
+    if token.kind in _TRUTHS:
+        return Truth(_TRUTHS[token.kind])
+    raise wrong(token.at, f"expected {_VALUE}, not {token}")
+
+
+def _unquoted(token: Token) -> str:
+    return token.text[1:-1].replace("''", "'")
+
+
+def _decimal(token: Token) -> Number:
+    digits = token.text.rstrip("lL")
+    # Twenty digits are too many in any case, and reading thousands of them takes its time.
+    value = int(digits) if len(digits) < 20 else _LONG_END
+    if value >= _LONG_END:
+        raise wrong(token.at, f"a whole number is at most {_LONG_END - 1}")
+    return Number(Kind.INT if value < _INT_END else Kind.LONG, value)
+
+
+def _floating(token: Token) -> Number:
+    value = float(token.text)
+    if not _DOUBLE_MIN <= value < _INFINITE:
+        # So does RocketMQ, which refuses 0.0 as well.
+        why = "a number with a point or an exponent is from 4.9E-324 to 1.7976931348623157E308"
+        raise wrong(token.at, f"{why}; write 0 in place of 0.0")
+    return Number(Kind.DOUBLE, value)
+
+
+# What may stand where
+
+
+def _are_crossed(low: Node, high: Node) -> bool:
+    return isinstance(low, Number) and isinstance(high, Number) and order(high, low) < 0
+
+
+def _over(node: Node, *operands: Operand, at: int | None = None) -> Operand:
+    """A node above others; trees are evaluated by functions that call each other."""
+    start = operands[0].at if at is None else at
+    depth = 1 + max([each.depth for each in operands])
+    if depth > FILTER_DEPTH_MAX:
+        raise _too_deep(start)
+    return Operand(node, start, depth)
+
+
+def _too_deep(at: int) -> Exception:
+    return wrong(at, f"a filter is nested at most {FILTER_DEPTH_MAX} deep")
+
+
+def _unless(is_denied: bool, node: Truthful) -> Truthful:
+    return Not(node) if is_denied else node
+
+
+def _condition(operand: Operand) -> Truthful:
+    node = operand.node
+    if isinstance(node, Property):
+        return Flag(node.name)
+    if isinstance(node, Number | Text | Negative):
+        raise wrong(operand.at, "expected a condition, and a value is none")
+    return node
+
+
+def _check_order(left: Operand, right: Operand) -> None:
+    for operand in (left, right):
+        node = operand.node
+        if isinstance(node, Text):
+            raise wrong(operand.at, "expected a number or a property; texts have no order")
+        if isinstance(node, Not):
+            why = "NOT binds tighter than a comparison; write NOT (...)"
+            raise wrong(operand.at, f"expected a number or a property; {why}")
+        if not isinstance(node, Property | Number | Negative):
+            raise wrong(operand.at, "expected a number or a property; truth values have no order")
+
+
+def _check_equal(left: Operand, right: Operand) -> None:
+    for operand in (left, right):
+        if operand.node == Truth(None):
+            raise wrong(operand.at, "nothing equals NULL; write IS NULL or IS NOT NULL")
+    if isinstance(left.node, Truth) and isinstance(right.node, Number | Text):
+        raise wrong(left.at, "a truth value cannot be compared with a number or a text")

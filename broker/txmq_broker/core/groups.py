@@ -1,0 +1,102 @@
+"""Consumer groups: their settings. Who belongs to one right now is :mod:`clients`' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from txmq.errors import GroupNotFound, InternalError, NoPermission
+from txmq.limits import GROUPS_MAX
+from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
+from txmq_broker.config import TopicDefaults
+from txmq_broker.core.client_names import check_consumer_group
+from txmq_broker.core.topics import QUEUES_MAX
+
+__all__ = ["Groups"]
+
+SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+BUILT_IN: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+
+
+class Groups:
+    """All consumer groups of this broker."""
+
+    def __init__(self, defaults: TopicDefaults) -> None:
+        self.defaults = defaults
+        self._groups: dict[str, GroupConfig] = {}
+        self.version = DataVersion()
+        self.unsaved = False
+
+    def __iter__(self) -> Iterator[GroupConfig]:
+        return iter(self._groups.values())
+
+    def load(self, saved: GroupConfigs) -> None:
+        """Take the groups that were saved and make those that must be there."""
+        self.version = saved.data_version
+        self._groups = dict(saved.subscription_group_table)
+        for name in BUILT_IN:
+            self._groups.setdefault(name, GroupConfig(name))
+
+    def saved(self) -> GroupConfigs:
+        """All groups, as they are kept."""
+        return GroupConfigs(data_version=self.version, subscription_group_table=self._groups)
+
+    def find(self, name: str) -> GroupConfig | None:
+        """A group's settings, if there is one."""
+        return self._groups.get(name)
+
+    def get(self, name: str, now_ms: int) -> GroupConfig:
+        """A group's settings; it comes into being by being named, where that is allowed.
+
+        Raises:
+            GroupNotFound: It is unknown and may not be made this way.
+        """
+        found = self._groups.get(name)
+        if found is not None:
+            return found
+        if not self.defaults.auto_create_groups and not name.startswith(SYSTEM_PREFIX):
+            raise GroupNotFound(f"subscription group [{name}] does not exist, apply first please!")
+        return self.put(GroupConfig(name), now_ms)
+
+    def check(self, config: GroupConfig) -> None:
+        """Refuse settings that no group can have.
+
+        Raises:
+            InternalError: The name is illegal, or there are too many retry queues.
+        """
+        check_consumer_group(config.group_name)
+        if config.retry_queue_nums > QUEUES_MAX:
+            raise InternalError(f"a group has at most {QUEUES_MAX} retry queues")
+
+    def put(self, config: GroupConfig, now_ms: int) -> GroupConfig:
+        """Make a group or change it.
+
+        Raises:
+            InternalError: It has settings that no group can have.
+            NoPermission: There are as many groups as this broker keeps.
+        """
+        self.check(config)
+        if config.group_name not in self._groups and len(self._groups) >= GROUPS_MAX:
+            raise NoPermission(f"this broker has {GROUPS_MAX} groups, the most it keeps")
+        self._groups[config.group_name] = config
+        self._changed(now_ms)
+        return config
+
+    def remove(self, name: str, now_ms: int) -> bool:
+        """Forget a group; whether it was there."""
+        if self._groups.pop(name, None) is None:
+            return False
+        self._changed(now_ms)
+        return True
+
+    def _changed(self, now_ms: int) -> None:
+        self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
+        self.unsaved = True

@@ -1,0 +1,120 @@
+"""How far consumer groups are in their topics: offsets beside the bounds of their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Generic, TypeVar
+
+from txmq.protocol.bodies import ConsumeTimeSpan, MessageQueue, OffsetPair, QueueStats
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["NO_CORRECTION", "Progress"]
+
+C = TypeVar("C")
+
+NO_CORRECTION: Final = 2**63 - 1
+"""Stands for an offset where a group is behind all others and has nothing to catch up with."""
+
+_UNKNOWN: Final = -1
+
+
+class Progress(Generic[C]):
+    """Puts side by side what a broker's tables say."""
+
+    def __init__(
+        self,
+        broker: str,
+        topics: Topics,
+        offsets: Offsets,
+        clients: Clients[C],
+        store: MessageStore,
+    ) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._offsets = offsets
+        self._clients = clients
+        self._store = store
+
+    def name_of(self, queue: ConsumeQueue) -> MessageQueue:
+        """A queue as clients name it."""
+        return MessageQueue(self._broker, queue.number, queue.topic)
+
+    def of_topic(self, topic: Topic) -> dict[MessageQueue, QueueStats]:
+        """The bounds of a topic's queues, and when each last grew."""
+        return {
+            self.name_of(queue): QueueStats(
+                queue.min_offset, queue.max_offset, self._time(queue, queue.max_offset - 1) or 0
+            )
+            for queue in topic.queues
+        }
+
+    def topics_of(self, group: str, named: Sequence[str] = ()) -> list[Topic]:
+        """The topics in which a group has come anywhere, or those of the named ones that exist.
+
+        While the group is connected, what it does not subscribe to (any more) is left out.
+        """
+        found = [self._topics.find(name) for name in named or self._offsets.topics_of(group)]
+        return [
+            topic
+            for topic in found
+            if topic is not None and not self._clients.ignores(group, topic.name)
+        ]
+
+    def of_group(self, group: str, topic: Topic) -> dict[MessageQueue, OffsetPair]:
+        """How far a group is in the queues of a topic that can be read."""
+        pairs: dict[MessageQueue, OffsetPair] = {}
+        for queue in topic.queues[: topic.config.read_queue_nums]:
+            offset = max(0, self._offsets.get(group, topic.name, queue.number) or 0)
+            consumed = self._time(queue, offset - 1) if offset else None
+            pairs[self.name_of(queue)] = OffsetPair(
+                queue.max_offset, offset, consumed or 0, pull_offset=offset
+            )
+        return pairs
+
+    def time_spans(self, group: str, topic: Topic, now_ms: int) -> list[ConsumeTimeSpan]:
+        """From when to when a topic's messages are, up to when a group is, and how late that is."""
+        spans: list[ConsumeTimeSpan] = []
+        for queue in topic.queues[: topic.config.read_queue_nums]:
+            first = self._time(queue, queue.min_offset)
+            last = self._time(queue, queue.max_offset - 1)
+            offset = self._offsets.get(group, topic.name, queue.number)
+            consumed = self._time(queue, offset - 1) if offset else first
+            following = self._time(queue, queue.min_offset if offset is None else offset)
+            spans.append(
+                ConsumeTimeSpan(
+                    self.name_of(queue),
+                    _UNKNOWN if first is None else first,
+                    _UNKNOWN if last is None else last,
+                    _UNKNOWN if consumed is None else consumed,
+                    0 if following is None else max(0, now_ms - following),
+                )
+            )
+        return spans
+
+    def corrections(self, topic: str, compared: str, without: Iterable[str] = ()) -> dict[int, int]:
+        """The least offset of any group by queue, for a group that shall wait for the others.
+
+        Where the compared group is itself behind that, :data:`NO_CORRECTION` stands instead.
+        """
+        left_out = frozenset(without)
+        least: dict[int, int] = {}
+        for group in self._offsets.groups_of(topic):
+            if group in left_out:
+                continue
+            for number, offset in self._offsets.queues(group, topic).items():
+                queue = self._store.find_queue(topic, number)
+                if queue is not None and offset >= queue.min_offset:
+                    least[number] = min(offset, least.get(number, offset))
+        for number, offset in self._offsets.queues(compared, topic).items():
+            if least.get(number, 0) > offset:
+                least[number] = NO_CORRECTION
+        return least
+
+    def _time(self, queue: ConsumeQueue, offset: int) -> int | None:
+        if not queue.min_offset <= offset < queue.max_offset:
+            return None
+        return self._store.stored_ms(queue, offset)

@@ -1,0 +1,166 @@
+"""Counters and their rates over the windows that operators' tools show."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from txmq_broker.core.topics import Topics
+
+__all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "Mornings", "Rate", "Statistics"]
+
+SAMPLE_S: Final = 10.0
+MINUTE_S: Final = 60.0
+HOUR_S: Final = 3600.0
+DAY_S: Final = 24 * HOUR_S
+_WINDOWS: Final = (SAMPLE_S, MINUTE_S, 600.0)
+
+
+class Rate(NamedTuple):
+    """What happened in a window."""
+
+    sum: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Events a second."""
+        return self.sum / self.seconds if self.seconds > 0 else 0.0
+
+
+class Sample(NamedTuple):
+    """Where a counter stood at a moment."""
+
+    at: float
+    total: int
+    moved_after: float
+    """Until when it had stood where the sample before this one says."""
+
+
+class Trail:
+    """Where a counter stood at moments some gap apart, but for those at which it had not moved."""
+
+    __slots__ = ("_gap", "_samples", "_still_at")
+
+    def __init__(self, gap: float, samples_max: int) -> None:
+        self._gap = gap
+        self._samples: deque[Sample] = deque(maxlen=samples_max)
+        self._still_at = 0.0
+
+    def sample(self, now: float, total: int) -> None:
+        """Remember where the counter stands if it has moved and the last time is long ago."""
+        if not self._samples:
+            # It was 0 before it was first looked at, and counts since then must not be lost.
+            self._still_at = now - self._gap
+            self._samples.append(Sample(self._still_at, 0, self._still_at))
+        last = self._samples[-1]
+        if total == last.total:
+            self._still_at = now
+        elif now - last.at > self._gap * 0.9:
+            self._samples.append(Sample(now, total, self._still_at))
+            self._still_at = now
+
+    def base(self, start: float) -> tuple[float, int]:
+        """Where the counter stood at a moment, or as near to it as is remembered: when, and
+        where.
+        """
+        still_at = start
+        at, total = start, 0
+        for at, total, moved_after in reversed(self._samples):
+            if at <= start:
+                return max(at, min(start, still_at)), total
+            still_at = moved_after
+        return at, total
+
+
+class Meter:
+    """One counter with its recent past."""
+
+    __slots__ = ("_days", "_hours", "_minutes", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._minutes = Trail(SAMPLE_S, 61)
+        self._hours = Trail(600.0, 7)
+        self._days = Trail(HOUR_S, 25)
+
+    def sample(self, now: float) -> None:
+        """Remember where the counter stands."""
+        for trail in (self._minutes, self._hours, self._days):
+            trail.sample(now, self.total)
+
+    def rate(self, window: float, now: float) -> Rate:
+        """What was added in the last so many seconds, as far as it is remembered."""
+        trail = self._minutes if window <= 600 else self._hours if window <= HOUR_S else self._days
+        since, total = trail.base(now - window)
+        return Rate(self.total - total, now - since)
+
+    def three(self, now: float) -> str:
+        """Rates over ten seconds, a minute and ten minutes, as tools print them."""
+        return " ".join(f"{self.rate(window, now).per_second:.4f}" for window in _WINDOWS)
+
+
+class Mornings:
+    """What a total was at the last two midnights: tools subtract to show yesterday and today."""
+
+    def __init__(self) -> None:
+        self._day: int | None = None
+        self.yesterday = 0
+        self.today = 0
+
+    def note(self, day: int, total: int) -> None:
+        """Look at the calendar; the first look on a new day is taken for its midnight."""
+        if self._day is not None and day != self._day:
+            self.yesterday, self.today = self.today, total
+        self._day = day
+
+
+class Statistics:
+    """All counters of a broker by the names that clients ask for."""
+
+    def __init__(self) -> None:
+        self._meters: dict[tuple[str, str], Meter] = {}
+        self.put_mornings = Mornings()
+        self.get_mornings = Mornings()
+
+    def meter(self, name: str, key: str) -> Meter:
+        """A counter, made when first named."""
+        found = self._meters.get((name, key))
+        if found is None:
+            found = self._meters[name, key] = Meter()
+        return found
+
+    def find(self, name: str, key: str) -> Meter | None:
+        """A counter, if anything was ever counted in it."""
+        return self._meters.get((name, key))
+
+    def count_puts(self, topics: Topics) -> None:
+        """Take over what the topics have counted themselves, as the way of a send must be short."""
+        puts, size = topics.puts_forgotten, topics.bytes_forgotten
+        for topic in topics:
+            if topic.put_count:
+                self.meter("TOPIC_PUT_NUMS", topic.name).total = topic.put_count
+                self.meter("TOPIC_PUT_SIZE", topic.name).total = topic.put_bytes
+                puts += topic.put_count
+                size += topic.put_bytes
+        self.meter("BROKER_PUT_NUMS", "").total = puts
+        self.meter("BROKER_PUT_SIZE", "").total = size
+
+    def sample(self, now: float, day: int) -> None:
+        """Remember where all counters stand; ``day`` is the number of today's date."""
+        for meter in self._meters.values():
+            meter.sample(now)
+        self.put_mornings.note(day, self.meter("BROKER_PUT_NUMS", "").total)
+        self.get_mornings.note(day, self.meter("BROKER_GET_NUMS", "").total)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop what was counted for a topic, and for groups in it."""
+        start = f"{topic}@"
+        for key in [key for key in self._meters if key[1] == topic or key[1].startswith(start)]:
+            del self._meters[key]
+
+    def forget_group(self, group: str) -> None:
+        """Drop what was counted for a group."""
+        end = f"@{group}"
+        for key in [key for key in self._meters if key[1].endswith(end)]:
+            del self._meters[key]

@@ -1,0 +1,289 @@
+"""Topics: what they are called, how many queues they have, what they allow, and how they come to
+be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from txmq.errors import InternalError, NoPermission, TopicNotFound
+from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
+from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from txmq.protocol.codes import Perm
+from txmq.protocol.record import topic_field
+from txmq.protocol.topics import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    PARKED_TOPIC,
+    RETRY,
+    SCHEDULE_TOPIC,
+    TRACES,
+    WHEEL_TOPIC,
+)
+from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.key_index import topic_seed
+from txmq_broker.store.lines import WHEEL_QUEUES
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "queue_counts"]
+
+TEMPLATE: Final = "TBW102"
+"""The topic whose settings new ones inherit; clients ask for its route when theirs is unknown."""
+
+CLOSED_TO_CLIENTS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        WHEEL_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        PARKED_TOPIC,
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics that only the broker writes to."""
+
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
+
+
+def check_name(name: str) -> None:
+    """Refuse a topic's name that cannot be stored or shown.
+
+    Raises:
+        InternalError: It is empty, too long, or holds other characters (the code RocketMQ answers).
+    """
+    if not _LEGAL.fullmatch(name):
+        raise InternalError(f"the topic name {name[:200]!r} is empty or holds illegal characters")
+    if len(name) > TOPIC_CHARS_MAX:
+        raise InternalError(f"a topic name has at most {TOPIC_CHARS_MAX} characters")
+
+
+class Topic:
+    """A topic with what the hot path needs of it at hand."""
+
+    __slots__ = ("config", "key_seed", "name", "name_field", "put_bytes", "put_count", "queues")
+
+    def __init__(self, config: TopicConfig, queues: list[ConsumeQueue]) -> None:
+        self.config = config
+        self.name = config.topic_name
+        self.name_field = topic_field(self.name)
+        self.key_seed = topic_seed(self.name)
+        self.queues = queues
+        self.put_count = 0
+        self.put_bytes = 0
+
+    @property
+    def is_writeable(self) -> bool:
+        """Whether messages may be sent to it."""
+        return bool(self.config.perm & Perm.WRITE)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether messages may be pulled from it."""
+        return bool(self.config.perm & Perm.READ)
+
+
+class Topics:
+    """All topics of this broker."""
+
+    def __init__(self, store: MessageStore, defaults: TopicDefaults) -> None:
+        self._store = store
+        self.defaults = defaults
+        self._topics: dict[str, Topic] = {}
+        self.sendable: dict[str, Topic] = {}
+        """The topics that clients may simply send to now, for whoever must not look twice."""
+        self._system: set[str] = set()
+        self.puts_forgotten = 0
+        self.bytes_forgotten = 0
+        self.version = DataVersion()
+        self._settled = TopicConfigs()
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def load(self, saved: TopicConfigs, system: Iterable[TopicConfig]) -> None:
+        """Take the topics that were saved and make those that must be there."""
+        self.version = saved.data_version
+        for config in saved.topic_config_table.values():
+            self._put(config)
+        for config in system:
+            name = config.topic_name
+            self._system.add(name)
+            known = self._topics.get(name)
+            # Settings may have changed since: more delay levels, other queues for new topics.
+            if (
+                known is None
+                or (name == SCHEDULE_TOPIC and len(known.queues) < config.read_queue_nums)
+                or (name == TEMPLATE and known.config != config)
+            ):
+                self._put(config)
+
+    def saved(self) -> TopicConfigs:
+        """All topics, as they are kept and as name servers are told."""
+        table = {topic.name: topic.config for topic in self._topics.values()}
+        return TopicConfigs(data_version=self.version, topic_config_table=table)
+
+    def settle(self) -> None:
+        """Note that what there is now has been saved."""
+        self._settled = self.saved()
+
+    def undo(self) -> None:
+        """Go back to what was saved last: a restart must know every topic that has messages."""
+        kept = self._settled.topic_config_table
+        for name in [name for name in self._topics if name not in kept]:
+            del self._topics[name]
+            self.sendable.pop(name, None)
+        for name, config in kept.items():
+            if name not in self._topics or self._topics[name].config is not config:
+                self._put(config)
+        self.version = self._settled.data_version
+
+    def find(self, name: str) -> Topic | None:
+        """A topic, if there is one."""
+        return self._topics.get(name)
+
+    def get(self, name: str) -> Topic:
+        """A topic that must be there.
+
+        Raises:
+            TopicNotFound: It is not.
+        """
+        found = self._topics.get(name)
+        if found is None:
+            raise TopicNotFound(f"topic[{name}] not exist, apply first please!")
+        return found
+
+    def is_system(self, name: str) -> bool:
+        """Whether the broker itself needs a topic."""
+        return name in self._system or name in CLOSED_TO_CLIENTS or name.startswith("rmq_sys_")
+
+    def put(self, config: TopicConfig, now_ms: int) -> Topic:
+        """Make a topic or change it.
+
+        Raises:
+            InternalError: Its name or its number of queues cannot be.
+            NoPermission: There are as many topics as this broker keeps.
+        """
+        check_name(config.topic_name)
+        queues = (config.read_queue_nums, config.write_queue_nums)
+        if min(queues) < 0 or not 1 <= max(queues) <= QUEUES_MAX:
+            raise InternalError(f"a topic has from 1 to {QUEUES_MAX} queues")
+        if config.topic_name not in self._topics and len(self._topics) >= TOPICS_MAX:
+            raise NoPermission(f"this broker has {TOPICS_MAX} topics, the most it keeps")
+        self._changed(now_ms)
+        return self._put(config)
+
+    def _put(self, config: TopicConfig) -> Topic:
+        name = config.topic_name
+        count = max(config.read_queue_nums, config.write_queue_nums)
+        queues = [self._store.queue(name, number) for number in range(count)]
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = Topic(config, queues)
+        else:
+            topic.config, topic.queues = config, queues
+        # What goes to a retry topic is looked at more closely.
+        is_plain = name not in CLOSED_TO_CLIENTS and not name.startswith(RETRY)
+        if topic.is_writeable and is_plain:
+            self.sendable[name] = topic
+        else:
+            self.sendable.pop(name, None)
+        return topic
+
+    def _changed(self, now_ms: int) -> None:
+        self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
+
+    def remove(self, name: str, now_ms: int) -> bool:
+        """Forget a topic; whether it was there."""
+        topic = self._topics.pop(name, None)
+        if topic is None:
+            return False
+        self.sendable.pop(name, None)
+        # The broker's own totals must not fall when a topic goes.
+        self.puts_forgotten += topic.put_count
+        self.bytes_forgotten += topic.put_bytes
+        self._changed(now_ms)
+        return True
+
+    def create_by_sending(
+        self, name: str, template_name: str, queues_wanted: int, now_ms: int
+    ) -> Topic:
+        """Make a topic because somebody sends to it.
+
+        Raises:
+            TopicNotFound: There is no template that allows it.
+            InternalError: The name is illegal.
+        """
+        check_name(name)
+        template = self._topics.get(template_name)
+        if template is None or not template.config.perm & Perm.INHERIT:
+            raise TopicNotFound(f"topic[{name}] not exist, apply first please!")
+        if template_name == TEMPLATE and not self.defaults.auto_create:
+            raise TopicNotFound(f"topic[{name}] not exist, and topics are not made by sending")
+        count = max(1, min(queues_wanted, template.config.write_queue_nums))
+        perm = template.config.perm & ~int(Perm.INHERIT)
+        return self.put(TopicConfig(name, count, count, perm), now_ms)
+
+    def create_for_group(self, name: str, queues: int, now_ms: int) -> Topic:
+        """A group's retry or dead-letter topic, made when first needed."""
+        return self._topics.get(name) or self.put(
+            TopicConfig(name, queues, queues, _READ_WRITE), now_ms
+        )
+
+    def for_sending(self, name: str) -> Topic | None:
+        """A topic that a client may send to, or ``None`` where it is unknown.
+
+        Raises:
+            NoPermission: Only the broker writes to it, or it is closed for writing.
+        """
+        if name in CLOSED_TO_CLIENTS:
+            raise NoPermission(f"the topic {name} is the broker's own")
+        found = self._topics.get(name)
+        if found is not None and not found.is_writeable:
+            raise NoPermission(f"the topic {name} does not permit sending")
+        return found
+
+
+QUEUES_MAX: Final = 4096
+"""Queues of one topic at one broker; clients hold some state for each."""
+
+
+def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
+    """The topics every broker has from the start."""
+    broker, cluster, defaults = settings.name, settings.cluster, settings.topics
+    levels = len(settings.delay.levels_ms())
+    inherit = _READ_WRITE | int(Perm.INHERIT)
+    topics = [
+        TopicConfig("SELF_TEST_TOPIC", 1, 1, _READ_WRITE),
+        TopicConfig(cluster, 16, 16, inherit),
+        TopicConfig(broker, 1, 1, inherit),
+        TopicConfig("OFFSET_MOVED_EVENT", 1, 1, _READ_WRITE),
+        TopicConfig(HALF_TOPIC, 1, 1, _READ_WRITE),
+        TopicConfig(OP_TOPIC, 1, 1, _READ_WRITE),
+        TopicConfig(PARKED_TOPIC, 1, 1, _READ_WRITE),
+        TopicConfig(SCHEDULE_TOPIC, levels, levels, _READ_WRITE),
+        TopicConfig(WHEEL_TOPIC, WHEEL_QUEUES, WHEEL_QUEUES, _READ_WRITE),
+        TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1, _READ_WRITE),
+        TopicConfig("BenchmarkTest", 16, 16, _READ_WRITE),
+    ]
+    if defaults.traces:
+        # Clients leave their traces there, also where topics are not made by sending.
+        topics.append(TopicConfig(TRACES, 1, 1, _READ_WRITE))
+    if defaults.auto_create:
+        topics.append(TopicConfig(TEMPLATE, defaults.queues, defaults.queues, inherit))
+    return topics
+
+
+def queue_counts(topics: TopicConfigs) -> dict[str, int]:
+    """How many queues each topic has, also those that are only read or only written."""
+    return {
+        name: max(config.read_queue_nums, config.write_queue_nums)
+        for name, config in topics.topic_config_table.items()
+    }

@@ -1,0 +1,125 @@
+"""Gives waiting messages to their topics when their time has come.
+
+What leaves together is one write, and the next leave when it is safe. Time is the wall clock's, as
+the due times are; it is looked at every second, since nobody tells when it is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+from txmq.errors import CorruptRecord, ServiceUnavailable
+from txmq.limits import DELIVERED_BYTES_MAX, DELIVERED_TOGETHER_MAX
+from txmq.quantity import quantity
+from txmq.runtime.clock import Clock
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.flusher import Flusher
+from txmq_broker.store.delay_store import DelayStore
+from txmq_broker.store.message_store import Span
+
+__all__ = ["Deliverer"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+
+
+class Deliverer:
+    """The delivery of one broker's waiting messages."""
+
+    def __init__(
+        self, schedule: Schedule, delays: DelayStore, flusher: Flusher, clock: Clock
+    ) -> None:
+        self._schedule = schedule
+        self._delays = delays
+        self._flusher = flusher
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._sleeps_until: int | None = None
+        self._held_back = 0
+        self._is_refused = False
+
+    async def run(self) -> None:
+        """Deliver what is due, until cancelled."""
+        while True:
+            now_ms = self._clock.wall_ms()
+            try:
+                self.round(now_ms)
+            except (ServiceUnavailable, OSError) as problem:
+                # Nothing is lost: they go on waiting until the disk takes them.
+                if not self._is_refused:
+                    log.warning("messages that are due must wait: %s", problem)
+                self._is_refused = True
+            else:
+                self._is_refused = False
+            await self._sleep(self._pause(now_ms))
+
+    def _pause(self, looked_ms: int) -> float:
+        """For how long there is nothing to do, in seconds, unless something is published."""
+        next_ms = self._delays.next_ms()
+        if self._delays.is_delivering or next_ms is None or next_ms <= looked_ms:
+            # What was due when we looked and has not left must wait for the disk.
+            self._sleeps_until = None
+            return LOOK_S
+        self._sleeps_until = next_ms
+        return min(LOOK_S, max(0, next_ms - self._clock.wall_ms()) / 1000)
+
+    async def _sleep(self, delay: float) -> None:
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+
+    def published(self, span: Span) -> None:
+        """Messages that wait, or that waited, are safe."""
+        delayed = span.delayed
+        assert delayed is not None, "a span that concerns nobody who waits"
+        until = self._sleeps_until
+        if delayed.left or until is None or any(due.due_ms < until for due in delayed.joined):
+            self._wake.set()
+
+    def round(self, now_ms: int) -> int:
+        """Deliver some of what is due at a time; how many.
+
+        Raises:
+            ServiceUnavailable: The disk failed, or who is due cannot be found.
+            OSError: The disk cannot be read.
+        """
+        self._tell_of_clock()
+        delays = self._delays
+        if delays.is_delivering or delays.first(now_ms) is None:
+            return 0
+        # All of a round goes into one span, and so is written whole or not at all. It is so also
+        # while sends are refused: until they have left, nothing of the log can be deleted.
+        stored_ms = self._flusher.decision_ms()
+        count = size = 0
+        while count < DELIVERED_TOGETHER_MAX and size < DELIVERED_BYTES_MAX:
+            due = delays.first(now_ms)
+            if due is None:
+                break
+            count += 1
+            try:
+                size += self._schedule.send(due, stored_ms)
+            except (ServiceUnavailable, OSError):
+                raise  # The log still has it; it may be read later.
+            except Exception as problem:
+                # One bad message must not keep the others from being delivered.
+                if isinstance(problem, CorruptRecord):
+                    log.error("a message that is due cannot be read: %s", problem)  # noqa: TRY400
+                else:
+                    log.exception("a message that is due cannot be delivered")
+                delays.pass_over()
+        return count
+
+    def _tell_of_clock(self) -> None:
+        if self._schedule.held_back > self._held_back:
+            log.warning(
+                "the clock was set back: %s later than wanted",
+                quantity(
+                    self._schedule.held_back - self._held_back, "message comes", "messages come"
+                ),
+            )
+            self._held_back = self._schedule.held_back

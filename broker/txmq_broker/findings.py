@@ -1,0 +1,94 @@
+"""What an inspection of a broker's directory finds, in the form that is shown and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from txmq_broker.store.index_check import QueueKey
+
+__all__ = ["Finding", "Offsets", "Severity", "Summary", "joined_offsets"]
+
+_RANGES_MAX: Final = 1000
+"""Ranges of offsets that one finding names."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    NOTE = "note"
+    """Nothing is lost: a crash leaves this, or an operator."""
+    DAMAGE = "damage"
+    """Bytes differ from those that were written."""
+    LOSS = "loss"
+    """Bytes or messages are gone."""
+
+
+class Offsets(msgspec.Struct, gc=False):
+    """A run of offsets of one queue."""
+
+    topic: str
+    queue: int
+    first: int
+    last: int
+
+
+class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One thing that was found."""
+
+    kind: str
+    severity: Severity
+    file: str
+    text: str
+    """What it is, what it means, and what to do."""
+    position: int | None = None
+    """Where in the log it begins."""
+    offset: int | None = None
+    """Where in the file it begins."""
+    size: int | None = None
+    """How many bytes it is."""
+    offsets: list[Offsets] = []
+    """The messages it concerns, as far as they are known."""
+    refuses_start: bool = False
+    """Whether the broker does not start with it."""
+    cut_at: int | None = None
+    """Where to end the log so that the broker starts."""
+    remove: str | None = None
+    """The index file to delete as a repair."""
+    is_acceptable: bool = False
+    """Whether the broker can go on without what is lost, once an operator has accepted the loss."""
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """What was read, and how many findings there were of each severity."""
+
+    kind: str = "summary"
+
+    start: int = 0
+    end: int = 0
+    files: int = 0
+    spans: int = 0
+    messages: int = 0
+    halves: int = 0
+    decisions: int = 0
+    open_transactions: int = 0
+    notes: int = 0
+    damages: int = 0
+    losses: int = 0
+
+
+def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[Offsets]:
+    """Runs of offsets, joined where one follows the other."""
+    found: dict[QueueKey, list[Offsets]] = {}
+    count = 0
+    for topic, queue, first, last in items:
+        runs = found.setdefault((topic, queue), [])
+        if runs and first == runs[-1].last + 1:
+            runs[-1].last = last
+        elif count < _RANGES_MAX:
+            runs.append(Offsets(topic, queue, first, last))
+            count += 1
+    return [run for runs in found.values() for run in runs]

@@ -1,0 +1,350 @@
+"""Group commit: what is staged in one turn of the loop is one write, one sync, one row of answers.
+
+A turn ends when the loop comes back to us; then the span is written. With ``flush = "sync"`` its
+answers wait until the disk confirms, and what later turns stage meanwhile becomes one span that is
+written when the disk is free again. A failed sync stops the broker: what the disk holds is no
+longer known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, TypeAlias
+
+from txmq.errors import BrokerBusy, CorruptRecord, ServiceUnavailable, StoreError, SyncFailed
+from txmq.limits import SPAN_BYTES_MAX, UNSYNCED_BYTES_MAX
+from txmq.protocol import command as commands
+from txmq.protocol.command import Command
+from txmq.remoting.connection import Connection
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk, File
+from txmq_broker.config import StoreSettings
+from txmq_broker.core.admission import Admission
+from txmq_broker.store.checkpoint import Stretch
+from txmq_broker.store.message_store import MessageStore, Span
+
+__all__ = ["Flusher"]
+
+log = logging.getLogger(__name__)
+
+STUCK_S: Final = 1.0
+"""A sync that takes longer means that the disk is behind; sends are refused until it catches up."""
+
+CHECKPOINT_RETRY_S: Final = 5.0
+"""How long after indexes could not be saved: each attempt lays out all of them anew."""
+
+
+Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
+"""Whom to answer once a span is safe: the requests and their answers, by connection."""
+
+
+class Waiting(NamedTuple):
+    """A span that is written and not yet durable."""
+
+    span: Span
+    tickets: Tickets
+    since: float
+
+
+class Syncing(NamedTuple):
+    """The disk at work: what it makes durable, and how many of the spans that wait."""
+
+    done: Awaitable[None]
+    files: list[File]
+    end: int
+    covered: int
+
+
+class Flusher:
+    """Writes, syncs and releases spans for one store."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        disk: Disk,
+        clock: Clock,
+        admission: Admission,
+        settings: StoreSettings,
+        on_published: Callable[[Span], None],
+        on_fatal: Callable[[StoreError], None],
+    ) -> None:
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self._admission = admission
+        self._is_sync = settings.flush == "sync"
+        self._interval = settings.flush_interval
+        self._on_published = on_published
+        self._on_fatal = on_fatal
+        self._tickets: Tickets = {}
+        self._waiting: deque[Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._turn_planned = False
+        self._turn_ms = 0
+        self._turn_end = 0
+        self._syncing: Syncing | None = None
+        self._checkpoint: asyncio.Task[None] | None = None
+        self._checkpoint_after = 0.0
+        self._saving = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def start(self) -> None:
+        """Begin syncing."""
+        run = self._sync_spans() if self._is_sync else self._sync_now_and_then()
+        self._task = asyncio.create_task(run, name="flusher")
+        self._task.add_done_callback(self._ended)
+
+    async def drain(self) -> None:
+        """Return when all that is staged is written, synced and answered and a checkpoint made."""
+        if self._store.has_staged:
+            self._end_turn()
+        if self._failed:
+            return
+        await self._idle.wait()
+        if self._checkpoint is not None:
+            await self._checkpoint
+        while not self._failed and await self._make_checkpoint():
+            continue
+
+    async def stop(self) -> None:
+        """Stop syncing. Answers that still wait are never given."""
+        for task in (self._task, self._checkpoint):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    # What handlers call
+
+    def turn_ms(self) -> int:
+        """The time stamp of everything staged in this turn, which begins with the first who asks.
+
+        Raises:
+            BrokerBusy: Too much waits for the disk, or waits too long.
+            ServiceUnavailable: Writes are refused now.
+        """
+        if self._turn_ms and self._store.log.next_position > self._turn_end:
+            self._end_turn()
+        if not self._turn_ms:
+            self._admission.check()
+            self._refuse_if_behind()
+            self._turn_ms = max(self._clock.wall_ms(), self._store.last_ms)
+            self._turn_end = self._store.log.end + SPAN_BYTES_MAX
+            self._plan_turn()
+        return self._turn_ms
+
+    def _refuse_if_behind(self) -> None:
+        if self._failed:
+            raise ServiceUnavailable("the disk failed; the broker is stopping")
+        waiting = self._waiting
+        if not waiting:
+            return
+        log_ = self._store.log
+        if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
+            raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
+        if self._clock.monotonic() - waiting[0].since > STUCK_S:
+            raise BrokerBusy("[PCBUSY] the disk is slow; try again")
+
+    def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
+        """Give this answer once what is staged now is safe."""
+        tickets = self._tickets.get(connection)
+        if tickets is None:
+            tickets = self._tickets[connection] = ([], [])
+        tickets[0].append(request)
+        tickets[1].append(answer)
+
+    def decision_ms(self) -> int:
+        """The same for what frees room, decisions and deliveries, whatever else is refused.
+
+        Raises:
+            ServiceUnavailable: The disk failed.
+        """
+        if self._turn_ms and self._store.log.next_position <= self._turn_end:
+            return self._turn_ms
+        try:
+            return self.turn_ms()
+        except (BrokerBusy, ServiceUnavailable):
+            if self._failed:
+                raise
+        if self._store.log.staged_bytes > SPAN_BYTES_MAX:
+            # Messages that are written again; markers rely on it that a span is no longer.
+            self._end_turn()
+        # No turn is begun, so whatever comes next is still asked whether it may.
+        self._plan_turn()
+        return max(self._clock.wall_ms(), self._store.last_ms)
+
+    def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
+        """Give this answer once everything that is staged or written by now is safe."""
+        if self._store.has_staged:
+            self.staged(connection, request, answer)
+        elif self._waiting:
+            requests, given = self._waiting[-1].tickets.setdefault(connection, ([], []))
+            requests.append(request)
+            given.append(answer)
+        else:
+            connection.send(answer)
+            connection.flush()
+
+    def _plan_turn(self) -> None:
+        if not self._turn_planned:
+            self._turn_planned = True
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    # Turns
+
+    def _end_turn(self) -> None:
+        self._turn_planned = False
+        self._turn_ms = 0
+        if self._syncing is not None and self._store.log.next_position <= self._turn_end:
+            # The disk is at work: what arrives meanwhile goes into one span, written when it is
+            # done.
+            return
+        self._write()
+        self._settle()
+
+    def _write(self) -> None:
+        if self._failed or not self._store.has_staged:
+            return
+        tickets, self._tickets = self._tickets, {}
+        try:
+            span = self._store.write()
+        except StoreError as problem:
+            log.warning("a write failed: %s", problem)
+            self._refuse(tickets, str(problem))
+            return
+        if self._is_sync:
+            self._waiting.append(Waiting(span, tickets, self._clock.monotonic()))
+            if self._syncing is None:
+                # At once and not when a task's turn comes: the disk is what everybody waits for.
+                self._syncing = self._begin_sync()
+                self._wake.set()
+        else:
+            self._release(span, tickets)
+
+    def _settle(self) -> None:
+        is_busy = self._waiting or self._turn_planned or self._syncing is not None
+        if not is_busy and (self._failed or not self._store.has_staged):
+            self._idle.set()
+
+    def _refuse(self, tickets: Tickets, remark: str) -> None:
+        for connection, (requests, _) in tickets.items():
+            for request in requests:
+                refusal = commands.answer(request, ServiceUnavailable.code, remark=remark)
+                connection.send(refusal)
+            connection.flush()
+
+    def _release(self, span: Span, tickets: Tickets) -> None:
+        self._store.publish(span)
+        for connection, (_, given) in tickets.items():
+            connection.send(*given)
+            connection.flush()
+        self._on_published(span)
+        if (
+            self._checkpoint is None
+            and self._store.checkpoint_due()
+            and self._clock.monotonic() >= self._checkpoint_after
+        ):
+            self._checkpoint = asyncio.create_task(self._save_indexes(), name="checkpoint")
+
+    # Syncs
+
+    async def _sync_spans(self) -> None:
+        while True:
+            if self._syncing is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            syncing = self._syncing
+            if not await self._synced(syncing):
+                return
+            self._syncing = None
+            done = [self._waiting.popleft() for _ in range(syncing.covered)]
+            # The disk goes to work again before these answers are given.
+            self._write()
+            if self._waiting and self._syncing is None:
+                self._syncing = self._begin_sync()
+            for each in done:
+                self._release(each.span, each.tickets)
+            self._settle()
+
+    async def _sync_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            if not await self._sync_log():
+                return
+
+    async def _sync_log(self) -> bool:
+        log_ = self._store.log
+        return log_.durable == log_.end or await self._synced(self._begin_sync())
+
+    def _begin_sync(self) -> Syncing:
+        files, end = self._store.log.files_to_sync(), self._store.log.end
+        return Syncing(self._disk.sync_soon(files), files, end, len(self._waiting))
+
+    async def _synced(self, syncing: Syncing) -> bool:
+        try:
+            await syncing.done
+        except OSError as problem:
+            self._fail(SyncFailed(f"the disk could not make the log durable: {problem}"))
+            return False
+        if self._failed:
+            # Somebody else's sync met the failure. A file tells of it once: that this one passed
+            # means nothing.
+            return False
+        self._store.log.synced(syncing.files, syncing.end)
+        return True
+
+    async def _save_indexes(self) -> None:
+        try:
+            while self._store.checkpoint_due() and await self._make_checkpoint():
+                continue
+        finally:
+            self._checkpoint = None
+
+    async def _make_checkpoint(self) -> bool:
+        async with self._saving:
+            stretch = self._store.next_stretch()
+            if stretch is None:
+                return False
+            if self._store.log.durable < stretch.end and not await self._sync_log():
+                return False
+            return await self._save_index(stretch)
+
+    async def _save_index(self, stretch: Stretch) -> bool:
+        try:
+            pending = self._store.begin_checkpoint(stretch)
+        except (OSError, CorruptRecord) as problem:
+            # Indexes can be made again; only the next restart will take longer.
+            log.warning("the indexes could not be saved: %s", problem)
+            self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
+            return False
+        try:
+            await self._disk.sync_soon([pending.file.file])
+        except OSError as problem:
+            self._fail(SyncFailed(f"the disk could not keep the indexes: {problem}"))
+            return False
+        self._store.confirm_checkpoint(pending)
+        return True
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Without it nobody would be answered any more, and nobody would know why.
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            self._break_down(problem)
+
+    def _break_down(self, problem: BaseException) -> None:
+        log.error("the flusher broke down", exc_info=problem)
+        self._fail(SyncFailed(f"the flusher broke down: {problem!r}"))
+
+    def _fail(self, problem: SyncFailed) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        self._idle.set()
+        log.critical("%s", problem)
+        self._on_fatal(problem)

@@ -1,0 +1,204 @@
+"""34, 35, 38, 46, 203, 204, 328: clients come, say who they are, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
+from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
+from txmq.protocol.bodies import (
+    ConnectedClient,
+    ConsumerConnections,
+    ConsumerIds,
+    Heartbeat,
+    ProducerConnections,
+    SubscriptionCheck,
+)
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup
+from txmq.protocol.topics import RETRY
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.core.client_names import (
+    check_client_id,
+    check_consumer_group,
+    check_producer_group,
+)
+from txmq_broker.core.clients import Clients, Member
+from txmq_broker.core.filter.filters import Filters
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.locks import Locks
+from txmq_broker.core.topics import Topics
+
+__all__ = ["ClientHandlers"]
+
+
+class ClientHandlers:
+    """Keeps the registry of clients and tells consumers when their group changes."""
+
+    def __init__(
+        self,
+        clients: Clients[Connection],
+        groups: Groups,
+        topics: Topics,
+        filters: Filters,
+        locks: Locks,
+        clock: Clock,
+        topics_changed: Callable[[], None],
+        producers_seen: Callable[[Iterable[str]], None],
+    ) -> None:
+        self._clients = clients
+        self._producers_seen = producers_seen
+        self._groups = groups
+        self._topics = topics
+        self._filters = filters
+        self._locks = locks
+        self._clock = clock
+        self._topics_changed = topics_changed
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.HEART_BEAT: self.beat,
+            RequestCode.UNREGISTER_CLIENT: self.leave,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_filter,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
+        }
+
+    def beat(self, connection: Connection, request: Command) -> bytes:
+        """34: a client is alive and belongs to these groups."""
+        beat = Heartbeat.read(request.body)
+        check_client_id(beat.client_id)
+        for producer in beat.producer_data_set:
+            check_producer_group(producer.group_name)
+        self._make_groups([each.group_name for each in beat.consumer_data_set])
+        changed = self._clients.beat(
+            connection, beat, request.client_language, request.version, self._clock.monotonic()
+        )
+        self.notify(changed)
+        if beat.producer_data_set:
+            self._producers_seen([each.group_name for each in beat.producer_data_set])
+        return answer(request)
+
+    def _make_groups(self, names: list[str]) -> None:
+        """Make the groups that are new, each with its retry topic: all of them, or none."""
+        if len(names) > GROUPS_PER_CLIENT_MAX:
+            raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
+        retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
+        fresh = [retry for retry in retries if self._topics.find(retry) is None]
+        for name in names:
+            check_consumer_group(name)
+        now_ms = self._clock.wall_ms()
+        queues = {RETRY + name: self._groups.get(name, now_ms).retry_queue_nums for name in names}
+        try:
+            for retry in fresh:
+                self._topics.create_for_group(retry, max(1, queues[retry]), now_ms)
+        finally:
+            # What was made is saved, also where one of them was refused.
+            if fresh:
+                self._topics_changed()
+
+    def leave(self, connection: Connection, request: Command) -> bytes:
+        """35: a client leaves its groups."""
+        header = request.read(ClientGroups)
+        if self._clients.leave(connection, header.producer_group, header.consumer_group):
+            assert header.consumer_group is not None
+            # The C++ client forgets to unlock some of its queues before it goes.
+            self._locks.release(header.consumer_group, header.client_id)
+            self.notify([header.consumer_group])
+        return answer(request)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection closed, with or without a word."""
+        self.notify(self._clients.drop(connection))
+
+    def drop_silent(self) -> None:
+        """Close the connections of clients whose heartbeats have stopped."""
+        for connection in self._clients.silent(self._clock.monotonic()):
+            self.notify(self._clients.drop(connection))
+            connection.close()
+
+    def notify(self, groups: Iterable[str]) -> None:
+        """40: tell every consumer of these groups to share the queues anew."""
+        for name in groups:
+            group = self._clients.consumer_group(name)
+            config = self._groups.find(name)
+            if group is None or (config and not config.notify_consumer_ids_changed_enable):
+                continue
+            for connection in list(group.members):
+                try:
+                    connection.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, GroupHeader(name))
+                except ConnectionLost:
+                    continue  # Its own loss is noticed elsewhere.
+
+    def consumer_ids(self, connection: Connection, request: Command) -> bytes:
+        """38: who shares a group's queues."""
+        del connection
+        name = request.read(GroupHeader).consumer_group
+        group = self._clients.consumer_group(name)
+        if group is None:
+            raise InternalError(f"no consumer for this group, {name}")
+        return answer(request, body=ConsumerIds(group.client_ids()).write())
+
+    def check_filter(self, connection: Connection, request: Command) -> bytes:
+        """46: would this filter work?"""
+        del connection
+        self._filters.of(SubscriptionCheck.read(request.body).subscription_data)
+        return answer(request)
+
+    def consumers(self, connection: Connection, request: Command) -> bytes:
+        """203: a group's consumers and what they subscribe to."""
+        del connection
+        name = request.read(GroupHeader).consumer_group
+        group = self._clients.consumer_group(name)
+        if group is None:
+            raise ConsumerOffline(f"the consumer group [{name}] not online")
+        body = ConsumerConnections(
+            [_shown(member) for member in group.members.values()],
+            group.consume_from_where,
+            group.consume_type,
+            group.message_model,
+            group.subscriptions,
+        )
+        return answer(request, body=body.write())
+
+    def producers(self, connection: Connection, request: Command) -> bytes:
+        """204: a group's producers."""
+        del connection
+        name = request.read(NamedGroup).producer_group or ""
+        found = self._clients.producers(name)
+        if not found:
+            raise InternalError(f"the producer group[{name}] not exist")
+        return answer(request, body=ProducerConnections([_shown(each) for each in found]).write())
+
+    def all_producers(self, connection: Connection, request: Command) -> bytes:
+        """328: every producer by group."""
+        del connection
+        age = self._clock.wall_ms() - int(self._clock.monotonic() * 1000)
+        data = {
+            group: [
+                {
+                    "clientId": each.client_id,
+                    "remoteIP": each.connection.address,
+                    "language": each.language,
+                    "version": each.version,
+                    "lastUpdateTimestamp": age + int(each.seen_at * 1000),
+                }
+                for each in members
+            ]
+            for group, members in self._clients.producer_groups().items()
+        }
+        return answer(request, body=msgspec.json.encode({"data": data}))
+
+
+def _shown(member: Member[Connection]) -> ConnectedClient:
+    return ConnectedClient(
+        member.connection.address, member.client_id, member.language, member.version
+    )

@@ -1,0 +1,92 @@
+"""200, 201, 207, 225, 352: make, change, list and delete consumer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from txmq.errors import GroupNotFound, InternalError
+from txmq.protocol.bodies import GroupConfig, GroupConfigList
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import DeleteGroup, NamedGroup
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.statistics import Statistics
+
+__all__ = ["GroupHandlers"]
+
+
+class GroupHandlers:
+    """Serves administrators of consumer groups. A change is on the disk before it is confirmed."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        offsets: Offsets,
+        statistics: Statistics,
+        clock: Clock,
+        groups_changed: Callable[[], None],
+    ) -> None:
+        self._groups = groups
+        self._offsets = offsets
+        self._statistics = statistics
+        self._clock = clock
+        self._groups_changed = groups_changed
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_all,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+        }
+
+    def put(self, connection: Connection, request: Command) -> bytes:
+        """200: make a group or change it."""
+        del connection
+        self._groups.put(GroupConfig.read(request.body), self._clock.wall_ms())
+        self._groups_changed()
+        return answer(request)
+
+    def put_all(self, connection: Connection, request: Command) -> bytes:
+        """225: make or change several groups; where one is refused, none is changed."""
+        del connection
+        configs = GroupConfigList.read(request.body).group_config_list
+        for config in configs:
+            self._groups.check(config)
+        for config in configs:
+            self._groups.put(config, self._clock.wall_ms())
+        self._groups_changed()
+        return answer(request)
+
+    def all(self, connection: Connection, request: Command) -> bytes:
+        """201: every group's settings."""
+        del connection
+        return answer(request, body=self._groups.saved().write())
+
+    def one(self, connection: Connection, request: Command) -> bytes:
+        """352: one group's settings."""
+        del connection
+        name = request.read(NamedGroup).group
+        if name is None:
+            raise InternalError("no group is named")
+        found = self._groups.find(name)
+        if found is None:
+            raise GroupNotFound(f"subscription group [{name}] does not exist")
+        return answer(request, body=found.write())
+
+    def delete(self, connection: Connection, request: Command) -> bytes:
+        """207: forget a group, and where it was if that is asked for; harmless when repeated."""
+        del connection
+        header = request.read(DeleteGroup)
+        self._groups.remove(header.group_name, self._clock.wall_ms())
+        self._statistics.forget_group(header.group_name)
+        if header.remove_offset or header.clean_offset:
+            self._offsets.forget_group(header.group_name)
+        self._groups_changed()
+        return answer(request)

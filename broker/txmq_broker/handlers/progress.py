@@ -1,0 +1,241 @@
+"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: where groups and queues stand."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from txmq.errors import InternalError
+from txmq.protocol.bodies import (
+    ConsumeTimeSpans,
+    CorrectionOffsets,
+    QueueEntries,
+    QueueEntry,
+    Subscription,
+    SubscriptionAnswer,
+    TopicNames,
+    with_queue_map,
+)
+from txmq.protocol.bodies import Groups as GroupNames
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import (
+    BrokerStatsQuery,
+    CloneOffset,
+    ConsumeStatsQuery,
+    CorrectionQuery,
+    NamedGroup,
+    QueueEntriesQuery,
+    SubscriptionQuery,
+    TopicAndGroup,
+    TopicHeader,
+)
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.core.client_names import check_consumer_group
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.filter.tags import tag_filter
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.progress import Progress
+from txmq_broker.core.statistics import MINUTE_S, Statistics
+from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.identity import Identity
+from txmq_broker.store.consume_queue import ConsumeQueue, Entry
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["ProgressHandlers"]
+
+_ENTRIES_MAX: Final = 1_000
+"""Entries of a queue shown at once."""
+
+
+class ProgressHandlers:
+    """Shows how far groups have come, and lets one start where another is."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients[Connection],
+        offsets: Offsets,
+        store: MessageStore,
+        statistics: Statistics,
+        clock: Clock,
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._store = store
+        self._statistics = statistics
+        self._clock = clock
+        self._progress = Progress(identity.name, topics, offsets, clients, store)
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.GET_TOPIC_STATS_INFO: self.of_topic,
+            RequestCode.GET_CONSUME_STATS: self.of_group,
+            RequestCode.GET_BROKER_CONSUME_STATS: self.of_all_groups,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.corrections,
+            RequestCode.QUERY_CONSUME_QUEUE: self.entries,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+        }
+
+    def of_topic(self, connection: Connection, request: Command) -> bytes:
+        """202: the bounds of a topic's queues."""
+        del connection
+        topic = self._topics.get(request.read(TopicHeader).topic)
+        return answer(request, body=with_queue_map("offsetTable", self._progress.of_topic(topic)))
+
+    def of_group(self, connection: Connection, request: Command) -> bytes:
+        """208: how far a group is, in all its topics or in those that are named."""
+        del connection
+        header = request.read(ConsumeStatsQuery)
+        named = [name for name in (header.topic_list or "").split(";") if name]
+        if not named and header.topic:
+            named = [header.topic]
+        topics = self._progress.topics_of(header.consumer_group, named)
+        pairs = {
+            queue: pair
+            for topic in topics
+            for queue, pair in self._progress.of_group(header.consumer_group, topic).items()
+        }
+        rate = sum(self._rate(header.consumer_group, topic) for topic in topics)
+        return answer(request, body=with_queue_map("offsetTable", pairs, {"consumeTps": rate}))
+
+    def of_all_groups(self, connection: Connection, request: Command) -> bytes:
+        """317: how far every group is, topic by topic, and how much there is left to consume."""
+        del connection
+        only_ordered = request.read(BrokerStatsQuery).is_order
+        lag = 0
+        shown: list[dict[str, list[msgspec.Raw]]] = []
+        for group in self._groups:
+            stats: list[msgspec.Raw] = []
+            for topic in self._progress.topics_of(group.group_name):
+                if only_ordered and not topic.config.order:
+                    continue
+                pairs = self._progress.of_group(group.group_name, topic)
+                lag += sum(each.broker_offset - each.consumer_offset for each in pairs.values())
+                rate = {"consumeTps": self._rate(group.group_name, topic)}
+                stats.append(msgspec.Raw(with_queue_map("offsetTable", pairs, rate)))
+            shown.append({group.group_name: stats})
+        body = {"brokerAddr": self._identity.address, "consumeStatsList": shown, "totalDiff": lag}
+        return answer(request, body=msgspec.json.encode(body))
+
+    def _rate(self, group: str, topic: Topic) -> float:
+        meter = self._statistics.find("GROUP_GET_NUMS", f"{topic.name}@{group}")
+        return meter.rate(MINUTE_S, self._clock.monotonic()).per_second if meter else 0.0
+
+    def groups_of_topic(self, connection: Connection, request: Command) -> bytes:
+        """300: who consumes a topic, or has done so."""
+        del connection
+        topic = request.read(TopicHeader).topic
+        online = [
+            group.name for group in self._clients.consumer_groups() if topic in group.subscriptions
+        ]
+        names = sorted({*online, *self._offsets.groups_of(topic)})
+        return answer(request, body=GroupNames(names).write())
+
+    def topics_of_group(self, connection: Connection, request: Command) -> bytes:
+        """343: in which topics a group has come anywhere."""
+        del connection
+        names = sorted(self._offsets.topics_of(_named(request)))
+        return answer(request, body=TopicNames(names, self._identity.address).write())
+
+    def subscription(self, connection: Connection, request: Command) -> bytes:
+        """345: what a connected group wants of a topic."""
+        del connection
+        header = request.read(SubscriptionQuery)
+        found = self._clients.subscription(header.group, header.topic or "")
+        return answer(request, body=SubscriptionAnswer(header.group, header.topic, found).write())
+
+    def time_spans(self, connection: Connection, request: Command) -> bytes:
+        """303: how old a topic's messages are, and how late a group is."""
+        del connection
+        header = request.read(TopicAndGroup)
+        topic = self._topics.get(header.topic)
+        spans = self._progress.time_spans(header.group, topic, self._clock.wall_ms())
+        return answer(request, body=ConsumeTimeSpans(spans).write())
+
+    def corrections(self, connection: Connection, request: Command) -> bytes:
+        """308: how far the slowest group is."""
+        del connection
+        header = request.read(CorrectionQuery)
+        without = (header.filter_groups or "").split(",")
+        found = self._progress.corrections(header.topic, header.compare_group, without)
+        return answer(request, body=CorrectionOffsets(found).write())
+
+    def clone(self, connection: Connection, request: Command) -> bytes:
+        """314: one group goes on where another one is."""
+        del connection
+        header = request.read(CloneOffset)
+        check_consumer_group(header.dest_group)
+        source = header.src_group
+        for name in [header.topic] if header.topic else self._offsets.topics_of(source):
+            if self._topics.find(name) is None:
+                continue
+            if header.offline or not self._clients.ignores(source, name):
+                for queue, offset in self._offsets.queues(source, name).items():
+                    self._offsets.put(header.dest_group, name, queue, offset)
+        return answer(request)
+
+    def entries(self, connection: Connection, request: Command) -> bytes:
+        """321: what a queue says of its messages, and whether a group wants them."""
+        del connection
+        header = request.read(QueueEntriesQuery)
+        topic = self._topics.find(header.topic)
+        if topic is None or not 0 <= header.queue_id < len(topic.queues):
+            raise InternalError(f"{header.queue_id}@{header.topic} is not exist!")
+        queue = topic.queues[header.queue_id]
+        found = _entries(queue, header.index, min(header.count, _ENTRIES_MAX))
+        body = QueueEntries(
+            [QueueEntry(*each[:3]) for each in found], queue.max_offset, queue.min_offset
+        )
+        if header.consumer_group:
+            wanted = self._clients.subscription(header.consumer_group, header.topic)
+            body.subscription_data = wanted
+            if wanted is None:
+                body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"
+            else:
+                body.filter_data = _shown(wanted)
+        remark = (
+            None if found else f"Index {header.index} of {queue.number}@{queue.topic} is not exist!"
+        )
+        return answer(request, body=body.write(), remark=remark)
+
+
+def _entries(queue: ConsumeQueue, start: int, count: int) -> list[Entry]:
+    found: list[Entry] = []
+    if start < queue.min_offset:
+        return found
+    while len(found) < count:
+        # Entries come from one block of the index at a time.
+        more = queue.read(start + len(found), count - len(found))
+        if not more:
+            break
+        found += more
+    return found
+
+
+def _shown(wanted: Subscription) -> str:
+    if wanted.expression_type not in ("", "TAG"):
+        return wanted.sub_string
+    tags = tag_filter(wanted.sub_string)
+    return "everything" if tags is None else " || ".join(sorted(tags.words))
+
+
+def _named(request: Command) -> str:
+    name = request.read(NamedGroup).group
+    if name is None:
+        raise InternalError("no group is named")
+    return name

@@ -1,0 +1,309 @@
+"""11, 361: consumers pull, and wait at the queue's end until something arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final, NamedTuple
+
+import msgspec
+
+from txmq.errors import (
+    InternalError,
+    NoPermission,
+    OffsetMoved,
+    PullNotFound,
+    PullRetryImmediately,
+    SubscriptionMissing,
+    SubscriptionStale,
+    TxmqError,
+)
+from txmq.limits import HELD_FILTERS_CHARS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
+from txmq.protocol import answers, command
+from txmq.protocol.bodies import Subscription
+from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import PullMessage
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
+from txmq.quantity import quantity
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.fetch import Fetched, Outcome, fetch
+from txmq_broker.core.filter.condition import Condition
+from txmq_broker.core.filter.filters import Filter, Filters
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.hold import Holds
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.statistics import Statistics
+from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.message_store import MessageStore, Span
+
+__all__ = ["PullHandlers"]
+
+log = logging.getLogger(__name__)
+
+_CODES: Final = {
+    Outcome.FOUND: SUCCESS,
+    Outcome.NO_MATCH: PullRetryImmediately.code,
+    Outcome.AT_END: PullNotFound.code,
+    Outcome.EMPTY: PullNotFound.code,
+    Outcome.PAST_END: OffsetMoved.code,
+    Outcome.TOO_SMALL: OffsetMoved.code,
+}
+_WAITING: Final = (Outcome.AT_END, Outcome.EMPTY)
+_COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
+_NO_FIELDS: Final = msgspec.Raw(b"")
+_SUSPEND: Final = int(PullFlag.SUSPEND)
+_SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
+
+
+class HeldPull(NamedTuple):
+    """A pull that waits for its queue to grow."""
+
+    connection: Connection
+    request: Command
+    header: PullMessage
+    queue: ConsumeQueue
+    offset: int
+    wanted: Filter | None
+    chars: int
+    deadline: float
+
+
+class PullHandlers:
+    """Gives consumers what is stored."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients[Connection],
+        filters: Filters,
+        offsets: Offsets,
+        store: MessageStore,
+        statistics: Statistics,
+        clock: Clock,
+        wait_max: float,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._filters = filters
+        self._offsets = offsets
+        self._store = store
+        self._statistics = statistics
+        self._given = statistics.meter("BROKER_GET_NUMS", "")
+        self._found = statistics.meter("PULLS_FOUND", "")
+        self._missed = statistics.meter("PULLS_MISSED", "")
+        self._clock = clock
+        self.wait_max = wait_max
+        self._holds: Holds[HeldPull] = Holds()
+        self._held_chars = 0
+        self._woken: deque[HeldPull] = deque()
+        self._is_resuming = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._timer_at = 0.0
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    @property
+    def held(self) -> int:
+        """How many pulls wait."""
+        return len(self._holds) + len(self._woken)
+
+    def pull(self, connection: Connection, request: Command) -> bytes | None:
+        """11 and 361: answer with messages, or hold the pull until there are some."""
+        header = request.read(PullMessage)
+        topic = self._permitted(header)
+        queue = topic.queues[header.queue_id]
+        wanted = self._wanted(header)
+        if header.sys_flag & _COMMIT and header.commit_offset >= 0:
+            self._offsets.put(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        deadline = 0.0
+        may_hold = header.sys_flag & _SUSPEND and not request.is_oneway
+        if may_hold and header.suspend_timeout_millis > 0:
+            wait = min(header.suspend_timeout_millis / 1000, self.wait_max)
+            deadline = self._clock.monotonic() + wait
+        chars, offset = _size_of(wanted), header.queue_offset
+        pull = HeldPull(connection, request, header, queue, offset, wanted, chars, deadline)
+        return self._serve(pull, may_hold=deadline > 0.0)
+
+    def _permitted(self, header: PullMessage) -> Topic:
+        group = self._groups.get(header.consumer_group, self._clock.wall_ms())
+        if not group.consume_enable:
+            raise NoPermission(f"the group {group.group_name} may not consume")
+        topic = self._topics.get(header.topic)
+        if not topic.is_readable:
+            raise NoPermission(f"the topic {topic.name} does not permit consuming")
+        if not 0 <= header.queue_id < topic.config.read_queue_nums:
+            raise InternalError(
+                f"topic {topic.name} has "
+                f"{quantity(topic.config.read_queue_nums, 'queue')} to read, "
+                f"no queue {header.queue_id}"
+            )
+        return topic
+
+    def _wanted(self, header: PullMessage) -> Filter | None:
+        if not header.sys_flag & _SUBSCRIPTION:
+            return self._filters.of(self._subscription(header))
+        kind = header.expression_type or "TAG"
+        text = header.subscription or ""
+        return self._filters.of(Subscription(header.topic, text, expression_type=kind))
+
+    def _subscription(self, header: PullMessage) -> Subscription:
+        group = self._clients.consumer_group(header.consumer_group)
+        if group is None:
+            raise SubscriptionMissing(f"the group {header.consumer_group} is not online")
+        if group.message_model == "BROADCASTING":
+            config = self._groups.find(header.consumer_group)
+            if config is not None and not config.consume_broadcast_enable:
+                raise NoPermission(f"the group {header.consumer_group} may not broadcast")
+        known = group.subscriptions.get(header.topic)
+        if known is None:
+            raise SubscriptionMissing(
+                f"the group {header.consumer_group} does not subscribe to {header.topic}"
+            )
+        if known.sub_version < header.sub_version:
+            raise SubscriptionStale(f"the subscription of {header.consumer_group} is newer")
+        return known
+
+    # One pull, now or when woken
+
+    def _serve(self, pull: HeldPull, *, may_hold: bool, is_woken: bool = False) -> bytes | None:
+        header = pull.header
+        bytes_max = header.max_msg_bytes or PULL_BYTES_MAX
+        found = fetch(
+            self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
+        )
+        if may_hold and self._has_room(pull) and not self._is_closing:
+            if found.outcome in _WAITING and found.next_offset == pull.offset:
+                self._hold(pull)
+                return None
+            at_end = found.next_offset >= pull.queue.max_offset
+            if is_woken and found.outcome is Outcome.NO_MATCH and at_end:
+                # What arrived is for others: go on waiting behind it.
+                self._hold(pull._replace(offset=found.next_offset))
+                return None
+        return self._answer(pull, found)
+
+    def _answer(self, pull: HeldPull, found: Fetched) -> bytes:
+        queue = pull.queue
+        code = _CODES[found.outcome]
+        if found.records:
+            key = f"{queue.topic}@{pull.header.consumer_group}"
+            size = sum([len(each) for each in found.records])
+            self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
+            self._statistics.meter("GROUP_GET_SIZE", key).total += size
+            self._given.total += len(found.records)
+            self._found.total += 1
+        else:
+            self._missed.total += 1
+        bounds = (found.next_offset, queue.min_offset, queue.max_offset)
+        return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
+
+    def _has_room(self, pull: HeldPull) -> bool:
+        # What is left of a filter when it is held with its pull is as long as its text was.
+        return not self._holds.is_full and self._held_chars + pull.chars <= HELD_FILTERS_CHARS_MAX
+
+    def _hold(self, pull: HeldPull) -> None:
+        self._held_chars += pull.chars
+        # Only the numbers are needed for the answer; the texts may be long, and the wait too.
+        pull.request.ext, pull.request.fields, pull.request.body = _NO_FIELDS, None, b""
+        pull.header.subscription = None
+        self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
+        if self._timer is None or pull.deadline < self._timer_at:
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._holds.next_deadline()
+        if deadline is None:
+            self._timer = None
+            return
+        self._timer_at = deadline
+        delay = max(0.0, deadline - self._clock.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        for pull in self._holds.expired(self._clock.monotonic()):
+            self._resume(pull, may_hold=False)
+        self._watch()
+
+    def arrived(self, span: Span) -> None:
+        """Wake the pulls that wait at the queues a span has reached."""
+        if not len(self._holds):
+            return
+        reached = {(queue.topic, queue.number) for queue in {each[0] for each in span.staged}}
+        if span.halves:
+            reached.add((HALF_TOPIC, 0))
+        if span.markers:
+            reached.add((OP_TOPIC, 0))
+        for topic, number in sorted(reached):
+            self._woken += self._holds.wake(topic, number)
+        if not self._is_resuming:
+            self._resume_woken()
+
+    def _resume_woken(self) -> None:
+        """Serve those who were woken; where they are many, others have their turn in between."""
+        room = WOKEN_TOGETHER_MAX
+        while self._woken and room > 0:
+            pull = self._woken.popleft()
+            room -= pull.wanted.operands if isinstance(pull.wanted, Condition) else 1
+            self._resume(pull, may_hold=True)
+        self._is_resuming = bool(self._woken)
+        if self._is_resuming:
+            asyncio.get_running_loop().call_soon(self._resume_woken)
+
+    def _resume(self, pull: HeldPull, *, may_hold: bool) -> None:
+        self._held_chars -= pull.chars
+        connection = pull.connection
+        if not connection.is_open:
+            return
+        try:
+            answer = self._serve(self._renewed(pull), may_hold=may_hold, is_woken=True)
+        except (TxmqError, OSError) as problem:
+            log.error("a held pull of %s failed: %s", pull.queue.topic, problem)  # noqa: TRY400
+            answer = command.answer(pull.request, InternalError.code, remark=str(problem))
+        if answer is not None:
+            connection.send(answer)
+            connection.flush()
+
+    def _renewed(self, pull: HeldPull) -> HeldPull:
+        """A pull with what its group wants by now, where it brought nothing of its own."""
+        if pull.header.sys_flag & _SUBSCRIPTION:
+            return pull
+        try:
+            wanted = self._wanted(pull.header)
+        except TxmqError:
+            return pull  # The group has gone, or wants what cannot be.
+        return pull._replace(wanted=wanted, chars=_size_of(wanted))
+
+    def release(self) -> None:
+        """Answer everything that is held and hold nothing more, because the broker stops.
+
+        Some clients wait half a minute for the answer of a pull whose connection is gone.
+        """
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        woken = list(self._woken)
+        self._woken.clear()
+        for pull in woken + self._holds.release_all():
+            self._resume(pull, may_hold=False)
+
+
+def _size_of(wanted: Filter | None) -> int:
+    """How long the text was that is left of a filter: its own, or its group's."""
+    if isinstance(wanted, Condition):
+        return len(wanted.expression)
+    return 0 if wanted is None else sum([len(each) + 2 for each in wanted.words])

@@ -1,0 +1,81 @@
+"""12, 33: find stored messages by key, by unique key, or by id."""
+
+from __future__ import annotations
+
+from txmq.errors import InternalError, NotFound
+from txmq.limits import PULL_BYTES_MAX
+from txmq.protocol import properties
+from txmq.protocol import record as records
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq_broker.core.topics import Topics
+from txmq_broker.store.key_index import keys_in
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["QueryHandlers"]
+
+_FOUND_MAX = 64
+_LOOKED_AT_MAX = 4096
+_UNIQUE = "_UNIQUE_KEY_QUERY"
+
+
+class QueryHandlers:
+    """Shows single messages."""
+
+    def __init__(self, topics: Topics, store: MessageStore) -> None:
+        self._topics = topics
+        self._store = store
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.QUERY_MESSAGE: self.by_key,
+            RequestCode.VIEW_MESSAGE_BY_ID: self.by_id,
+        }
+
+    def by_key(self, connection: Connection, request: Command) -> bytes:
+        """12: messages of a topic that carry a key, newest first, stored within a range of time."""
+        del connection
+        header = request.read(MessageQuery)
+        only_unique = request.field_map().get(_UNIQUE, "").lower() == "true"
+        self._topics.get(header.topic)
+        wanted = 32 if only_unique else max(1, min(header.max_num, _FOUND_MAX))
+        begin, end = header.begin_timestamp, header.end_timestamp
+        found: list[bytes] = []
+        size = 0
+        places = self._store.positions_of_key(header.topic, header.key, begin, end)
+        for _, position in zip(range(_LOOKED_AT_MAX), places, strict=False):
+            data = self._store.record_bytes(position)
+            if data is None or not _carries(data, header.topic, header.key, only_unique):
+                continue
+            if not begin <= records.stored_ms_of(data) <= end:
+                continue
+            found.append(data)
+            size += len(data)
+            if len(found) >= wanted or size >= PULL_BYTES_MAX:
+                break
+        if not found:
+            raise NotFound("can not find message, maybe time range not correct")
+        state = QueryAnswer(self._store.last_ms, self._store.log.end)
+        return answer(request, 0, state, body=b"".join(found))
+
+    def by_id(self, connection: Connection, request: Command) -> bytes:
+        """33: the message at a place of the log."""
+        del connection
+        position = request.read(MessagePosition).offset
+        data = self._store.record_bytes(position)
+        if data is None:
+            raise InternalError(f"can not find message by the offset, {position}")
+        return answer(request, body=data)
+
+
+def _carries(data: bytes, topic: str, key: str, only_unique: bool) -> bool:
+    record, _ = records.unpack(data)
+    if record.topic != topic:
+        return False
+    if only_unique:
+        return properties.find(record.properties, properties.UNIQUE_KEY) == key
+    return key in keys_in(record.properties)

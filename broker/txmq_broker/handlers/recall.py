@@ -1,0 +1,51 @@
+"""370: a message that waits for its time shall not come."""
+
+from __future__ import annotations
+
+from txmq.errors import IllegalOperation
+from txmq.protocol import recall
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import RecallAnswer, RecallMessage
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.topics import Topics
+from txmq_broker.flusher import Flusher
+from txmq_broker.identity import Identity
+
+__all__ = ["RecallHandlers"]
+
+
+class RecallHandlers:
+    """Takes back messages that wait."""
+
+    def __init__(
+        self, identity: Identity, topics: Topics, schedule: Schedule, flusher: Flusher
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._schedule = schedule
+        self._flusher = flusher
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {RequestCode.RECALL_MESSAGE: self.recall}
+
+    def recall(self, connection: Connection, request: Command) -> None:
+        """370: answer once it is certain that the message will not come."""
+        header = request.read(RecallMessage)
+        self._topics.get(header.topic)
+        handle = recall.decode(header.recall_handle)
+        if handle.topic != header.topic or handle.broker != self._identity.name:
+            raise IllegalOperation(
+                f"the handle is of {handle.topic} at {handle.broker}, not of {header.topic} here"
+            )
+        found = self._schedule.find(handle.topic, handle.message_id)
+        now_ms = self._flusher.turn_ms()
+        host = self._identity.store_host
+        flags = SysFlag.STORE_HOST_V6 | SysFlag.BORN_HOST_V6 if len(host) > 8 else 0
+        is_news = self._schedule.recall(found, (int(flags), now_ms, host, now_ms, host, 0, 0))
+        if not request.is_oneway:
+            give = self._flusher.staged if is_news else self._flusher.follow
+            give(connection, request, answer(request, 0, RecallAnswer(handle.message_id)))

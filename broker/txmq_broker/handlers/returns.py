@@ -1,0 +1,144 @@
+"""36: messages that consumers could not handle come back, to be given again or put aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from txmq.errors import InternalError
+from txmq.protocol import properties
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import SendBack
+from txmq.protocol.record import Postmark, Record, tail_of, unpack
+from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, RETRY, WAITING_TOPICS
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq_broker.core.arrival import examine
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.retry import ATTEMPTS_TOP, Fate, fate_of, returned, settle_maximum
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.statistics import Statistics
+from txmq_broker.core.topics import Topic, Topics, check_name
+from txmq_broker.flusher import Flusher
+from txmq_broker.handlers.send import queues_to_write
+from txmq_broker.identity import Identity
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["ReturnHandlers"]
+
+log = logging.getLogger(__name__)
+
+_SAYS_MAXIMUM: Final = 121
+"""RocketMQ 3.4.9: what older clients say of the maximum means nothing."""
+
+_NOT_KEPT: Final = ~int(SysFlag.ROLLED_BACK | SysFlag.STORE_HOST_V6)
+_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+_NOT_GIVEN_YET: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})
+"""What lies there was never given to a consumer, whatever a stranger says."""
+
+
+class ReturnHandlers:
+    """Takes messages back from consumer groups."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients[Connection],
+        store: MessageStore,
+        schedule: Schedule,
+        statistics: Statistics,
+        flusher: Flusher,
+        clock: Clock,
+        entropy: Entropy,
+        topic_of_group: Callable[[str, int, int], Topic],
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._store = store
+        self._schedule = schedule
+        self._statistics = statistics
+        self._flusher = flusher
+        self._clock = clock
+        self._entropy = entropy
+        self._topic_of_group = topic_of_group
+        self._cluster = f"CLUSTER\x01{identity.cluster}\x02"
+        self._store_host = identity.store_host
+        self._store_bits = _STORE_V6 if len(identity.store_host) > 8 else 0
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, request: Command) -> bytes | None:
+        """36: a consumer could not handle a message and wants it again later, or never again."""
+        header = request.read(SendBack)
+        group, now_ms = header.group, self._flusher.turn_ms()
+        check_name(RETRY + group)
+        record = self._given(header.offset)
+        config = self._groups.get(group, now_ms)
+        if config.retry_queue_nums <= 0:
+            # As RocketMQ, for groups that are to have no retries at all.
+            log.warning("group %s has no retry queue: %s is dropped", group, record.offset_id)
+            return answer(request)
+        said = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
+        online = self._clients.consumer_group(group)
+        maximum = settle_maximum(said, online, connection, config)
+        fate = fate_of(record.attempts, maximum, header.delay_level, header.reason or "")
+        fate, text = returned(record, group, fate)
+        if fate.reason:
+            topic, number = self._topic_of_group(DLQ + group, 1, now_ms), 0
+            log.info("%s is a dead letter of group %s: %s", record.offset_id, group, fate.reason)
+        else:
+            topic = self._topic_of_group(RETRY + group, config.retry_queue_nums, now_ms)
+            number = self._entropy.below(queues_to_write(topic))
+        self._put(topic, number, record, text, fate, now_ms)
+        self._count(record, group)
+        if not request.is_oneway:
+            self._flusher.staged(connection, request, answer(request))
+        return None
+
+    def _given(self, position: int) -> Record:
+        """The message that lies at a position, as consumers are given it."""
+        data = self._store.record_bytes(position)
+        record = None if data is None else unpack(data)[0]
+        if record is None or record.topic in _NOT_GIVEN_YET:
+            raise InternalError(f"look message by offset failed, {position}")
+        return record
+
+    def _put(
+        self, topic: Topic, number: int, record: Record, text: str, fate: Fate, now_ms: int
+    ) -> None:
+        arrival = examine(text, self._cluster, topic.key_seed, self._identity.unique_id)
+        data, _, tags_code, hashes, _ = arrival
+        sys_flag = record.sys_flag & _NOT_KEPT | self._store_bits
+        attempts = min(record.attempts + 1, ATTEMPTS_TOP)
+        postmark: Postmark = (
+            sys_flag, record.born_ms, record.born_host, now_ms, self._store_host, attempts, 0
+        )  # fmt: skip
+        flag, body = record.flag, record.body
+        if fate.reason:
+            queue, tail = topic.queues[number], tail_of(topic.name_field, data)
+            self._store.append(queue, postmark, flag, body, tail, tags_code, hashes)
+            topic.put_count += 1
+            topic.put_bytes += len(body)
+        else:
+            # A turn's time may be ahead, where the clock was set back.
+            clock_ms = self._clock.wall_ms()
+            self._schedule.put_at_level(
+                topic, number, postmark, flag, body, data, fate.level, clock_ms
+            )
+
+    def _count(self, record: Record, group: str) -> None:
+        name = properties.find(record.properties, properties.RETRY_TOPIC)
+        if name is None or self._topics.find(name) is None:
+            name = record.topic  # A stranger's word would be one more name to remember.
+        self._statistics.meter("SNDBCK_PUT_NUMS", f"{name}@{group}").total += 1

@@ -1,0 +1,334 @@
+"""10, 310, 320: messages arrive. The way from here to the disk is the broker's hottest path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+from txmq.errors import InternalError, MessageIllegal, NoPermission, TopicNotFound
+from txmq.limits import SPAN_BYTES_MAX
+from txmq.protocol import answers, batch, properties, recall
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.command import ONEWAY, Command
+from txmq.protocol.headers import SendMessage, SendMessageV2
+from txmq.protocol.recall import RecallHandle
+from txmq.protocol.record import SMALLEST, Postmark, tail_of
+from txmq.protocol.topics import DLQ, RETRY
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq_broker.core.admission import Admission
+from txmq_broker.core.arrival import (
+    Arrival,
+    as_half,
+    check_now,
+    examine,
+    examine_all,
+    says_it_is_half,
+)
+from txmq_broker.core.client_names import producer_group_fault
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.retry import buried, why_exhausted
+from txmq_broker.core.schedule import Schedule, Wish
+from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.flusher import Flusher
+from txmq_broker.identity import Identity
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["SendHandlers", "queues_to_write"]
+
+_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
+_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+
+
+class SendHandlers:
+    """Stores what producers send."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        topics: Topics,
+        groups: Groups,
+        store: MessageStore,
+        coordinator: Coordinator,
+        schedule: Schedule,
+        clients: Clients[Connection],
+        admission: Admission,
+        flusher: Flusher,
+        clock: Clock,
+        entropy: Entropy,
+        topics_changed: Callable[[], None],
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._groups = groups
+        self._store = store
+        self._coordinator = coordinator
+        self._schedule = schedule
+        self._clients = clients
+        self._admission = admission
+        self._flusher = flusher
+        self._clock = clock
+        self._entropy = entropy
+        self._topics_changed = topics_changed
+        self._cluster = f"CLUSTER\x01{identity.cluster}\x02"
+        self._store_host = identity.store_host
+        self._store_host_hex = identity.store_host.hex().upper().encode()
+        self._store_bits = _STORE_V6 if len(identity.store_host) > 8 else 0
+        self._new_key = identity.unique_id
+        self._body_max = identity.message_size_max
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send_v2,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_v2,
+        }
+
+    def send(self, connection: Connection, request: Command) -> bytes | None:
+        """10: store a message; the header's names are spelled out."""
+        return self._take(connection, request, request.read(SendMessage))
+
+    def send_v2(self, connection: Connection, request: Command) -> bytes | None:
+        """310 and 320: store a message, or a batch; the header's names are single letters."""
+        return self._take(connection, request, request.read(SendMessageV2))
+
+    def _take(  # noqa: C901  the hot path: a call for each check would cost every message
+        self, connection: Connection, request: Command, header: SendMessage
+    ) -> bytes | None:
+        now_ms = self._flusher.turn_ms()
+        if fault := producer_group_fault(header.producer_group):
+            raise MessageIllegal(fault)
+        topic = self._topics.sendable.get(header.topic) or self._other(header)
+        number = header.queue_id
+        if number < 0:
+            number = self._entropy.below(queues_to_write(topic))
+        elif number >= len(topic.queues):
+            raise InternalError(f"topic {topic.name} has no queue {number}")
+        body = request.body
+        if not 0 < len(body) <= self._body_max:
+            raise MessageIllegal(f"a body has from 1 to {self._body_max} bytes, not {len(body)}")
+        born_host = connection.born_host
+        sys_flag = header.sys_flag & _CLIENTS_BITS | self._store_bits
+        if len(born_host) > 8:
+            sys_flag |= _BORN_V6
+        attempts = header.reconsume_times or 0
+        postmark = (
+            sys_flag, header.born_timestamp, born_host, now_ms, self._store_host, attempts, 0
+        )  # fmt: skip
+        if header.batch:
+            answer = self._stage_batch(request, header, topic, number, postmark)
+        else:
+            arrival = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
+            data, unique, tags_code, hashes, special = arrival
+            if special is not None or sys_flag & _TRANSACTION_BITS:
+                if sys_flag & _TRANSACTION_BITS or says_it_is_half(special):
+                    return self._take_half(
+                        connection, request, header, topic, number, postmark, arrival
+                    )
+                wall_ms = self._clock.wall_ms()
+                wish = self._schedule.wish_in(special or {}, wall_ms)
+                if wish is not None:
+                    return self._take_for_later(
+                        connection,
+                        request,
+                        header,
+                        topic,
+                        number,
+                        postmark,
+                        arrival,
+                        wish,
+                        wall_ms,
+                    )
+            tail = tail_of(topic.name_field, data)
+            offset, position = self._store.append(
+                topic.queues[number], postmark, header.flag, body, tail, tags_code, hashes
+            )
+            topic.put_count += 1
+            topic.put_bytes += len(body)
+            offset_id = b"%b%016X" % (self._store_host_hex, position)
+            answer = answers.sent(request, offset_id, number, offset, unique)
+        if not request.flag & ONEWAY:
+            self._flusher.staged(connection, request, answer)
+        return None
+
+    def _take_half(
+        self,
+        connection: Connection,
+        request: Command,
+        header: SendMessage,
+        topic: Topic,
+        number: int,
+        postmark: Postmark,
+        arrival: Arrival,
+    ) -> bytes | None:
+        sys_flag = postmark[0]
+        if sys_flag & _TRANSACTION_BITS != _PREPARED:
+            if sys_flag & _TRANSACTION_BITS:
+                raise MessageIllegal("a message cannot be sent as committed or rolled back")
+            postmark = (sys_flag | _PREPARED, *postmark[1:])
+        if topic.name[0] == "%" and topic.name.startswith((RETRY, DLQ)):
+            raise NoPermission(f"half messages cannot go to {topic.name}")
+        self._admission.check_halves()
+        group = header.producer_group
+        half = as_half(arrival, group)
+        origin = self._clients.client_id(group, connection)
+        offset, position, is_new = self._coordinator.prepare(
+            topic, number, postmark, header.flag, request.body, half, origin
+        )
+        if not request.flag & ONEWAY:
+            offset_id = b"%b%016X" % (self._store_host_hex, position)
+            answer = answers.sent(request, offset_id, number, offset, half.unique)
+            give = self._flusher.staged if is_new else self._flusher.follow
+            give(connection, request, answer)
+        return None
+
+    def _take_for_later(
+        self,
+        connection: Connection,
+        request: Command,
+        header: SendMessage,
+        topic: Topic,
+        number: int,
+        postmark: Postmark,
+        arrival: Arrival,
+        wish: Wish,
+        wall_ms: int,
+    ) -> bytes | None:
+        data, unique = arrival[:2]
+        handle = recall.encode(RecallHandle(topic.name, self._identity.name, wish.due_ms, unique))
+        offset, position = self._schedule.put(
+            topic, number, postmark, header.flag, request.body, data, wish, wall_ms
+        )
+        if not request.flag & ONEWAY:
+            offset_id = b"%b%016X" % (self._store_host_hex, position)
+            answer = answers.sent_for_later(request, offset_id, number, offset, unique, handle)
+            self._flusher.staged(connection, request, answer)
+        return None
+
+    def _stage_batch(
+        self, request: Command, header: SendMessage, topic: Topic, number: int, postmark: Postmark
+    ) -> bytes:
+        if header.sys_flag & _TRANSACTION_BITS:
+            raise MessageIllegal("a batch cannot be transactional")
+        items = _items_of(request, header)
+        arrivals = examine_all(
+            [text for _, _, text in items],
+            header.properties or "",
+            self._cluster,
+            topic.key_seed,
+            self._new_key,
+        )
+        # All of them are looked at before the first is staged: a batch is taken whole or refused
+        # whole.
+        messages: list[tuple[int, bytes, bytes, int, tuple[int, ...]]] = []
+        first_unique = ""
+        name_field = topic.name_field
+        size = len(items) * SMALLEST
+        for (flag, body, _), arrival in zip(items, arrivals, strict=True):
+            data, unique, tags_code, hashes, special = arrival
+            if special is not None:
+                if says_it_is_half(special):
+                    raise MessageIllegal("a batch cannot be transactional")
+                check_now(special, "a batch")
+            tail = tail_of(name_field, data)
+            # What all of them share is stored with each: little on the wire can be much in the log.
+            size += len(body) + len(tail)
+            if size > SPAN_BYTES_MAX:
+                raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
+            first_unique = first_unique or unique
+            messages.append((flag, body, tail, tags_code, hashes))
+        queue, append = topic.queues[number], self._store.append
+        offset = queue.next_offset
+        positions = [
+            append(queue, postmark, flag, body, tail, tags_code, hashes)[1]
+            for flag, body, tail, tags_code, hashes in messages
+        ]
+        topic.put_count += len(items)
+        topic.put_bytes += len(request.body)
+        return answers.sent(request, self._offset_ids(positions), number, offset, first_unique)
+
+    def _offset_ids(self, positions: list[int]) -> bytes:
+        # Written by hand as offset_id would write each: this runs for every message.
+        host = self._store_host_hex
+        places = Struct(f">{len(positions)}q").pack(*positions).hex(",", 8).upper().encode()
+        return host + places.replace(b",", b"," + host)
+
+    def _other(self, header: SendMessage) -> Topic:
+        """A topic that is not there yet, or that only some may send to."""
+        known = self._topics.for_sending(header.topic)
+        now_ms = self._clock.wall_ms()
+        if header.topic.startswith(RETRY):
+            return self._for_retry(header, known, now_ms)
+        if header.default_topic == "":
+            raise TopicNotFound(f"topic[{header.topic}] not exist, apply first please!")
+        wanted = header.default_topic_queue_nums
+        made = self._topics.create_by_sending(header.topic, header.default_topic, wanted, now_ms)
+        self._topics_changed()
+        return made
+
+    def _for_retry(self, header: SendMessage, known: Topic | None, now_ms: int) -> Topic:
+        """Where a message goes that a consumer sends to come again: there, or to the dead."""
+        name = header.topic.removeprefix(RETRY)
+        group = self._groups.get(name, now_ms)
+        attempts, text = header.reconsume_times or 0, header.properties or ""
+        if attempts:
+            # Clients that cannot send it back send it with all it came with, and it is no half of
+            # a transaction any more.
+            header.sys_flag &= ~_TRANSACTION_BITS
+            header.properties = text = properties.without(text, properties.TRANSACTION)
+        said = header.max_reconsume_times
+        maximum = group.retry_max_times if said is None or said < 0 else said
+        reason = why_exhausted(attempts, maximum)
+        if reason and not header.batch:
+            # How stock consumers give up what they cannot send back, or handle in order.
+            header.queue_id, header.properties = 0, buried(text, reason)
+            return self.topic_of_group(DLQ + name, 1, now_ms)
+        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums), now_ms)
+
+    def topic_of_group(self, name: str, queues: int, now_ms: int) -> Topic:
+        """A group's retry or dead-letter topic, made when first needed.
+
+        Raises:
+            NoPermission: It is closed for writing, or there are too many topics.
+            InternalError: No topic can be called so.
+            ServiceUnavailable: It could not be saved.
+        """
+        found = self._topics.for_sending(name)
+        if found is None:
+            found = self._topics.create_for_group(name, queues, now_ms)
+            self._topics_changed()
+        return found
+
+
+def _items_of(request: Command, header: SendMessage) -> list[batch.BatchItem]:
+    if header.topic.startswith(RETRY):
+        raise MessageIllegal("a batch cannot go to a retry topic")
+    if request.code == RequestCode.SEND_MESSAGE and not _looks_like_batch(request.body):
+        # The C++ client marks a body of its own making as a batch; RocketMQ stores it as one.
+        return [(header.flag, request.body, "")]
+    return batch.unpack(request.body)
+
+
+def queues_to_write(topic: Topic) -> int:
+    """How many queues of a topic take messages.
+
+    Raises:
+        NoPermission: None does.
+    """
+    count = topic.config.write_queue_nums
+    if not count:
+        raise NoPermission(f"the topic {topic.name} has no queue to write to")
+    return count
+
+
+def _looks_like_batch(body: bytes) -> bool:
+    return len(body) >= 22 and body[4:12] == b"\0" * 8

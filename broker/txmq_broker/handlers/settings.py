@@ -1,0 +1,205 @@
+"""25, 26: the settings by RocketMQ's names for them; few can be changed while the broker runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from txmq.config import Alias, OneValue, Unused, convert, kinds_of, rebuild
+from txmq.errors import ConfigError, InternalError, NoPermission
+from txmq.protocol import java_properties
+from txmq.protocol.bodies import DataVersion
+from txmq.protocol.codes import Perm, RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import BrokerConfigAnswer
+from txmq.protocol.topics import TRACES
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.remoting.pool import split_address
+from txmq.runtime.clock import Clock
+from txmq_broker.config import BrokerSettings
+from txmq_broker.identity import Identity
+from txmq_broker.rocketmq_settings import NAMES, milliseconds, percent
+
+__all__ = ["SettingHandlers"]
+
+log = logging.getLogger(__name__)
+
+_HOUR_S: Final = 3600
+
+NAME_CHARS_SHOWN: Final = 100
+"""How much of an unknown name a refusal repeats."""
+
+
+def _alias(name: str) -> Alias:
+    meaning = NAMES[name]
+    assert isinstance(meaning, Alias)
+    return meaning
+
+
+_CHANGEABLE: Final[Mapping[str, Alias]] = {
+    **{
+        name: _alias(name)
+        for name in (
+            "autoCreateTopicEnable",
+            "autoCreateSubscriptionGroup",
+            "enablePropertyFilter",
+            "deleteWhen",
+            "fileReservedTime",
+            "diskSpaceCleanForciblyRatio",
+            "diskSpaceWarningLevelRatio",
+            "longPollingEnable",
+            "shortPollingTimeMills",
+            "timerMaxDelaySec",
+            "transactionCheckMax",
+        )
+    },
+    # Tools write what RocketMQ reads: no units, no rounding to what has an effect.
+    "transactionTimeOut": Alias("transaction.timeout", milliseconds),
+    "transactionCheckInterval": Alias("transaction.check_interval", milliseconds),
+    "diskMaxUsedSpaceRatio": Alias("retention.delete_above", percent),
+}
+
+
+class SettingHandlers:
+    """Shows the settings and takes changes, which last until the broker stops."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        names: Callable[[], str],
+        settings: BrokerSettings,
+        clock: Clock,
+        changed: Callable[[BrokerSettings], None],
+    ) -> None:
+        self._identity = identity
+        self._names = names
+        self._settings = settings
+        self._clock = clock
+        self._changed = changed
+        self._version = DataVersion(timestamp=clock.wall_ms())
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.UPDATE_BROKER_CONFIG: self.change,
+            RequestCode.GET_BROKER_CONFIG: self.show,
+        }
+
+    def show(self, connection: Connection, request: Command) -> bytes:
+        """26: every setting that has a name in RocketMQ."""
+        del connection
+        version = msgspec.json.encode(self._version).decode()
+        body = java_properties.dumps(self._all())
+        return answer(request, 0, BrokerConfigAnswer(version), body=body)
+
+    def change(self, connection: Connection, request: Command) -> bytes:
+        """25: change settings, all that are given or none."""
+        known = {name: _text(value) for name, value in self._all().items()}
+        wanted = {
+            name: text.strip()
+            for name, text in java_properties.loads(request.body).items()
+            if known.get(name) != text.strip()
+        }
+        refusals = [
+            refusal
+            for name, text in sorted(wanted.items())
+            if name not in _CHANGEABLE and (refusal := _refusal(name, text))
+        ]
+        if refusals:
+            raise NoPermission(
+                f"nothing was changed: {'; '.join(refusals)}. "
+                f"These can be changed: {', '.join(sorted(_CHANGEABLE))}"
+            )
+        if wanted:
+            settings = _changed(self._settings, wanted)
+            self._changed(settings)
+            self._settings = settings
+            self._version = DataVersion(self._clock.wall_ms(), self._version.counter + 1)
+            log.warning("%s changed %s until the next start", connection.address, wanted)
+        return answer(request)
+
+    def _all(self) -> dict[str, object]:
+        settings, store, topics = self._settings, self._settings.store, self._settings.topics
+        retention, transaction = settings.retention, settings.transaction
+        host, port = split_address(self._identity.address)
+        return {
+            "brokerName": settings.name,
+            "brokerClusterName": settings.cluster,
+            "brokerId": 0,
+            "brokerRole": "ASYNC_MASTER",
+            "brokerIP1": host,
+            "listenPort": port,
+            "namesrvAddr": self._names(),
+            "brokerPermission": int(Perm.READ | Perm.WRITE),
+            "autoCreateTopicEnable": topics.auto_create,
+            "autoCreateSubscriptionGroup": topics.auto_create_groups,
+            "defaultTopicQueueNums": topics.queues,
+            "maxMessageSize": int(topics.message_size_max),
+            "clusterTopicEnable": True,
+            "brokerTopicEnable": True,
+            "traceTopicEnable": topics.traces,
+            "msgTraceTopicName": TRACES,
+            "aclEnable": False,
+            "storePathRootDir": settings.data,
+            "storePathCommitLog": f"{settings.data}/log",
+            "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
+            "flushIntervalCommitLog": int(store.flush_interval * 1000),
+            "mappedFileSizeCommitLog": int(store.segment_size),
+            "deleteWhen": retention.delete_at,
+            "fileReservedTime": int(retention.keep // _HOUR_S),
+            "diskMaxUsedSpaceRatio": round(retention.delete_above * 100),
+            "diskSpaceCleanForciblyRatio": round(retention.force_above * 100),
+            "diskSpaceWarningLevelRatio": round(retention.refuse_above * 100),
+            "transactionTimeOut": int(transaction.timeout * 1000),
+            "transactionCheckInterval": int(transaction.check_interval * 1000),
+            "transactionCheckMax": transaction.check_max,
+            "rejectTransactionMessage": transaction.pending_max == 0,
+            "messageDelayLevel": settings.delay.levels,
+            "timerMaxDelaySec": int(settings.delay.longest),
+            "longPollingEnable": settings.long_polling,
+            "shortPollingTimeMills": int(settings.short_polling * 1000),
+            "enablePropertyFilter": settings.filter.sql,
+            "slaveReadEnable": False,
+            "storeReplyMessageEnable": False,
+            "regionId": "DefaultRegion",
+            "traceOn": True,
+        }
+
+
+def _refusal(name: str, text: str) -> str | None:
+    meaning = NAMES.get(name)
+    if isinstance(meaning, OneValue):
+        if text.lower() == meaning.value.lower():
+            return None
+        return f"{name} takes {meaning.value or 'no value'} alone: {meaning.why}"
+    if isinstance(meaning, Unused):
+        return f"{name} has no meaning here: {meaning.why}"
+    if meaning is None:
+        return f"{name[:NAME_CHARS_SHOWN]!r} is unknown"
+    return f"{name} cannot be changed while this broker runs"
+
+
+def _changed(settings: BrokerSettings, wanted: Mapping[str, str]) -> BrokerSettings:
+    kinds = kinds_of(BrokerSettings)
+    values: dict[str, object] = {}
+    for name, text in wanted.items():
+        if name not in _CHANGEABLE:
+            continue
+        key, reads, _ = _CHANGEABLE[name]
+        try:
+            values[key] = convert(kinds[key], reads(text))
+        except ValueError as error:
+            raise InternalError(f"{name} cannot be {text!r}; it takes {error}") from error
+    try:
+        # All at once, as some have to fit each other.
+        return rebuild(settings, values)
+    except ConfigError as error:
+        raise InternalError(str(error)) from error
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,251 @@
+"""28, 315, 306, 316, 329: what the broker counts, and what it can put in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+from txmq.errors import InternalError
+from txmq.protocol.bodies import CounterView, CounterWindow, Table
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import VERSION, Command, answer
+from txmq.protocol.headers import StatsQuery, camel
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk, Space
+from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.statistics import DAY_S, HOUR_S, MINUTE_S, Meter, Statistics
+from txmq_broker.core.topics import Topics
+from txmq_broker.identity import Identity
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["StatisticsHandlers"]
+
+VERSION_NAME: Final = "V4_9_8"
+"""How RocketMQ writes the release whose protocol we speak; tools print it."""
+
+_UNKNOWN: Final = "-1"
+
+_NOTHING_OF_THE_KIND: Final = dict.fromkeys(
+    (
+        "sendThreadPoolQueueSize",
+        "sendThreadPoolQueueCapacity",
+        "sendThreadPoolQueueHeadWaitTimeMills",
+        "pullThreadPoolQueueSize",
+        "pullThreadPoolQueueCapacity",
+        "pullThreadPoolQueueHeadWaitTimeMills",
+        "queryThreadPoolQueueSize",
+        "queryThreadPoolQueueCapacity",
+        "queryThreadPoolQueueHeadWaitTimeMills",
+        "EndTransactionQueueSize",
+        "EndTransactionThreadPoolQueueCapacity",
+        "pageCacheLockTimeMills",
+        "dispatchMaxBuffer",
+        "remainTransientStoreBufferNumbs",
+        "putMessageEntireTimeMax",
+        "getMessageEntireTimeMax",
+        "putMessageFailedTimes",
+        "startAcceptSendRequestTimeStamp",
+    ),
+    "0",
+)
+"""Numbers of parts that a Java broker has and we have not, or do not measure. They are told all the
+same: monitoring tools parse them unseen and show nothing at all of a broker that leaves one out."""
+
+
+class StatisticsHandlers:
+    """Tells operators' tools how the broker is."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        topics: Topics,
+        offsets: Offsets,
+        store: MessageStore,
+        coordinator: Coordinator,
+        statistics: Statistics,
+        disk: Disk,
+        clock: Clock,
+        started_ms: int,
+        retain: Callable[[], None],
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._offsets = offsets
+        self._store = store
+        self._coordinator = coordinator
+        self._statistics = statistics
+        self._disk = disk
+        self._clock = clock
+        self._started_ms = started_ms
+        self._retain = retain
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
+            RequestCode.VIEW_BROKER_STATS_DATA: self.counter,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_topics,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
+        }
+
+    # 28
+
+    def runtime(self, connection: Connection, request: Command) -> bytes:
+        """28: everything that a monitoring page shows of a broker."""
+        del connection
+        self._statistics.count_puts(self._topics)
+        table = {
+            "brokerVersionDesc": VERSION_NAME,
+            "brokerVersion": str(VERSION),
+            **_NOTHING_OF_THE_KIND,
+            **self._times(),
+            **self._totals(),
+            **self._rates(),
+            **self._space(),
+            **self._transactions(),
+            **self._delays(),
+        }
+        return answer(request, body=Table(dict(sorted(table.items()))).write())
+
+    def _times(self) -> dict[str, str]:
+        up_s = max(0, self._clock.wall_ms() - self._started_ms) // 1000
+        minutes, seconds = divmod(up_s, 60)
+        hours, minutes = divmod(minutes, 60)
+        days, hours = divmod(hours, 24)
+        earliest = self._store.earliest_ms()
+        return {
+            "bootTimestamp": str(self._started_ms),
+            "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",
+            "earliestMessageTimeStamp": _UNKNOWN if earliest is None else str(earliest),
+        }
+
+    def _totals(self) -> dict[str, str]:
+        statistics = self._statistics
+        puts = statistics.meter("BROKER_PUT_NUMS", "").total
+        size = statistics.meter("BROKER_PUT_SIZE", "").total
+        return {
+            "msgPutTotalYesterdayMorning": str(statistics.put_mornings.yesterday),
+            "msgPutTotalTodayMorning": str(statistics.put_mornings.today),
+            "msgPutTotalTodayNow": str(puts),
+            "msgGetTotalYesterdayMorning": str(statistics.get_mornings.yesterday),
+            "msgGetTotalTodayMorning": str(statistics.get_mornings.today),
+            "msgGetTotalTodayNow": str(statistics.meter("BROKER_GET_NUMS", "").total),
+            "putMessageTimesTotal": str(puts),
+            "putMessageSizeTotal": str(size),
+            "putMessageAverageSize": str(size / max(1, puts)),
+            "putMessageDistributeTime": "[<=0ms]:0 ",
+        }
+
+    def _rates(self) -> dict[str, str]:
+        now = self._clock.monotonic()
+
+        def three(*names: str) -> str:
+            rates = [self._statistics.meter(name, "").three(now).split() for name in names]
+            return " ".join(f"{sum(map(float, each)):.4f}" for each in zip(*rates, strict=True))
+
+        transferred = three("BROKER_GET_NUMS")
+        return {
+            "putTps": three("BROKER_PUT_NUMS"),
+            "getTransferedTps": transferred,
+            "getTransferredTps": transferred,
+            "getFoundTps": three("PULLS_FOUND"),
+            "getMissTps": three("PULLS_MISSED"),
+            "getTotalTps": three("PULLS_FOUND", "PULLS_MISSED"),
+        }
+
+    def _space(self) -> dict[str, str]:
+        log = self._store.log
+        table = {
+            "commitLogMinOffset": str(self._store.start),
+            "commitLogMaxOffset": str(log.end),
+            "remainHowManyDataToFlush": _readable(log.end - log.durable),
+            # What is in the log is in its queues once it may be read; there is no second step.
+            "dispatchBehindBytes": "0",
+        }
+        try:
+            space = self._disk.space()
+        except OSError:
+            space = Space(0, 0)
+        ratio = str(space.used / space.total) if space.total else _UNKNOWN
+        free = _readable(space.total - space.used)
+        return table | {
+            "commitLogDiskRatio": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": f"Total : {_readable(space.total)}, Free : {free}.",
+        }
+
+    def _transactions(self) -> dict[str, str]:
+        coordinator, pending = self._coordinator, self._store.halves.pending
+        told = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
+        return {camel(f"transactions_{name}"): str(value) for name, value in told.items()}
+
+    def _delays(self) -> dict[str, str]:
+        delays = self._store.delays
+        levels = {
+            f"scheduleMessageOffset_{level}": f"{left},{stored}"
+            for level, left, stored in delays.levels()
+        }
+        return levels | {"messagesWaiting": str(len(delays))}
+
+    # 315
+
+    def counter(self, connection: Connection, request: Command) -> bytes:
+        """315: one counter over a minute, an hour and a day."""
+        del connection
+        header = request.read(StatsQuery)
+        name, key = header.stats_name, header.stats_key
+        self._statistics.count_puts(self._topics)
+        if name.startswith("BROKER_") and key == self._identity.cluster:
+            key = ""
+        found = self._statistics.find(name, key)
+        if found is None:
+            raise InternalError(f"The stats <{name}> <{header.stats_key}> not exist")
+        # Of a size the mean is shown as well: so many bytes a message.
+        counted = (
+            self._statistics.find(name.removesuffix("SIZE") + "NUMS", key)
+            if name.endswith("_SIZE")
+            else None
+        )
+        windows = [self._window(found, counted, each) for each in (MINUTE_S, HOUR_S, DAY_S)]
+        return answer(request, body=CounterView(*windows).write())
+
+    def _window(self, meter: Meter, counted: Meter | None, seconds: float) -> CounterWindow:
+        now = self._clock.monotonic()
+        rate = meter.rate(seconds, now)
+        events = counted.rate(seconds, now).sum if counted is not None else 0
+        return CounterWindow(rate.sum, rate.per_second, rate.sum / events if events else 0.0)
+
+    # 306, 316, 329
+
+    def clean_queues(self, connection: Connection, request: Command) -> bytes:
+        """306: drop queue entries of deleted messages; here they go with the messages."""
+        del connection
+        return answer(request)
+
+    def clean_topics(self, connection: Connection, request: Command) -> bytes:
+        """316: drop what is kept of topics that are gone; consumers go on reporting for a while."""
+        del connection
+        for topic in self._offsets.topics():
+            if self._topics.find(topic) is None:
+                self._offsets.forget_topic(topic)
+                self._statistics.forget_topic(topic)
+        return answer(request)
+
+    def clean_log(self, connection: Connection, request: Command) -> bytes:
+        """329: delete old files of the log now, whatever the hour."""
+        del connection
+        self._retain()
+        return answer(request)
+
+
+def _readable(size: int) -> str:
+    """A size as Java tools write it and take it apart again."""
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, 6)
+    return f"{size / 1024**power:.1f} {'KMGTPE'[power - 1]}iB"

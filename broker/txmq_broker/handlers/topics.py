@@ -1,0 +1,96 @@
+"""17, 21, 215, 305, 316, 351: make, change, list and delete topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from txmq.errors import InternalError
+from txmq.protocol.bodies import TopicConfig, TopicNames
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import TopicHeader, TopicSettings
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.topics import Topics
+
+__all__ = ["TopicHandlers"]
+
+
+class TopicHandlers:
+    """Serves administrators of topics."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        offsets: Offsets,
+        clock: Clock,
+        topics_changed: Callable[[], None],
+        forget: Callable[[str], None],
+    ) -> None:
+        self._topics = topics
+        self._offsets = offsets
+        self._clock = clock
+        self._topics_changed = topics_changed
+        self._forget = forget
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.put,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
+            RequestCode.GET_TOPIC_CONFIG: self.one,
+        }
+
+    def put(self, connection: Connection, request: Command) -> bytes:
+        """17: make a topic, or change how many queues it has and what it permits."""
+        del connection
+        header = request.read(TopicSettings)
+        if self._topics.is_system(header.topic):
+            raise InternalError(f"the topic {header.topic} is the broker's own")
+        config = TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag or 0,
+            header.order,
+        )
+        self._topics.put(config, self._clock.wall_ms())
+        self._topics_changed()
+        return answer(request)
+
+    def all(self, connection: Connection, request: Command) -> bytes:
+        """21: every topic's settings."""
+        del connection
+        return answer(request, body=self._topics.saved().write())
+
+    def one(self, connection: Connection, request: Command) -> bytes:
+        """351: one topic's settings."""
+        del connection
+        topic = self._topics.get(request.read(TopicHeader).topic)
+        return answer(request, body=msgspec.json.encode(topic.config))
+
+    def delete(self, connection: Connection, request: Command) -> bytes:
+        """215: forget a topic, its messages and everybody's offsets in it."""
+        del connection
+        name = request.read(TopicHeader).topic
+        if self._topics.is_system(name):
+            raise InternalError(f"the topic {name} is the broker's own")
+        if self._topics.remove(name, self._clock.wall_ms()):
+            self._forget(name)
+            self._offsets.forget_topic(name)
+            self._topics_changed()
+        return answer(request)
+
+    def system(self, connection: Connection, request: Command) -> bytes:
+        """305: the topics the broker itself needs."""
+        del connection
+        names = sorted(topic.name for topic in self._topics if self._topics.is_system(topic.name))
+        return answer(request, body=TopicNames(names).write())

@@ -1,0 +1,247 @@
+"""37, 323, and requests of our own: transactions end, are looked at, and are decided by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from heapq import nsmallest
+from itertools import islice
+from typing import Final
+
+from txmq.errors import (
+    BrokerRefused,
+    CorruptRecord,
+    InvalidParameter,
+    NotFound,
+    RemoteProtocolError,
+    ShouldCommit,
+    ShouldRollBack,
+)
+from txmq.protocol import properties
+from txmq.protocol import record as records
+from txmq.protocol.answers import done
+from txmq.protocol.bodies import OpenTransaction, OpenTransactions
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.command import ONEWAY, Command, answer
+from txmq.protocol.decision import REASON_BYTES_MAX, Source
+from txmq.protocol.headers import (
+    DecideTransaction,
+    EndTransaction,
+    ListTransactions,
+    NamedTransaction,
+    ResumeCheck,
+)
+from txmq.protocol.message_id import split_offset_id
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.checker import Checker
+from txmq_broker.core.coordinator import Coordinator, Transaction
+from txmq_broker.core.transaction import Event, State
+from txmq_broker.flusher import Flusher
+from txmq_broker.store.pending import Half, transaction_key
+
+__all__ = ["TransactionHandlers"]
+
+_EVENTS: Final = {int(SysFlag.COMMITTED): Event.COMMIT, int(SysFlag.ROLLED_BACK): Event.ROLL_BACK}
+_BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
+_CHECK, _PRODUCER = Source.CHECK, Source.PRODUCER
+_UNKNOWN: Final = 0
+_LISTED_MAX: Final = 500
+
+
+class TransactionHandlers:
+    """Ends transactions, and shows those that are open."""
+
+    def __init__(
+        self, coordinator: Coordinator, checker: Checker, flusher: Flusher, clock: Clock
+    ) -> None:
+        self._coordinator = coordinator
+        self._checker = checker
+        self._flusher = flusher
+        self._clock = clock
+        self._pending = coordinator.halves.pending
+
+    def table(self) -> dict[int, Handler]:
+        """Which request goes where."""
+        return {
+            RequestCode.END_TRANSACTION: self.end,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
+            RequestCode.LIST_TRANSACTIONS: self.list_open,
+            RequestCode.SHOW_TRANSACTION: self.show,
+            RequestCode.DECIDE_TRANSACTION: self.decide,
+            RequestCode.RECHECK_TRANSACTION: self.recheck,
+        }
+
+    # Producers
+
+    def end(self, connection: Connection, request: Command) -> bytes | None:
+        """37: a producer says what became of its local transaction."""
+        header = request.read(EndTransaction)
+        event = _EVENTS.get(header.commit_or_rollback)
+        if event is None:
+            if header.commit_or_rollback != _UNKNOWN:
+                raise InvalidParameter(f"an END says 8, 12 or 0, not {header.commit_or_rollback}")
+            found = self._coordinator.find(header)
+            if header.from_transaction_check and found.half is not None:
+                self._checker.said_unknown(found.key)
+            return None if request.flag & ONEWAY else answer(request)
+        source = _CHECK if header.from_transaction_check else _PRODUCER
+        # Before anything is looked at: to begin a turn may end another, whose write may fail.
+        now_ms = self._flusher.decision_ms()
+        found = self._coordinator.find(header)
+        self._decide(connection, request, found, event, source, now_ms)
+        return None
+
+    def _decide(
+        self,
+        connection: Connection,
+        request: Command,
+        found: Transaction,
+        event: Event,
+        source: Source,
+        now_ms: int,
+        reason: str = "",
+    ) -> None:
+        try:
+            is_staged = self._coordinator.decide(found, event, source, now_ms, reason)
+        except (ShouldCommit, ShouldRollBack) as problem:
+            is_staged = False
+            # Also a refusal waits until what it speaks of is safe.
+            said = _refused(request, problem)
+        else:
+            said = done(request)
+        if not request.flag & ONEWAY:
+            give = self._flusher.staged if is_staged else self._flusher.follow
+            give(connection, request, said)
+
+    # Operators
+
+    def resume_check(self, connection: Connection, request: Command) -> bytes:
+        """323: check a transaction anew, parked or not; RocketMQ's own command for it."""
+        del connection
+        self._recheck(request.read(ResumeCheck).msg_id or "")
+        return answer(request)
+
+    def recheck(self, connection: Connection, request: Command) -> bytes:
+        """7704: check a transaction anew, named by its unique key or by an offset id."""
+        del connection
+        self._recheck(request.read(NamedTransaction).transaction_id)
+        return answer(request)
+
+    def _recheck(self, name: str) -> None:
+        self._checker.recheck(self._named(name).key)
+
+    def decide(self, connection: Connection, request: Command) -> bytes | None:
+        """7703: an operator decides, and says why; both are kept in the log."""
+        header = request.read(DecideTransaction)
+        event = _BY_HAND.get(header.decision)
+        if event is None:
+            raise InvalidParameter(f"decision is commit or rollback, not {header.decision!r}")
+        if not header.operator.strip() or not header.reason.strip():
+            raise InvalidParameter("who decides, and why, must be said: operator and reason")
+        reason = f"{header.operator}: {header.reason}"
+        if "\x01" in reason or "\x02" in reason:
+            # Both are shown as a property of the marker, which these would end.
+            raise InvalidParameter("operator and reason hold no control character 1 or 2")
+        if len(reason.encode()) > REASON_BYTES_MAX:
+            raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
+        now_ms = self._flusher.decision_ms()
+        found = self._named(header.transaction_id)
+        self._decide(connection, request, found, event, Source.OPERATOR, now_ms, reason)
+        return None
+
+    def show(self, connection: Connection, request: Command) -> bytes:
+        """7702: an open transaction, with its half message as its producer sent it."""
+        del connection
+        found = self._named(request.read(NamedTransaction).transaction_id)
+        assert found.half is not None
+        record = self._coordinator.halves.record_of(found.half)
+        shown = self._described(found.key, found.half).write().decode()
+        return answer(request, 0, {"transaction": shown}, body=records.pack(record))
+
+    def list_open(self, connection: Connection, request: Command) -> bytes:
+        """7701: open transactions, oldest first, a page at a time."""
+        del connection
+        header = request.read(ListTransactions)
+        if header.state not in ("", "prepared", "parked"):
+            raise InvalidParameter("state is prepared, parked, or left out")
+        count = max(1, min(header.count, _LISTED_MAX))
+        matching = self._matching(header)
+        if header.state == "parked":
+            # They come as they were parked; a page that went by that would skip late ones.
+            page = nsmallest(count, matching, key=lambda each: each[1].offset)
+        else:
+            page = list(islice(matching, count))
+        body = OpenTransactions(
+            [self._described(key, half) for key, half in page],
+            len(self._pending),
+            self._pending.parked,
+            self._pending.count_of(header.producer_group) if header.producer_group else 0,
+        )
+        return answer(request, body=body.write())
+
+    def _matching(self, header: ListTransactions) -> Iterator[tuple[int, Half]]:
+        is_parked = {"parked": True, "prepared": False}.get(header.state)
+        if is_parked:
+            keys = self._pending.parked_keys()
+        elif header.producer_group:
+            keys = self._pending.keys_of(header.producer_group)
+        else:
+            keys = iter(self._pending)
+        for key in keys:
+            if self._pending.offset_of(key) < header.from_offset:
+                continue
+            half = self._pending.find(key)
+            assert half is not None
+            if header.producer_group and half.group != header.producer_group:
+                continue
+            if is_parked is None or half.is_parked is is_parked:
+                yield key, half
+
+    def _described(self, key: int, half: Half) -> OpenTransaction:
+        unique = offset_id = keys = ""
+        stored_ms = 0
+        # One that cannot be read is shown as far as it is known, and hides no other.
+        with suppress(CorruptRecord):
+            record = self._coordinator.halves.record_of(half)
+            unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
+            keys = properties.find(record.properties, properties.KEYS) or ""
+            offset_id, stored_ms = record.offset_id, record.stored_ms
+        return OpenTransaction(
+            transaction_id=unique,
+            state=(State.PARKED if half.is_parked else State.PREPARED).value,
+            producer_group=half.group,
+            topic=half.queue.topic,
+            queue_id=half.queue.number,
+            half_offset=half.offset,
+            commit_log_offset=half.position,
+            offset_msg_id=offset_id,
+            keys=keys,
+            stored_ms=stored_ms,
+            checks=half.checks,
+            client_id=half.origin,
+            is_being_decided=key in self._coordinator.halves.closing,
+        )
+
+    def _named(self, name: str) -> Transaction:
+        """The open transaction with this id, or whose half message has this id."""
+        coordinator = self._coordinator
+        found = coordinator.find_by_key(transaction_key(name))
+        if found is None:
+            found = self._with_offset_id(name)
+        if found is None or found.half is None:
+            raise NotFound(f"no transaction {name} is open")
+        return found
+
+    def _with_offset_id(self, name: str) -> Transaction | None:
+        try:
+            *_, position = split_offset_id(name)
+        except RemoteProtocolError:
+            return None
+        sent = self._coordinator.halves.sent_at(position)
+        return None if sent is None else self._coordinator.find_by_key(transaction_key(sent.unique))
+
+
+def _refused(request: Command, problem: BrokerRefused) -> bytes:
+    return answer(request, problem.code, remark=str(problem))

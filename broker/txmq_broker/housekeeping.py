@@ -1,0 +1,184 @@
+"""What a broker does every few seconds: save tables, drop the silent, sample counters, delete what
+is old.
+
+Each chore stands alone: one that fails is told and tried again, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from txmq.errors import CorruptRecord
+from txmq.quantity import quantity
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk
+from txmq_broker.config import RetentionSettings
+from txmq_broker.core.admission import Admission
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.statistics import SAMPLE_S, Statistics
+from txmq_broker.core.topics import Topics
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.retention import decide
+
+__all__ = ["Housekeeping"]
+
+log = logging.getLogger(__name__)
+
+ROUND_S: Final = 5.0
+"""How often there is a round of all chores."""
+
+SAVE_S: Final = 1.0
+"""How often groups and offsets are saved where they have changed: after a crash consumers get again
+at most what they reported in this time.
+"""
+
+
+class Housekeeping:
+    """The chores of one broker, and the floors that deleting leaves behind."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        disk: Disk,
+        clock: Clock,
+        keeper: Keeper,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        statistics: Statistics,
+        admission: Admission,
+        retention: RetentionSettings,
+    ) -> None:
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self._keeper = keeper
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._statistics = statistics
+        self._admission = admission
+        self.retention = retention
+        self.floors: dict[str, dict[int, int]] = {}
+        self._sample_at = 0.0
+
+    async def run(self, *more: Callable[[], None]) -> None:
+        """Do the chores, and those that others bring, until cancelled."""
+        while True:
+            for chore in (*more, self._sample, self.save_tables, self._retain):
+                try:
+                    chore()
+                except OSError as error:
+                    log.warning("housekeeping could not write: %s", error)
+                except Exception:
+                    log.exception("housekeeping failed")
+            for _ in range(round(ROUND_S / SAVE_S) - 1):
+                await asyncio.sleep(SAVE_S)
+                with suppress(OSError):  # The next round of all chores reports it.
+                    self.save_tables()
+            await asyncio.sleep(SAVE_S)
+
+    def save_tables(self) -> None:
+        """Save groups and offsets where they have changed, and what a start could not save.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if self._keeper.is_incomplete:
+            self.complete_tables()
+            return
+        try:
+            self._keeper.save_groups(self._groups)
+        finally:
+            self._keeper.save_offsets(self._offsets)
+
+    def complete_tables(self) -> None:
+        """Write every table that is not on the disk as it is in memory.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._keeper.complete(self._topics, self._groups, self._offsets, self.floors)
+
+    def forget_topic(self, name: str) -> None:
+        """Hide a deleted topic's messages for good.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        floors = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
+        # Saved first: what is refused must not be hidden.
+        self._keeper.save_floors({**self.floors, name: floors}, self._store.log.durable)
+        self.floors[name] = self._store.forget_topic(name)
+        self._statistics.forget_topic(name)
+
+    def retain_now(self) -> None:
+        """Delete what is old, whatever the hour.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        hour = self._local_time().hour
+        self._delete_old(replace(self.retention, delete_at=str(hour)))
+
+    def _sample(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._sample_at:
+            self._sample_at = now + SAMPLE_S
+            self._statistics.count_puts(self._topics)
+            self._statistics.sample(now, self._local_time().toordinal())
+
+    def _local_time(self) -> datetime:
+        # An operator's own hours and days.
+        return datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # noqa: DTZ006
+
+    def _retain(self) -> None:
+        self._delete_old(self.retention)
+
+    def _delete_old(self, settings: RetentionSettings) -> None:
+        space = self._disk.space()
+        used = space.used / space.total if space.total else 0.0
+        files = self._store.completed_files()
+        now_ms = self._clock.wall_ms()
+        hour = self._local_time().hour
+        verdict = decide(settings, files, now_ms, hour, used, self._pinned())
+        self._admit_halves(used > settings.refuse_halves_above, settings.refuse_halves_above)
+        self._admit(verdict.refuse_sends, settings.refuse_above, used)
+        if verdict.delete:
+            # Saved first: no offset may ever be given twice.
+            floors = self._store.floors_after(verdict.delete)
+            self._keeper.save_floors(floors, self._store.log.durable)
+            self.floors = floors
+            for _ in range(verdict.delete):
+                self._store.drop_first_file()
+            log.info("deleted %s of the log", quantity(verdict.delete, "old file"))
+
+    def _pinned(self) -> int | None:
+        try:
+            return self._store.pinned()
+        except CorruptRecord as problem:
+            log.warning("nothing of the log is deleted: %s", problem)
+            return self._store.start
+
+    def _admit_halves(self, refuse: bool, mark: float) -> None:
+        if refuse:
+            reason = f"the disk is more than {mark:.0%} full; the rest is for decisions"
+            if self._admission.refuse_halves("disk", reason):
+                log.error("refusing half messages: the disk is more than %.0f%% full", mark * 100)
+        elif self._admission.lift_halves("disk"):
+            log.info("taking half messages again")
+
+    def _admit(self, refuse: bool, mark: float, used: float) -> None:
+        if refuse:
+            if self._admission.refuse("disk", f"the disk is more than {mark:.0%} full"):
+                log.error("refusing sends: the disk is %.1f%% full", used * 100)
+        elif self._admission.lift("disk"):
+            log.info("taking sends again: the disk is %.1f%% full", used * 100)

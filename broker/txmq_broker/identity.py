@@ -1,0 +1,73 @@
+"""Who this broker is: the name, the cluster and the address that records and routes carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from txmq.errors import ConfigError
+from txmq.protocol.message_id import host_bytes, unique_id
+from txmq.remoting.pool import split_address
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq_broker.config import HOW_TO_ADVERTISE, BrokerSettings
+
+__all__ = ["Identity"]
+
+_MONTH_MS = 31 * 24 * 3600 * 1000
+
+
+@dataclass(slots=True)
+class Identity:
+    """A broker's name and address."""
+
+    name: str
+    cluster: str
+    address: str
+    store_host: bytes
+    message_size_max: int
+    seed: int
+    clock: Clock
+    _ids_given: int = field(default=0)
+
+    @classmethod
+    def of(
+        cls, settings: BrokerSettings, host: str, port: int, entropy: Entropy, clock: Clock
+    ) -> Identity:
+        """The identity of a broker that listens at an address.
+
+        Raises:
+            ConfigError: The address clients are told is a name, or means "every address here".
+        """
+        told_host, told_port = (
+            split_address(settings.advertise) if settings.advertise else (host, port)
+        )
+        try:
+            packed = host_bytes(told_host, told_port)
+        except ValueError as problem:
+            raise ConfigError(
+                f"{told_host!r} is no numeric address; {HOW_TO_ADVERTISE}"
+            ) from problem
+        if not any(packed[:-4]):
+            raise ConfigError(f"{told_host} is every address of this machine; {HOW_TO_ADVERTISE}")
+        text = f"[{told_host}]:{told_port}" if ":" in told_host else f"{told_host}:{told_port}"
+        return cls(
+            settings.name,
+            settings.cluster,
+            text,
+            packed,
+            settings.topics.message_size_max,
+            entropy.below(2**31),
+            clock,
+        )
+
+    def unique_id(self) -> str:
+        """An id for a message whose producer gave it none."""
+        self._ids_given += 1
+        address = self.store_host[:4]
+        return unique_id(
+            address,
+            self._ids_given >> 16,
+            self.seed,
+            self.clock.wall_ms() % _MONTH_MS,
+            self._ids_given,
+        )

@@ -1,0 +1,589 @@
+"""Look through a stopped broker's directory and name everything that is damaged or lost in it.
+
+Nothing is changed. The log is read once, span by span; what is kept in memory grows with the number
+of queues and of open transactions, not with the log. A new kind of check adds a method to
+:class:`Inspection` and yields findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from txmq.errors import ForeignFile, StoreError
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import Decision, Kind
+from txmq.protocol.loss import Loss
+from txmq.protocol.record import Record
+from txmq.protocol.span import FOLDER, HEAD_BYTES, Found, read_head, start_in
+from txmq.runtime.disk import Disk
+from txmq_broker.core.offsets import Offsets as GroupOffsets
+from txmq_broker.core.topics import queue_counts
+from txmq_broker.file_inspection import FileInspection
+from txmq_broker.findings import Finding, Offsets, Severity, Summary, joined_offsets
+from txmq_broker.keeper import Keeper
+from txmq_broker.names.server import FILES as NAMES_FILES
+from txmq_broker.store import checkpoint
+from txmq_broker.store.checked_file import CheckedFile
+from txmq_broker.store.checkpoint import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare
+from txmq_broker.store.high_water import PATH as HIGH_WATER
+from txmq_broker.store.high_water import HighWater
+from txmq_broker.store.index_check import Indexed, QueueKey
+from txmq_broker.store.log_identity import PATH as IDENTITY
+from txmq_broker.store.log_identity import known_log, log_to_read
+from txmq_broker.store.log_reader import Gap, LogReader, WholeSpan
+from txmq_broker.store.segment import Extent
+from txmq_broker.store.segment import path_of as log_path_of
+
+__all__ = ["Inspection"]
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+_DRAFT: Final = ".new"
+"""What a small file is called until it is whole; a crash may leave one behind."""
+
+
+class Inspection:
+    """One look through a directory.
+
+    Args:
+        disk: The broker's directory, locked by the caller.
+        progress: Called with the number of bytes of the log that were read, after each span.
+    """
+
+    def __init__(self, disk: Disk, progress: Callable[[int], None] = lambda _: None) -> None:
+        self.summary = Summary()
+        self.log_id = 0
+        self.log = LogReader(disk, 0)
+        self.beyond: list[tuple[str, Chunk]] = []
+        """Chunks of indexes that reach behind the log, with their files."""
+        self.lost_behind: list[Offsets] = []
+        """The messages that they know behind the end of the log."""
+        self._end: int | None = None
+        self._disk = disk
+        self._committed: QueueOffsets = {}
+        self._topics: dict[str, int] = {}
+        self._floors_end = 0
+        self._high_water = HighWater(disk, 0)
+        self._progress = progress
+        self._floors: Mapping[str, Mapping[int, int]] | None = {}
+        self._queues: dict[QueueKey, tuple[int, int]] = {}
+        """Each queue's next offset, and the position of its last message."""
+        self._lost_halves: dict[int, Finding] = {}
+        """Half messages in damaged parts, each with what to say if it was never decided."""
+        self._decided_lost: set[int] = set()
+        """Half messages in damaged parts that a decision names."""
+        self._open: dict[int, None] = {}
+        """The positions of half messages that are not decided."""
+        self._gaps: list[tuple[int, int]] = []
+        self._indexed: set[int] = set()
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything that is to be said, in the order of the log.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        for finding in self._all():
+            self.summary.notes += finding.severity is Severity.NOTE
+            self.summary.damages += finding.severity is Severity.DAMAGE
+            self.summary.losses += finding.severity is Severity.LOSS
+            yield finding
+
+    def _all(self) -> Iterator[Finding]:
+        yield from self._identity()
+        yield from self._config_files()
+        yield from self._strange_names()
+        self.log = LogReader(self._disk, self.log_id)
+        self.log.open()
+        try:
+            yield from self._mark()
+            self.summary.start, self.summary.end = self.log.start, self.log.end
+            yield from self._stray_indexes()
+            yield from self._log_files()
+            yield from self._lost_halves.values()
+            yield from self._evidence()
+        finally:
+            self.log.close()
+            self._high_water.close()
+        self.summary.open_transactions = len(self._open)
+
+    # Files beside the log
+
+    def _identity(self) -> Iterator[Finding]:
+        try:
+            known, is_kept = known_log(self._disk)
+        except ForeignFile as error:
+            self.log_id = log_to_read(self._disk)
+            yield _foreign(error.path, str(error))
+            return
+        self.log_id = known or 0
+        if known is None and (self._disk.names(FOLDER) or self._disk.names("config")):
+            yield Finding(
+                kind="identity-missing",
+                severity=Severity.LOSS,
+                file=IDENTITY,
+                text="no file says whose log this directory holds; the broker does not start: "
+                "restore the directory from a backup",
+                refuses_start=True,
+            )
+        elif known is not None and not is_kept:
+            yield Finding(
+                kind="identity-damaged",
+                severity=Severity.DAMAGE,
+                file=IDENTITY,
+                text=f"the file is missing or damaged; nothing is lost: the other files name the "
+                f"log {known:016x}, and the broker writes this file again when it starts",
+            )
+
+    def _mark(self) -> Iterator[Finding]:
+        self._high_water = HighWater(self._disk, self.log_id)
+        try:
+            self._high_water.load()
+        except ForeignFile as error:
+            yield _foreign(error.path, str(error))
+            return
+        if self._high_water.mark is None and self.log.end > self.log.start:
+            yield Finding(
+                kind="mark-missing",
+                severity=Severity.NOTE,
+                file=HIGH_WATER,
+                text="no note of how far the log reached can be read, so a cut of its end may go "
+                "unnoticed; the broker writes it again",
+            )
+        places, mark = self._high_water.damaged_slots(), self._high_water.mark
+        # A clean stop makes both durable; a power cut may tear the one that is being written.
+        is_torn = len(places) == 1 and mark is not None and not mark.is_clean
+        for place in places:
+            yield Finding(
+                kind="mark-torn" if is_torn else "mark-damaged",
+                severity=Severity.NOTE if is_torn else Severity.DAMAGE,
+                file=HIGH_WATER,
+                offset=place,
+                text="one of the two notes of how far the log reached is damaged; no message is "
+                "lost, and the broker writes it again",
+            )
+
+    def _config_files(self) -> Iterator[Finding]:
+        keeper = Keeper(self._disk)
+        keeper.owner = f"{self.log_id:016x}" if self.log_id else ""
+        topics, groups, offsets, floors = keeper.files
+
+        def load_topics() -> None:
+            self._topics = queue_counts(keeper.topics())
+
+        def load_offsets() -> None:
+            found = GroupOffsets()
+            found.load(keeper.offsets())
+            self._committed = found.highest()
+
+        def load_floors() -> None:
+            self._floors = None
+            found = keeper.floors()
+            self._floors, self._floors_end = found.floors, found.log_end
+
+        loads: list[tuple[CheckedFile, Callable[[], object]]] = [
+            (topics, load_topics),
+            (groups, keeper.groups),
+            (offsets, load_offsets),
+            (floors, load_floors),
+        ]
+        for path in NAMES_FILES:
+            file = CheckedFile(self._disk, path, is_doubled=True)
+            loads.append((file, partial(file.load, keeper.owner)))
+        for file, load in loads:
+            try:
+                load()
+            except StoreError as error:
+                yield _config_refusal(file.path, error)
+            else:
+                yield from _config_faults(file, keeper.owner)
+
+    def _strange_names(self) -> Iterator[Finding]:
+        for name in self._disk.names(FOLDER):
+            if start_in(name) is None:
+                yield _stray(f"{FOLDER}/{name}", "no file of the log has such a name")
+        known = {path_of(start) for start in indexed_segments(self._disk)}
+        for name in self._disk.names(checkpoint.FOLDER):
+            if f"{checkpoint.FOLDER}/{name}" not in known:
+                yield _stray(f"{checkpoint.FOLDER}/{name}", "no index file has such a name")
+        for name in self._disk.names("config"):
+            if name.endswith(_DRAFT):
+                yield _stray(f"config/{name}", "a crash left it while the file was being saved")
+
+    def _stray_indexes(self) -> Iterator[Finding]:
+        extents = self.log.extents()
+        starts = {extent.start for extent in extents}
+        for segment in indexed_segments(self._disk):
+            if segment in starts:
+                continue
+            path = path_of(segment)
+            index = IndexFile(self._disk, segment, self.log_id)
+            try:
+                size = index.file.size()
+                index.load(segment)
+            except ForeignFile as error:
+                yield _foreign(path, str(error), remove=path)
+                continue
+            finally:
+                index.file.close()
+            if not size:
+                yield _stray(path, "the broker deletes it when it starts")
+                continue
+            self.beyond += [(path, chunk) for chunk in index.beyond]
+            is_between = bool(extents) and segment < extents[-1].start
+            yield self._missing_file(segment, index.beyond, is_between=is_between)
+
+    def _missing_file(self, segment: int, chunks: list[Chunk], *, is_between: bool) -> Finding:
+        path = path_of(segment)
+        end = chunks[-1].stretch.end if chunks else segment
+        text = f"the file is missing: its index {path} says that the log had at least "
+        text += f"{end - segment} bytes there; put the file back from a backup, or "
+        is_refused = is_between or not chunks
+        if is_refused:
+            text += "delete the index to go on without these messages"
+        else:
+            text += "go on without these messages: txmq serve --accept-loss REASON"
+        return Finding(
+            kind="log-file-missing",
+            severity=Severity.LOSS,
+            file=log_path_of(segment),
+            position=segment,
+            size=end - segment,
+            offsets=joined_offsets(
+                (run.topic, run.number, run.first, run.first + run.entries - 1)
+                for chunk in chunks
+                for run in chunk.queues
+                if run.entries
+            ),
+            text=text,
+            refuses_start=True,
+            remove=path if is_refused else None,
+        )
+
+    def _evidence(self) -> Iterator[Finding]:
+        """Compare the log with everything that knows how far it reached, as a start does."""
+        start, reach = self.log.start, self.log.end
+        end = reach if self._end is None else self._end
+        extents = self.log.extents()
+        newest = self.log.extent_at(end).start if extents else start
+        mark = self._high_water.mark
+        evidence = Evidence(mark, self.beyond, self._floors_end, self._committed, self._ends())
+        missing = compare(evidence, start, end, reach, log_path_of(newest))
+        if missing is not None:
+            yield Finding(
+                kind="log-shorter",
+                severity=Severity.LOSS,
+                file=log_path_of(newest),
+                position=end,
+                offset=end - newest,
+                size=missing.end - end or None,
+                offsets=self.lost_behind or _lost_offsets(missing, self._queues),
+                text=f"the log is shorter than it was: {missing.describe(end)}; put the missing "
+                "file back, or restore the directory from a backup; to go on without what is "
+                "missing: txmq serve --accept-loss REASON",
+                refuses_start=True,
+                is_acceptable=True,
+            )
+        elif mark is not None and mark.checksum and mark.start >= start:
+            head = read_head(self.log.read(mark.start, HEAD_BYTES), 0, mark.start)
+            if not mark.is_of(head):
+                yield Finding(
+                    kind="last-write-differs",
+                    severity=Severity.DAMAGE,
+                    file=log_path_of(self.log.extent_at(mark.start).start),
+                    position=mark.start,
+                    offset=mark.start - self.log.extent_at(mark.start).start,
+                    size=mark.end - mark.start,
+                    text=f"the last write that was durable there was another one, as {HIGH_WATER} "
+                    "knows; the broker does not start: restore the file from a backup, or cut the "
+                    "log there (txmq log verify --repair) to lose what follows",
+                    refuses_start=True,
+                    cut_at=mark.start,
+                )
+
+    def _ends(self) -> list[ConsumeQueue]:
+        """Every queue that a start would know, with its end."""
+        floors = self._floors or {}
+        names = dict.fromkeys(self._queues)
+        for topic, numbers in floors.items():
+            names |= dict.fromkeys((topic, number) for number in numbers)
+        for topic, count in self._topics.items():
+            names |= dict.fromkeys((topic, number) for number in range(count))
+        found = []
+        for topic, number in names:
+            queue = ConsumeQueue(topic, number, floors.get(topic, {}).get(number, 0))
+            end, _ = self._queues.get((topic, number), (0, 0))
+            if end > queue.next_offset:
+                queue.jump(end)
+            found.append(queue)
+        return found
+
+    # The log
+
+    def _log_files(self) -> Iterator[Finding]:
+        extents = self.log.extents()
+        newest = newest_indexed(self._disk)
+        self._indexed = set(indexed_segments(self._disk))
+        self.summary.files = len(extents)
+        for extent in extents:
+            yield from self._leftover(extent)
+            file = FileInspection(self, extent, is_newest=extent.start == newest)
+            yield from file.run()
+            if file.torn_at is not None:
+                self._end = file.torn_at
+                return
+
+    def _leftover(self, extent: Extent) -> Iterator[Finding]:
+        path = log_path_of(extent.start)
+        file = self._disk.open(path)
+        try:
+            surplus = extent.start + file.size() - extent.end
+        finally:
+            file.close()
+        if surplus > 0:
+            yield Finding(
+                kind="leftover",
+                severity=Severity.NOTE,
+                file=path,
+                position=extent.end,
+                offset=extent.end - extent.start,
+                size=surplus,
+                text=f"{surplus} bytes lie behind position {extent.end}, where the next file "
+                "begins: a failed write leaves that; the broker removes them when it starts",
+            )
+
+    def take(self, found: Found, position: int, span: WholeSpan) -> Iterator[Finding]:
+        """Count a record, and check what it says about others."""
+        if isinstance(found, Decision):
+            self.summary.decisions += 1
+            yield from self._decision(found, position, span)
+        elif isinstance(found, Loss):
+            yield self._accepted(found, position)
+        elif found.sys_flag & _TYPE_BITS == _PREPARED:
+            self.summary.halves += 1
+            self._open[position] = None
+        else:
+            self.summary.messages += 1
+
+    def _accepted(self, loss: Loss, position: int) -> Finding:
+        """A loss that an operator accepted, from which on some queues go on at later offsets."""
+        lost: list[Offsets] = []
+        for topic, numbers in loss.offsets.items():
+            for number, offset in numbers.items():
+                end, _ = self._queues.get((topic, number), (0, 0))
+                self._queues[topic, number] = (max(end, offset), position)
+                if 0 < end < offset:
+                    lost.append(Offsets(topic, number, end, offset - 1))
+        start = self.log.extent_at(position).start
+        return Finding(
+            kind="loss-accepted",
+            severity=Severity.NOTE,
+            file=log_path_of(start),
+            position=position,
+            offset=position - start,
+            offsets=lost,
+            text=f"an operator accepted a loss here, and the queues go on behind it: {loss.reason}",
+        )
+
+    def _decision(self, decision: Decision, position: int, span: WholeSpan) -> Iterator[Finding]:
+        half = decision.half_position
+        known = half in self._open
+        lost_in = next((gap for gap in self._gaps if gap[0] <= half < gap[1]), None)
+        if decision.kind is not Kind.PARKED:
+            self._open.pop(half, None)
+            self._lost_halves.pop(half, None)
+            if lost_in is not None:
+                self._decided_lost.add(half)
+        if known or half < self.log.start:
+            return
+        found = self.log.record_at(half)
+        is_readable = found is not None and found[0].sys_flag & _TYPE_BITS == _PREPARED
+        if lost_in is not None:
+            kind = "decision-without-half"
+            text = f"its half message lay in the damaged part at position {lost_in[0]}"
+        elif is_readable and half < position:
+            kind = "decision-repeated"
+            text = "the transaction was decided before; a decision never changes"
+        else:
+            kind = "decision-without-half"
+            text = "no half message lies there"
+        # The broker looks for a half message only where the decision put it into a queue.
+        is_needed = decision.queue_offset >= 0 and found is None
+        yield Finding(
+            kind=kind,
+            severity=Severity.DAMAGE if lost_in is None else Severity.LOSS,
+            file=log_path_of(self.log.extent_at(position).start),
+            position=position,
+            offset=position - self.log.extent_at(position).start,
+            text=f"a decision ({decision.kind.name}) names the half message at position {half}, "
+            f"offset {decision.half_offset}: {text}",
+            cut_at=span.position if is_needed else None,
+        )
+
+    def follow(self, entry: Indexed, position: int, span: WholeSpan) -> Iterator[Finding]:
+        """Check that a queue's offsets have no gap and none twice."""
+        topic, number = entry.queue
+        known = self._queues.get(entry.queue)
+        if known is None:
+            expected, last = self._first_offset(entry), self.log.start
+        else:
+            expected, last = known
+        self._queues[entry.queue] = (max(expected, entry.offset + 1), position)
+        if entry.offset == expected:
+            return
+        start = self.log.extent_at(position).start
+        finding = Finding(
+            kind="offset-repeated",
+            severity=Severity.DAMAGE,
+            file=log_path_of(start),
+            position=position,
+            offset=position - start,
+            offsets=[Offsets(topic, number, entry.offset, entry.offset)],
+            text=f"offset {entry.offset} of {topic}/{number} comes after {expected - 1}: "
+            "the offset was given twice",
+            # The broker lets a queue begin anywhere.
+            cut_at=None if known is None else span.position,
+        )
+        if entry.offset > expected:
+            gaps = [start for start, end in self._gaps if end > last and start < position]
+            if gaps:
+                why = f"they lay in the damaged part at position {', '.join(map(str, gaps[:3]))}"
+            elif known is None:
+                why = "they lay in a file of the log that is missing"
+            else:
+                why = f"they ought to lie between positions {last} and {position}"
+            finding.kind = "offsets-missing"
+            finding.severity = Severity.LOSS
+            finding.offsets = [Offsets(topic, number, expected, entry.offset - 1)]
+            missing = _range_text(expected, entry.offset - 1)
+            finding.text = f"{missing} of {topic}/{number} missing: {why}"
+        yield finding
+
+    def _first_offset(self, entry: Indexed) -> int:
+        """The offset that a queue's first message of this log may have at most."""
+        if self.log.start == 0:
+            return 0
+        if self._floors is None or self._high_water.mark is not None:
+            return entry.offset  # The mark knows where the log began.
+        # Older messages may lie there that a deleted topic hides.
+        return min(self._floors.get(entry.queue[0], {}).get(entry.queue[1], 0), entry.offset)
+
+    def note_gap(self, gap: Gap) -> None:
+        """Remember what could not be read."""
+        self._gaps.append((gap.position, gap.end))
+
+    def note_lost_half(self, position: int, gap: Gap) -> None:
+        """Remember a half message that cannot be read: if it is still open, the start needs it."""
+        if position in self._decided_lost:
+            return
+        start = gap.extent.start
+        self._lost_halves[position] = Finding(
+            kind="open-half-lost",
+            severity=Severity.LOSS,
+            file=log_path_of(start),
+            position=position,
+            offset=position - start,
+            text=f"the half message of an open transaction lies in the damaged part at position "
+            f"{gap.position}; the broker does not start: restore the file from a backup, or cut "
+            "the log there (txmq log verify --repair) to lose what follows",
+            refuses_start=True,
+            cut_at=gap.position,
+        )
+
+    def find_half(self, position: int) -> tuple[Record, bytes] | None:
+        """The half message at a position, or ``None`` where the log is damaged there."""
+        if any(start <= position < end for start, end in self._gaps):
+            return None
+        return self.log.record_at(position)
+
+    def gaps_in(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts between two positions that could not be read."""
+        return [gap for gap in self._gaps if gap[0] < end and gap[1] > start]
+
+    @property
+    def floors(self) -> Mapping[str, Mapping[int, int]]:
+        """Offsets below which queues were emptied."""
+        return self._floors or {}
+
+    def count_span(self, span: WholeSpan) -> None:
+        """Note that a span was read."""
+        self.summary.spans += 1
+        self._progress(span.end - span.position)
+
+    def skip(self, size: int) -> None:
+        """Note that bytes were passed over."""
+        self._progress(size)
+
+    def index_of(self, segment: int) -> IndexFile | None:
+        """The index file of a file of the log, if it has one."""
+        known = segment in self._indexed
+        return IndexFile(self._disk, segment, self.log_id) if known else None
+
+
+def _config_refusal(path: str, error: StoreError) -> Finding:
+    return Finding(
+        kind="foreign-file" if isinstance(error, ForeignFile) else "config-damaged",
+        severity=Severity.DAMAGE,
+        file=path,
+        text=f"{error}; the broker does not start",
+        refuses_start=True,
+    )
+
+
+def _config_faults(file: CheckedFile, owner: str) -> Iterator[Finding]:
+    """What is wrong with one of two copies, while the other one serves."""
+    for path, fault in file.find_faults(owner):
+        if not fault:
+            yield Finding(
+                kind="config-torn",
+                severity=Severity.NOTE,
+                file=path,
+                text=f"it differs from {file.path}: a crash cut a save short; the broker repairs "
+                "it when it starts",
+            )
+            continue
+        other = file.predecessor if path == file.path else file.path
+        yield Finding(
+            kind="config-damaged",
+            severity=Severity.DAMAGE,
+            file=path,
+            text=f"{fault}; {other} is whole and replaces it when the broker starts",
+        )
+
+
+def _foreign(path: str, text: str, remove: str | None = None) -> Finding:
+    return Finding(
+        kind="foreign-file",
+        severity=Severity.DAMAGE,
+        file=path,
+        text=text,
+        refuses_start=True,
+        remove=remove,
+    )
+
+
+def _lost_offsets(missing: Missing, queues: Mapping[QueueKey, tuple[int, int]]) -> list[Offsets]:
+    found = []
+    for topic, numbers in missing.offsets.items():
+        for number, offset in numbers.items():
+            end, _ = queues.get((topic, number), (0, 0))
+            if offset > end:
+                found.append(Offsets(topic, number, end, offset - 1))
+    return found
+
+
+def _stray(path: str, why: str) -> Finding:
+    return Finding(
+        kind="stray-file",
+        severity=Severity.NOTE,
+        file=path,
+        text=f"this file is not used: {why}",
+    )
+
+
+def _range_text(first: int, last: int) -> str:
+    return f"offset {first}" if first == last else f"offsets {first} to {last}"

@@ -1,0 +1,199 @@
+"""The small tables on disk: topics, groups, offsets and floors, each one checked JSON file.
+
+Topics, groups and floors are saved before a change is answered, and twice, so that one damaged file
+loses nothing. Offsets are saved every few seconds, with the ones before them as predecessor: after
+a crash a group goes back by as much and receives some messages twice, as with RocketMQ.
+
+All four files exist from a directory's first start on, so a file that is missing was deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, TypeVar
+
+import msgspec
+
+from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError
+from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.span import FOLDER as LOG_FOLDER
+from txmq.runtime.disk import Disk
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.topics import Topics
+from txmq_broker.store.checked_file import CheckedFile
+
+__all__ = ["Floors", "Keeper"]
+
+log = logging.getLogger(__name__)
+
+_FOLDER: Final = "config"
+
+_WAY_OUT: Final = (
+    "put the file back from a backup; to go on without what it held: "
+    "txmq serve --accept-loss REASON"
+)
+
+B = TypeVar("B", bound=Body)
+
+
+class Floors(Body):
+    """Offsets below which queues were emptied, by topic and queue."""
+
+    floors: dict[str, dict[int, int]] = {}
+    log_end: int = 0
+    """How far the log was durable then."""
+
+
+class Keeper:
+    """Loads and saves the small tables.
+
+    Attributes:
+        owner: The identity of the directory, which every file carries; "" until it is known.
+        is_new: Whether this is the directory's first start; where nobody says, the directory does.
+        accepts_loss: Whether a table of which nothing whole is left begins empty.
+        has_lost: Whether one did.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self.owner = ""
+        self.is_new: bool | None = None
+        self.accepts_loss = False
+        self.has_lost = False
+        self._disk = disk
+        self._topics = CheckedFile(disk, f"{_FOLDER}/topics.json", is_doubled=True)
+        self._groups = CheckedFile(disk, f"{_FOLDER}/groups.json", is_doubled=True)
+        self._offsets = CheckedFile(disk, f"{_FOLDER}/offsets.json")
+        self._floors = CheckedFile(disk, f"{_FOLDER}/floors.json", is_doubled=True)
+        self.files = (self._topics, self._groups, self._offsets, self._floors)
+        """All of them."""
+        self._loaded: dict[CheckedFile, bytes] = {}
+        self._log_end = 0
+        self.is_incomplete = False
+        """Whether :meth:`complete` failed and has yet to be repeated."""
+
+    # Loading
+
+    def topics(self) -> TopicConfigs:
+        """The topics that were saved."""
+        return self._load(self._topics, TopicConfigs)
+
+    def groups(self) -> GroupConfigs:
+        """The groups that were saved."""
+        return self._load(self._groups, GroupConfigs)
+
+    def offsets(self) -> ConsumerOffsets:
+        """The offsets that were saved."""
+        return self._load(self._offsets, ConsumerOffsets)
+
+    def floors(self) -> Floors:
+        """The floors that were saved."""
+        floors = self._load(self._floors, Floors)
+        self._log_end = floors.log_end
+        return floors
+
+    def _load(self, file: CheckedFile, kind: type[B]) -> B:
+        if self.is_new is None:
+            self.is_new = self._looks_new()
+        try:
+            data = self._data_of(file)
+        except ForeignFile:
+            raise
+        except DamagedFile as error:
+            if not self.accepts_loss:
+                raise DamagedFile(file.path, f"{error.reason}; {_WAY_OUT}") from error
+            log.error("going on without what is missing: %s", error)  # noqa: TRY400
+            self.has_lost = True
+            data = None
+        if data is None:
+            return kind()
+        try:
+            loaded = kind.read(data)
+        except RemoteProtocolError as error:
+            raise DamagedFile(
+                file.path,
+                f"it is whole, but this version cannot read it ({error}); start the version that "
+                "wrote it, or put the file back from a backup",
+            ) from error
+        self._loaded[file] = data
+        return loaded
+
+    def _data_of(self, file: CheckedFile) -> bytes | None:
+        data = file.load(self.owner)
+        if data is None and not self.is_new:
+            raise DamagedFile(
+                file.path, f"it was deleted, and its predecessor {file.predecessor} as well"
+            )
+        return data
+
+    def _looks_new(self) -> bool:
+        # The floors are the last file that a first start writes, and it takes no message before.
+        names = self._disk.names(_FOLDER)
+        floors = [f"{_FOLDER}/{name}" for name in names]
+        is_started = self._floors.path in floors or self._floors.predecessor in floors
+        return not is_started and not self._disk.names(LOG_FOLDER)
+
+    # Saving
+
+    def complete(
+        self, topics: Topics, groups: Groups, offsets: Offsets, floors: dict[str, dict[int, int]]
+    ) -> None:
+        """Write the files that are missing or damaged, or differ from what is in memory.
+
+        Raises:
+            OSError: The disk refuses one of them; the others are written all the same.
+        """
+        refused: OSError | None = None
+        tables: list[tuple[CheckedFile, Body]] = [
+            (self._groups, groups.saved()),
+            (self._offsets, offsets.saved()),
+            (self._topics, topics.saved()),
+            (self._floors, Floors(floors, self._log_end)),
+        ]
+        for file, body in tables:
+            text = _pretty(body)
+            if file.is_complete and self._loaded.get(file) == text:
+                continue
+            try:
+                file.save(self.owner, text)
+            except OSError as error:
+                refused = refused or error
+                if self.is_new:
+                    break  # The floors must be the last file of a new directory.
+            else:
+                self._loaded[file] = text
+        self.is_incomplete = refused is not None
+        if refused is not None:
+            raise refused
+        self._loaded.clear()
+        groups.unsaved = offsets.unsaved = False
+        self.is_new = False
+
+    def save_topics(self, topics: Topics) -> None:
+        """Save the topics."""
+        self._save(self._topics, topics.saved())
+
+    def save_groups(self, groups: Groups) -> None:
+        """Save the groups where they have changed."""
+        if groups.unsaved:
+            self._save(self._groups, groups.saved())
+            groups.unsaved = False
+
+    def save_offsets(self, offsets: Offsets) -> None:
+        """Save the offsets where they have changed."""
+        if offsets.unsaved:
+            self._save(self._offsets, offsets.saved())
+            offsets.unsaved = False
+
+    def save_floors(self, floors: dict[str, dict[int, int]], log_end: int) -> None:
+        """Save the floors, and return only when they are durable."""
+        self._save(self._floors, Floors(floors, log_end))
+        self._log_end = log_end
+
+    def _save(self, file: CheckedFile, body: Body) -> None:
+        self._loaded.pop(file, None)
+        file.save(self.owner, _pretty(body))
+
+
+def _pretty(body: Body) -> bytes:
+    return msgspec.json.format(body.write(), indent=1)

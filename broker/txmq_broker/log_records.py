@@ -1,0 +1,225 @@
+"""The records of a stopped broker's log as people look for them: what each one is, which topic it
+concerns, and which of them are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from txmq.errors import CorruptRecord
+from txmq.protocol import properties
+from txmq.protocol import record as records
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import Decision
+from txmq.protocol.loss import Loss
+from txmq.protocol.record import Record
+from txmq.protocol.span import Found
+from txmq.protocol.topics import WAITING_TOPICS, WHEEL_TOPIC
+from txmq_broker.store.key_index import keys_in
+from txmq_broker.store.lines import WHEEL_LINES
+from txmq_broker.store.log_reader import Gap, LogReader, Piece
+
+__all__ = ["Broken", "Item", "LogRecord", "RecordKind", "Selection", "committed_message", "select"]
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+_NO_OFFSET: Final = -1
+
+
+class RecordKind(StrEnum):
+    """What a record of the log is."""
+
+    MESSAGE = "message"
+    """A message that consumers can read."""
+    HALF = "half"
+    """A half message: a prepared transaction."""
+    DECISION = "decision"
+    """What became of a half message; a commit is also the message's place in its queue."""
+    DELAYED = "delayed"
+    """A message that waits for its time; it is written again as a message when it is due."""
+    LOSS = "loss"
+    """A note that an operator accepted a loss; the queues it names go on behind it."""
+    RECALL = "recall"
+    """A note that a delayed message shall not come."""
+
+
+class LogRecord(NamedTuple):
+    """One record of the log."""
+
+    kind: RecordKind
+    position: int
+    size: int
+    topic: str
+    """The topic it concerns: of a decision its half message's, of a delayed message the final
+    one; empty where that cannot be read.
+    """
+    queue: int
+    offset: int
+    """Its place in that queue, or -1 where it has none there."""
+    time_ms: int
+    """When it was stored or decided."""
+    record: Record | None
+    """The message; of a decision its half message, where that can be read."""
+    decision: Decision | None
+    loss: Loss | None = None
+
+    @property
+    def unique(self) -> str:
+        """The id its producer gave it, which is also the id of its transaction."""
+        return self._property(properties.UNIQUE_KEY)
+
+    @property
+    def tag(self) -> str:
+        """Its tag."""
+        return self._property(properties.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        """Its keys, without its id."""
+        return self._property(properties.KEYS).split()
+
+    def _property(self, name: str) -> str:
+        return "" if self.record is None else properties.find(self.record.properties, name) or ""
+
+
+class Broken(NamedTuple):
+    """A record that cannot be read, in a span whose checksum holds; the rest of the span is passed
+    over with it.
+    """
+
+    position: int
+    end: int
+    reason: str
+
+
+Item: TypeAlias = LogRecord | Gap | Broken
+
+
+class Selection(NamedTuple):
+    """Which records are wanted. Empty means all."""
+
+    kinds: frozenset[RecordKind] = frozenset()
+    topic: str = ""
+    queue: int | None = None
+    key: str = ""
+    transaction: str = ""
+    since_ms: int = 0
+    until_ms: int = 1 << 62
+    start: int = 0
+    """Where in the log to begin."""
+    end: int = 1 << 62
+    """Before which position to stop."""
+
+    def wants(self, found: LogRecord) -> bool:
+        """Whether a record is one of them."""
+        return (
+            self.start <= found.position < self.end
+            and self.since_ms <= found.time_ms <= self.until_ms
+            and (not self.kinds or found.kind in self.kinds)
+            and (not self.topic or found.topic == self.topic)
+            and (self.queue is None or found.queue == self.queue)
+            and (not self.transaction or found.unique == self.transaction)
+            and (not self.key or self._has_key(found))
+        )
+
+    def _has_key(self, found: LogRecord) -> bool:
+        return found.record is not None and self.key in keys_in(found.record.properties)
+
+
+def select(
+    log: LogReader, selection: Selection, progress: Callable[[int], None] = lambda _: None
+) -> Iterator[Item]:
+    """The wanted records of a log in its order, and what had to be passed over between them.
+
+    Reading stops at a torn gap, where the broker would end the log.
+
+    Args:
+        log: An open log.
+        selection: What is wanted.
+        progress: Called with the number of bytes that were read or passed over.
+    """
+    extents = log.extents()
+    for number, extent in enumerate(extents):
+        after = extents[number + 1] if number + 1 < len(extents) else None
+        if extent.start >= selection.end:
+            return
+        # Times in a log never go back, so a file is older than what the next one begins with.
+        until_ms = log.first_ms(after) if after is not None else None
+        from_ms = log.first_ms(extent)
+        is_early = until_ms is not None and until_ms < selection.since_ms
+        is_late = from_ms is not None and from_ms > selection.until_ms
+        if extent.end <= selection.start or is_early or is_late:
+            progress(extent.end - extent.start)
+            continue
+        reached = extent.start
+        for piece in log.pieces(extent, max(extent.start, selection.start)):
+            if piece.position >= selection.end:
+                return
+            yield from _items(log, piece, selection)
+            progress(piece.end - reached)
+            reached = piece.end
+            if isinstance(piece, Gap) and piece.is_torn:
+                return
+
+
+def _items(log: LogReader, piece: Piece, selection: Selection) -> Iterator[Item]:
+    if isinstance(piece, Gap):
+        yield piece
+        return
+    try:
+        for found, position, data in piece.found():
+            item = _log_record(log, found, position, len(data))
+            if selection.wants(item):
+                yield item
+    except CorruptRecord as error:
+        yield Broken(error.position, piece.end, error.reason)
+
+
+def _log_record(log: LogReader, found: Found, position: int, size: int) -> LogRecord:
+    if isinstance(found, Decision):
+        half = log.record_at(found.half_position)
+        record = None if half is None else half[0]
+        topic, queue = ("", 0) if record is None else (record.topic, record.queue_id)
+        return LogRecord(
+            RecordKind.DECISION, position, size, topic, queue, found.queue_offset,
+            found.decided_ms, record, found,
+        )  # fmt: skip
+    if isinstance(found, Loss):
+        return LogRecord(
+            RecordKind.LOSS, position, size, "", 0, _NO_OFFSET, found.accepted_ms, None, None, found
+        )
+    kind, topic, queue, offset = _place(found)
+    return LogRecord(kind, position, size, topic, queue, offset, found.stored_ms, found, None)
+
+
+def _place(found: Record) -> tuple[RecordKind, str, int, int]:
+    if found.sys_flag & _TYPE_BITS == _PREPARED:
+        return RecordKind.HALF, found.topic, found.queue_id, _NO_OFFSET
+    if found.topic not in WAITING_TOPICS:
+        return RecordKind.MESSAGE, found.topic, found.queue_id, found.queue_offset
+    if found.topic == WHEEL_TOPIC and found.queue_id == WHEEL_LINES:
+        return RecordKind.RECALL, found.topic, found.queue_id, found.queue_offset
+    topic = properties.find(found.properties, properties.REAL_TOPIC) or ""
+    queue = properties.find(found.properties, properties.REAL_QUEUE) or ""
+    return RecordKind.DELAYED, topic, int(queue) if queue.isdecimal() else 0, _NO_OFFSET
+
+
+def committed_message(log: LogReader, found: LogRecord) -> LogRecord | None:
+    """The message that a decision put into a queue, as consumers read it, or ``None`` where the
+    decision put none there or its half message cannot be read.
+    """
+    decision = found.decision
+    if decision is None or decision.queue_offset < 0:
+        return None
+    half = log.record_at(decision.half_position)
+    if half is None:
+        return None
+    _, data = half
+    record, _ = records.unpack(
+        records.committed(
+            data, decision.queue_offset, found.position, decision.decided_ms, decision.half_position
+        )
+    )
+    return found._replace(kind=RecordKind.MESSAGE, record=record, decision=None)

@@ -1,0 +1,241 @@
+"""The requests of a name server: read, ask the tables, answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from txmq.errors import InternalError, NotFound, RemoteProtocolError
+from txmq.protocol.bodies import BrokerMembers, DataVersion, Table, TopicRoute
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import (
+    BrokerHeartbeat,
+    BrokerMembersQuery,
+    BrokerRegistration,
+    BrokerUnregistration,
+    ClusterHeader,
+    DataVersionAnswer,
+    KeyValue,
+    NamedBroker,
+    RouteQuery,
+    TopicDeletion,
+    TopicHeader,
+    WritePermissionAnswer,
+)
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq.runtime.clock import Clock
+from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
+from txmq_broker.names.options import OptionTable
+from txmq_broker.names.registration import read_registration
+from txmq_broker.names.routes import RouteTable
+
+__all__ = ["NameHandlers"]
+
+_UNIT: Final = 1
+_UNIT_SUBSCRIPTION: Final = 2
+
+
+class NameHandlers:
+    """Every request a name server serves, over the tables it keeps."""
+
+    def __init__(
+        self, routes: RouteTable, values: KeyValues, options: OptionTable, clock: Clock
+    ) -> None:
+        self._routes = routes
+        self._values = values
+        self._options = options
+        self._clock = clock
+
+    def table(self) -> dict[int, Handler]:
+        """Who serves which request."""
+        code = RequestCode
+        return {
+            code.PUT_KV_CONFIG: self._put_value,
+            code.GET_KV_CONFIG: self._get_value,
+            code.DELETE_KV_CONFIG: self._delete_value,
+            code.GET_KVLIST_BY_NAMESPACE: self._list_values,
+            code.REGISTER_BROKER: self._register,
+            code.UNREGISTER_BROKER: self._unregister,
+            code.BROKER_HEARTBEAT: self._refresh,
+            code.QUERY_DATA_VERSION: self._compare_version,
+            code.GET_ROUTEINFO_BY_TOPIC: self._route,
+            code.GET_BROKER_CLUSTER_INFO: self._clusters,
+            code.GET_BROKER_MEMBER_GROUP: self._members,
+            code.WIPE_WRITE_PERM_OF_BROKER: self._forbid_writing,
+            code.ADD_WRITE_PERM_OF_BROKER: self._allow_writing,
+            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            code.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            code.GET_UNIT_TOPIC_LIST: self._unit_topics,
+            code.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_subscribed_topics,
+            code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._only_subscribed_topics,
+            code.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            code.REGISTER_TOPIC_IN_NAMESRV: self._add_topic,
+            code.UPDATE_NAMESRV_CONFIG: self._update_options,
+            code.GET_NAMESRV_CONFIG: self._show_options,
+        }
+
+    # Brokers
+
+    def _register(self, connection: Connection, request: Command) -> bytes:
+        """103: a broker says what it has."""
+        who = request.read(BrokerRegistration)
+        offer = read_registration(who, request.body)
+        found = self._routes.register(who, offer, connection, self._clock.monotonic())
+        body = b""
+        if self._options.current.return_order_topic_config_to_broker:
+            orders = self._values.space(ORDER_TOPICS)
+            body = Table(table=orders).write() if orders else b""
+        return answer(request, header=found, body=body)
+
+    def _unregister(self, _: Connection, request: Command) -> bytes:
+        """104: a broker goes."""
+        who = request.read(BrokerUnregistration)
+        self._routes.unregister(who.broker_name, who.broker_addr)
+        return answer(request)
+
+    def _refresh(self, _: Connection, request: Command) -> bytes:
+        """904: a broker is alive."""
+        who = request.read(BrokerHeartbeat)
+        self._routes.refresh(who.broker_name, who.broker_addr, self._clock.monotonic())
+        return answer(request)
+
+    def _compare_version(self, _: Connection, request: Command) -> bytes:
+        """322: whether a broker's topics differ from those that are known."""
+        who = request.read(BrokerUnregistration)
+        offered = DataVersion.read(request.body)
+        known = self._routes.version(who.broker_name, who.broker_addr)
+        if known == offered:
+            # The broker will not register now, so this is its sign of life.
+            self._routes.refresh(who.broker_name, who.broker_addr, self._clock.monotonic())
+        body = known.write() if known is not None else b""
+        return answer(request, header=DataVersionAnswer(changed=known != offered), body=body)
+
+    # Routes
+
+    def _route(self, _: Connection, request: Command) -> bytes:
+        """105: where a topic lives."""
+        topic = request.read(RouteQuery).topic
+        found = self._routes.route(topic)
+        order = self._values.get(ORDER_TOPICS, topic)
+        if order is not None and self._options.current.order_message_enable:
+            found = replace(found, order_topic_conf=order)
+        # Quoted keys for everybody, and no blank anywhere: Go's client cuts this text at commas.
+        return answer(request, body=found.write())
+
+    def _clusters(self, _: Connection, request: Command) -> bytes:
+        """106: every broker by cluster."""
+        return answer(request, body=self._routes.clusters().write())
+
+    def _members(self, _: Connection, request: Command) -> bytes:
+        """901: the replicas of one broker."""
+        asked = request.read(BrokerMembersQuery)
+        found = self._routes.members(asked.cluster_name, asked.broker_name)
+        return answer(request, body=BrokerMembers(broker_member_group=found).write())
+
+    def _forbid_writing(self, _: Connection, request: Command) -> bytes:
+        """205: producers shall leave a broker alone."""
+        count = self._routes.forbid_writing(request.read(NamedBroker).broker_name)
+        return answer(request, header=WritePermissionAnswer(wipe_topic_count=count))
+
+    def _allow_writing(self, _: Connection, request: Command) -> bytes:
+        """327: producers may use a broker again."""
+        count = self._routes.allow_writing(request.read(NamedBroker).broker_name)
+        return answer(request, header=WritePermissionAnswer(add_topic_count=count))
+
+    # Topics
+
+    def _topics(self, _: Connection, request: Command) -> bytes:
+        """206: every topic."""
+        if not self._options.current.enable_all_topic_list:
+            raise InternalError("disable")
+        return answer(request, body=self._routes.topics().write())
+
+    def _topics_of_cluster(self, _: Connection, request: Command) -> bytes:
+        """224: the topics of one cluster."""
+        cluster = request.read(ClusterHeader).cluster
+        return answer(request, body=self._routes.topics_of_cluster(cluster).write())
+
+    def _system_topics(self, _: Connection, request: Command) -> bytes:
+        """304: the topics that brokers need."""
+        return answer(request, body=self._routes.system_topics().write())
+
+    def _unit_topics(self, _: Connection, request: Command) -> bytes:
+        """311: topics marked as a unit's."""
+        found = self._routes.topics_by_flag(lambda flag: bool(flag & _UNIT))
+        return answer(request, body=found.write())
+
+    def _unit_subscribed_topics(self, _: Connection, request: Command) -> bytes:
+        """312: topics that units subscribe to."""
+        found = self._routes.topics_by_flag(lambda flag: bool(flag & _UNIT_SUBSCRIPTION))
+        return answer(request, body=found.write())
+
+    def _only_subscribed_topics(self, _: Connection, request: Command) -> bytes:
+        """313: topics that units subscribe to and that are no unit's own."""
+        both = _UNIT | _UNIT_SUBSCRIPTION
+        found = self._routes.topics_by_flag(lambda flag: flag & both == _UNIT_SUBSCRIPTION)
+        return answer(request, body=found.write())
+
+    def _delete_topic(self, _: Connection, request: Command) -> bytes:
+        """216: forget a topic."""
+        asked = request.read(TopicDeletion)
+        self._routes.delete_topic(asked.topic, asked.cluster_name or None)
+        return answer(request)
+
+    def _add_topic(self, _: Connection, request: Command) -> bytes:
+        """217: take a topic's route from a tool."""
+        topic = request.read(TopicHeader).topic
+        self._routes.add_topic(topic, TopicRoute.read(request.body).queue_datas)
+        return answer(request)
+
+    # Key-value texts and options
+
+    def _put_value(self, _: Connection, request: Command) -> bytes:
+        """100: note a value."""
+        namespace, key, value = _entry(request)
+        if value is None:
+            raise RemoteProtocolError("KeyValue: value is missing")
+        self._values.put(namespace, key, value)
+        return answer(request)
+
+    def _get_value(self, _: Connection, request: Command) -> bytes:
+        """101: show a value."""
+        namespace, key, _value = _entry(request)
+        found = self._values.get(namespace, key)
+        if found is None:
+            raise NotFound(f"No config item, Namespace: {namespace} Key: {key}")
+        return answer(request, header={"value": found})
+
+    def _delete_value(self, _: Connection, request: Command) -> bytes:
+        """102: forget a value."""
+        namespace, key, _value = _entry(request)
+        self._values.delete(namespace, key)
+        return answer(request)
+
+    def _list_values(self, _: Connection, request: Command) -> bytes:
+        """219: show a namespace."""
+        namespace = request.read(KeyValue).namespace
+        found = self._values.space(namespace)
+        if not found:
+            raise NotFound(f"No config item, Namespace: {namespace}")
+        return answer(request, body=Table(table=found).write())
+
+    def _update_options(self, _: Connection, request: Command) -> bytes:
+        """318: change options."""
+        if request.body:
+            self._options.update(request.body)
+        return answer(request)
+
+    def _show_options(self, _: Connection, request: Command) -> bytes:
+        """319: show options."""
+        return answer(request, body=self._options.text())
+
+
+def _entry(request: Command) -> tuple[str, str, str | None]:
+    asked = request.read(KeyValue)
+    if asked.key is None:
+        raise RemoteProtocolError("KeyValue: key is missing")
+    return asked.namespace, asked.key, asked.value

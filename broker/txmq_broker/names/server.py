@@ -1,0 +1,188 @@
+"""A running name server: a door, a sweep for brokers that fell silent, and two small files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    DamagedFile,
+    ProtocolError,
+    UsageError,
+    WriteFailed,
+)
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.listener import Listener
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk
+from txmq.runtime.network import Network
+from txmq_broker.names.handlers import NameHandlers
+from txmq_broker.names.key_values import KeyValues
+from txmq_broker.names.options import NameOptions, OptionTable
+from txmq_broker.names.routes import Replica, RouteTable
+from txmq_broker.store.checked_file import CheckedFile
+
+__all__ = ["FILES", "NameServer"]
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 5.0
+"""How often brokers that fell silent are looked for, as in RocketMQ 5."""
+
+_VALUES: Final = "config/kv.json"
+_OPTIONS: Final = "config/names.properties"
+FILES: Final = (_VALUES, _OPTIONS)
+"""The files that a name server keeps in its directory, each with a predecessor."""
+
+
+class NameServer:
+    """Tells clients where topics live. What operators note is kept where there is a disk."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        disk: Disk | None = None,
+        *,
+        options: NameOptions | None = None,
+        connections_max: int = 10_000,
+        owner: str = "",
+    ) -> None:
+        self._network = network
+        self._clock = clock
+        self._disk = disk
+        self._owner = owner
+        self._chosen = options or NameOptions()
+        self._connections_max = connections_max
+        self._dispatch = Dispatcher({})
+        self._listener: Listener | None = None
+        self._options: OptionTable | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self.routes = RouteTable()
+        """What it knows of brokers and topics."""
+
+    async def __aenter__(self) -> Self:
+        """Read what was kept; requests come once :meth:`open` was called.
+
+        Raises:
+            DamagedFile: What was kept is damaged, and its predecessor cannot replace it.
+            ConfigError: What was kept is whole, but has no meaning here.
+            OSError: The disk cannot be read.
+        """
+        values_data, save_values = self._kept(_VALUES)
+        options_data, save_options = self._kept(_OPTIONS)
+        values = KeyValues(save_values, values_data)
+        try:
+            self._options = OptionTable(self._chosen, save_options, options_data)
+        except (BrokerRefused, ProtocolError) as problem:
+            raise ConfigError(f"{_OPTIONS}: {problem}") from problem
+        # Upstream's name, and its unit, for something operators look at but cannot change.
+        self._options.facts["scanNotActiveBrokerInterval"] = int(SWEEP_S * 1000)
+        handlers = NameHandlers(self.routes, values, self._options, self._clock)
+        self._dispatch.serve(handlers.table())
+        self._listener = Listener(
+            self._network,
+            self._clock,
+            self._dispatch,
+            connections_max=self._connections_max,
+            on_lost=self._forget,
+        )
+        self._schedule()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the door and every connection."""
+        self._is_closing = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+    async def open(self, host: str, port: int) -> None:
+        """Take connections at an address.
+
+        Raises:
+            UsageError: It was not entered with ``async with``.
+            OSError: The address is taken or not ours.
+        """
+        if self._listener is None or self._options is None:
+            raise UsageError("a name server is entered with `async with` before it is opened")
+        await self._listener.open(host, port)
+        self._options.facts["listenPort"] = self.address[1]
+        log.info("name server at %s:%d", *self.address)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that are open."""
+        assert self._listener is not None, "not started"
+        return self._listener.address
+
+    @property
+    def served(self) -> Mapping[int, Handler]:
+        """What it serves, by request code."""
+        return self._dispatch.handlers
+
+    # Brokers that go
+
+    def _forget(self, connection: Connection) -> None:
+        for replica in self.routes.disconnect(connection):
+            if not self._is_closing:
+                _tell(replica, "its connection closed")
+
+    def _schedule(self) -> None:
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._expire)
+
+    def _expire(self) -> None:
+        for each in self.routes.expire(self._clock.monotonic()):
+            _tell(each, f"silent for {each.lifetime_s:g} s")
+        self._schedule()
+
+    # The disk
+
+    def _kept(self, path: str) -> tuple[bytes | None, Callable[[bytes], None]]:
+        """What a file holds, and how to replace it; without a disk nothing, and to no effect."""
+        if self._disk is None:
+            return None, lambda _: None
+        file = CheckedFile(self._disk, path, is_doubled=True)
+
+        def save(data: bytes) -> None:
+            try:
+                file.save(self._owner, data)
+            except OSError as error:
+                raise WriteFailed(f"{path} cannot be written: {error}") from error
+
+        try:
+            data = file.load(self._owner)
+        except DamagedFile as error:
+            raise DamagedFile(
+                path,
+                f"{error.reason}; put the file back from a backup, or delete both to start without",
+            ) from error
+        if data is not None and not file.is_complete:
+            try:
+                save(data)
+            except WriteFailed as error:
+                log.warning("serving without having repaired a file: %s", error)
+        return data, save
+
+
+def _tell(replica: Replica, reason: str) -> None:
+    log.warning(
+        "broker %s (id %d) at %s is gone: %s",
+        replica.broker_name,
+        replica.broker_id,
+        replica.address,
+        reason,
+    )

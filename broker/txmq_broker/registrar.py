@@ -1,0 +1,117 @@
+"""Tell every name server what this broker has: at start, on every change, every 30 seconds, and as
+soon as one that was told is heard no more.
+
+Each name server is told by a task of its own: one that does not answer holds up no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from txmq.errors import TxmqError
+from txmq.protocol.bodies import RegistrationBody
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import BrokerRegistration, BrokerUnregistration
+from txmq.remoting.connection import Connection
+from txmq.remoting.pool import Pool
+from txmq_broker.core.topics import Topics
+from txmq_broker.identity import Identity
+
+__all__ = ["Registrar", "registration_of"]
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 30.0
+RETRY_S: Final = 1.0
+"""How soon a name server is told again that could not be told, or whose connection broke."""
+
+TIMEOUT_S: Final = 3.0
+
+
+def registration_of(identity: Identity) -> BrokerRegistration:
+    """What a name server receives about a broker, beside its topics."""
+    return BrokerRegistration(
+        identity.name, identity.address, identity.cluster, identity.address, 0
+    )
+
+
+class Registrar:
+    """Keeps this broker known."""
+
+    def __init__(self, identity: Identity, topics: Topics, pool: Pool, names: list[str]) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._pool = pool
+        self._changed = {name: asyncio.Event() for name in names}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told: dict[str, Connection] = {}
+        self._silent: set[str] = set()
+
+    async def start(self) -> None:
+        """Register once, and go on registering."""
+        await asyncio.gather(*[self._register(name) for name in self._changed])
+        self._tasks = [
+            asyncio.create_task(self._keep_registering(name), name=f"registrar of {name}")
+            for name in self._changed
+        ]
+
+    def changed(self) -> None:
+        """The topics have changed: tell the name servers now."""
+        for each in self._changed.values():
+            each.set()
+
+    async def stop(self) -> None:
+        """Say goodbye to every name server."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # All at once: those that do not answer must not use up the time there is to stop.
+        await asyncio.gather(*[self._unregister(name) for name in self._changed])
+
+    async def _keep_registering(self, name: str) -> None:
+        while True:
+            await self._until_due(name)
+            self._changed[name].clear()
+            await self._register(name)
+
+    async def _until_due(self, name: str) -> None:
+        for _ in range(round(PERIOD_S / RETRY_S)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._changed[name].wait()
+                return
+            # A name server forgets a broker whose connection breaks, and knows none after a start.
+            told = self._told.get(name)
+            if told is None or not told.is_open:
+                return
+
+    async def _register(self, name: str) -> None:
+        body = RegistrationBody(self._topics.saved()).write()
+        self._told.pop(name, None)
+        try:
+            connection = await self._pool.connection(name)
+            await connection.request(
+                RequestCode.REGISTER_BROKER,
+                registration_of(self._identity),
+                body=body,
+                timeout_s=TIMEOUT_S,
+            )
+        except TxmqError as problem:
+            if name not in self._silent:
+                log.warning("the name server %s cannot be told of this broker: %s", name, problem)
+            self._silent.add(name)
+            return
+        self._told[name] = connection
+        if name in self._silent:
+            log.info("the name server %s knows this broker again", name)
+        self._silent.discard(name)
+
+    async def _unregister(self, name: str) -> None:
+        identity = self._identity
+        header = BrokerUnregistration(identity.name, identity.address, identity.cluster, 0)
+        with contextlib.suppress(TxmqError):
+            connection = await self._pool.connection(name)
+            await connection.request(RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S)

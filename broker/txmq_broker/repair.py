@@ -1,0 +1,210 @@
+"""The repairs of a stopped broker's directory that a person may choose, each with what it loses.
+
+What is cut from the log is kept first, in a directory of its own that the commands for logs can
+read: ``cut/POSITION-TIME/log``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias
+
+from txmq.errors import CorruptRecord
+from txmq.runtime.disk import Disk
+from txmq.runtime.entropy import SystemEntropy
+from txmq_broker.config import StoreSettings
+from txmq_broker.core.offsets import Offsets as GroupOffsets
+from txmq_broker.core.topics import queue_counts
+from txmq_broker.findings import Finding, Offsets, joined_offsets
+from txmq_broker.keeper import Keeper
+from txmq_broker.store.checkpoint import path_of
+from txmq_broker.store.index_check import indexed
+from txmq_broker.store.log_identity import log_to_read
+from txmq_broker.store.log_reader import LogReader, WholeSpan
+from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.segment import CUT_FOLDER, Extent, cut_folder, keep_aside
+from txmq_broker.store.segment import path_of as log_path_of
+
+__all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "Loss", "RemoveIndex", "Repair", "plan"]
+
+
+class Loss(NamedTuple):
+    """What a repair takes from the log."""
+
+    size: int
+    records: int
+    offsets: list[Offsets]
+
+
+class RemoveIndex(NamedTuple):
+    """Delete an index file."""
+
+    path: str
+    finding: Finding
+
+    def loss(self, disk: Disk) -> Loss:  # noqa: ARG002 - as a cut has it
+        """The messages of the file of the log that is missing; nothing where it is there."""
+        offsets = self.finding.offsets
+        count = sum(run.last - run.first + 1 for run in offsets)
+        return Loss(self.finding.size or 0 if offsets else 0, count, offsets)
+
+    def carry_out(self, disk: Disk, now_ms: int) -> str | None:  # noqa: ARG002 - as a cut has it
+        """Delete it; nothing is kept of it.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        disk.remove(self.path)
+        return None
+
+
+class Cut(NamedTuple):
+    """End the log at a position."""
+
+    position: int
+    finding: Finding
+
+    def loss(self, disk: Disk) -> Loss:
+        """Everything behind the position, as far as it can be read.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
+        log = _reader(disk)
+        try:
+            size = log.end - self.position
+            records = 0
+
+            def places() -> Iterator[tuple[str, int, int, int]]:
+                nonlocal records
+                for extent in log.extents():
+                    if extent.end <= self.position:
+                        continue
+                    for piece in log.pieces(extent, max(self.position, extent.start)):
+                        if not isinstance(piece, WholeSpan) or piece.end <= self.position:
+                            continue
+                        with suppress(CorruptRecord):
+                            for found, position, data in piece.found():
+                                records += 1
+                                for entry in indexed(log.record_at, found, position, data):
+                                    yield *entry.queue, entry.offset, entry.offset
+
+            offsets = joined_offsets(places())
+            return Loss(size, records, offsets)
+        finally:
+            log.close()
+
+    def carry_out(self, disk: Disk, now_ms: int) -> str | None:
+        """Keep what lies behind the position in a side directory, then end the log there; returns
+        the side directory.
+
+        Every step is durable before the next one begins, and the last file goes first. Whatever
+        ends this in between leaves a log that the same repair can be carried out on again.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        side = cut_folder(self.position, now_ms)
+        log = _reader(disk)
+        try:
+            extents = [extent for extent in log.extents() if extent.end > self.position]
+        finally:
+            log.close()
+        for extent in reversed(extents):
+            if extent.start >= self.position and extent is not extents[0]:
+                keep_aside(disk, extent, extent.start, side)
+                disk.remove(log_path_of(extent.start))
+            else:
+                keep_aside(disk, extent, self.position, side)
+                self._cut_file(disk, extent)
+        return side
+
+    def _cut_file(self, disk: Disk, extent: Extent) -> None:
+        # The indexes stay: they prove which offsets were given, so that none is given again.
+        file = disk.open(log_path_of(extent.start))
+        try:
+            file.truncate(self.position - extent.start)
+            file.sync()
+        finally:
+            file.close()
+
+
+class AcceptLoss(NamedTuple):
+    """Go on without what is missing, as ``txmq serve --accept-loss`` does."""
+
+    finding: Finding
+
+    def loss(self, disk: Disk) -> Loss:  # noqa: ARG002 - as a cut has it
+        """What is missing already."""
+        offsets = self.finding.offsets
+        count = sum(run.last - run.first + 1 for run in offsets)
+        return Loss(self.finding.size or 0, count, offsets)
+
+    def carry_out(self, disk: Disk, now_ms: int) -> str | None:
+        """Record the loss in the log, so that no offset is given again.
+
+        The directory must not be locked.
+
+        Raises:
+            StoreError: The broker would not start either.
+            OSError: The disk refused.
+        """
+        keeper, offsets = Keeper(disk), GroupOffsets()
+        store = MessageStore(disk, StoreSettings())
+        try:
+            keeper.owner = f"{store.take(SystemEntropy()):016x}"
+            offsets.load(keeper.offsets())
+            floors = keeper.floors()
+            store.open(
+                floors.floors,
+                floors_end=floors.log_end,
+                committed=offsets.highest(),
+                topics=queue_counts(keeper.topics()),
+                accept_loss="accepted in txmq log verify --repair",
+                now_ms=now_ms,
+            )
+        finally:
+            store.close()
+        return None
+
+
+Repair: TypeAlias = Cut | RemoveIndex | AcceptLoss
+
+
+def plan(findings: Iterable[Finding]) -> list[Repair]:
+    """The next repairs that let the broker start.
+
+    Each may make another one necessary, so look again after they are carried out.
+    """
+    repairs: list[Repair] = []
+    cut: Cut | None = None
+    accept: AcceptLoss | None = None
+    for finding in findings:
+        if finding.is_acceptable:
+            accept = AcceptLoss(finding)
+        if finding.remove is not None:
+            repairs.append(RemoveIndex(finding.remove, finding))
+        if finding.refuses_start and finding.cut_at is not None:
+            at = finding.cut_at
+            if cut is None or at < cut.position:
+                cut = Cut(at, finding)
+    if cut is not None:
+        end = cut.position
+        # The cut removes the index files behind it, and what they were to be deleted for.
+        repairs = [repair for repair in repairs if not _is_behind(repair, end)]
+        repairs.append(cut)
+    if not repairs and accept is not None:
+        # What the others leave shows only then how much is lost in all.
+        repairs.append(accept)
+    return repairs
+
+
+def _reader(disk: Disk) -> LogReader:
+    log = LogReader(disk, log_to_read(disk))
+    log.open()
+    return log
+
+
+def _is_behind(repair: Repair, position: int) -> bool:
+    return isinstance(repair, RemoveIndex) and repair.path > path_of(position)

@@ -1,0 +1,211 @@
+"""One queue of a topic: for each message, where it lies in the log, its length, and its tag's hash.
+
+Entries live in memory until a checkpoint has put them into an index file; after that only the place
+of their block is remembered. Offsets are assigned when a record is staged and become visible when
+it is published, so nobody reads a message that a crash could still take back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple, TypeAlias
+
+from txmq_broker.store.sealed import Sealed
+
+__all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
+
+ENTRY: Final = Struct(">qiqI")
+_CODE: Final = Struct(">q")
+_CODE_AT: Final = 12
+
+
+Entry: TypeAlias = tuple[int, int, int, int]
+"""One message of a queue: its position in the log, its size, its tag's hash, its checksum.
+
+The checksum is over every byte of the record, also those that the record's own leaves out."""
+
+
+class Block(NamedTuple):
+    """A run of entries in an index file."""
+
+    first: int
+    entries: int
+    segment: int
+    file: Sealed
+    at: int
+
+
+class ConsumeQueue:
+    """The entries of one queue, oldest to newest."""
+
+    __slots__ = (
+        "_blocks",
+        "_firsts",
+        "_tail",
+        "_tail_first",
+        "floor",
+        "has_jumped",
+        "next_offset",
+        "number",
+        "topic",
+    )
+
+    def __init__(self, topic: str, number: int, floor: int = 0) -> None:
+        self.topic = topic
+        self.number = number
+        self.floor = floor
+        self.next_offset = floor
+        self._blocks: list[Block] = []
+        self._firsts: list[int] = []
+        self._tail = bytearray()
+        self._tail_first = floor
+        self.has_jumped = False
+        """Whether the next chunk has to keep where this queue goes on, though it has no entry."""
+
+    @property
+    def min_offset(self) -> int:
+        """The oldest message that is kept, or the next one where none is."""
+        first = self._firsts[0] if self._firsts else self._tail_first
+        return max(first, self.floor)
+
+    @property
+    def max_offset(self) -> int:
+        """The offset behind the newest message that may be read."""
+        return max(self._tail_first + len(self._tail) // ENTRY.size, self.floor)
+
+    @property
+    def tail_count(self) -> int:
+        """Entries that no index file holds yet."""
+        return len(self._tail) // ENTRY.size
+
+    def publish(self, position: int, size: int, tags_code: int, checksum: int) -> None:
+        """Make the next message visible."""
+        self._tail += ENTRY.pack(position, size, tags_code, checksum)
+
+    def publish_packed(self, entries: bytes) -> None:
+        """The same for many at once, packed as :data:`ENTRY`."""
+        self._tail += entries
+
+    def restore(self, offset: int, entry: Entry) -> bool:
+        """Take a record found in the log; false where it does not follow the last one.
+
+        Only the first message of all may start anywhere: those before it were deleted.
+        """
+        if offset < self.floor:
+            return True
+        expected = self._tail_first + len(self._tail) // ENTRY.size
+        if offset != expected:
+            if self._tail or self._blocks or offset < expected:
+                return False
+            self._tail_first = offset
+        self._tail += ENTRY.pack(*entry)
+        self.next_offset = offset + 1
+        return True
+
+    def add_block(self, block: Block) -> None:
+        """Take entries found in an index file."""
+        assert not self._tail, "a block cannot follow entries that are newer"
+        self._blocks.append(block)
+        self._firsts.append(block.first)
+        self._tail_first = max(block.first + block.entries, self.floor)
+        self.next_offset = self._tail_first
+
+    def jump(self, offset: int) -> None:
+        """Go on at a later offset: those before it were given once, and their messages are lost."""
+        assert not self._tail, "entries before a gap have to be in an index file"
+        self._tail_first = self.next_offset = offset
+        self.has_jumped = True
+
+    def next_kept(self, offset: int) -> int:
+        """The first offset from this one on that is not in a gap; the next one to come at most."""
+        if offset >= self._tail_first:
+            return offset
+        at = bisect_right(self._firsts, offset) - 1
+        if at >= 0 and offset < self._firsts[at] + self._blocks[at].entries:
+            return offset
+        later = (block.first for block in self._blocks[at + 1 :] if block.entries)
+        return next(later, self._tail_first)
+
+    def tail_before(self, position: int) -> bytes:
+        """The entries of the tail that lie before a position of the log."""
+        tail = self._tail
+        low, high = 0, len(tail) // ENTRY.size
+        while low < high:
+            middle = (low + high) // 2
+            if ENTRY.unpack_from(tail, middle * ENTRY.size)[0] < position:
+                low = middle + 1
+            else:
+                high = middle
+        return bytes(tail[: low * ENTRY.size])
+
+    @property
+    def tail_first(self) -> int:
+        """The offset of the first entry that no index file holds."""
+        return self._tail_first
+
+    def saved(self, block: Block) -> None:
+        """Forget the entries of the tail that a block now holds."""
+        assert block.first == self._tail_first, "blocks are saved in order"
+        del self._tail[: block.entries * ENTRY.size]
+        self._blocks.append(block)
+        self._firsts.append(block.first)
+        self._tail_first += block.entries
+        self.has_jumped = False
+
+    def drop_before_segment(self, segment: int) -> None:
+        """Forget the blocks of segments that were deleted."""
+        kept = [block for block in self._blocks if block.segment >= segment]
+        if len(kept) != len(self._blocks):
+            self._blocks = kept
+            self._firsts = [block.first for block in kept]
+
+    def min_offset_from(self, segment: int) -> int:
+        """What the oldest offset will be once the segments before this one are deleted."""
+        for block in self._blocks:
+            if block.segment >= segment:
+                return max(block.first, self.floor)
+        return max(self._tail_first, self.floor)
+
+    def raise_floor(self, offset: int) -> None:
+        """Forget everything before an offset that was published, and never assign a smaller one."""
+        assert offset <= self.max_offset, "what is on its way may still be taken back"
+        self.floor = max(self.floor, offset)
+
+    def read(self, offset: int, count: int) -> list[Entry]:
+        """Up to ``count`` entries from an offset on; at least one where the offset is visible."""
+        first = self._tail_first
+        if offset >= first:
+            start = (offset - first) * ENTRY.size
+            data = bytes(self._tail[start : start + count * ENTRY.size])
+        else:
+            at = bisect_right(self._firsts, offset) - 1
+            if at < 0:
+                return []
+            block = self._blocks[at]
+            inside = offset - block.first
+            count = min(count, block.entries - inside)
+            if count <= 0:
+                return []
+            data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
+        return list(ENTRY.iter_unpack(data))
+
+    def with_code(self, code: int, segment: int) -> Iterator[Entry]:
+        """The entries from a segment on that have this code in the place of a tag's hash, oldest
+        first: a search.
+        """
+        mark = _CODE.pack(code)
+        for block in self._blocks:
+            if block.segment < segment:
+                continue
+            yield from _marked(block.file.read(block.at, block.entries * ENTRY.size), mark)
+        yield from _marked(bytes(self._tail), mark)
+
+
+def _marked(data: bytes, mark: bytes) -> Iterator[Entry]:
+    at = data.find(mark)
+    while at >= 0:
+        if at % ENTRY.size == _CODE_AT:
+            yield ENTRY.unpack_from(data, at - _CODE_AT)
+        at = data.find(mark, at + 1)

@@ -1,0 +1,311 @@
+"""Messages in the log that wait for their time.
+
+A waiting message is a record of one of the broker's own topics: its properties say where it really
+goes, and where others name a prepared message it says when it is due. When its time comes it is
+written again, as an ordinary message of its own topic that names the place it waited at. These
+copies are the account of what has left a line, so a restart neither forgets nor repeats one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from txmq.errors import CorruptRecord, RemoteProtocolError, ServiceUnavailable
+from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
+from txmq.protocol.record import Postmark, Record
+from txmq.protocol.topics import WAITING_TOPICS
+from txmq_broker.store.consume_queue import Entry
+from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
+from txmq_broker.store.lines import RECALLS, Line, Lines, LineState
+from txmq_broker.store.waiting import Due, Place, Waiting, split_where, where_of
+
+if TYPE_CHECKING:
+    from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["DelayStore", "Delayed"]
+
+_READ_AT_ONCE: Final = 4096
+_NEVER: Final = 1 << 62
+
+
+class Delayed(NamedTuple):
+    """What a span does to those that wait."""
+
+    joined: list[Due]
+    left: list[Due]
+    recalled: list[Due]
+
+
+class DelayStore(Lines):
+    """The waiting messages of one store."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__(store)
+        self._waiting = Waiting()
+        self._joined: list[Due] = []
+        self._left: list[Due] = []
+        self._recalled: list[Due] = []
+        self._joins_ms = _NEVER
+        self._unsafe: deque[int] = deque()
+        self._leaving = 0
+        self._marks: deque[tuple[int, dict[int, Place]]] = deque()
+        self._gone: set[int] = set()
+        """Recalled, and perhaps still in a line."""
+        self._going: set[int] = set()
+        """The same, and not safe yet."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # Appending
+
+    def join(
+        self,
+        line: Line,
+        due_ms: int,
+        postmark: Postmark,
+        flag: int,
+        body: bytes,
+        data: bytes,
+    ) -> tuple[int, int]:
+        """Stage a message that waits; returns its place in the line's queue and its position."""
+        assert due_ms >= line.leaving.due_ms, "nobody joins a line before those who have left it"
+        queue = line.queue
+        seed = topic_seed(queue.topic)
+        hashes = tuple([key_hash(seed, key) for key in keys_in(data.decode())])
+        tail = records.tail_of(records.topic_field(queue.topic), data)
+        stamp = (*postmark[:6], due_ms)
+        offset, position = self._store.append(queue, stamp, flag, body, tail, due_ms, hashes)
+        self._joined.append(Due(due_ms, line.number, offset))
+        self._joins_ms = min(self._joins_ms, due_ms)
+        return offset, position
+
+    def leave(self, due: Due) -> None:
+        """What :meth:`first` gave is staged where it really goes."""
+        self._waiting.drop_first()
+        self._lines[due.line].leaving = due.place
+        self._left.append(due)
+        self._leaving += 1
+
+    def pass_over(self) -> None:
+        """What :meth:`first` gave cannot go anywhere.
+
+        A restart finds it in its line again where none of those behind it has left.
+        """
+        self._waiting.drop_first()
+
+    def recall(self, due: Due, postmark: Postmark, data: bytes) -> None:
+        """Stage that a waiting message is not to come at all."""
+        queue = self.line(RECALLS).queue
+        where = where_of(due.line, due.offset)
+        tail = records.tail_of(records.topic_field(queue.topic), data)
+        self._store.append(queue, (*postmark[:6], where), 0, b"recalled", tail, where, ())
+        self._going.add(where)
+        self._recalled.append(due)
+
+    def is_recalled(self, due: Due) -> bool:
+        """Whether a message was recalled, as far as that is remembered."""
+        where = where_of(due.line, due.offset)
+        return where in self._gone or where in self._going
+
+    def was_recalled(self, due: Due, position: int) -> bool:
+        """Whether the message that lies at a position was ever recalled: a search.
+
+        Raises:
+            CorruptRecord: An index file differs from what was written.
+        """
+        where, segment = where_of(due.line, due.offset), self._store.file_at(position)
+        return any(self.line(RECALLS).queue.with_code(where, segment))
+
+    # What is due
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether messages that have left their lines are on their way to the disk.
+
+        Were others to leave before these are safe, a crash could lose one that is due before
+        another which it does not lose, and their line's account would not show it.
+        """
+        return self._leaving > 0
+
+    def next_ms(self) -> int | None:
+        """When to look for messages that are due."""
+        return self._waiting.next_ms()
+
+    def first(self, now_ms: int) -> Due | None:
+        """The first message that is due, if one may leave now."""
+        while (due := self._waiting.first(now_ms)) is not None:
+            where = where_of(due.line, due.offset)
+            if where in self._gone:
+                self._waiting.drop_first()
+                continue
+            # Nobody overtakes those who are about to join: had a crash undone only that, the
+            # account would say that they had left before.
+            joins_ms = min(self._joins_ms, *self._unsafe) if self._unsafe else self._joins_ms
+            return None if due.due_ms >= joins_ms or where in self._going else due
+        return None
+
+    def read(self, due: Due) -> Record:
+        """A waiting message.
+
+        Raises:
+            CorruptRecord: It is not what was stored.
+            ServiceUnavailable: It cannot be found for now; the log still has it.
+        """
+        try:
+            ((position, size, _, checksum),) = self._lines[due.line].queue.read(due.offset, 1)
+        except CorruptRecord as problem:
+            raise ServiceUnavailable(str(problem)) from problem
+        data = self._store.read(position, size)
+        if crc32(data) != checksum:
+            raise CorruptRecord(position, "a waiting message differs from what was stored")
+        try:
+            return records.unpack(data)[0]
+        except RemoteProtocolError as problem:
+            raise CorruptRecord(position, str(problem)) from problem
+
+    # What becomes of what was staged
+
+    def take_staged(self) -> Delayed | None:
+        """What has been staged since this was last asked."""
+        if not (self._joined or self._left or self._recalled):
+            return None
+        staged = Delayed(self._joined, self._left, self._recalled)
+        self._joined, self._left, self._recalled = [], [], []
+        self._unsafe.append(self._joins_ms)
+        self._joins_ms = _NEVER
+        return staged
+
+    def take_back(self, staged: Delayed) -> None:
+        """The write failed: nothing of it happened."""
+        self._unsafe.pop()
+        self._leaving -= len(staged.left)
+        for due in staged.left:
+            self._waiting.add(*due)
+            line = self._lines[due.line]
+            line.leaving = line.left
+        self._going -= {where_of(due.line, due.offset) for due in staged.recalled}
+
+    def publish(self, staged: Delayed, end: int) -> None:
+        """It is safe, and lies before ``end``: from now on it holds."""
+        self._unsafe.popleft()
+        for due in staged.joined:
+            self._waiting.add(*due)
+        if staged.left:
+            self._leaving -= len(staged.left)
+            places = {due.line: due.place for due in staged.left}
+            self._marks.append((end, places))
+            for number, place in places.items():
+                self._lines[number].left = place
+        for due in staged.recalled:
+            where = where_of(due.line, due.offset)
+            self._going.discard(where)
+            self._gone.add(where)
+
+    # Recovery
+
+    def loaded(self, states: Iterable[LineState]) -> None:
+        """Take what a checkpoint says of the lines."""
+        for state in states:
+            line = self.line(state.number)
+            line.saved = Place(state.due_ms, state.offset)
+            line.first = state.first
+
+    def found(self, record: Record) -> None:
+        """Take a message found in the log: one that waits, or one that waited.
+
+        Whatever else names a prepared message is let be.
+        """
+        if record.topic in WAITING_TOPICS:
+            self.line_of(record.topic, record.queue_id)
+            return
+        data = self._store.bytes_at(record.prepared_position)
+        if data is None:
+            return  # Its file was deleted, and nothing in it waited any more.
+        try:
+            waited, _ = records.unpack(data)
+        except RemoteProtocolError:
+            return  # Damaged; were it still to leave, it could not.
+        line = self.line_of(waited.topic, waited.queue_id)
+        if line is not None:
+            line.saved = max(line.saved, Place(waited.prepared_position, waited.queue_offset))
+
+    def recovered(self) -> None:
+        """Find out what waits now that the log's end is known."""
+        recalls = self.line(RECALLS)
+        recalled = [entry[2] for _, entry in _entries(recalls)]
+        self._gone = {where for where in recalled if not self._is_behind(where)}
+        for line in self._lines.values():
+            line.left = line.leaving = line.saved
+            if line is recalls:
+                continue
+            number, last = line.number, line.left
+            for offset, entry in _entries(line):
+                if (entry[2], offset) > last:
+                    self._waiting.add(entry[2], number, offset)
+
+    # Checkpoints and retention
+
+    def states_before(self, end: int) -> list[LineState]:
+        """What a checkpoint that reaches to a position of the log keeps of the lines."""
+        while self._marks and self._marks[0][0] <= end:
+            for number, place in self._marks.popleft()[1].items():
+                line = self._lines[number]
+                line.saved = max(line.saved, place)
+        # The recalls come last: they are kept for as long as what they recall may be met.
+        for number in sorted(self._lines):
+            self._advance(self._lines[number], end)
+        return [LineState(line.number, *line.saved, line.first) for line in self._lines.values()]
+
+    def _advance(self, line: Line, end: int) -> None:
+        for offset, entry in _entries(line):
+            # What lies behind the end may be lost yet, and its place in the queue given again.
+            if entry[0] >= end or not self._is_over(line, offset, entry[2]):
+                return
+            line.first = offset + 1
+
+    def _is_over(self, line: Line, offset: int, code: int) -> bool:
+        """Whether nobody will ask for an entry of a line again; what was recalled is forgotten."""
+        if line.number == RECALLS:
+            where = code
+            is_over = self._is_behind(where)
+        else:
+            where = where_of(line.number, offset)
+            next_ms = self._waiting.next_ms()
+            is_over = (code, offset) <= line.saved or (
+                # Those who were recalled stay among those who wait until their time has come.
+                where in self._gone and (next_ms is None or code < next_ms)
+            )
+        if is_over:
+            self._gone.discard(where)
+        return is_over
+
+    def _is_behind(self, where: int) -> bool:
+        number, offset = split_where(where)
+        return offset < self.line(number).first
+
+    def pinned(self) -> int | None:
+        """A position from which on the log must be kept, or ``None`` where nothing waits."""
+        found: int | None = None
+        for line in self._lines.values():
+            if line.number == RECALLS:
+                continue
+            queue = line.queue
+            entries = queue.read(queue.next_kept(max(line.first, queue.min_offset)), 1)
+            if entries:
+                found = entries[0][0] if found is None else min(found, entries[0][0])
+        return found
+
+
+def _entries(line: Line) -> Iterator[tuple[int, Entry]]:
+    """Those that may still wait, also where files were deleted since somebody last looked."""
+    queue = line.queue
+    offset = line.first = queue.next_kept(max(line.first, queue.min_offset))
+    while entries := queue.read(offset, _READ_AT_ONCE):
+        for entry in entries:
+            yield offset, entry
+            offset += 1
+        offset = queue.next_kept(offset)

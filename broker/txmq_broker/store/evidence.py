@@ -1,0 +1,151 @@
+"""What other files prove about the log: where it must begin and end, and which offsets it gave.
+
+A log whose newest file was cut looks like a shorter log that is whole. Appending to it would give
+offsets a second time, and groups whose committed offset lies beyond would lose what comes next. So
+a start compares the log with every file that knows better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from txmq.protocol.decision import MARKER_BYTES
+from txmq.protocol.record import SMALLEST
+from txmq_broker.store.checkpoint import Chunk
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.high_water import PATH as HIGH_WATER
+from txmq_broker.store.high_water import Mark
+
+__all__ = ["Evidence", "Missing", "QueueOffsets", "compare", "new_offsets"]
+
+_SHOWN: Final = 5
+_SMALLEST: Final = min(SMALLEST, MARKER_BYTES)
+"""Every offset that was given takes at least so many bytes of the log."""
+
+QueueOffsets = Mapping[str, Mapping[int, int]]
+"""Offsets by topic and queue."""
+
+
+class Evidence(NamedTuple):
+    """What the files beside the log know."""
+
+    mark: Mark | None
+    chunks: list[tuple[str, Chunk]]
+    """The chunks of indexes that reach behind the end of the log, with their files."""
+    floors_end: int
+    """How far the log was durable when the floors were saved."""
+    committed: QueueOffsets
+    """The highest offset that any group committed."""
+    queues: Iterable[ConsumeQueue]
+    """The queues as the log has them."""
+
+
+class Missing(NamedTuple):
+    """What the log lost, by the evidence."""
+
+    front: tuple[int, int] | None
+    """From where to where it is missing at the beginning."""
+    end: int
+    """Where it ended; its own end where nothing is missing there."""
+    proofs: tuple[str, ...]
+    """What says so, a sentence each."""
+    offsets: dict[str, dict[int, int]]
+    """The next offset of each queue that is known to have lost messages."""
+    is_of_log: bool
+    """Whether a file that follows the log says so, and not offsets alone."""
+
+    def describe(self, end: int) -> str:
+        """The loss in words, for a log that ends at a position."""
+        parts = list(self.proofs)
+        if self.end > end:
+            parts.append(f"{self.end - end} bytes are missing")
+        named = [
+            f"{topic}/{number} up to offset {offset - 1}"
+            for topic, numbers in sorted(self.offsets.items())
+            for number, offset in sorted(numbers.items())
+        ]
+        if named:
+            more = f" and {len(named) - _SHOWN} queues more" if len(named) > _SHOWN else ""
+            parts.append(f"messages are missing in {', '.join(named[:_SHOWN])}{more}")
+        return "; ".join(parts)
+
+
+def compare(evidence: Evidence, start: int, end: int, reach: int, path: str) -> Missing | None:
+    """What a log that goes from ``start`` to ``end`` has lost; ``None`` where nothing.
+
+    Args:
+        evidence: What other files know.
+        start: The log's first byte.
+        end: Behind its last whole span.
+        reach: Behind its last byte; what lies between the two is no whole span.
+        path: Its newest file, for messages.
+    """
+    ends = f"{path} is damaged at {end}" if reach > end else f"{path} ends at {end}"
+    proofs: list[str] = []
+    known_end, front, mark = end, None, evidence.mark
+    if mark is not None and mark.oldest < start:
+        front = (mark.oldest, start)
+        proofs.append(f"the log begins at {start}, and {HIGH_WATER} knows it from {mark.oldest} on")
+    if mark is not None and mark.end > end:
+        known_end = mark.end
+        how = "the broker was stopped cleanly" if mark.is_clean else "it was durable"
+        proofs.append(f"{ends}, and {HIGH_WATER} knows that {how} at {mark.end}")
+    accepted = 0 if mark is None else mark.accepted
+    if evidence.floors_end > max(known_end, accepted):
+        known_end = evidence.floors_end
+        proofs.append(f"{ends}, and config/floors.json knows that it was durable at {known_end}")
+    offsets: dict[str, dict[int, int]] = {}
+    for index, chunk in evidence.chunks:
+        if chunk.stretch.end <= end:
+            continue
+        if chunk.stretch.end > known_end or not proofs:
+            proofs.append(f"{ends}, and {index} covers it to {chunk.stretch.end}")
+        known_end = max(known_end, chunk.stretch.end)
+        for run in chunk.queues:
+            _raise(offsets, run.topic, run.number, run.first + run.entries)
+    is_of_log = bool(proofs)
+    proofs += _compare_offsets(evidence, offsets)
+    if not proofs:
+        return None
+    return Missing(front, known_end, tuple(proofs[:_SHOWN]), offsets, is_of_log)
+
+
+def _compare_offsets(evidence: Evidence, offsets: dict[str, dict[int, int]]) -> list[str]:
+    proofs: list[str] = []
+    for queue in evidence.queues:
+        name = f"{queue.topic}/{queue.number}"
+        committed = evidence.committed.get(queue.topic, {}).get(queue.number, 0)
+        if committed > queue.max_offset:
+            _raise(offsets, queue.topic, queue.number, committed)
+            proofs.append(
+                f"a group has consumed {name} up to offset {committed}, and the log ends it at "
+                f"{queue.max_offset}"
+            )
+    return proofs
+
+
+def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dict[int, int]]:
+    """Where each queue goes on so that no offset is given a second time.
+
+    Behind the last chunk of an index nobody knows which queue had what was lost, so every queue
+    goes on as far on as if all of it had been its own.
+    """
+    known_to = max([chunk.stretch.end for _, chunk in evidence.chunks], default=end)
+    unknown = max(0, missing.end - max(end, known_to))
+    lost = -(-unknown // _SMALLEST)
+    found = {topic: dict(numbers) for topic, numbers in missing.offsets.items()}
+    before = 0 if missing.front is None else -(-(missing.front[1] - missing.front[0]) // _SMALLEST)
+    for queue in evidence.queues if lost or before else ():
+        # Where the log has messages of a queue, they tell how many lay before them.
+        is_empty = queue.next_offset == queue.floor
+        _raise(found, queue.topic, queue.number, queue.next_offset + (before if is_empty else 0))
+    for numbers in found.values():
+        for number in numbers:
+            numbers[number] += lost
+    return found
+
+
+def _raise(offsets: dict[str, dict[int, int]], topic: str, number: int, offset: int) -> None:
+    numbers = offsets.setdefault(topic, {})
+    numbers[number] = max(numbers.get(number, 0), offset)

@@ -1,0 +1,261 @@
+"""Half messages and decisions as readers see them: put together from what lies in the log.
+
+In an index, an entry whose checksum is inverted is not stored in the form it is shown in: a half
+message under the half topic, a marker under the op topic, and a committed message, whose entry
+stands for the marker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from txmq.errors import CorruptRecord, RemoteProtocolError
+from txmq.protocol import java, properties
+from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, Kind
+from txmq.protocol.record import Record
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
+from txmq_broker.store.consume_queue import ConsumeQueue, Entry
+from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
+from txmq_broker.store.pending import Half
+
+if TYPE_CHECKING:
+    from txmq_broker.store.message_store import MessageStore
+
+__all__ = [
+    "HIDDEN",
+    "HalfReader",
+    "Sent",
+    "moved",
+    "seconds_in",
+]
+
+HIDDEN: Final = 0xFFFFFFFF
+"""What the checksum of an entry is inverted with that is shown in another form."""
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+
+_NOWHERE: Final = bytes(8)
+
+
+class Sent(NamedTuple):
+    """What tells one half message from another."""
+
+    unique: str
+    topic: str
+    body: bytes
+
+
+class HalfReader:
+    """Reads the half messages of one store, and what was decided about them."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.half_queue = ConsumeQueue(HALF_TOPIC, 0)
+        self.op_queue = ConsumeQueue(OP_TOPIC, 0)
+
+    def begin(self) -> None:
+        """Take hold of the two queues, once it is known where they start."""
+        self.half_queue = self._store.queue(HALF_TOPIC, 0)
+        self.op_queue = self._store.queue(OP_TOPIC, 0)
+
+    # By place
+
+    def _half_at(self, position: int) -> tuple[Half, str, bytes]:
+        data = self._record_at(position)
+        record, _ = _unpacked(data, position)
+        text = record.properties
+        tag = properties.find(text, properties.TAGS)
+        seed = topic_seed(record.topic)
+        half = Half(
+            offset=record.queue_offset,
+            position=position,
+            size=len(data),
+            tags_code=java.string_hash(tag) if tag else 0,
+            checksum=crc32(data),
+            queue=self._store.queue(record.topic, record.queue_id),
+            group=properties.find(text, properties.PRODUCER_GROUP) or "",
+            origin="",
+            key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
+            immunity_s=seconds_in(properties.find(text, properties.CHECK_IMMUNITY)),
+        )
+        return half, properties.find(text, properties.UNIQUE_KEY) or "", data
+
+    def sent_at(self, position: int) -> Sent | None:
+        """What a producer sent that now lies at a position, or ``None`` where it is gone."""
+        try:
+            record, _ = _unpacked(self._record_at(position), position)
+        except CorruptRecord:
+            return None
+        unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
+        return Sent(unique, record.topic, record.body)
+
+    def _record_at(self, position: int) -> bytes:
+        data = self._store.bytes_at(position)
+        if data is None:
+            raise CorruptRecord(position, "a half message that was not decided is not there")
+        return data
+
+    def half_of(self, offset: int, position: int) -> tuple[Half, str] | None:
+        """The half message that stands at both these places, with its unique key, if one does."""
+        entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
+        if not entries or entries[0][0] != position:
+            return None
+        half, unique, _ = self._half_at(position)
+        return half, unique
+
+    def decision_on(self, half: Half) -> Decision | None:
+        """The last marker that names a half message, searched for from the half's file on."""
+        found = None
+        for entry in self.op_queue.with_code(half.offset, self._store.file_at(half.position)):
+            found = self._decision_at(entry)
+            if found.kind is not Kind.PARKED:
+                break
+        return found
+
+    def _decision_at(self, entry: Entry) -> Decision:
+        position, size, _, checksum = entry
+        data = self._store.read(position, size)
+        if crc32(data) ^ HIDDEN != checksum:
+            raise CorruptRecord(position, "a marker differs from what was stored")
+        return Decision.unpack(data, position)
+
+    def _read_half(self, half: Half) -> bytes:
+        data = self._store.read(half.position, half.size)
+        if crc32(data) != half.checksum:
+            raise CorruptRecord(half.position, "a half message differs from what was stored")
+        return data
+
+    def record_of(self, half: Half) -> Record:
+        """An open half message as its producer sent it.
+
+        Raises:
+            CorruptRecord: It differs from what was stored.
+        """
+        record, _ = _unpacked(self._read_half(half), half.position)
+        return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
+
+    def shown(self, queue: ConsumeQueue, entry: Entry) -> bytes:
+        """What a reader of a queue gets for an entry whose checksum is inverted.
+
+        Raises:
+            CorruptRecord: What lies there is not what was stored.
+        """
+        position, size, _, checksum = entry
+        if queue.topic == OP_TOPIC:
+            return self._shown_marker(self._decision_at(entry), position)
+        if queue.topic == HALF_TOPIC:
+            data = self._store.read(position, size)
+            if crc32(data) ^ HIDDEN != checksum:
+                raise CorruptRecord(position, "a half message differs from what was stored")
+            record, _ = _unpacked(data, position)
+            flags = record.sys_flag & ~_TYPE_BITS
+            return records.pack(moved(_with_real_place(record), HALF_TOPIC, sys_flag=flags))
+        decision = self._marker_at(position)
+        if decision is None:
+            raise CorruptRecord(position, "a message differs from what was stored")
+        data = self._store.read(decision.half_position, size)
+        if crc32(data) ^ HIDDEN != checksum:
+            raise CorruptRecord(position, "a committed message differs from what was stored")
+        return records.committed(
+            data, decision.queue_offset, position, decision.decided_ms, decision.half_position
+        )
+
+    def _shown_marker(self, decision: Decision, position: int) -> bytes:
+        try:
+            host = _unpacked(self._record_at(decision.half_position), position)[0].store_host
+        except CorruptRecord:
+            host = _NOWHERE  # The half is gone, and with it the only trace of the address.
+        fields = {
+            "TAGS": "d",
+            "TXMQ_DECISION": decision.kind.name,
+            "TXMQ_SOURCE": decision.source.name,
+            "TXMQ_REASON": decision.reason,
+        }
+        return records.pack(
+            Record(
+                queue_id=0,
+                flag=0,
+                queue_offset=decision.offset,
+                position=position,
+                sys_flag=0,
+                born_ms=decision.decided_ms,
+                born_host=host,
+                stored_ms=decision.decided_ms,
+                store_host=host,
+                attempts=0,
+                prepared_position=decision.half_position,
+                body=str(decision.half_offset).encode(),
+                topic=OP_TOPIC,
+                properties=properties.render({name: text for name, text in fields.items() if text}),
+            )
+        )
+
+    def is_hidden(self, head: bytes) -> bool:
+        """Whether what starts like this is a half message or a marker."""
+        if head[4:8] == MARKER:
+            return len(head) >= MARKER_BYTES
+        return (
+            len(head) >= records.SMALLEST
+            and head[records.SYS_FLAG_AT + 3] & _TYPE_BITS == _PREPARED
+        )
+
+    def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:
+        """Where in a queue stands what starts with ``head`` at a position; strangers may ask."""
+        if head[4:8] != MARKER:
+            return self._entry_if(self.half_queue, records.queue_offset_of(head), position)
+        decision = self._marker_at(position)
+        if decision is None:
+            return None
+        if decision.queue_offset < 0:
+            return self._entry_if(self.op_queue, decision.offset, position)
+        queue = self._half_at(decision.half_position)[0].queue
+        return self._entry_if(queue, decision.queue_offset, position)
+
+    def _marker_at(self, position: int) -> Decision | None:
+        data = self._store.read(position, MARKER_BYTES + REASON_BYTES_MAX)
+        try:
+            decision = Decision.unpack(data, position)
+        except CorruptRecord:
+            return None
+        known = self._entry_if(self.op_queue, decision.offset, position)
+        if known is None or crc32(data[: known[1][1]]) ^ HIDDEN != known[1][3]:
+            return None
+        return decision
+
+    def _entry_if(
+        self, queue: ConsumeQueue, offset: int, position: int
+    ) -> tuple[ConsumeQueue, Entry] | None:
+        entries = queue.read(offset, 1) if offset >= queue.min_offset else []
+        return (queue, entries[0]) if entries and entries[0][0] == position else None
+
+
+def seconds_in(said: str | None) -> int:
+    """For how long a half message with this property is not to be asked about; 0 where it is left
+    to the broker.
+    """
+    if said is None or not said.isascii() or not said.isdecimal():
+        return 0
+    return min(int(said[:10]), 0xFFFF_FFFF)
+
+
+def _unpacked(data: bytes, position: int) -> tuple[Record, int]:
+    try:
+        return records.unpack(data)
+    except RemoteProtocolError as problem:
+        raise CorruptRecord(position, str(problem)) from problem
+
+
+def _with_real_place(record: Record) -> Record:
+    more = records.real_place(record.topic, record.queue_id).decode()
+    return msgspec.structs.replace(record, properties=properties.join(record.properties, more))
+
+
+def moved(record: Record, topic: str, *, sys_flag: int) -> Record:
+    """A record as it looks under one of the broker's own topics."""
+    return msgspec.structs.replace(record, topic=topic, queue_id=0, sys_flag=sys_flag)

@@ -1,0 +1,348 @@
+"""Half messages in the log: stored once in their final form, and decided by a marker.
+
+On commit the marker is also the message's place: a queue's entry stands for it, and the body lies
+where the half message put it, in the same file of the log, so that both go together when that file
+is deleted. Where the half lies in another file, or its file is nearly full, the commit writes the
+message a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from txmq.errors import CorruptRecord
+from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
+from txmq.protocol import java, properties
+from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import REASON_BYTES_MAX, Decision, Kind, Source, marker_of
+from txmq.protocol.record import Postmark, Record
+from txmq.protocol.span import HEAD_BYTES
+from txmq.protocol.topics import PARKED_TOPIC
+from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
+from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
+from txmq_broker.store.pending import Changes, Half, Pending, transaction_key
+
+if TYPE_CHECKING:
+    from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["Closing", "Done", "HalfStore", "Opening"]
+
+_COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
+"""For every END; an enum's members are slow to reach."""
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+
+
+class Done(NamedTuple):
+    """A transaction that was decided, as far as it is remembered."""
+
+    offset: int
+    position: int
+    kind: Kind
+
+
+Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
+"""A half message on its way to the disk: its transaction's key, its position, for how long nobody
+is to be asked about it, itself as it is kept, and its entry in the half queue.
+"""
+
+Closing: TypeAlias = tuple[int, int, Half, Kind, bytes]
+"""A marker on its way to the disk: its transaction's key, its position, what it decides and how,
+and its entry in the op queue.
+"""
+
+
+class HalfStore(HalfReader):
+    """The half messages of one store, and what became of them."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__(store)
+        self.pending = Pending()
+        self.opening: dict[int, bytes] = {}
+        """Half messages that are staged or written and not safe yet, as they are kept."""
+        self.closing: dict[int, Kind] = {}
+        """Decisions that are staged or written and not safe yet."""
+        self.parking: set[int] = set()
+        """Transactions about to be parked, likewise."""
+        self.must_stay = False
+        """Whether what is staged relies on lying in the file that is being written now."""
+        self._recent = _Recent(RECENT_TRANSACTIONS)
+        self._halves: list[Opening] = []
+        self._markers: list[Closing] = []
+        self._open: dict[int, bool] = {}
+        self._here_from = -1
+
+    # Appending
+
+    def prepare(
+        self,
+        key: int,
+        queue: ConsumeQueue,
+        postmark: Postmark,
+        flag: int,
+        body: bytes,
+        tail: bytes,
+        tags_code: int,
+        key_hashes: tuple[int, ...],
+        group: str,
+        origin: str,
+        immunity_s: int,
+    ) -> tuple[int, int]:
+        """Stage a half message, of which the postmark says that it is one; returns its place in the
+        half queue and its position.
+        """
+        store, half_queue = self._store, self.half_queue
+        position, offset = store.log.next_position, half_queue.next_offset
+        head, size = records.head_of(
+            queue.number, flag, offset, position, postmark, body, len(tail)
+        )
+        checksum = crc32(tail, crc32(body, crc32(head)))
+        data = self.pending.pack(
+            offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
+            immunity_s,
+        )  # fmt: skip
+        store.last_ms = postmark[3]
+        store.log.stage((head, body, tail), size)
+        half_queue.next_offset = offset + 1
+        self.opening[key] = data
+        entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
+        self._halves.append((key, position, immunity_s, data, entry))
+        return offset, position
+
+    def decide(
+        self, key: int, half: Half, kind: Kind, source: Source, now_ms: int, reason: str = ""
+    ) -> None:
+        """Stage what becomes of an open transaction, with all that follows from it.
+
+        Raises:
+            CorruptRecord: The half message cannot be read, where it has to be.
+        """
+        store, log, op_queue = self._store, self._store.log, self.op_queue
+        assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
+        if self._here_from < 0:
+            self._here_from = self._first_in_this_file()
+        is_here = kind is _COMMITTED and half.position >= self._here_from
+        copy = None if is_here or kind is _ROLLED_BACK else self._read_half(half)
+        position = log.next_position
+        offset = half.queue.next_offset if is_here else -1
+        marker = marker_of(
+            kind, source, op_queue.next_offset, half.position, half.offset, offset, now_ms,
+            reason.encode(),
+        )  # fmt: skip
+        store.last_ms = now_ms
+        log.stage((marker,), len(marker))
+        op_queue.next_offset += 1
+        entry = ENTRY.pack(position, len(marker), half.offset, crc32(marker) ^ HIDDEN)
+        if is_here:
+            self.must_stay = True
+            store.stage_entry(
+                half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
+                half.key_hashes,
+            )  # fmt: skip
+        elif copy is not None:
+            self._stage_copy(half, copy, kind, now_ms)
+        if kind is _PARKED:
+            self.parking.add(key)
+        else:
+            self.closing[key] = kind
+        self._markers.append((key, position, half, kind, entry))
+
+    def _stage_copy(self, half: Half, data: bytes, kind: Kind, now_ms: int) -> None:
+        queue, hashes = half.queue, half.key_hashes
+        store = self._store
+        if kind is _PARKED:
+            queue, hashes = store.queue(PARKED_TOPIC, 0), ()
+        position = store.log.next_position
+        shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
+        if kind is _PARKED:
+            record, _ = records.unpack(shown)
+            flags = record.sys_flag & ~_TYPE_BITS
+            shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
+        store.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
+
+    def _first_in_this_file(self) -> int:
+        """From which position on half messages lie in the file that the next span goes to."""
+        start, end = self._store.tail_start, self._store.log.end
+        # A span may become so long.
+        is_safe = end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - start <= self._store.segment_size
+        return start if is_safe else end
+
+    # What becomes of what was staged
+
+    def take_staged(self) -> tuple[list[Opening], list[Closing]]:
+        """What has been staged since this was last asked."""
+        staged = self._halves, self._markers
+        self._halves, self._markers = [], []
+        self._here_from = -1
+        self.must_stay = False
+        return staged
+
+    def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
+        """The write failed: nothing of it happened."""
+        for key, _, _, data, _ in halves:
+            del self.opening[key]
+            self.pending.drop(data)
+            self.half_queue.next_offset -= 1
+        for key, _, _, kind, _ in markers:
+            self.op_queue.next_offset -= 1
+            if kind is _PARKED:
+                self.parking.discard(key)
+            else:
+                del self.closing[key]
+
+    def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
+        """It is safe: from now on it holds."""
+        pending = self.pending
+        if halves:
+            opening, open_ = self.opening, pending.open
+            for key, _, _, data, _ in halves:
+                del opening[key]
+                open_(key, data)
+            self.half_queue.publish_packed(b"".join([each[4] for each in halves]))
+            pending.note_opened([each[1] for each in halves])
+        closing, close = self.closing, pending.close
+        closed: list[Closing] = []
+        for each in markers:
+            key, at, half, kind, _ = each
+            if kind is _PARKED:
+                self.parking.discard(key)
+                pending.park(key)
+                pending.note_parked(at, half.position)
+            else:
+                del closing[key]
+                close(key)
+                closed.append(each)
+        self.op_queue.publish_packed(b"".join([each[4] for each in markers]))
+        if closed:
+            pending.note_closed([each[1] for each in closed], [each[2][1] for each in closed])
+            self._recent.put(closed)
+
+    # Recovery
+
+    def found_half(self, record: Record, data: bytes) -> bool:
+        """Take a half message found in the log; false where it does not follow the last one."""
+        tag = properties.find(record.properties, properties.TAGS)
+        code = java.string_hash(tag) if tag else 0
+        entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
+        self._open[record.position] = False
+        self.pending.note_opened((record.position,))
+        return self.half_queue.restore(record.queue_offset, entry)
+
+    def found_decision(self, decision: Decision, position: int, data: bytes) -> bool:
+        """Take a marker found in the log; false where it does not follow the last one."""
+        if decision.kind is _PARKED:
+            if decision.half_position in self._open:
+                self._open[decision.half_position] = True
+            self.pending.note_parked(position, decision.half_position)
+        else:
+            self._open.pop(decision.half_position, None)
+            self.pending.note_closed((position,), (decision.half_position,))
+        entry = (position, len(data), decision.half_offset, crc32(data) ^ HIDDEN)
+        if not self.op_queue.restore(decision.offset, entry):
+            return False
+        if decision.queue_offset < 0:
+            return True
+        half, _, half_data = self._half_at(decision.half_position)
+        checksum = crc32(half_data) ^ HIDDEN
+        committed = (position, half.size, half.tags_code, checksum)
+        if not half.queue.restore(decision.queue_offset, committed):
+            return False
+        self._store.restore_keys(half.key_hashes, position)
+        return True
+
+    def loaded(self, changes: Changes) -> None:
+        """Take what a checkpoint says of a stretch of the log."""
+        self._open |= dict.fromkeys(changes.opened, False)
+        for position in changes.parked:
+            if position in self._open:
+                self._open[position] = True
+        for position in changes.closed:
+            self._open.pop(position, None)
+
+    def recovered(self, start: int, end: int) -> None:
+        """Read the half messages that are open now that the log's end is known.
+
+        Args:
+            start: Half messages before it were lost, and the loss was accepted.
+            end: Behind the log's last byte.
+
+        Raises:
+            CorruptRecord: One of them cannot be read.
+        """
+        for position, is_parked in self._open.items():
+            if start <= position < end:
+                half, unique, _ = self._half_at(position)
+                known = self._entry_if(self.half_queue, half.offset, position)
+                if known is None or known[1][3] != half.checksum ^ HIDDEN:
+                    raise CorruptRecord(position, "a half message differs from what was stored")
+                key = transaction_key(unique)
+                if key in self.pending:
+                    raise CorruptRecord(position, f"two open half messages have the id {unique}")
+                data = self.pending.pack(*half._replace(is_parked=is_parked))
+                self.pending.open(key, data)
+        self._open.clear()
+        self._recall()
+
+    def _recall(self) -> None:
+        """Remember the last decisions again: a producer may still repeat what led to them."""
+        queue = self.op_queue
+        offset = max(queue.min_offset, queue.max_offset - RECALLED_TRANSACTIONS)
+        while offset < queue.max_offset:
+            entries = queue.read(offset, RECALLED_TRANSACTIONS)
+            offset = queue.next_kept(offset + len(entries))
+            self._recent.put(filter(None, map(self._closed_by, entries)))
+
+    def _closed_by(self, entry: Entry) -> Closing | None:
+        try:
+            decision = self._decision_at(entry)
+            if decision.kind is _PARKED or decision.half_position < self._store.start:
+                return None
+            half, unique, _ = self._half_at(decision.half_position)
+        except CorruptRecord:
+            return None  # Told to whoever wants to read it.
+        return transaction_key(unique), entry[0], half, decision.kind, b""
+
+    # Reading
+
+    def knows(self, key: int) -> bool:
+        """Whether a transaction is open, or was decided not long ago, or is on its way to be."""
+        recent = self._recent
+        return (
+            key in self.opening
+            or key in self.pending.table
+            or key in recent.new
+            or key in recent.old
+        )
+
+    def find_done(self, key: int) -> Done | None:
+        """How a transaction was decided not long ago."""
+        found = self._recent.get(key)
+        if found is None:
+            return None
+        offset, kind = found
+        entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
+        return Done(offset, entries[0][0], kind) if entries else None
+
+
+class _Recent:
+    """The last decisions: two generations, of which the older is forgotten as a whole."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size // 2
+        self.new: dict[int, int] = {}
+        self.old: dict[int, int] = {}
+
+    def put(self, closed: Iterable[Closing]) -> None:
+        if len(self.new) >= self._size:
+            self.old, self.new = self.new, {}
+        new = self.new
+        for key, _, half, kind, _ in closed:
+            # One number takes less room than two.
+            new[key] = half[0] << 2 | kind
+
+    def get(self, key: int) -> tuple[int, Kind] | None:
+        packed = self.new.get(key) or self.old.get(key)
+        return None if packed is None else (packed >> 2, Kind(packed & 3))

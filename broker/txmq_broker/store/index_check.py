@@ -1,0 +1,236 @@
+"""Compare the index files with the log while it is read.
+
+What the log says of a stretch is collected until the end of the chunk that covers the stretch, then
+compared with the chunk and forgotten. So one chunk's entries are in memory at a time, however long
+the log is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+from txmq.errors import CorruptRecord
+from txmq.protocol import java, properties
+from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import Decision, Kind
+from txmq.protocol.loss import Loss
+from txmq.protocol.record import Record
+from txmq.protocol.span import Found
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, WAITING_TOPICS
+from txmq_broker.store.checkpoint import Chunk, IndexFile
+from txmq_broker.store.consume_queue import ENTRY, Entry
+from txmq_broker.store.half_reader import HIDDEN
+from txmq_broker.store.key_index import HASH_BYTES, POSITION_BYTES, key_hash, keys_in, topic_seed
+from txmq_broker.store.log_reader import LogReader
+from txmq_broker.store.pending import Pending
+
+__all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "StretchEntries", "indexed"]
+
+_POSITION_BITS = 64
+_TYPE_BITS = int(SysFlag.ROLLED_BACK)
+_PREPARED = int(SysFlag.PREPARED)
+
+QueueKey: TypeAlias = tuple[str, int]
+"""A topic and the number of one of its queues."""
+
+
+class Indexed(NamedTuple):
+    """One entry that the index holds for a record of the log."""
+
+    queue: QueueKey
+    offset: int
+    entry: Entry
+    keys: tuple[int, ...]
+    """The hashes by which the record is found."""
+    must_have_keys: bool
+    """Whether the broker always writes these keys; those of its own records it may leave out."""
+
+
+class Compared(NamedTuple):
+    """How a chunk differs from the log."""
+
+    differences: list[str]
+    lost: list[tuple[QueueKey, int, int]]
+    """Entries of the chunk for records that the log has lost: queue, offset, position."""
+
+
+HalfFinder: TypeAlias = Callable[[int], tuple[Record, bytes] | None]
+"""Gives the half message at a position, or nothing where it cannot be read."""
+
+
+def indexed(find_half: HalfFinder, found: Found, position: int, data: bytes) -> Iterator[Indexed]:
+    """The entries that the index holds for one record, as recovery makes them."""
+    if isinstance(found, Loss):
+        return
+    if isinstance(found, Decision):
+        hidden = crc32(data) ^ HIDDEN
+        entry = (position, len(data), found.half_offset, hidden)
+        yield Indexed((OP_TOPIC, 0), found.offset, entry, (), must_have_keys=True)
+        half = find_half(found.half_position) if found.queue_offset >= 0 else None
+        if half is not None:
+            record, half_data = half
+            entry = (position, len(half_data), _tags_code(record), crc32(half_data) ^ HIDDEN)
+            queue = (record.topic, record.queue_id)
+            yield Indexed(queue, found.queue_offset, entry, _keys(record), must_have_keys=True)
+        return
+    if found.sys_flag & _TYPE_BITS == _PREPARED:
+        entry = (position, len(data), _tags_code(found), crc32(data) ^ HIDDEN)
+        yield Indexed((HALF_TOPIC, 0), found.queue_offset, entry, (), must_have_keys=True)
+        return
+    is_waiting = found.topic in WAITING_TOPICS
+    code = found.prepared_position if is_waiting else _tags_code(found)
+    yield Indexed(
+        (found.topic, found.queue_id),
+        found.queue_offset,
+        (position, len(data), code, crc32(data)),
+        _keys(found),
+        must_have_keys=not is_waiting and found.topic != PARKED_TOPIC,
+    )
+
+
+def _tags_code(record: Record) -> int:
+    tag = properties.find(record.properties, properties.TAGS)
+    return java.string_hash(tag) if tag else 0
+
+
+def _keys(record: Record) -> tuple[int, ...]:
+    seed = topic_seed(record.topic)
+    return tuple([key_hash(seed, key) for key in keys_in(record.properties)])
+
+
+class StretchEntries:
+    """What the log says of the stretch that one chunk covers."""
+
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
+        self._entries: dict[QueueKey, dict[int, bytes]] = {}
+        self._keys: set[int] = set()
+        """Each key's hash and position as one number, which takes less room than two."""
+        self._optional_keys: set[int] = set()
+        self._changes = Pending()
+
+    def add(self, entry: Indexed) -> None:
+        """Take an entry."""
+        self._entries.setdefault(entry.queue, {})[entry.offset] = ENTRY.pack(*entry.entry)
+        keys = self._keys if entry.must_have_keys else self._optional_keys
+        for hashed in entry.keys:
+            keys.add(hashed << _POSITION_BITS | entry.entry[0])
+
+    def note(self, found: Found, position: int) -> None:
+        """Take what a record does to the open transactions."""
+        if isinstance(found, Decision):
+            if found.kind is Kind.PARKED:
+                self._changes.note_parked(position, found.half_position)
+            else:
+                self._changes.note_closed((position,), (found.half_position,))
+        elif isinstance(found, Record) and found.sys_flag & _TYPE_BITS == _PREPARED:
+            self._changes.note_opened((position,))
+
+    def compare(
+        self,
+        index: IndexFile,
+        chunk: Chunk,
+        gaps: list[tuple[int, int]],
+        floors: Mapping[str, Mapping[int, int]],
+    ) -> Compared:
+        """Compare everything with a chunk.
+
+        Args:
+            index: The file of the chunk.
+            chunk: The chunk; its body is whole.
+            gaps: Parts of the log that could not be read, by start and end.
+            floors: Offsets below which entries may have been left out, by topic and queue.
+
+        Raises:
+            CorruptRecord: The index file cannot be read.
+        """
+        result = Compared([], [])
+        for run, block in index.blocks(chunk):
+            data = block.file.read(block.at, block.entries * ENTRY.size)
+            queue = (run.topic, run.number)
+            mine = self._entries.pop(queue, {})
+            floor = floors.get(run.topic, {}).get(run.number, 0)
+            self._compare_queue(queue, mine, run.first, data, gaps, floor, result)
+        for (topic, number), left in self._entries.items():
+            floor = floors.get(topic, {}).get(number, 0)
+            result.differences.extend(
+                f"it lacks offset {offset} of {topic}/{number}"
+                for offset in left
+                if offset >= floor
+            )
+        if not gaps:
+            self._compare_keys(index, chunk, result)
+            self._compare_changes(index, chunk, result)
+        return result
+
+    def _compare_queue(
+        self,
+        queue: QueueKey,
+        mine: dict[int, bytes],
+        first: int,
+        data: bytes,
+        gaps: list[tuple[int, int]],
+        floor: int,
+        result: Compared,
+    ) -> None:
+        topic, number = queue
+        for offset, at in enumerate(range(0, len(data), ENTRY.size), first):
+            theirs = data[at : at + ENTRY.size]
+            said = mine.pop(offset, None)
+            if said == theirs:
+                continue
+            entry = ENTRY.unpack(theirs)
+            position = entry[0]
+            if said is None and any(start <= position < end for start, end in gaps):
+                if not self._is_intact(entry):
+                    result.lost.append((queue, offset, position))
+            elif said is None and not gaps:
+                result.differences.append(
+                    f"it names offset {offset} of {topic}/{number} at position {position}, "
+                    "where the log has no such message"
+                )
+            elif said is None:
+                # A commit without a copy: the marker is here, and its half message is lost.
+                result.lost.append((queue, offset, position))
+            else:
+                result.differences.append(
+                    f"its entry for offset {offset} of {topic}/{number} is another than the log's"
+                )
+        result.differences.extend(
+            f"it lacks offset {offset} of {topic}/{number}" for offset in mine if offset >= floor
+        )
+
+    def _is_intact(self, entry: Entry) -> bool:
+        """Whether a record in a damaged span is itself as it was written; the broker serves it."""
+        position, size, _, checksum = entry
+        try:
+            found = crc32(self._log.read(position, size))
+        except CorruptRecord:
+            return False
+        return found in (checksum, checksum ^ HIDDEN)
+
+    def _compare_keys(self, index: IndexFile, chunk: Chunk, result: Compared) -> None:
+        run = index.key_run(chunk)
+        hashes = run.file.read(run.at, run.entries * HASH_BYTES)
+        places = run.file.read(run.at + len(hashes), run.entries * POSITION_BYTES)
+        pairs = zip(
+            struct.unpack(f">{run.entries}I", hashes),
+            struct.unpack(f">{run.entries}Q", places),
+            strict=True,
+        )
+        theirs = {hashed << _POSITION_BITS | position for hashed, position in pairs}
+        missing = self._keys - theirs
+        foreign = theirs - self._keys - self._optional_keys
+        if missing:
+            result.differences.append(f"it lacks {len(missing)} keys of messages")
+        if foreign:
+            result.differences.append(f"it has {len(foreign)} keys that no message has")
+
+    def _compare_changes(self, index: IndexFile, chunk: Chunk, result: Compared) -> None:
+        mine = self._changes.changes_before(chunk.stretch.end)
+        theirs = index.changes(chunk)
+        if [sorted(part) for part in mine] != [sorted(part) for part in theirs]:
+            result.differences.append("it names other open transactions than the log")

@@ -1,0 +1,101 @@
+"""The lines in which messages wait: queues of two of the broker's own topics.
+
+There is one for each delay level, where stock tools look for them. Messages for times of their own
+share those of the wheel with others that wait about as long, so what has left a line and what is
+still in it lie apart, and a restart reads little of the former.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
+from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.waiting import LINES_MAX, NOWHERE
+
+if TYPE_CHECKING:
+    from txmq_broker.store.message_store import MessageStore
+
+__all__ = [
+    "LEVELS_MAX",
+    "RECALLS",
+    "WHEEL_LINES",
+    "WHEEL_QUEUES",
+    "Line",
+    "LineState",
+    "Lines",
+]
+
+WHEEL_LINES: Final = 8
+"""Queues of the wheel topic that messages wait in; the one behind them holds what was recalled."""
+WHEEL_QUEUES: Final = WHEEL_LINES + 1
+
+LEVELS_MAX: Final = LINES_MAX // 2
+"""Delay levels there can be."""
+_WHEEL: Final = LEVELS_MAX
+"""The number of the wheel's first line; those before it are the delay levels'."""
+RECALLS: Final = _WHEEL + WHEEL_LINES
+"""The number of the line of what was recalled; nobody waits in it."""
+
+
+class LineState(NamedTuple):
+    """What a checkpoint keeps of a line."""
+
+    number: int
+    due_ms: int
+    offset: int
+    """How far it has been emptied."""
+    first: int
+    """Its oldest entry that may still wait."""
+
+
+class Line:
+    """A queue whose messages wait, and how far it has been emptied."""
+
+    __slots__ = ("first", "leaving", "left", "number", "queue", "saved")
+
+    def __init__(self, number: int, queue: ConsumeQueue) -> None:
+        self.number = number
+        self.queue = queue
+        self.first = queue.min_offset
+        """The oldest entry that may still wait, as far as the last checkpoint knows."""
+        self.saved = self.left = self.leaving = NOWHERE
+        """The last that left: as a checkpoint may have it, for certain, and on its way there."""
+
+
+class Lines:
+    """The lines of one store, each made when it is first asked for."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._lines: dict[int, Line] = {}
+
+    def line(self, number: int) -> Line:
+        """A line, made when first asked for."""
+        found = self._lines.get(number)
+        if found is None:
+            is_level = number < _WHEEL
+            topic = SCHEDULE_TOPIC if is_level else WHEEL_TOPIC
+            queue = self._store.queue(topic, number if is_level else number - _WHEEL)
+            found = self._lines[number] = Line(number, queue)
+        return found
+
+    def wheel_line(self, number: int) -> Line:
+        """One of the wheel's lines."""
+        return self.line(_WHEEL + number)
+
+    def line_of(self, topic: str, number: int) -> Line | None:
+        """The line that a queue is, if it is one."""
+        if topic == SCHEDULE_TOPIC and 0 <= number < LEVELS_MAX:
+            return self.line(number)
+        if topic == WHEEL_TOPIC and 0 <= number < WHEEL_LINES:
+            return self.line(_WHEEL + number)
+        return None
+
+    def levels(self) -> list[tuple[int, int, int]]:
+        """Of each delay level in use: its number, how many have left its line, how many came."""
+        return [
+            (number + 1, line.left.offset + 1, line.queue.max_offset)
+            for number, line in sorted(self._lines.items())
+            if number < _WHEEL
+        ]

@@ -1,0 +1,123 @@
+"""Whose log a directory holds: a random number, given once, that every file of the directory names.
+
+It is kept in a file of its own, and each span of the log, each chunk of an index and the high-water
+mark repeat it. So files that were swapped between two directories are named, and the number itself
+outlives the loss of its file.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from txmq.errors import CorruptRecord, ForeignFile
+from txmq.protocol.checksum import crc32
+from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
+from txmq.runtime.disk import Disk
+from txmq.runtime.entropy import Entropy
+from txmq_broker.store.checkpoint import indexed_segments
+from txmq_broker.store.high_water import log_of as log_of_mark
+from txmq_broker.store.segment import path_of
+
+__all__ = ["PATH", "known_log", "log_identity", "log_to_read"]
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "identity"
+_BYTES: Final = 8
+
+
+def log_identity(disk: Disk, entropy: Entropy) -> int:
+    """The directory's log.
+
+    A directory that holds nothing gets a new log. Where only the file of the identity is missing
+    or damaged, it is written again from what the other files say.
+
+    Raises:
+        ForeignFile: The file of the identity is another directory's.
+        CorruptRecord: The identity is missing, and nothing else names the log.
+        OSError: The disk refused.
+    """
+    known, is_kept = known_log(disk)
+    if known is not None and is_kept:
+        return known
+    if known is not None:
+        found = known
+        log.warning("%s was missing or damaged; it is written again: log %016x", PATH, found)
+    elif _is_empty(disk):
+        found = int.from_bytes(entropy.token(_BYTES), "big") or 1
+    else:
+        raise CorruptRecord(
+            0,
+            f"the directory has files, and none says whose log it is ({PATH} is missing or "
+            "damaged, and so is the log); restore the directory from a backup",
+        )
+    text = f"{found:016x}"
+    disk.replace(PATH, f"{text} {crc32(text.encode()):08x}\n".encode())
+    return found
+
+
+def known_log(disk: Disk) -> tuple[int | None, bool]:
+    """The log that a directory's files name, if any does, and whether the identity file is whole.
+
+    Raises:
+        ForeignFile: The file of the identity is another directory's.
+        OSError: The disk cannot be read.
+    """
+    kept, repeated = _named(disk)
+    if kept is None:
+        return (repeated[0] if repeated else None), False
+    if _is_foreign(kept, repeated):
+        raise ForeignFile(PATH, kept, repeated[0])
+    return kept, True
+
+
+def log_to_read(disk: Disk) -> int:
+    """The log that a reader takes the files of a directory for; 0 where no file names one."""
+    kept, repeated = _named(disk)
+    if kept is not None and not _is_foreign(kept, repeated):
+        return kept
+    return repeated[0] if repeated else 0
+
+
+def _named(disk: Disk) -> tuple[int | None, list[int]]:
+    """What the file of the identity says, and what the other files repeat."""
+    repeated = [log_of_mark(disk), _log_of_first_file(disk)]
+    return _read(disk), [named for named in repeated if named is not None]
+
+
+def _is_foreign(kept: int, repeated: list[int]) -> bool:
+    return len(repeated) > 1 and set(repeated) == {repeated[0]} != {kept}
+
+
+def _read(disk: Disk) -> int | None:
+    try:
+        file = disk.open(PATH)
+    except FileNotFoundError:
+        return None
+    try:
+        data = file.read(0, file.size())
+    finally:
+        file.close()
+    text, _, check = data.rstrip(b"\n").partition(b" ")
+    try:
+        return int(text, 16) if int(check, 16) == crc32(text) else None
+    except ValueError:
+        return None
+
+
+def _log_of_first_file(disk: Disk) -> int | None:
+    starts = [start for name in disk.names(FOLDER) if (start := start_in(name)) is not None]
+    for start in sorted(starts):
+        file = disk.open(path_of(start))
+        try:
+            head = read_head(file.read(0, HEAD_BYTES), 0, start)
+        finally:
+            file.close()
+        if head is not None:
+            return head.log
+    return None
+
+
+def _is_empty(disk: Disk) -> bool:
+    return not (disk.names(FOLDER) or disk.names("config") or indexed_segments(disk))

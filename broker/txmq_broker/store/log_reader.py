@@ -1,0 +1,211 @@
+"""Read a log from one end to the other without changing it, and go on behind damage.
+
+Recovery refuses a damaged log and a reconciliation refuses to guess. A person who looks at a
+damaged log wants both: everything that is whole, and the place and size of everything that is not.
+Only one span is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeAlias
+
+from txmq.errors import CorruptRecord, RemoteProtocolError
+from txmq.limits import FRAME_BYTES_MAX, SPAN_BYTES_MAX
+from txmq.protocol import record as records
+from txmq.protocol.decision import MARKER, MARKER_BYTES, decided_ms_of
+from txmq.protocol.loss import LOSS
+from txmq.protocol.record import Record
+from txmq.protocol.span import HEAD_BYTES, Found, found_in, read_head
+from txmq.runtime.disk import Disk
+from txmq_broker.store.recovery import durable_behind, span_at, whole_behind
+from txmq_broker.store.segment import Extent, Segments
+
+__all__ = ["Gap", "LogReader", "Piece", "WholeSpan"]
+
+_FIRST_BYTES: Final = 256
+_READ_AT_ONCE: Final = 2048
+
+
+class WholeSpan(NamedTuple):
+    """A span whose checksum holds."""
+
+    position: int
+    end: int
+    records: int
+    """How many records its head declares."""
+    payload: bytes
+
+    def found(self) -> Iterator[tuple[Found, int, bytes]]:
+        """The records; see :func:`txmq.protocol.span.found_in`.
+
+        Raises:
+            CorruptRecord: A record cannot be read, or says that it lies elsewhere.
+        """
+        return found_in(self.payload, self.position + HEAD_BYTES)
+
+
+class Gap(NamedTuple):
+    """A part of a file of the log in which no whole span begins."""
+
+    position: int
+    end: int
+    extent: Extent
+    missing: int
+    """How many of its bytes the file does not have, at its end."""
+    proof: int | None
+    """Where a later span declares these bytes durable."""
+    is_torn: bool
+    """Whether a crash may have torn these bytes: the broker ends the log here."""
+    foreign: int | None
+    """The other log that these bytes were written for, where they name one."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes of the log it is."""
+        return self.end - self.position
+
+
+Piece: TypeAlias = WholeSpan | Gap
+
+
+class LogReader:
+    """The log of one directory, for reading only.
+
+    Args:
+        disk: The broker's directory.
+        log_id: The log that the directory holds; spans of any other are gaps.
+    """
+
+    def __init__(self, disk: Disk, log_id: int) -> None:
+        self._segments = Segments(disk, 0)
+        self._segments.log_id = log_id
+
+    def open(self) -> None:
+        """Look the files up.
+
+        Raises:
+            OSError: One of them cannot be opened.
+        """
+        self._segments.open(tidy=False)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._segments.close()
+
+    @property
+    def start(self) -> int:
+        """The position of the log's first byte."""
+        return self._segments.start
+
+    @property
+    def end(self) -> int:
+        """The position behind the log's last byte."""
+        return self._segments.end
+
+    def extents(self) -> list[Extent]:
+        """The files, oldest first."""
+        return self._segments.extents()
+
+    def extent_at(self, position: int) -> Extent:
+        """The file that holds a position."""
+        return self._segments.extent_at(position)
+
+    def reach(self, extent: Extent) -> int:
+        """How far a file really goes; short of its end where bytes are missing."""
+        return self._segments.reach(extent)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of one file; fewer where it ends.
+
+        Raises:
+            CorruptRecord: The disk cannot read them.
+        """
+        return self._segments.read(position, size)
+
+    def pieces(self, extent: Extent, start: int | None = None) -> Iterator[Piece]:
+        """The whole spans of a file and the gaps between them, in order.
+
+        The first torn gap begins the log's torn tail: the caller stops there, or reads what the
+        tail may have held.
+
+        Args:
+            extent: The file.
+            start: Leave out the spans that end before this position.
+        """
+        at = extent.start if start is None else self._span_around(extent, start)
+        while at < extent.end:
+            piece = self._piece(extent, at)
+            yield piece
+            at = piece.end
+
+    def _piece(self, extent: Extent, at: int) -> Piece:
+        # What the disk cannot read, or another broker wrote, counts as damage.
+        with suppress(CorruptRecord):
+            if (span := span_at(self._segments, at, extent.end)) is not None:
+                head, payload = span
+                return WholeSpan(at, at + head.size, head.records, payload)
+        end, proof, is_torn, foreign = extent.end, None, False, None
+        with suppress(CorruptRecord):
+            foreign = self._foreign_at(at)
+            if foreign is None or at != extent.start:
+                end = whole_behind(self._segments, at, extent)
+            proof = durable_behind(self._segments, at)
+            is_torn = proof is None and foreign is None
+        missing = max(0, end - max(at, self.reach(extent)))
+        return Gap(at, end, extent, missing, proof, is_torn, foreign)
+
+    def _foreign_at(self, at: int) -> int | None:
+        head = read_head(self.read(at, HEAD_BYTES), 0, at)
+        return None if head is None or head.log == self._segments.log_id else head.log
+
+    def _span_around(self, extent: Extent, position: int) -> int:
+        """Where the span begins that holds a position, as far as heads lead there."""
+        at = extent.start
+        with suppress(CorruptRecord):
+            while at < min(position, extent.end):
+                head = read_head(self.read(at, HEAD_BYTES), 0, at)
+                if head is None or at + head.size > position:
+                    break
+                at += head.size
+        return at
+
+    def readable(self, gap: Gap) -> Iterator[tuple[Found, int, bytes]]:
+        """The records that can be read at the beginning of a gap though its checksum is wrong:
+        what it seems to have held.
+        """
+        try:
+            data = self.read(gap.position + HEAD_BYTES, min(gap.size, 2 * SPAN_BYTES_MAX))
+            yield from found_in(data[: max(0, gap.size - HEAD_BYTES)], gap.position + HEAD_BYTES)
+        except CorruptRecord:
+            return
+
+    def record_at(self, position: int) -> tuple[Record, bytes] | None:
+        """The record that lies at a position and says so, or ``None`` where none does."""
+        if not self.start <= position < self.end:
+            return None
+        try:
+            data = self.read(position, _READ_AT_ONCE)
+            size = int.from_bytes(data[:4], "big")
+            if size > len(data):
+                data = self.read(position, min(size, FRAME_BYTES_MAX))
+            record, _ = records.unpack(data[:size])
+        except (CorruptRecord, RemoteProtocolError):
+            return None
+        return (record, data[:size]) if record.position == position else None
+
+    def first_ms(self, extent: Extent) -> int | None:
+        """When the first record of a file was stored, or ``None`` where that cannot be read."""
+        with suppress(CorruptRecord):
+            data = self.read(extent.start, _FIRST_BYTES)
+            if read_head(data, 0, extent.start) is None:
+                return None
+            first = data[HEAD_BYTES:]
+            if first[4:8] == LOSS:
+                return None
+            if first[4:8] == MARKER and len(first) >= MARKER_BYTES:
+                return decided_ms_of(first)
+            if len(first) >= records.SMALLEST:
+                return records.stored_ms_of(first)
+        return None

@@ -1,0 +1,283 @@
+"""The undecided half messages, in memory: some 180 bytes each, so that a million fit.
+
+They are found by a hash of their transaction's id, the message's unique key. What stands here can
+all be read from the log again; a checkpoint keeps only the positions of those that are still open.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from struct import Struct
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from txmq.limits import KEYS_PER_MESSAGE_MAX
+from txmq_broker.store.consume_queue import ConsumeQueue
+
+__all__ = ["Changes", "Half", "Pending", "transaction_key"]
+
+T = TypeVar("T", bound=Hashable)
+
+_FIXED: Final = Struct("=qqIiIIIH?")
+_HASHES_AT: Final = _FIXED.size
+_WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+_HASHES: Final = [Struct(f"={count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+"""How an entry is laid out that has so many keys, with its unique one; and the keys alone."""
+
+_new: Final = tuple.__new__
+_CHECKS: Final = Struct("=H")
+_CHECKS_AT: Final = _HASHES_AT - 3
+_PARKED_AT: Final = _HASHES_AT - 1
+_LONG: Final = Struct("=q")
+_POSITION_AT: Final = 8
+_OWNER: Final = Struct("=I")
+_OWNER_AT: Final = 28
+
+_KEY_MASK: Final = (1 << 60) - 1
+"""Numbers of up to 60 bits take least memory."""
+
+
+def transaction_key(unique: str) -> int:
+    """Under which a transaction is found; it differs from one process to the next."""
+    return hash(unique) & _KEY_MASK
+
+
+class Half(NamedTuple):
+    """An undecided half message."""
+
+    offset: int
+    """Its place in the half queue."""
+    position: int
+    size: int
+    tags_code: int
+    checksum: int
+    queue: ConsumeQueue
+    """Where it goes once it is committed."""
+    group: str
+    origin: str
+    """The client that sent it; empty where that is not known."""
+    key_hashes: tuple[int, ...]
+    immunity_s: int = 0
+    """For how long its producer wants not to be asked; 0 where it does not say."""
+    checks: int = 0
+    """How many checks were answered "unknown", or never, by a producer that was there."""
+    is_parked: bool = False
+
+
+class Changes(NamedTuple):
+    """What a stretch of the log did to the set of open transactions, by the halves' positions."""
+
+    opened: list[int]
+    """Stored in it and still open at its end."""
+    closed: list[int]
+    """Stored before it and decided in it."""
+    parked: list[int]
+
+
+class _Shared(Generic[T]):
+    """Values that many entries have in common, each kept once and known by a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[T, int] = {}
+        self.values: dict[int, T] = {}
+        self._uses: dict[int, int] = {}
+        self._next = 0
+
+    def take(self, value: T) -> int:
+        number = self._numbers.get(value)
+        if number is not None:
+            self._uses[number] += 1
+            return number
+        number = self._numbers[value] = self._next
+        self._next += 1
+        self.values[number] = value
+        self._uses[number] = 1
+        return number
+
+    def uses(self, is_meant: Callable[[T], bool]) -> dict[int, int]:
+        """How often each of those that are meant is used, by its number."""
+        return {
+            number: self._uses[number] for number, each in self.values.items() if is_meant(each)
+        }
+
+    def give_back(self, number: int) -> None:
+        uses = self._uses[number] - 1
+        if uses:
+            self._uses[number] = uses
+        else:
+            del self._uses[number]
+            del self._numbers[self.values.pop(number)]
+
+
+class Pending:
+    """All open transactions by key, oldest first."""
+
+    def __init__(self) -> None:
+        self.table: dict[int, bytes] = {}
+        """Each of them packed, for whoever only has to know whether it is here."""
+        self._parked: dict[int, None] = {}
+        self._owners: _Shared[tuple[ConsumeQueue, str, str]] = _Shared()
+        self._opened = array("q")
+        self._closings = array("q")
+        self._closed = array("q")
+        self._parkings = array("q")
+        self._parked_halves = array("q")
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self.table
+
+    @property
+    def parked(self) -> int:
+        """How many wait for an operator."""
+        return len(self._parked)
+
+    def find(self, key: int) -> Half | None:
+        """An open transaction."""
+        data = self.table.get(key)
+        return None if data is None else self.unpack(data)
+
+    def pack(
+        self,
+        offset: int,
+        position: int,
+        size: int,
+        tags_code: int,
+        checksum: int,
+        queue: ConsumeQueue,
+        group: str,
+        origin: str,
+        key_hashes: tuple[int, ...],
+        immunity_s: int = 0,
+        checks: int = 0,
+        is_parked: bool = False,
+    ) -> bytes:
+        """A half message as it is kept; it is either opened or dropped."""
+        return _WHOLE[len(key_hashes)].pack(
+            offset, position, size, tags_code, checksum, self._owners.take((queue, group, origin)),
+            immunity_s, checks, is_parked, *key_hashes,
+        )  # fmt: skip
+
+    def unpack(self, data: bytes) -> Half:
+        """Read what is kept."""
+        offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = (
+            _FIXED.unpack_from(data)
+        )
+        queue, group, origin = self._owners.values[owner]
+        hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
+        # A NamedTuple without a call of its own; it is made for every END.
+        return _new(Half, (
+            offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
+            checks, is_parked,
+        ))  # fmt: skip
+
+    def open(self, key: int, data: bytes) -> None:
+        """Take a half message that is stored."""
+        self.table[key] = data
+        if data[_PARKED_AT]:
+            self._parked[key] = None
+
+    def count_of(self, group: str) -> int:
+        """How many belong to a producer group, also of those that are not open yet."""
+        return sum(self._of(group).values())
+
+    def keys_of(self, group: str) -> Iterator[int]:
+        """Those of a producer group, oldest first; all others are passed over without being read,
+        as there may be a million.
+        """
+        owners = self._of(group)
+        if not owners:
+            return
+        read = _OWNER.unpack_from
+        for key, data in self.table.items():
+            if read(data, _OWNER_AT)[0] in owners:
+                yield key
+
+    def _of(self, group: str) -> dict[int, int]:
+        return self._owners.uses(lambda owner: owner[1] == group)
+
+    def drop(self, data: bytes) -> None:
+        """Forget what was packed."""
+        (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
+        self._owners.give_back(owner)
+
+    def close(self, key: int) -> None:
+        """Forget a transaction that was decided."""
+        data = self.table.pop(key)
+        self.drop(data)
+        if data[_PARKED_AT]:
+            del self._parked[key]
+
+    def offset_of(self, key: int) -> int:
+        """An open transaction's place in the half queue, without reading the rest."""
+        offset: int = _LONG.unpack_from(self.table[key])[0]
+        return offset
+
+    def count_checks(self, key: int, checks: int) -> None:
+        """Note how many checks were spent."""
+        data = bytearray(self.table[key])
+        _CHECKS.pack_into(data, _CHECKS_AT, min(checks, 0xFFFF))
+        self.table[key] = bytes(data)
+
+    def park(self, key: int) -> None:
+        """Note that a transaction waits for an operator."""
+        data = bytearray(self.table[key])
+        data[_PARKED_AT] = 1
+        self.table[key] = bytes(data)
+        self._parked[key] = None
+
+    def __iter__(self) -> Iterator[int]:
+        """Every open transaction, oldest first."""
+        return iter(self.table)
+
+    def parked_keys(self) -> Iterator[int]:
+        """Those that wait for an operator, the longest first."""
+        return iter(self._parked)
+
+    def pinned(self) -> int | None:
+        """A position from which on the log must be kept, or ``None`` where nothing is open."""
+        # They were opened in the order of the log.
+        oldest = next(iter(self.table), None)
+        if oldest is None:
+            return None
+        position: int = _LONG.unpack_from(self.table[oldest], _POSITION_AT)[0]
+        return position
+
+    # What the next checkpoint has to say
+
+    def note_opened(self, positions: Iterable[int]) -> None:
+        """Half messages were published."""
+        self._opened.extend(positions)
+
+    def note_closed(self, at: Iterable[int], half_positions: Iterable[int]) -> None:
+        """Decisions at these places of the log were published, each on one of the halves."""
+        self._closings.extend(at)
+        self._closed.extend(half_positions)
+
+    def note_parked(self, at: int, half_position: int) -> None:
+        """A marker that parks was published."""
+        self._parkings.append(at)
+        self._parked_halves.append(half_position)
+
+    def changes_before(self, end: int) -> Changes:
+        """What happened before a position of the log and since the last checkpoint."""
+        opened = dict.fromkeys(self._opened[: bisect_left(self._opened, end)])
+        closed: list[int] = []
+        for half in self._closed[: bisect_left(self._closings, end)]:
+            if half in opened:
+                del opened[half]
+            else:
+                closed.append(half)
+        parked = self._parked_halves[: bisect_left(self._parkings, end)]
+        return Changes(list(opened), closed, list(parked))
+
+    def saved_before(self, end: int) -> None:
+        """Forget what a checkpoint now says."""
+        del self._opened[: bisect_left(self._opened, end)]
+        count = bisect_left(self._closings, end)
+        del self._closings[:count], self._closed[:count]
+        count = bisect_left(self._parkings, end)
+        del self._parkings[:count], self._parked_halves[:count]

@@ -1,0 +1,144 @@
+"""Bring the indexes up to the log's end, cut what a crash tore, and refuse what is damaged.
+
+Each segment is indexed as far as its chunks reach; the rest is scanned. A crash leaves at most the
+stretch since the last checkpoint to scan, so the cost of a restart follows that distance and not
+the size of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from txmq.errors import CorruptRecord
+from txmq.protocol.checksum import crc32
+from txmq.protocol.span import HEAD_BYTES, Found, SpanHead, found_in, heads_in, read_head
+from txmq_broker.store.segment import Extent, Segments
+
+__all__ = ["REPAIR_COMMAND", "Scan", "durable_behind", "scan", "span_at", "whole_behind"]
+
+REPAIR_COMMAND: Final = "txmq log verify --repair --data DIR"
+"""What carries out the repairs that refusals name."""
+
+_WINDOW: Final = 4 * 1024 * 1024
+
+
+class Scan(NamedTuple):
+    """What a scan of one segment found."""
+
+    records: int
+    end: int
+    is_torn: bool
+    last: tuple[int, int] | None
+    """Where the last whole span begins, and its checksum."""
+
+
+def scan(
+    segments: Segments, extent: Extent, start: int, found: Callable[[Found, int, bytes], None]
+) -> Scan:
+    """Read the spans of one segment from a position on.
+
+    Args:
+        segments: The log.
+        extent: The segment.
+        start: Where a span begins, from which on nothing is indexed.
+        found: Takes each record: read, its position, and as it lies in the log.
+
+    Raises:
+        CorruptRecord: A span is damaged that was durable, or holds what is no record.
+    """
+    at, count, last = start, 0, None
+    while at < extent.end:
+        span = span_at(segments, at, extent.end)
+        if span is None:
+            _refuse_damage(segments, at)
+            return Scan(count, at, is_torn=True, last=last)
+        head, payload = span
+        for record, where, data in found_in(payload, at + HEAD_BYTES):
+            found(record, where, data)
+            count += 1
+        last = (at, head.checksum)
+        at += HEAD_BYTES + len(payload)
+    return Scan(count, at, is_torn=False, last=last)
+
+
+def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | None:
+    """The head and the payload of the whole span that begins at a position and ends by ``end``, or
+    ``None`` where none does.
+
+    Raises:
+        CorruptRecord: The disk cannot read it, or another broker wrote it.
+    """
+    head = read_head(segments.read(at, HEAD_BYTES), 0, at)
+    if head is None or at + head.size > end:
+        return None
+    if head.log != segments.log_id:
+        raise CorruptRecord(
+            at,
+            f"the log {head.log:016x} of another broker goes on there, and this directory holds "
+            f"the log {segments.log_id:016x}; put the right file back, or restore the directory "
+            "from a backup",
+        )
+    payload = segments.read(at + HEAD_BYTES, head.size - HEAD_BYTES)
+    if len(payload) != head.size - HEAD_BYTES or crc32(payload) != head.checksum:
+        return None
+    return head, payload
+
+
+def durable_behind(segments: Segments, bad: int) -> int | None:
+    """Where a later span begins whose head declares the bytes at ``bad`` durable, or ``None`` where
+    none does: then a crash may have torn them.
+
+    Raises:
+        CorruptRecord: The disk cannot read what follows.
+    """
+    for extent in segments.extents():
+        for head in _heads(segments, bad + 1, extent):
+            if head.durable > bad:
+                return head.position
+    return None
+
+
+def whole_behind(segments: Segments, bad: int, extent: Extent) -> int:
+    """Where in a file the next whole span begins behind a bad one, or where the file ends.
+
+    Raises:
+        CorruptRecord: The disk cannot read what follows.
+    """
+    head = read_head(segments.read(bad, HEAD_BYTES), 0, bad)
+    if head is not None:
+        # A body may hold what looks like a span; the bad one's own head leads past its bodies.
+        behind = bad + head.size
+        return behind if behind <= segments.reach(extent) else extent.end
+    for found in _heads(segments, bad + 1, extent):
+        if span_at(segments, found.position, extent.end) is not None:
+            return found.position
+    return extent.end
+
+
+def _heads(segments: Segments, start: int, extent: Extent) -> Iterator[SpanHead]:
+    """The heads of this log in a file, from a position on."""
+    at = max(start, extent.start)
+    while at < extent.end:
+        window = segments.read(at, _WINDOW + HEAD_BYTES)
+        for head in heads_in(window, at):
+            if head.log == segments.log_id:
+                yield head
+        at += _WINDOW
+
+
+def _refuse_damage(segments: Segments, bad: int) -> None:
+    """Look behind a bad span for one that declares it durable."""
+    proof = durable_behind(segments, bad)
+    if proof is None:
+        return
+    goes_on_at = segments.goes_on_at(bad)
+    reason = (
+        f"a later write, at {proof}, found it whole on the disk; restore the file from a backup, "
+        f"or cut the log there to lose what follows: {REPAIR_COMMAND}"
+        if goes_on_at is None
+        else f"the log goes on at {goes_on_at}: a file between is missing or was cut; put it back, "
+        "or restore the directory from a backup, or cut the log there to lose what follows: "
+        f"{REPAIR_COMMAND}"
+    )
+    raise CorruptRecord(bad, reason)

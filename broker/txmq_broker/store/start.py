@@ -1,0 +1,344 @@
+"""The start of a store: its indexes are brought up to the end of the log, what a crash tore is cut,
+and a log that is shorter than other files prove is refused, or goes on above all it ever gave.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from txmq.errors import CorruptRecord, DiskFull, LogTooShort
+from txmq.protocol import java, properties
+from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.decision import Decision
+from txmq.protocol.loss import Loss
+from txmq.protocol.record import Record
+from txmq.protocol.span import HEAD_BYTES, Found, read_head
+from txmq.protocol.topics import WAITING_TOPICS
+from txmq.runtime.disk import NO_ROOM
+from txmq_broker.store.checkpoint import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
+from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare, new_offsets
+from txmq_broker.store.high_water import Mark
+from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
+from txmq_broker.store.recovery import REPAIR_COMMAND, Scan, scan
+from txmq_broker.store.segment import Extent, cut_folder, keep_aside
+from txmq_broker.store.segment import path_of as log_path_of
+
+if TYPE_CHECKING:
+    from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["Recovery", "Start"]
+
+log = logging.getLogger(__name__)
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+
+
+class Recovery(NamedTuple):
+    """What opening the store had to do."""
+
+    scanned_bytes: int
+    records: int
+    cut_bytes: int
+    end: int = 0
+    """Where the log ended when it was found, a torn tail left out."""
+    lost: str = ""
+    """What is missing, where the start went on without it."""
+
+
+class Start:
+    """One start of a store whose directory is taken."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._segments = store.segments
+        self._high_water = store.high_water
+        self._strays: list[IndexFile] = []
+        self._accepted = 0
+        """Where the log ended by the evidence, once the loss is accepted."""
+
+    def run(self, known: Evidence, accept_loss: str | None, now_ms: int) -> Recovery:
+        """See :meth:`MessageStore.open`."""
+        try:
+            return self._run(known, accept_loss, now_ms)
+        except OSError as error:
+            if not self._accepted or error.errno not in NO_ROOM:
+                raise
+            raise DiskFull(
+                f"the disk is full ({error}), and going on without what is missing has to be "
+                "recorded; make room and start again"
+            ) from error
+        finally:
+            for index in self._strays:
+                index.file.close()
+
+    def _run(self, known: Evidence, accept_loss: str | None, now_ms: int) -> Recovery:
+        self._store.halves.begin()
+        self._segments.open()
+        self._store.checkpointed = self._segments.start
+        recovery, torn_at, last = self._recover()
+        evidence = known._replace(
+            chunks=self._unused_chunks(), queues=list(self._store.all_queues())
+        )
+        missing = self._missing(evidence, recovery.end)
+        if missing is not None:
+            recovery = recovery._replace(lost=self._judge(missing, recovery.end, accept_loss))
+            # The evidence goes with the indexes; a crash before the record is durable keeps this.
+            oldest = self._segments.start if missing.front is None else missing.front[0]
+            self._accepted = missing.end
+            self._high_water.settle(
+                Mark(oldest, recovery.end, missing.end, 0, accepted=self._accepted)
+            )
+        for index in self._store.indexes.values():
+            index.trim()
+        # Indexes first: one that outlives its part of the log would hide that it is missing.
+        for stray in self._strays:
+            stray.file.close()
+            self._store.disk.remove(path_of(stray.segment))
+        self._strays.clear()
+        if torn_at is not None:
+            if missing is not None:
+                kept = self._keep_aside(torn_at, now_ms)
+                recovery = recovery._replace(lost=f"{recovery.lost}; {kept} keeps what is cut")
+            self._segments.cut(torn_at)
+        is_front_lost = missing is not None and missing.front is not None
+        since = self._segments.start if is_front_lost else 0
+        self._store.halves.recovered(since, self._segments.end)
+        self._store.delays.recovered()
+        self._store.log = self._store.new_log()
+        self._store.published = self._segments.end
+        if missing is not None:
+            self._store.last_ms = max(self._store.last_ms, now_ms)
+            self._accept(missing, new_offsets(missing, evidence, recovery.end), accept_loss)
+        elif self._high_water.mark is None and self._segments.is_hardened:
+            start, checksum = last or (self._segments.end, 0)
+            mark = Mark(self._segments.start, start, self._segments.end, checksum)
+            self._high_water.advance(mark)
+        return recovery
+
+    def _recover(self) -> tuple[Recovery, int | None, tuple[int, int] | None]:
+        scanned = found = cut = 0
+        last: tuple[int, int] | None = None
+        extents = self._segments.extents()
+        self._refuse_stray_indexes(extents)
+        newest = newest_indexed(self._store.disk)
+        for extent in extents:
+            self._load_index(extent, is_newest=extent.start == newest)
+            start = max(self._store.checkpointed, extent.start)
+            result = self._scan(extent)
+            last = result.last or last
+            self._store.file_ms[extent.start] = self._store.last_ms
+            scanned += result.end - start
+            found += result.records
+            start = max(self._store.checkpointed, extent.start)
+            if result.end > start:
+                # A broker that was killed, or whose sync failed, may have left it to the system's
+                # cache; now everybody can read it.
+                self._segments.harden(start, result.end)
+            if result.is_torn:
+                cut = self._segments.end - result.end
+                for later in extents:
+                    if later.start > result.end:
+                        self._load_stray(later.start)
+                return Recovery(scanned, found, cut, result.end), result.end, last
+            if extent is not extents[-1] and extent.start <= self._store.checkpointed < extent.end:
+                self._complete_index(extent)
+        return Recovery(scanned, found, cut, self._segments.end), None, last
+
+    def _scan(self, extent: Extent) -> Scan:
+        def take(record: Found, position: int, data: bytes) -> None:
+            if isinstance(record, Loss):
+                self._restore_loss(record, position - HEAD_BYTES, extent)
+            else:
+                self._restore(record, position, data)
+
+        return scan(self._segments, extent, max(self._store.checkpointed, extent.start), take)
+
+    def _complete_index(self, extent: Extent) -> None:
+        try:
+            pending = self._store.write_chunk(self._store.stretch_to(extent.end, extent))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            log.warning("an index could not be saved: %s; this start reads more of the log", error)
+            return
+        pending.file.file.sync()
+        self._store.confirm_checkpoint(pending)
+
+    def _index_to(self, end: int, extent: Extent) -> None:
+        if self._store.checkpointed < extent.start:
+            raise DiskFull(
+                "the disk is full, and this log cannot be read across an accepted loss before its "
+                "indexes are written; make room and start again"
+            )
+        pending = self._store.write_chunk(self._store.stretch_to(end, extent))
+        pending.file.file.sync()
+        self._store.confirm_checkpoint(pending)
+
+    def _restore_loss(self, loss: Loss, position: int, extent: Extent) -> None:
+        if position > self._store.checkpointed:
+            self._segments.harden(self._store.checkpointed, position)
+            self._index_to(position, extent)
+        self._store.last_ms = max(self._store.last_ms, loss.accepted_ms)
+        self._jump(loss.offsets)
+
+    def _jump(self, offsets: QueueOffsets) -> None:
+        for topic, numbers in offsets.items():
+            for number, offset in numbers.items():
+                queue = self._store.queue(topic, number)
+                if offset > queue.next_offset:
+                    queue.jump(offset)
+
+    def _keep_aside(self, position: int, now_ms: int) -> str:
+        folder = cut_folder(position, now_ms)
+        for extent in self._segments.extents():
+            if extent.end > position:
+                keep_aside(self._store.disk, extent, max(position, extent.start), folder)
+        return folder
+
+    # A log that is shorter than other files prove
+
+    def _unused_chunks(self) -> list[tuple[str, Chunk]]:
+        return [
+            (path_of(index.segment), chunk)
+            for index in (*self._store.indexes.values(), *self._strays)
+            for chunk in index.beyond
+        ]
+
+    def _missing(self, evidence: Evidence, end: int) -> Missing | None:
+        mark, start = evidence.mark, self._segments.start
+        is_empty = not self._segments.extents()
+        newest = start if is_empty else self._segments.extent_at(max(end - 1, start)).start
+        reach = self._segments.end
+        missing = compare(evidence, start, end, reach, log_path_of(newest))
+        if missing is None and mark is not None and mark.checksum and mark.start >= start:
+            head = read_head(self._segments.read(mark.start, HEAD_BYTES), 0, mark.start)
+            if not mark.is_of(head):
+                raise CorruptRecord(
+                    mark.start, "the last write that was durable there was another one"
+                )
+        return missing
+
+    def _judge(self, missing: Missing, end: int, accept_loss: str | None) -> str:
+        what = missing.describe(end)
+        mark = self._high_water.mark
+        was_async = self._store.settings.flush == "async" or (mark is not None and mark.is_async)
+        if accept_loss is None and (missing.is_of_log or not was_async):
+            raise LogTooShort(
+                f"the log is shorter than it was: {what}; put the missing file back, or restore "
+                "the directory from a backup; to go on without what is missing: "
+                "txmq serve --accept-loss REASON"
+            )
+        return what
+
+    def _accept(
+        self, missing: Missing, offsets: dict[str, dict[int, int]], reason: str | None
+    ) -> None:
+        """Record the loss, and let every queue go on above what it may have given."""
+        if not self._segments.extents():
+            self._segments.end = self._store.checkpointed = self._store.published = missing.end
+            self._store.log = self._store.new_log()
+        elif self._store.checkpointed < self._segments.end:
+            self._index_to(self._segments.end, self._segments.extents()[-1])
+        self._jump(offsets)
+        why = reason or 'a crash lost what flush = "async" had not yet made durable'
+        record = Loss(self._store.last_ms, missing.end, why, offsets).pack()
+        self._store.log.stage((record,), len(record))
+        start, end = self._store.log.end, self._store.log.write()
+        for file in self._store.log.files_to_sync():
+            file.sync()
+        head = read_head(self._segments.read(start, HEAD_BYTES), 0, start)
+        assert head is not None, "it was just written"
+        self._high_water.settle(
+            Mark(self._segments.start, start, end, head.checksum, accepted=self._accepted)
+        )
+        self._store.log = self._store.new_log()
+        self._store.published = end
+
+    def _refuse_stray_indexes(self, extents: list[Extent]) -> None:
+        # Whatever deletes a file of the log here deletes its index first, so this was somebody
+        # else. Where it is the newest file that is missing, the comparison with the evidence
+        # says so.
+        kept = {extent.start for extent in extents}
+        for segment in indexed_segments(self._store.disk):
+            if segment in kept:
+                continue
+            is_between = bool(extents) and segment < extents[-1].start
+            index = self._load_stray(segment)
+            if index.file.size() and (is_between or not index.beyond):
+                raise CorruptRecord(
+                    segment,
+                    "a file of the log is missing there; put it back, or delete "
+                    f"{path_of(segment)} as well to go on without its messages: {REPAIR_COMMAND}",
+                )
+
+    def _load_stray(self, segment: int) -> IndexFile:
+        """The index of a part of the log that is not there; its chunks are evidence and no more."""
+        index = IndexFile(self._store.disk, segment, self._segments.log_id)
+        self._strays.append(index)
+        index.load(segment)
+        return index
+
+    def _load_index(self, extent: Extent, *, is_newest: bool) -> None:
+        is_behind = self._store.checkpointed < extent.start
+        try:
+            index = IndexFile(self._store.disk, extent.start, self._segments.log_id)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # It has none yet. The next checkpoint makes it.
+            self._store.first_ms = self._store.first_ms if is_behind else self._store.last_ms
+            return
+        self._store.indexes[extent.start] = index
+        if is_behind:
+            # A file before it has no whole index, for want of room. Queues take what is indexed
+            # before what is not, so the chunks of this one are evidence and no more.
+            index.load(extent.start)
+            return
+        chunks = index.load(self._segments.reach(extent))
+        if chunks and is_newest:
+            # Each of the others was durable before the one after it was begun.
+            index.harden(chunks[-1])
+        for chunk in chunks:
+            for run, block in index.blocks(chunk):
+                self._store.queue(run.topic, run.number).add_block(block)
+            self._store.keys.add_run(index.key_run(chunk))
+            self._store.halves.loaded(index.changes(chunk))
+            self._store.delays.loaded(chunk.lines)
+            self._store.last_ms = max(self._store.last_ms, chunk.stretch.last_ms)
+            self._store.checkpointed = chunk.stretch.end
+        self._store.checkpointed = max(self._store.checkpointed, extent.start)
+        self._store.first_ms = self._store.last_ms
+
+    def _restore(self, record: Record | Decision, position: int, data: bytes) -> None:
+        if isinstance(record, Decision):
+            self._store.last_ms = max(self._store.last_ms, record.decided_ms)
+            if not self._store.halves.found_decision(record, position, data):
+                raise CorruptRecord(position, "a decision does not follow the last one")
+            return
+        self._store.last_ms = max(self._store.last_ms, record.stored_ms)
+        if record.sys_flag & _TYPE_BITS == _PREPARED:
+            if not self._store.halves.found_half(record, data):
+                raise CorruptRecord(position, "a half message does not follow the last one")
+            return
+        queue = self._store.queue(record.topic, record.queue_id)
+        if record.topic in WAITING_TOPICS:
+            tags_code = record.prepared_position
+        else:
+            tag = properties.find(record.properties, properties.TAGS)
+            tags_code = java.string_hash(tag) if tag else 0
+        entry = (record.position, len(data), tags_code, crc32(data))
+        if not queue.restore(record.queue_offset, entry):
+            raise CorruptRecord(
+                record.position,
+                f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
+                f"behind {queue.max_offset}",
+            )
+        seed = topic_seed(record.topic)
+        self._store.restore_keys(
+            [key_hash(seed, key) for key in keys_in(record.properties)], position
+        )
+        if record.prepared_position:
+            self._store.delays.found(record)

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.decision import Kind
 from txmq.remoting.connection import Connection
-from txmq_broker.checker import Checker
 from txmq_broker.core.coordinator import Coordinator
-from txmq_broker.deliverer import Deliverer
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers.pull import PullHandlers
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.deliverer import Deliverer
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.commit_log import CommitLog
 from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.delay_store import DelayStore

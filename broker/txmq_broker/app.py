@@ -23,7 +23,6 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
-from txmq_broker.checker import Checker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
@@ -35,8 +34,6 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
-from txmq_broker.deliverer import Deliverer
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
@@ -51,12 +48,15 @@ from txmq_broker.handlers.settings import SettingHandlers
 from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
-from txmq_broker.housekeeping import Housekeeping
 from txmq_broker.identity import Identity
-from txmq_broker.keeper import Keeper
 from txmq_broker.names.server import NameServer
 from txmq_broker.parts import Parts
-from txmq_broker.registrar import Registrar, registration_of
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.deliverer import Deliverer
+from txmq_broker.services.flusher import Flusher
+from txmq_broker.services.housekeeping import Housekeeping
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.registrar import Registrar, registration_of
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 

@@ -9,7 +9,6 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import Entropy
-from txmq_broker.checker import Checker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
@@ -21,8 +20,9 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
-from txmq_broker.flusher import Flusher
 from txmq_broker.identity import Identity
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["Parts"]

@@ -18,11 +18,11 @@ from txmq.protocol.record import tail_of, topic_field
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
-from txmq_broker.checker import Checker
 from txmq_broker.config import StoreSettings, TopicDefaults, TransactionSettings
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
+from txmq_broker.services.checker import Checker
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.pending import transaction_key
 

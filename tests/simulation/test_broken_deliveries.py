@@ -21,10 +21,10 @@ from txmq.protocol import properties
 from txmq_broker.core import retry
 from txmq_broker.core.retry import Fate
 from txmq_broker.core.schedule import Schedule
-from txmq_broker.deliverer import Deliverer
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers import returns
 from txmq_broker.handlers.returns import ReturnHandlers
+from txmq_broker.services.deliverer import Deliverer
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.waiting import NOWHERE, Waiting
 

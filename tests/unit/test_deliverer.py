@@ -15,11 +15,11 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import TopicConfigs
 from txmq.testing import MemoryDisk, simulate
-from txmq_broker import deliverer as delivering
 from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.topics import Topics, system_topics
-from txmq_broker.deliverer import LOOK_S, Deliverer
+from txmq_broker.services import deliverer as delivering
+from txmq_broker.services.deliverer import LOOK_S, Deliverer
 from txmq_broker.store.lines import WHEEL_LINES
 
 ASYNC = Sizes(flush="async")

@@ -17,7 +17,7 @@ from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.waiting import Due
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)

@@ -17,7 +17,7 @@ from txmq.protocol.command import Command
 from txmq.protocol.decision import Kind
 from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.pending import transaction_key
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
@@ -29,7 +29,7 @@ LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch):
     """So that files this small have room for markers, too."""
-    for module in ("txmq_broker.store.half_store", "txmq_broker.flusher"):
+    for module in ("txmq_broker.store.half_store", "txmq_broker.services.flusher"):
         monkeypatch.setattr(f"{module}.SPAN_BYTES_MAX", 1000)
 
 

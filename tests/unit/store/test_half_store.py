@@ -263,7 +263,7 @@ def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
 def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(monkeypatch):
     """What is staged behind a marker must not push it into the next file."""
     monkeypatch.setattr("txmq_broker.store.half_store.SPAN_BYTES_MAX", 1000)
-    monkeypatch.setattr("txmq_broker.flusher.SPAN_BYTES_MAX", 1000)
+    monkeypatch.setattr("txmq_broker.services.flusher.SPAN_BYTES_MAX", 1000)
 
     async def main(world):
         async with Press(MemoryDisk()) as press:

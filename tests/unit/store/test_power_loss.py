@@ -14,7 +14,7 @@ from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 
 SMALL = Sizes(segment_size=4096, checkpoint_every=3000)
 MESSAGES = 90

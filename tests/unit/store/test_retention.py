@@ -7,7 +7,7 @@ import pytest
 from tests.unit.store.shelf import START_MS, Shelf
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.config import RetentionSettings
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.retention import FORCED_PER_ROUND, Age, Verdict, decide
 
 HOUR_MS = 3_600_000

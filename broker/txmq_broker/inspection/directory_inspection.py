@@ -20,10 +20,10 @@ from txmq.protocol.span import FOLDER, HEAD_BYTES, Found, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.file_inspection import FileInspection
-from txmq_broker.findings import Finding, Offsets, Severity, Summary, joined_offsets
-from txmq_broker.keeper import Keeper
+from txmq_broker.inspection.file_inspection import FileInspection
+from txmq_broker.inspection.findings import Finding, Offsets, Severity, Summary, joined_offsets
 from txmq_broker.names.server import FILES as NAMES_FILES
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store import checkpoint
 from txmq_broker.store.checked_file import CheckedFile
 from txmq_broker.store.checkpoint import Chunk, IndexFile, indexed_segments, newest_indexed, path_of

@@ -16,8 +16,8 @@ from txmq.runtime.entropy import SystemEntropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.findings import Finding, Offsets, joined_offsets
-from txmq_broker.keeper import Keeper
+from txmq_broker.inspection.findings import Finding, Offsets, joined_offsets
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.checkpoint import path_of
 from txmq_broker.store.index_check import indexed
 from txmq_broker.store.log_identity import log_to_read

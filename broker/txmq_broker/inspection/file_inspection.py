@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from txmq.errors import CorruptRecord, ForeignFile
 from txmq.protocol.span import Found
 from txmq.protocol.topics import HALF_TOPIC
-from txmq_broker.findings import Finding, Severity, joined_offsets
+from txmq_broker.inspection.findings import Finding, Severity, joined_offsets
 from txmq_broker.store.checkpoint import Chunk, IndexFile, path_of
 from txmq_broker.store.consume_queue import ENTRY
 from txmq_broker.store.index_check import QueueKey, StretchEntries, indexed
@@ -18,7 +18,7 @@ from txmq_broker.store.segment import Extent
 from txmq_broker.store.segment import path_of as log_path_of
 
 if TYPE_CHECKING:
-    from txmq_broker.inspection import Inspection
+    from txmq_broker.inspection.directory_inspection import Inspection
 
 __all__ = ["FileInspection"]
 

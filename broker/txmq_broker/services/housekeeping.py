@@ -24,7 +24,7 @@ from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
 from txmq_broker.core.topics import Topics
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.retention import decide
 

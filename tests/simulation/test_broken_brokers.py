@@ -17,7 +17,7 @@ from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.half_store import HalfStore
-from txmq_broker.store.pending import Pending
+from txmq_broker.store.pending_transactions import Pending
 
 LOUD = TransactionMix(
     timeout_s=0.5,

@@ -13,7 +13,7 @@ from txmq.testing import SeededEntropy
 from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.inspection.log_records import Selection, select
 from txmq_broker.inspection.repair import Cut, RemoveIndex, plan
-from txmq_broker.store.log_reader import Gap, LogReader
+from txmq_broker.store.log.reader import Gap, LogReader
 
 BIG = b"x" * 700
 TABLES = ["topics", "groups", "offsets", "floors"]

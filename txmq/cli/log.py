@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from txmq_broker.inspection.findings import Finding, Offsets, Summary
     from txmq_broker.inspection.log_records import Broken, Item, LogRecord, Selection
     from txmq_broker.inspection.repair import Repair
-    from txmq_broker.store.log_reader import Gap, LogReader
+    from txmq_broker.store.log.reader import Gap, LogReader
 
 __all__ = ["app"]
 
@@ -438,8 +438,8 @@ class _Reading:
     def read(self, disk: LocalDisk, write: Callable[["LogRecord"], None], *, has_bar: bool) -> None:
         """Give every wanted record to a function."""
         from txmq_broker.inspection.log_records import select
-        from txmq_broker.store.log_identity import log_to_read
-        from txmq_broker.store.log_reader import LogReader
+        from txmq_broker.store.log.identity import log_to_read
+        from txmq_broker.store.log.reader import LogReader
 
         log = LogReader(disk, log_to_read(disk))
         log.open()
@@ -469,7 +469,7 @@ class _Reading:
 
     def _record(self, log: "LogReader", item: "Item", *, is_default: bool) -> "LogRecord | None":
         from txmq_broker.inspection.log_records import Broken, committed_message
-        from txmq_broker.store.log_reader import Gap
+        from txmq_broker.store.log.reader import Gap
 
         if isinstance(item, Gap | Broken):
             self._pass_over(item)
@@ -486,7 +486,7 @@ class _Reading:
         return found
 
     def _pass_over(self, item: "Gap | Broken") -> None:
-        from txmq_broker.store.log_reader import Gap
+        from txmq_broker.store.log.reader import Gap
 
         if isinstance(item, Gap) and item.is_torn:
             note(

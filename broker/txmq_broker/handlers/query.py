@@ -58,7 +58,7 @@ class QueryHandlers:
                 break
         if not found:
             raise NotFound("can not find message, maybe time range not correct")
-        state = QueryAnswer(self._store.last_ms, self._store.log.end)
+        state = QueryAnswer(self._store.log.last_ms, self._store.log.end)
         return answer(request, 0, state, body=b"".join(found))
 
     def by_id(self, connection: Connection, request: Command) -> bytes:

@@ -143,7 +143,7 @@ class StatisticsHandlers:
     def _space(self) -> dict[str, str]:
         log = self._store.log
         table = {
-            "commitLogMinOffset": str(self._store.start),
+            "commitLogMinOffset": str(self._store.log.start),
             "commitLogMaxOffset": str(log.end),
             "remainHowManyDataToFlush": _readable(log.end - log.durable),
             # What is in the log is in its queues once it may be read; there is no second step.

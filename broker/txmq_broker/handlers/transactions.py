@@ -37,7 +37,7 @@ from txmq.remoting.dispatch import Handler
 from txmq_broker.core.coordinator import Transaction
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.parts import Parts
-from txmq_broker.store.pending import Half, transaction_key
+from txmq_broker.store.pending_transactions import Half, transaction_key
 
 __all__ = ["TransactionHandlers"]
 

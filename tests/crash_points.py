@@ -15,17 +15,17 @@ from typing import Any, Final, NamedTuple
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.decision import Kind
 from txmq.remoting.connection import Connection
-from txmq_broker.checker import Checker
 from txmq_broker.core.coordinator import Coordinator
-from txmq_broker.deliverer import Deliverer
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers.pull import PullHandlers
-from txmq_broker.store.commit_log import CommitLog
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.deliverer import Deliverer
+from txmq_broker.services.flusher import Flusher
+from txmq_broker.store.checkpoints import Checkpoints
 from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.half_store import HalfStore
 from txmq_broker.store.key_index import KeyIndex
-from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.log.commit_log import CommitLog
 
 __all__ = [
     "CHECK",
@@ -93,8 +93,8 @@ SEAMS: Final = (
     Seam("ask the producer", Checker, "_ask", (CHECK,)),
     Seam("hear that it is unknown", Checker, "said_unknown", (CHECK,)),
     Seam("spend the check", Coordinator, "spend_check", (CHECK,)),
-    Seam("write the indexes", MessageStore, "begin_checkpoint", (SAVE,)),
-    Seam("note the indexes", MessageStore, "confirm_checkpoint", (SAVE,)),
+    Seam("write the indexes", Checkpoints, "begin", (SAVE,)),
+    Seam("note the indexes", Checkpoints, "confirm", (SAVE,)),
 )
 
 
@@ -174,5 +174,5 @@ def _phase_of_decision(halves: HalfStore, key: int, half: Any, kind: Kind, *more
     del key, half, more
     if kind is Kind.COMMITTED:
         # Where a file is no larger than the longest span, no body is safe to be left in it.
-        return COMMIT if halves._store.segment_size > 2 * SPAN_BYTES_MAX else COPY
+        return COMMIT if halves._log.segment_size > 2 * SPAN_BYTES_MAX else COPY
     return ROLL_BACK if kind is Kind.ROLLED_BACK else PARK

@@ -23,7 +23,6 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
-from txmq_broker.checker import Checker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
@@ -35,8 +34,6 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
-from txmq_broker.deliverer import Deliverer
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
@@ -51,11 +48,15 @@ from txmq_broker.handlers.settings import SettingHandlers
 from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
-from txmq_broker.housekeeping import Housekeeping
 from txmq_broker.identity import Identity
-from txmq_broker.keeper import Keeper
 from txmq_broker.names.server import NameServer
-from txmq_broker.registrar import Registrar, registration_of
+from txmq_broker.parts import Parts
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.deliverer import Deliverer
+from txmq_broker.services.flusher import Flusher
+from txmq_broker.services.housekeeping import Housekeeping
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.registrar import Registrar, registration_of
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 
@@ -179,7 +180,11 @@ class Broker:
             self._published,
             self._failed,
         )
-        self._build_handlers()
+        self._checker = Checker(
+            self.coordinator, self.clients, self.clock, self._flusher.decision_ms
+        )
+        self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
+        self._serve(self._parts())
         self._flusher.start()
         self._complete_tables()
         self._registrar = await self._open_names()
@@ -228,106 +233,54 @@ class Broker:
         addresses = [address.strip() for address in names.split(";") if address.strip()]
         return Registrar(self._identity, self.topics, self._pool, addresses)
 
-    def _build_handlers(self) -> None:
-        house = self._housekeeping
-        self._pulls = PullHandlers(
-            self.topics,
-            self.groups,
-            self.clients,
-            self.filters,
-            self.offsets,
-            self.store,
-            self.statistics,
-            self.clock,
-            self.settings.pull_wait_max,
+    def _parts(self) -> Parts:
+        return Parts(
+            settings=self.settings,
+            identity=self._identity,
+            started_ms=self.started_ms,
+            disk=self.disk,
+            clock=self.clock,
+            entropy=self.entropy,
+            store=self.store,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            clients=self.clients,
+            coordinator=self.coordinator,
+            schedule=self.schedule,
+            filters=self.filters,
+            locks=self.locks,
+            statistics=self.statistics,
+            admission=self.admission,
+            flusher=self._flusher,
+            checker=self._checker,
+            names=lambda: self.names,
+            topics_changed=self._topics_changed,
+            groups_changed=self._groups_changed,
+            settings_changed=self._settings_changed,
+            forget_topic=self._forget_topic,
+            delete_old_files=self._housekeeping.retain_now,
         )
-        self._checker = Checker(
-            self.coordinator, self.clients, self.clock, self._flusher.decision_ms
-        )
-        self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
-        self._client_handlers = ClientHandlers(
-            self.clients,
-            self.groups,
-            self.topics,
-            self.filters,
-            self.locks,
-            self.clock,
-            self._topics_changed,
-            self._checker.producers_seen,
-        )
-        self._relays = RelayHandlers(
-            self._identity, self.topics, self.clients, self.offsets, self.store, self.clock
-        )
-        sends = SendHandlers(
-            self._identity,
-            self.topics,
-            self.groups,
-            self.store,
-            self.coordinator,
-            self.schedule,
-            self.clients,
-            self.admission,
-            self._flusher,
-            self.clock,
-            self.entropy,
-            self._topics_changed,
-        )
+
+    def _serve(self, parts: Parts) -> None:
+        self._pulls = PullHandlers(parts)
+        self._client_handlers = ClientHandlers(parts)
+        self._relays = RelayHandlers(parts)
+        sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
             sends,
-            ReturnHandlers(
-                self._identity,
-                self.topics,
-                self.groups,
-                self.clients,
-                self.store,
-                self.schedule,
-                self.statistics,
-                self._flusher,
-                self.clock,
-                self.entropy,
-                sends.topic_of_group,
-            ),
-            RecallHandlers(self._identity, self.topics, self.schedule, self._flusher),
-            TransactionHandlers(self.coordinator, self._checker, self._flusher, self.clock),
+            ReturnHandlers(parts, sends.topic_of_group),
+            RecallHandlers(parts),
+            TransactionHandlers(parts),
             self._pulls,
             self._client_handlers,
-            OffsetHandlers(self.topics, self.offsets, self.locks, self.store, self.clock),
-            QueryHandlers(self.topics, self.store),
-            TopicHandlers(
-                self.topics, self.offsets, self.clock, self._topics_changed, self._forget_topic
-            ),
-            GroupHandlers(
-                self.groups, self.offsets, self.statistics, self.clock, self._groups_changed
-            ),
-            ProgressHandlers(
-                self._identity,
-                self.topics,
-                self.groups,
-                self.clients,
-                self.offsets,
-                self.store,
-                self.statistics,
-                self.clock,
-            ),
-            StatisticsHandlers(
-                self._identity,
-                self.topics,
-                self.offsets,
-                self.store,
-                self.coordinator,
-                self.statistics,
-                self.disk,
-                self.clock,
-                self.started_ms,
-                house.retain_now,
-            ),
-            SettingHandlers(
-                self._identity,
-                lambda: self.names,
-                self.settings,
-                self.clock,
-                self._settings_changed,
-            ),
+            OffsetHandlers(parts),
+            QueryHandlers(parts),
+            TopicHandlers(parts),
+            GroupHandlers(parts),
+            ProgressHandlers(parts),
+            StatisticsHandlers(parts),
+            SettingHandlers(parts),
             self._relays,
         ]
         table: dict[int, Handler] = {}

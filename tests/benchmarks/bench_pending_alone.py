@@ -18,13 +18,13 @@ from txmq.protocol.record import tail_of, topic_field
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
-from txmq_broker.checker import Checker
 from txmq_broker.config import StoreSettings, TopicDefaults, TransactionSettings
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
+from txmq_broker.services.checker import Checker
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.pending import transaction_key
+from txmq_broker.store.pending_transactions import transaction_key
 
 LATER_S = 1e6
 DUE = 1000
@@ -96,12 +96,12 @@ class Stage:
         assert self.checker.checks.stranded == {GROUP: self.count}
 
     def _write(self):
-        if self.store.has_staged:
+        if self.store.log.has_staged:
             span = self.store.write()
             self.store.publish(span)
             self.store.log.synced(self.store.log.files_to_sync(), span.end)
-        while (stretch := self.store.next_stretch()) is not None:
-            self.store.confirm_checkpoint(self.store.begin_checkpoint(stretch))
+        while (stretch := self.store.checkpoints.next_range()) is not None:
+            self.store.checkpoints.confirm(self.store.checkpoints.begin(stretch))
 
     def round(self, number):
         """Seconds that a round takes which finds a thousand due, spread over all of them."""

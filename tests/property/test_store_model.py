@@ -22,7 +22,7 @@ from txmq.protocol.decision import Kind
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
 from txmq_broker.store import half_store
-from txmq_broker.store.pending import transaction_key
+from txmq_broker.store.pending_transactions import transaction_key
 
 PLACES = [(topic, number) for topic in "TU" for number in (0, 1)]
 HALVES, DECISIONS, PARKED = (HALF_TOPIC, 0), (OP_TOPIC, 0), (PARKED_TOPIC, 0)
@@ -84,7 +84,7 @@ class Store(RuleBasedStateMachine):
         placed = self.shelf.put(b"%d" % self.count + b"." * size, *place, keys=key)
 
         assert placed.offset == max([self.lows[place], *(offset + 1 for offset in before)])
-        self.staged.append(Message(placed, key, self.shelf.store.last_ms))
+        self.staged.append(Message(placed, key, self.shelf.store.log.last_ms))
 
     def _make_room(self, size):
         """As a flusher does, end the turn before what follows a marker is too much."""
@@ -107,7 +107,7 @@ class Store(RuleBasedStateMachine):
         before = [each for each in self.log + self.staged if each.place == HALVES]
         assert half.offset == max(self.lows[HALVES], len(before))
         placed = Placed(*HALVES, half.offset, half.position, body)
-        self.staged.append(Message(placed, key, self.shelf.store.last_ms, unique))
+        self.staged.append(Message(placed, key, self.shelf.store.log.last_ms, unique))
 
     def open_halves(self):
         """Those that are open, and whether they are parked, by what was seen."""
@@ -134,12 +134,12 @@ class Store(RuleBasedStateMachine):
         assume(able)
         half = able[which % len(able)]
         self._make_room(len(half.placed.body))
-        before = len(store._staged)
+        before = len(store.queues.staged)
 
         self.shelf.decide(half.unique, kind)
 
         _, position, *_ = halves._markers[-1]
-        messages = store._staged[before:]
+        messages = store.queues.staged[before:]
         assert len(messages) == (kind is not Kind.ROLLED_BACK)
         self._stage(halves.op_queue, position, b"%d" % half.placed.offset, half, kind)
         for queue, where, *_ in messages:
@@ -147,7 +147,7 @@ class Store(RuleBasedStateMachine):
 
     def _stage(self, queue, position, body, half, kind):
         placed = Placed(queue.topic, queue.number, queue.next_offset - 1, position, body)
-        at_ms = self.shelf.store.last_ms
+        at_ms = self.shelf.store.log.last_ms
         self.staged.append(Message(placed, half.key, at_ms, half.unique, kind))
 
     @precondition(lambda self: self.staged)
@@ -220,12 +220,12 @@ class Store(RuleBasedStateMachine):
     @precondition(lambda self: self.saving is None)
     @rule(is_full=st.booleans())
     def begin_checkpoint(self, is_full):
-        stretch = self.shelf.store.next_stretch()
+        stretch = self.shelf.store.checkpoints.next_range()
         assume(stretch is not None)
         if is_full:
             self.disk.capacity = self.disk.space().used
         with suppress(OSError):
-            self.saving = self.shelf.store.begin_checkpoint(stretch)
+            self.saving = self.shelf.store.checkpoints.begin(stretch)
         assert is_full or self.saving is not None
         self.disk.capacity = None
 
@@ -233,13 +233,13 @@ class Store(RuleBasedStateMachine):
     @rule()
     def end_checkpoint(self):
         self.saving.file.file.sync()
-        self.shelf.store.confirm_checkpoint(self.saving)
+        self.shelf.store.checkpoints.confirm(self.saving)
         self.saving = None
 
     @precondition(lambda self: self.saving is None)
     @rule()
     def checkpoint(self):
-        while self.shelf.store.next_stretch() is not None:
+        while self.shelf.store.checkpoints.next_range() is not None:
             self.begin_checkpoint(is_full=False)
             self.end_checkpoint()
 
@@ -295,7 +295,7 @@ class Store(RuleBasedStateMachine):
     # --- what operators and their disks do ---
 
     def _may_delete(self):
-        files = self.shelf.store.completed_files()
+        files = self.shelf.store.checkpoints.completed_files()
         is_open = [half.placed.position for half, _ in self.open_halves().values()]
         return files and files[0].end <= min(is_open, default=files[0].end)
 
@@ -304,7 +304,7 @@ class Store(RuleBasedStateMachine):
     def delete_the_oldest_file(self):
         self.shelf.drop_first_file()
 
-        start = self.shelf.store.start
+        start = self.shelf.store.log.start
         for place in EVERY_PLACE:
             mine = [each.placed for each in self.log[: self.seen] if each.place == place]
             kept = [each.offset for each in mine if each.position >= start]

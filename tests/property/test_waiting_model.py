@@ -82,7 +82,7 @@ class Waits(RuleBasedStateMachine):
         self.topic = topics.create_by_sending(TOPIC, "TBW102", 1, self.now)
 
     def _stored_ms(self):
-        return max(self.now, self.shelf.store.last_ms)
+        return max(self.now, self.shelf.store.log.last_ms)
 
     def _postmark(self):
         return (0, self.now, HOST, self._stored_ms(), HOST, 0, 0)
@@ -175,7 +175,7 @@ class Waits(RuleBasedStateMachine):
             record = self.schedule.find(TOPIC, one.name)
             is_news = self.schedule.recall(record, self._postmark())
         except IllegalOperation:
-            assert has_left or one.position < self.shelf.store.start
+            assert has_left or one.position < self.shelf.store.log.start
             return
         assert not has_left, "what has left was recalled"
         assert is_news or is_recalled
@@ -246,7 +246,7 @@ class Waits(RuleBasedStateMachine):
     def _can_save(self):
         if self.saving is not None:
             return False
-        stretch = self.shelf.store.next_stretch()
+        stretch = self.shelf.store.checkpoints.next_range()
         return stretch is not None and stretch.end <= self.shelf.store.log.durable
 
     @precondition(lambda self: self._can_save())
@@ -255,14 +255,16 @@ class Waits(RuleBasedStateMachine):
         if is_full:
             self.disk.capacity = self.disk.space().used
         with suppress(OSError):
-            self.saving = self.shelf.store.begin_checkpoint(self.shelf.store.next_stretch())
+            self.saving = self.shelf.store.checkpoints.begin(
+                self.shelf.store.checkpoints.next_range()
+            )
         self.disk.capacity = None
 
     @precondition(lambda self: self.saving is not None)
     @rule()
     def end_checkpoint(self):
         self.saving.file.file.sync()
-        self.shelf.store.confirm_checkpoint(self.saving)
+        self.shelf.store.checkpoints.confirm(self.saving)
         self.saving = None
 
     @rule()
@@ -353,7 +355,7 @@ class Waits(RuleBasedStateMachine):
     # --- retention ---
 
     def _may_delete(self):
-        files, pinned = self.shelf.store.completed_files(), self.shelf.store.pinned()
+        files, pinned = self.shelf.store.checkpoints.completed_files(), self.shelf.store.pinned()
         return files and (pinned is None or files[0].end <= pinned)
 
     @precondition(lambda self: self._may_delete())
@@ -365,7 +367,7 @@ class Waits(RuleBasedStateMachine):
 
     @invariant()
     def whoever_has_left_has_come_once(self):
-        start = self.shelf.store.start
+        start = self.shelf.store.log.start
         left = [each for each in self.log[: self.seen] if each.what == "leaves"]
         assert len({each.name for each in left}) == len(left)
         bodies = self.shelf.bodies(TOPIC)
@@ -377,7 +379,7 @@ class Waits(RuleBasedStateMachine):
     def the_log_is_kept_for_those_who_wait(self):
         oldest = min((each.position for each in self.waiting().values()), default=None)
         if oldest is not None:
-            assert self.shelf.store.start <= self.delays.pinned() <= oldest
+            assert self.shelf.store.log.start <= self.delays.pinned() <= oldest
 
     @invariant()
     def nothing_is_remembered_longer_than_need_be(self):

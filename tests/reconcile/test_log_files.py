@@ -365,14 +365,14 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
                     name = open_[which % len(open_)]
                     shelf.decide(name, kind)
                     shelf.flush()
-                    told[name].decisions.append((kind, shelf.store.last_ms))
+                    told[name].decisions.append((kind, shelf.store.log.last_ms))
                     is_parked |= {name} if kind is Kind.PARKED else set()
             elif what.endswith("half"):
                 shelf.prepare(order(unique), topic, unique=unique)
-                told[unique] = Told(shelf.store.last_ms, True, topic == "Transfers")
+                told[unique] = Told(shelf.store.log.last_ms, True, topic == "Transfers")
             else:
                 shelf.put(order(unique), topic, unique=unique)
-                told[unique] = Told(shelf.store.last_ms, False, topic == "Transfers")
+                told[unique] = Told(shelf.store.log.last_ms, False, topic == "Transfers")
         shelf.flush()
         data = dump(shelf.disk, folder / "data")
         offsets = {body: at for at, body in shelf.bodies("Transfers").items()} if told and (

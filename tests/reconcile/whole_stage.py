@@ -107,7 +107,7 @@ class _Log(Shelf):
     at_ms = 0
 
     def next_ms(self):
-        return max(self.at_ms, self.store.last_ms)
+        return max(self.at_ms, self.store.log.last_ms)
 
 
 def at(day, clock):

@@ -37,7 +37,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.pool import Pool
 from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
 from txmq_broker.config import BrokerSettings
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.message_store import MessageStore
 

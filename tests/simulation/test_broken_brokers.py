@@ -11,13 +11,13 @@ from tests.simulation.runs import CHECKERS, run_seed
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.decision import Kind, Source
-from txmq_broker.checker import Checker
 from txmq_broker.core.coordinator import Coordinator, Transaction
 from txmq_broker.core.transaction import Event, State
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers.transactions import TransactionHandlers
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.half_store import HalfStore
-from txmq_broker.store.pending import Pending
+from txmq_broker.store.pending_transactions import Pending
 
 LOUD = TransactionMix(
     timeout_s=0.5,

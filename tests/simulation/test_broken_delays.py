@@ -10,9 +10,9 @@ import pytest
 from tests.simulation.test_simulated_crash_points import lives_and_dies
 from txmq.testing import Loss
 from txmq_broker.core.schedule import Schedule
-from txmq_broker.flusher import Flusher
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore
-from txmq_broker.store.waiting import NOWHERE
+from txmq_broker.store.due_messages import NOWHERE
 
 
 def what_left_is_forgotten_at_a_restart(patch):

@@ -21,12 +21,12 @@ from txmq.protocol import properties
 from txmq_broker.core import retry
 from txmq_broker.core.retry import Fate
 from txmq_broker.core.schedule import Schedule
-from txmq_broker.deliverer import Deliverer
-from txmq_broker.flusher import Flusher
 from txmq_broker.handlers import returns
 from txmq_broker.handlers.returns import ReturnHandlers
+from txmq_broker.services.deliverer import Deliverer
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore
-from txmq_broker.store.waiting import NOWHERE, Waiting
+from txmq_broker.store.due_messages import NOWHERE, Waiting
 
 RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_s=2.0)
 """Members come and go all the time."""

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
-from txmq_broker.checker import Checker
 from txmq_broker.core.clients import Clients
-from txmq_broker.store.pending import Half, Pending
+from txmq_broker.services.checker import Checker
+from txmq_broker.store.pending_transactions import Half, Pending
 
 GROUP = "tpg"
 COUNT = 2000

@@ -15,12 +15,12 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import TopicConfigs
 from txmq.testing import MemoryDisk, simulate
-from txmq_broker import deliverer as delivering
 from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.topics import Topics, system_topics
-from txmq_broker.deliverer import LOOK_S, Deliverer
-from txmq_broker.store.lines import WHEEL_LINES
+from txmq_broker.services import deliverer as delivering
+from txmq_broker.services.deliverer import LOOK_S, Deliverer
+from txmq_broker.store.delay_lines import WHEEL_LINES
 
 ASYNC = Sizes(flush="async")
 BOTH = pytest.mark.parametrize("sizes", [Sizes(), ASYNC], ids=["sync", "async"])
@@ -379,7 +379,7 @@ async def test_a_disk_that_does_not_read_for_a_while_costs_nobody(caplog, monkey
         stage.later("b", 5000)
         await asyncio.sleep(1)
         with monkeypatch.context() as trouble:
-            trouble.setattr(stage.shelf.store, "read", _refuses)
+            trouble.setattr(stage.shelf.store.log, "read", _refuses)
             await asyncio.sleep(60)
             assert stage.came == {}
         await asyncio.sleep(2)

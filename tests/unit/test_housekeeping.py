@@ -17,8 +17,8 @@ from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
-from txmq_broker.housekeeping import ROUND_S, Housekeeping
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.housekeeping import ROUND_S, Housekeeping
+from txmq_broker.services.keeper import Keeper
 
 BIG = b"x" * 1500
 ALWAYS = RetentionSettings(delete_at=";".join(str(hour) for hour in range(24)))
@@ -149,7 +149,10 @@ def test_a_chore_that_fails_is_told_and_tried_again_and_the_others_go_on(problem
 
     assert len(tried) == len(done) == 4
     assert str(problem) in caplog.text
-    assert len([each for each in caplog.records if each.name == "txmq_broker.housekeeping"]) == 4
+    assert (
+        len([each for each in caplog.records if each.name == "txmq_broker.services.housekeeping"])
+        == 4
+    )
 
 
 @in_world

@@ -10,10 +10,10 @@ from txmq.protocol.checked_body import pack
 from txmq.protocol.decision import Decision, Kind, Source
 from txmq.protocol.span import HEAD_BYTES, head
 from txmq.testing import SeededEntropy
-from txmq_broker.inspection import Inspection
-from txmq_broker.log_records import Selection, select
-from txmq_broker.repair import Cut, RemoveIndex, plan
-from txmq_broker.store.log_reader import Gap, LogReader
+from txmq_broker.inspection.directory_inspection import Inspection
+from txmq_broker.inspection.log_records import Selection, select
+from txmq_broker.inspection.repair import Cut, RemoveIndex, plan
+from txmq_broker.store.log.reader import Gap, LogReader
 
 BIG = b"x" * 700
 TABLES = ["topics", "groups", "offsets", "floors"]

@@ -16,8 +16,8 @@ from txmq_broker.config import BrokerSettings, TopicDefaults
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topics
-from txmq_broker.housekeeping import ROUND_S
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.housekeeping import ROUND_S
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.message_store import MessageStore
 
 TABLES = ("topics", "groups", "offsets", "floors")

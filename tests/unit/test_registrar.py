@@ -12,11 +12,11 @@ from txmq.protocol.codes import RequestCode
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import Pool
 from txmq.testing import simulate
-from txmq_broker import registrar as registering
 from txmq_broker.config import BrokerSettings
 from txmq_broker.identity import Identity
 from txmq_broker.names.server import NameServer
-from txmq_broker.registrar import Registrar
+from txmq_broker.services import registrar as registering
+from txmq_broker.services.registrar import Registrar
 
 PORT = 9876
 PERIOD_S, RETRY_S = registering.PERIOD_S, registering.RETRY_S
@@ -245,10 +245,14 @@ def test_silence_is_told_once_and_so_is_its_end(caplog):
         await asyncio.sleep(60)
         await stage.close()
 
-    with caplog.at_level(logging.INFO, logger="txmq_broker.registrar"):
+    with caplog.at_level(logging.INFO, logger="txmq_broker.services.registrar"):
         scenario()
 
-    said = [each.getMessage() for each in caplog.records if each.name == "txmq_broker.registrar"]
+    said = [
+        each.getMessage()
+        for each in caplog.records
+        if each.name == "txmq_broker.services.registrar"
+    ]
     assert len(said) == 2
     assert "cannot be told" in said[0]
     assert "knows this broker again" in said[1]

@@ -27,10 +27,10 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
 
 if TYPE_CHECKING:
-    from txmq_broker.findings import Finding, Offsets, Summary
-    from txmq_broker.log_records import Broken, Item, LogRecord, Selection
-    from txmq_broker.repair import Repair
-    from txmq_broker.store.log_reader import Gap, LogReader
+    from txmq_broker.inspection.findings import Finding, Offsets, Summary
+    from txmq_broker.inspection.log_records import Broken, Item, LogRecord, Selection
+    from txmq_broker.inspection.repair import Repair
+    from txmq_broker.store.log.reader import Gap, LogReader
 
 __all__ = ["app"]
 
@@ -219,7 +219,7 @@ def _selection(
     end: int | None,
     kinds: list[str] | None,
 ) -> "Selection":
-    from txmq_broker.log_records import RecordKind, Selection
+    from txmq_broker.inspection.log_records import RecordKind, Selection
 
     known = [kind.value for kind in RecordKind]
     for name in kinds or ():
@@ -334,7 +334,7 @@ def _log_size(disk: LocalDisk) -> int:
 
 
 def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], Summary]":
-    from txmq_broker.inspection import Inspection
+    from txmq_broker.inspection.directory_inspection import Inspection
 
     findings: list[Finding] = []
     with _bar(_log_size(disk), is_shown=True) as advance:
@@ -385,7 +385,7 @@ def _summary_text(summary: "Summary") -> str:
 
 def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool) -> bool:
     """Offer the repairs for what was found; returns whether one was carried out."""
-    from txmq_broker.repair import plan
+    from txmq_broker.inspection.repair import plan
 
     repairs = plan(findings)
     for repair in repairs:
@@ -402,7 +402,7 @@ def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool
 
 
 def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
-    from txmq_broker.repair import AcceptLoss, Cut
+    from txmq_broker.inspection.repair import AcceptLoss, Cut
 
     size, records, offsets = repair.loss(disk)
     if isinstance(repair, Cut):
@@ -437,9 +437,9 @@ class _Reading:
 
     def read(self, disk: LocalDisk, write: Callable[["LogRecord"], None], *, has_bar: bool) -> None:
         """Give every wanted record to a function."""
-        from txmq_broker.log_records import select
-        from txmq_broker.store.log_identity import log_to_read
-        from txmq_broker.store.log_reader import LogReader
+        from txmq_broker.inspection.log_records import select
+        from txmq_broker.store.log.identity import log_to_read
+        from txmq_broker.store.log.reader import LogReader
 
         log = LogReader(disk, log_to_read(disk))
         log.open()
@@ -459,7 +459,7 @@ class _Reading:
 
     def _wanted(self) -> "tuple[Selection, bool]":
         """What to select: messages and the decisions that make some, unless others are named."""
-        from txmq_broker.log_records import RecordKind
+        from txmq_broker.inspection.log_records import RecordKind
 
         selection = self._selection
         if not self._is_export or selection.kinds - {RecordKind.MESSAGE}:
@@ -468,8 +468,8 @@ class _Reading:
         return selection._replace(kinds=kinds), True
 
     def _record(self, log: "LogReader", item: "Item", *, is_default: bool) -> "LogRecord | None":
-        from txmq_broker.log_records import Broken, committed_message
-        from txmq_broker.store.log_reader import Gap
+        from txmq_broker.inspection.log_records import Broken, committed_message
+        from txmq_broker.store.log.reader import Gap
 
         if isinstance(item, Gap | Broken):
             self._pass_over(item)
@@ -486,7 +486,7 @@ class _Reading:
         return found
 
     def _pass_over(self, item: "Gap | Broken") -> None:
-        from txmq_broker.store.log_reader import Gap
+        from txmq_broker.store.log.reader import Gap
 
         if isinstance(item, Gap) and item.is_torn:
             note(

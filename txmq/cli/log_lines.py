@@ -12,7 +12,7 @@ from txmq.protocol.message_id import host_text
 
 if TYPE_CHECKING:
     from txmq.protocol.record import Record
-    from txmq_broker.log_records import LogRecord
+    from txmq_broker.inspection.log_records import LogRecord
 
 __all__ = ["BodyForm", "plain_body", "record_fields", "record_line"]
 

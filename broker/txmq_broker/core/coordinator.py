@@ -29,7 +29,7 @@ from txmq_broker.core.arrival import HalfArrival
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.core.transaction import STEPS, Event, State
 from txmq_broker.store.half_store import Done, HalfStore
-from txmq_broker.store.pending import Half, transaction_key
+from txmq_broker.store.pending_transactions import Half, transaction_key
 
 __all__ = ["Coordinator", "Tally", "Transaction"]
 

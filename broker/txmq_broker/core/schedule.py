@@ -14,10 +14,10 @@ from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq_broker.config import DelaySettings
 from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.store.delay_lines import WHEEL_LINES, Line
+from txmq_broker.store.due_messages import Due
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
-from txmq_broker.store.lines import WHEEL_LINES, Line
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.waiting import Due
 
 __all__ = ["Schedule", "Wish"]
 
@@ -196,7 +196,7 @@ class Schedule:
             IllegalOperation: There is none, or there are too many to look at.
         """
         # From the first on: how long one may wait may have been another when it came.
-        last_ms = self._store.last_ms
+        last_ms = self._store.log.last_ms
         positions = [
             position
             for waiting in WAITING_TOPICS
@@ -208,7 +208,7 @@ class Schedule:
         read: list[bytes] = []
         room = RECALLED_BYTES_MAX
         for position in positions:
-            data = self._store.bytes_at(position)
+            data = self._store.log.bytes_at(position)
             if data is not None:
                 read.append(data)
                 room -= len(data)

@@ -24,8 +24,8 @@ from txmq.protocol.topics import (
 )
 from txmq_broker.config import BrokerSettings, TopicDefaults
 from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.delay_lines import WHEEL_QUEUES
 from txmq_broker.store.key_index import topic_seed
-from txmq_broker.store.lines import WHEEL_QUEUES
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "queue_counts"]

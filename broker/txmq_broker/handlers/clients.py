@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -22,17 +22,13 @@ from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup
 from txmq.protocol.topics import RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
 from txmq_broker.core.client_names import (
     check_client_id,
     check_consumer_group,
     check_producer_group,
 )
-from txmq_broker.core.clients import Clients, Member
-from txmq_broker.core.filter.filters import Filters
-from txmq_broker.core.groups import Groups
-from txmq_broker.core.locks import Locks
-from txmq_broker.core.topics import Topics
+from txmq_broker.core.clients import Member
+from txmq_broker.parts import Parts
 
 __all__ = ["ClientHandlers"]
 
@@ -40,25 +36,15 @@ __all__ = ["ClientHandlers"]
 class ClientHandlers:
     """Keeps the registry of clients and tells consumers when their group changes."""
 
-    def __init__(
-        self,
-        clients: Clients[Connection],
-        groups: Groups,
-        topics: Topics,
-        filters: Filters,
-        locks: Locks,
-        clock: Clock,
-        topics_changed: Callable[[], None],
-        producers_seen: Callable[[Iterable[str]], None],
-    ) -> None:
-        self._clients = clients
-        self._producers_seen = producers_seen
-        self._groups = groups
-        self._topics = topics
-        self._filters = filters
-        self._locks = locks
-        self._clock = clock
-        self._topics_changed = topics_changed
+    def __init__(self, parts: Parts) -> None:
+        self._clients = parts.clients
+        self._producers_seen = parts.checker.producers_seen
+        self._groups = parts.groups
+        self._topics = parts.topics
+        self._filters = parts.filters
+        self._locks = parts.locks
+        self._clock = parts.clock
+        self._topics_changed = parts.topics_changed
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

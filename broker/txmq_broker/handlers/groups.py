@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from txmq.errors import GroupNotFound, InternalError
 from txmq.protocol.bodies import GroupConfig, GroupConfigList
 from txmq.protocol.codes import RequestCode
@@ -11,10 +9,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import DeleteGroup, NamedGroup
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq_broker.core.groups import Groups
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.statistics import Statistics
+from txmq_broker.parts import Parts
 
 __all__ = ["GroupHandlers"]
 
@@ -22,19 +17,12 @@ __all__ = ["GroupHandlers"]
 class GroupHandlers:
     """Serves administrators of consumer groups. A change is on the disk before it is confirmed."""
 
-    def __init__(
-        self,
-        groups: Groups,
-        offsets: Offsets,
-        statistics: Statistics,
-        clock: Clock,
-        groups_changed: Callable[[], None],
-    ) -> None:
-        self._groups = groups
-        self._offsets = offsets
-        self._statistics = statistics
-        self._clock = clock
-        self._groups_changed = groups_changed
+    def __init__(self, parts: Parts) -> None:
+        self._groups = parts.groups
+        self._offsets = parts.offsets
+        self._statistics = parts.statistics
+        self._clock = parts.clock
+        self._groups_changed = parts.groups_changed
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

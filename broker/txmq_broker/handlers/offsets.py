@@ -17,11 +17,9 @@ from txmq.protocol.headers import (
 )
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
 from txmq_broker.core.client_names import check_client_id, check_consumer_group
-from txmq_broker.core.locks import Locks
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.topics import Topics, check_name
+from txmq_broker.core.topics import check_name
+from txmq_broker.parts import Parts
 from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.message_store import MessageStore
 
@@ -31,19 +29,12 @@ __all__ = ["OffsetHandlers", "offset_by_time"]
 class OffsetHandlers:
     """Answers where things are in a queue."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        offsets: Offsets,
-        locks: Locks,
-        store: MessageStore,
-        clock: Clock,
-    ) -> None:
-        self._topics = topics
-        self._offsets = offsets
-        self._locks = locks
-        self._store = store
-        self._clock = clock
+    def __init__(self, parts: Parts) -> None:
+        self._topics = parts.topics
+        self._offsets = parts.offsets
+        self._locks = parts.locks
+        self._store = parts.store
+        self._clock = parts.clock
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

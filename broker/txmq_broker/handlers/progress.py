@@ -33,18 +33,13 @@ from txmq.protocol.headers import (
 )
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
 from txmq_broker.core.client_names import check_consumer_group
-from txmq_broker.core.clients import Clients
 from txmq_broker.core.filter.tags import tag_filter
-from txmq_broker.core.groups import Groups
-from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.progress import Progress
-from txmq_broker.core.statistics import MINUTE_S, Statistics
-from txmq_broker.core.topics import Topic, Topics
-from txmq_broker.identity import Identity
+from txmq_broker.core.statistics import MINUTE_S
+from txmq_broker.core.topics import Topic
+from txmq_broker.parts import Parts
 from txmq_broker.store.consume_queue import ConsumeQueue, Entry
-from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["ProgressHandlers"]
 
@@ -55,26 +50,18 @@ _ENTRIES_MAX: Final = 1_000
 class ProgressHandlers:
     """Shows how far groups have come, and lets one start where another is."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        topics: Topics,
-        groups: Groups,
-        clients: Clients[Connection],
-        offsets: Offsets,
-        store: MessageStore,
-        statistics: Statistics,
-        clock: Clock,
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
-        self._store = store
-        self._statistics = statistics
-        self._clock = clock
-        self._progress = Progress(identity.name, topics, offsets, clients, store)
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._clients = parts.clients
+        self._offsets = parts.offsets
+        self._store = parts.store
+        self._statistics = parts.statistics
+        self._clock = parts.clock
+        self._progress = Progress(
+            parts.identity.name, parts.topics, parts.offsets, parts.clients, parts.store
+        )
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

@@ -29,18 +29,14 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq_broker.core.clients import Clients
 from txmq_broker.core.fetch import Fetched, Outcome, fetch
 from txmq_broker.core.filter.condition import Condition
-from txmq_broker.core.filter.filters import Filter, Filters
-from txmq_broker.core.groups import Groups
+from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.hold import Holds
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.statistics import Statistics
-from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.core.topics import Topic
+from txmq_broker.parts import Parts
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.message_store import MessageStore, Span
+from txmq_broker.store.message_store import Span
 
 __all__ = ["PullHandlers"]
 
@@ -77,30 +73,19 @@ class HeldPull(NamedTuple):
 class PullHandlers:
     """Gives consumers what is stored."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        groups: Groups,
-        clients: Clients[Connection],
-        filters: Filters,
-        offsets: Offsets,
-        store: MessageStore,
-        statistics: Statistics,
-        clock: Clock,
-        wait_max: float,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._filters = filters
-        self._offsets = offsets
-        self._store = store
-        self._statistics = statistics
-        self._given = statistics.meter("BROKER_GET_NUMS", "")
-        self._found = statistics.meter("PULLS_FOUND", "")
-        self._missed = statistics.meter("PULLS_MISSED", "")
-        self._clock = clock
-        self.wait_max = wait_max
+    def __init__(self, parts: Parts) -> None:
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._clients = parts.clients
+        self._filters = parts.filters
+        self._offsets = parts.offsets
+        self._store = parts.store
+        self._statistics = parts.statistics
+        self._given = parts.statistics.meter("BROKER_GET_NUMS", "")
+        self._found = parts.statistics.meter("PULLS_FOUND", "")
+        self._missed = parts.statistics.meter("PULLS_MISSED", "")
+        self._clock = parts.clock
+        self.wait_max = parts.settings.pull_wait_max
         self._holds: Holds[HeldPull] = Holds()
         self._held_chars = 0
         self._woken: deque[HeldPull] = deque()

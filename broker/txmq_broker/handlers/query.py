@@ -11,9 +11,8 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.topics import Topics
+from txmq_broker.parts import Parts
 from txmq_broker.store.key_index import keys_in
-from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["QueryHandlers"]
 
@@ -25,9 +24,9 @@ _UNIQUE = "_UNIQUE_KEY_QUERY"
 class QueryHandlers:
     """Shows single messages."""
 
-    def __init__(self, topics: Topics, store: MessageStore) -> None:
-        self._topics = topics
-        self._store = store
+    def __init__(self, parts: Parts) -> None:
+        self._topics = parts.topics
+        self._store = parts.store
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""
@@ -59,7 +58,7 @@ class QueryHandlers:
                 break
         if not found:
             raise NotFound("can not find message, maybe time range not correct")
-        state = QueryAnswer(self._store.last_ms, self._store.log.end)
+        state = QueryAnswer(self._store.log.last_ms, self._store.log.end)
         return answer(request, 0, state, body=b"".join(found))
 
     def by_id(self, connection: Connection, request: Command) -> bytes:

@@ -9,10 +9,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import RecallAnswer, RecallMessage
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.schedule import Schedule
-from txmq_broker.core.topics import Topics
-from txmq_broker.flusher import Flusher
-from txmq_broker.identity import Identity
+from txmq_broker.parts import Parts
 
 __all__ = ["RecallHandlers"]
 
@@ -20,13 +17,11 @@ __all__ = ["RecallHandlers"]
 class RecallHandlers:
     """Takes back messages that wait."""
 
-    def __init__(
-        self, identity: Identity, topics: Topics, schedule: Schedule, flusher: Flusher
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._schedule = schedule
-        self._flusher = flusher
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._schedule = parts.schedule
+        self._flusher = parts.flusher
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

@@ -43,14 +43,11 @@ from txmq.protocol.headers import (
 from txmq.protocol.message_id import split_offset_id
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq_broker.core.clients import Clients, Member
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.core.clients import Member
+from txmq_broker.core.topics import Topic
 from txmq_broker.handlers.offsets import offset_by_time
-from txmq_broker.identity import Identity
+from txmq_broker.parts import Parts
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["RelayHandlers"]
 
@@ -72,21 +69,13 @@ _CPP: Final = "CPP"
 class RelayHandlers:
     """Brings operators and repliers together with the clients they mean."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        topics: Topics,
-        clients: Clients[Connection],
-        offsets: Offsets,
-        store: MessageStore,
-        clock: Clock,
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._clients = clients
-        self._offsets = offsets
-        self._store = store
-        self._clock = clock
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._clients = parts.clients
+        self._offsets = parts.offsets
+        self._store = parts.store
+        self._clock = parts.clock
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def table(self) -> dict[int, Handler]:

@@ -15,19 +15,11 @@ from txmq.protocol.record import Postmark, Record, tail_of, unpack
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, RETRY, WAITING_TOPICS
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq.runtime.entropy import Entropy
 from txmq_broker.core.arrival import examine
-from txmq_broker.core.clients import Clients
-from txmq_broker.core.groups import Groups
 from txmq_broker.core.retry import ATTEMPTS_TOP, Fate, fate_of, returned, settle_maximum
-from txmq_broker.core.schedule import Schedule
-from txmq_broker.core.statistics import Statistics
-from txmq_broker.core.topics import Topic, Topics, check_name
-from txmq_broker.flusher import Flusher
+from txmq_broker.core.topics import Topic, check_name
 from txmq_broker.handlers.send import queues_to_write
-from txmq_broker.identity import Identity
-from txmq_broker.store.message_store import MessageStore
+from txmq_broker.parts import Parts
 
 __all__ = ["ReturnHandlers"]
 
@@ -45,34 +37,21 @@ _NOT_GIVEN_YET: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})
 class ReturnHandlers:
     """Takes messages back from consumer groups."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        topics: Topics,
-        groups: Groups,
-        clients: Clients[Connection],
-        store: MessageStore,
-        schedule: Schedule,
-        statistics: Statistics,
-        flusher: Flusher,
-        clock: Clock,
-        entropy: Entropy,
-        topic_of_group: Callable[[str, int, int], Topic],
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._store = store
-        self._schedule = schedule
-        self._statistics = statistics
-        self._flusher = flusher
-        self._clock = clock
-        self._entropy = entropy
+    def __init__(self, parts: Parts, topic_of_group: Callable[[str, int, int], Topic]) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._clients = parts.clients
+        self._store = parts.store
+        self._schedule = parts.schedule
+        self._statistics = parts.statistics
+        self._flusher = parts.flusher
+        self._clock = parts.clock
+        self._entropy = parts.entropy
         self._topic_of_group = topic_of_group
-        self._cluster = f"CLUSTER\x01{identity.cluster}\x02"
-        self._store_host = identity.store_host
-        self._store_bits = _STORE_V6 if len(identity.store_host) > 8 else 0
+        self._cluster = f"CLUSTER\x01{parts.identity.cluster}\x02"
+        self._store_host = parts.identity.store_host
+        self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

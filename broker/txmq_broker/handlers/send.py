@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -17,9 +16,6 @@ from txmq.protocol.record import SMALLEST, Postmark, tail_of
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq.runtime.entropy import Entropy
-from txmq_broker.core.admission import Admission
 from txmq_broker.core.arrival import (
     Arrival,
     as_half,
@@ -29,15 +25,10 @@ from txmq_broker.core.arrival import (
     says_it_is_half,
 )
 from txmq_broker.core.client_names import producer_group_fault
-from txmq_broker.core.clients import Clients
-from txmq_broker.core.coordinator import Coordinator
-from txmq_broker.core.groups import Groups
 from txmq_broker.core.retry import buried, why_exhausted
-from txmq_broker.core.schedule import Schedule, Wish
-from txmq_broker.core.topics import Topic, Topics
-from txmq_broker.flusher import Flusher
-from txmq_broker.identity import Identity
-from txmq_broker.store.message_store import MessageStore
+from txmq_broker.core.schedule import Wish
+from txmq_broker.core.topics import Topic
+from txmq_broker.parts import Parts
 
 __all__ = ["SendHandlers", "queues_to_write"]
 
@@ -51,39 +42,25 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 class SendHandlers:
     """Stores what producers send."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        topics: Topics,
-        groups: Groups,
-        store: MessageStore,
-        coordinator: Coordinator,
-        schedule: Schedule,
-        clients: Clients[Connection],
-        admission: Admission,
-        flusher: Flusher,
-        clock: Clock,
-        entropy: Entropy,
-        topics_changed: Callable[[], None],
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._groups = groups
-        self._store = store
-        self._coordinator = coordinator
-        self._schedule = schedule
-        self._clients = clients
-        self._admission = admission
-        self._flusher = flusher
-        self._clock = clock
-        self._entropy = entropy
-        self._topics_changed = topics_changed
-        self._cluster = f"CLUSTER\x01{identity.cluster}\x02"
-        self._store_host = identity.store_host
-        self._store_host_hex = identity.store_host.hex().upper().encode()
-        self._store_bits = _STORE_V6 if len(identity.store_host) > 8 else 0
-        self._new_key = identity.unique_id
-        self._body_max = identity.message_size_max
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._store = parts.store
+        self._coordinator = parts.coordinator
+        self._schedule = parts.schedule
+        self._clients = parts.clients
+        self._admission = parts.admission
+        self._flusher = parts.flusher
+        self._clock = parts.clock
+        self._entropy = parts.entropy
+        self._topics_changed = parts.topics_changed
+        self._cluster = f"CLUSTER\x01{parts.identity.cluster}\x02"
+        self._store_host = parts.identity.store_host
+        self._store_host_hex = parts.identity.store_host.hex().upper().encode()
+        self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
+        self._new_key = parts.identity.unique_id
+        self._body_max = parts.identity.message_size_max
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

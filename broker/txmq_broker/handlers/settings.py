@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -19,9 +19,8 @@ from txmq.protocol.topics import TRACES
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.remoting.pool import split_address
-from txmq.runtime.clock import Clock
 from txmq_broker.config import BrokerSettings
-from txmq_broker.identity import Identity
+from txmq_broker.parts import Parts
 from txmq_broker.rocketmq_settings import NAMES, milliseconds, percent
 
 __all__ = ["SettingHandlers"]
@@ -67,20 +66,13 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
 class SettingHandlers:
     """Shows the settings and takes changes, which last until the broker stops."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        names: Callable[[], str],
-        settings: BrokerSettings,
-        clock: Clock,
-        changed: Callable[[BrokerSettings], None],
-    ) -> None:
-        self._identity = identity
-        self._names = names
-        self._settings = settings
-        self._clock = clock
-        self._changed = changed
-        self._version = DataVersion(timestamp=clock.wall_ms())
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._names = parts.names
+        self._settings = parts.settings
+        self._clock = parts.clock
+        self._changed = parts.settings_changed
+        self._version = DataVersion(timestamp=parts.clock.wall_ms())
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -13,14 +12,9 @@ from txmq.protocol.command import VERSION, Command, answer
 from txmq.protocol.headers import StatsQuery, camel
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq.runtime.disk import Disk, Space
-from txmq_broker.core.coordinator import Coordinator
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.statistics import DAY_S, HOUR_S, MINUTE_S, Meter, Statistics
-from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
-from txmq_broker.store.message_store import MessageStore
+from txmq.runtime.disk import Space
+from txmq_broker.core.statistics import DAY_S, HOUR_S, MINUTE_S, Meter
+from txmq_broker.parts import Parts
 
 __all__ = ["StatisticsHandlers"]
 
@@ -59,29 +53,17 @@ same: monitoring tools parse them unseen and show nothing at all of a broker tha
 class StatisticsHandlers:
     """Tells operators' tools how the broker is."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        topics: Topics,
-        offsets: Offsets,
-        store: MessageStore,
-        coordinator: Coordinator,
-        statistics: Statistics,
-        disk: Disk,
-        clock: Clock,
-        started_ms: int,
-        retain: Callable[[], None],
-    ) -> None:
-        self._identity = identity
-        self._topics = topics
-        self._offsets = offsets
-        self._store = store
-        self._coordinator = coordinator
-        self._statistics = statistics
-        self._disk = disk
-        self._clock = clock
-        self._started_ms = started_ms
-        self._retain = retain
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._offsets = parts.offsets
+        self._store = parts.store
+        self._coordinator = parts.coordinator
+        self._statistics = parts.statistics
+        self._disk = parts.disk
+        self._clock = parts.clock
+        self._started_ms = parts.started_ms
+        self._retain = parts.delete_old_files
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""
@@ -161,7 +143,7 @@ class StatisticsHandlers:
     def _space(self) -> dict[str, str]:
         log = self._store.log
         table = {
-            "commitLogMinOffset": str(self._store.start),
+            "commitLogMinOffset": str(self._store.log.start),
             "commitLogMaxOffset": str(log.end),
             "remainHowManyDataToFlush": _readable(log.end - log.durable),
             # What is in the log is in its queues once it may be read; there is no second step.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from txmq.errors import InternalError
@@ -13,9 +11,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import TopicHeader, TopicSettings
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.topics import Topics
+from txmq_broker.parts import Parts
 
 __all__ = ["TopicHandlers"]
 
@@ -23,19 +19,12 @@ __all__ = ["TopicHandlers"]
 class TopicHandlers:
     """Serves administrators of topics."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        offsets: Offsets,
-        clock: Clock,
-        topics_changed: Callable[[], None],
-        forget: Callable[[str], None],
-    ) -> None:
-        self._topics = topics
-        self._offsets = offsets
-        self._clock = clock
-        self._topics_changed = topics_changed
-        self._forget = forget
+    def __init__(self, parts: Parts) -> None:
+        self._topics = parts.topics
+        self._offsets = parts.offsets
+        self._clock = parts.clock
+        self._topics_changed = parts.topics_changed
+        self._forget = parts.forget_topic
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

@@ -34,12 +34,10 @@ from txmq.protocol.headers import (
 from txmq.protocol.message_id import split_offset_id
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq.runtime.clock import Clock
-from txmq_broker.checker import Checker
-from txmq_broker.core.coordinator import Coordinator, Transaction
+from txmq_broker.core.coordinator import Transaction
 from txmq_broker.core.transaction import Event, State
-from txmq_broker.flusher import Flusher
-from txmq_broker.store.pending import Half, transaction_key
+from txmq_broker.parts import Parts
+from txmq_broker.store.pending_transactions import Half, transaction_key
 
 __all__ = ["TransactionHandlers"]
 
@@ -53,14 +51,12 @@ _LISTED_MAX: Final = 500
 class TransactionHandlers:
     """Ends transactions, and shows those that are open."""
 
-    def __init__(
-        self, coordinator: Coordinator, checker: Checker, flusher: Flusher, clock: Clock
-    ) -> None:
-        self._coordinator = coordinator
-        self._checker = checker
-        self._flusher = flusher
-        self._clock = clock
-        self._pending = coordinator.halves.pending
+    def __init__(self, parts: Parts) -> None:
+        self._coordinator = parts.coordinator
+        self._checker = parts.checker
+        self._flusher = parts.flusher
+        self._clock = parts.clock
+        self._pending = parts.coordinator.halves.pending
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""

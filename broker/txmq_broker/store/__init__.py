@@ -1,7 +1,8 @@
-"""The log and what is derived from it: synchronous, over the Disk port.
+"""The log and its indexes: synchronous, over the Disk port.
 
-Nothing here waits, reads a clock or writes to a logger; times are parameters and findings are
-return values. One append-only log holds every topic (:mod:`segment`, :mod:`commit_log`); consume
-queues and the key index only point into it and can be thrown away (:mod:`checkpoint`,
-:mod:`recovery`).
+No function in here waits or reads a clock; times are parameters and findings are return values. One
+append-only log holds every topic (:mod:`~txmq_broker.store.log`). Queues, the key index, half
+messages and delayed messages only point into it (:mod:`queue_store`, :mod:`half_store`,
+:mod:`delay_store`). Their index files can be deleted: a start makes them again from the log
+(:mod:`checkpoints`, :mod:`start`).
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
-from txmq_broker.store.sealed import Sealed
+from txmq_broker.store.sealed_bytes import Sealed
 
 __all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, RemoteProtocolError, ServiceUnavailable
 from txmq.protocol import record as records
@@ -18,12 +18,11 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq_broker.store.consume_queue import Entry
+from txmq_broker.store.delay_lines import RECALLS, Line, Lines, LineState
+from txmq_broker.store.due_messages import Due, Place, Waiting, split_where, where_of
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
-from txmq_broker.store.lines import RECALLS, Line, Lines, LineState
-from txmq_broker.store.waiting import Due, Place, Waiting, split_where, where_of
-
-if TYPE_CHECKING:
-    from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.queue_store import QueueStore
 
 __all__ = ["DelayStore", "Delayed"]
 
@@ -42,8 +41,9 @@ class Delayed(NamedTuple):
 class DelayStore(Lines):
     """The waiting messages of one store."""
 
-    def __init__(self, store: MessageStore) -> None:
-        super().__init__(store)
+    def __init__(self, log: CommitLog, queues: QueueStore) -> None:
+        super().__init__(queues)
+        self._log = log
         self._waiting = Waiting()
         self._joined: list[Due] = []
         self._left: list[Due] = []
@@ -78,7 +78,7 @@ class DelayStore(Lines):
         hashes = tuple([key_hash(seed, key) for key in keys_in(data.decode())])
         tail = records.tail_of(records.topic_field(queue.topic), data)
         stamp = (*postmark[:6], due_ms)
-        offset, position = self._store.append(queue, stamp, flag, body, tail, due_ms, hashes)
+        offset, position = self._queues.append(queue, stamp, flag, body, tail, due_ms, hashes)
         self._joined.append(Due(due_ms, line.number, offset))
         self._joins_ms = min(self._joins_ms, due_ms)
         return offset, position
@@ -102,7 +102,7 @@ class DelayStore(Lines):
         queue = self.line(RECALLS).queue
         where = where_of(due.line, due.offset)
         tail = records.tail_of(records.topic_field(queue.topic), data)
-        self._store.append(queue, (*postmark[:6], where), 0, b"recalled", tail, where, ())
+        self._queues.append(queue, (*postmark[:6], where), 0, b"recalled", tail, where, ())
         self._going.add(where)
         self._recalled.append(due)
 
@@ -117,7 +117,7 @@ class DelayStore(Lines):
         Raises:
             CorruptRecord: An index file differs from what was written.
         """
-        where, segment = where_of(due.line, due.offset), self._store.file_at(position)
+        where, segment = where_of(due.line, due.offset), self._log.file_at(position)
         return any(self.line(RECALLS).queue.with_code(where, segment))
 
     # What is due
@@ -159,7 +159,7 @@ class DelayStore(Lines):
             ((position, size, _, checksum),) = self._lines[due.line].queue.read(due.offset, 1)
         except CorruptRecord as problem:
             raise ServiceUnavailable(str(problem)) from problem
-        data = self._store.read(position, size)
+        data = self._log.read(position, size)
         if crc32(data) != checksum:
             raise CorruptRecord(position, "a waiting message differs from what was stored")
         try:
@@ -222,7 +222,7 @@ class DelayStore(Lines):
         if record.topic in WAITING_TOPICS:
             self.line_of(record.topic, record.queue_id)
             return
-        data = self._store.bytes_at(record.prepared_position)
+        data = self._log.bytes_at(record.prepared_position)
         if data is None:
             return  # Its file was deleted, and nothing in it waited any more.
         try:

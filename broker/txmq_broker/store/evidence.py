@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from txmq.protocol.decision import MARKER_BYTES
 from txmq.protocol.record import SMALLEST
-from txmq_broker.store.checkpoint import Chunk
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.high_water import PATH as HIGH_WATER
-from txmq_broker.store.high_water import Mark
+from txmq_broker.store.index_file import Chunk
+from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log.high_water import Mark
 
 __all__ = ["Evidence", "Missing", "QueueOffsets", "compare", "new_offsets"]
 
@@ -97,11 +97,11 @@ def compare(evidence: Evidence, start: int, end: int, reach: int, path: str) -> 
         proofs.append(f"{ends}, and config/floors.json knows that it was durable at {known_end}")
     offsets: dict[str, dict[int, int]] = {}
     for index, chunk in evidence.chunks:
-        if chunk.stretch.end <= end:
+        if chunk.part.end <= end:
             continue
-        if chunk.stretch.end > known_end or not proofs:
-            proofs.append(f"{ends}, and {index} covers it to {chunk.stretch.end}")
-        known_end = max(known_end, chunk.stretch.end)
+        if chunk.part.end > known_end or not proofs:
+            proofs.append(f"{ends}, and {index} covers it to {chunk.part.end}")
+        known_end = max(known_end, chunk.part.end)
         for run in chunk.queues:
             _raise(offsets, run.topic, run.number, run.first + run.entries)
     is_of_log = bool(proofs)
@@ -131,7 +131,7 @@ def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dic
     Behind the last chunk of an index nobody knows which queue had what was lost, so every queue
     goes on as far on as if all of it had been its own.
     """
-    known_to = max([chunk.stretch.end for _, chunk in evidence.chunks], default=end)
+    known_to = max([chunk.part.end for _, chunk in evidence.chunks], default=end)
     unknown = max(0, missing.end - max(end, known_to))
     lost = -(-unknown // _SMALLEST)
     found = {topic: dict(numbers) for topic, numbers in missing.offsets.items()}

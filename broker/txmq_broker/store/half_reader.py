@@ -7,7 +7,7 @@ stands for the marker.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,10 +21,9 @@ from txmq.protocol.record import Record
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq_broker.store.consume_queue import ConsumeQueue, Entry
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
-from txmq_broker.store.pending import Half
-
-if TYPE_CHECKING:
-    from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.pending_transactions import Half
+from txmq_broker.store.queue_store import QueueStore
 
 __all__ = [
     "HIDDEN",
@@ -54,15 +53,16 @@ class Sent(NamedTuple):
 class HalfReader:
     """Reads the half messages of one store, and what was decided about them."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(self, log: CommitLog, queues: QueueStore) -> None:
+        self._log = log
+        self._queues = queues
         self.half_queue = ConsumeQueue(HALF_TOPIC, 0)
         self.op_queue = ConsumeQueue(OP_TOPIC, 0)
 
     def begin(self) -> None:
         """Take hold of the two queues, once it is known where they start."""
-        self.half_queue = self._store.queue(HALF_TOPIC, 0)
-        self.op_queue = self._store.queue(OP_TOPIC, 0)
+        self.half_queue = self._queues.queue(HALF_TOPIC, 0)
+        self.op_queue = self._queues.queue(OP_TOPIC, 0)
 
     # By place
 
@@ -78,7 +78,7 @@ class HalfReader:
             size=len(data),
             tags_code=java.string_hash(tag) if tag else 0,
             checksum=crc32(data),
-            queue=self._store.queue(record.topic, record.queue_id),
+            queue=self._queues.queue(record.topic, record.queue_id),
             group=properties.find(text, properties.PRODUCER_GROUP) or "",
             origin="",
             key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
@@ -96,7 +96,7 @@ class HalfReader:
         return Sent(unique, record.topic, record.body)
 
     def _record_at(self, position: int) -> bytes:
-        data = self._store.bytes_at(position)
+        data = self._log.bytes_at(position)
         if data is None:
             raise CorruptRecord(position, "a half message that was not decided is not there")
         return data
@@ -112,7 +112,7 @@ class HalfReader:
     def decision_on(self, half: Half) -> Decision | None:
         """The last marker that names a half message, searched for from the half's file on."""
         found = None
-        for entry in self.op_queue.with_code(half.offset, self._store.file_at(half.position)):
+        for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
             found = self._decision_at(entry)
             if found.kind is not Kind.PARKED:
                 break
@@ -120,13 +120,13 @@ class HalfReader:
 
     def _decision_at(self, entry: Entry) -> Decision:
         position, size, _, checksum = entry
-        data = self._store.read(position, size)
+        data = self._log.read(position, size)
         if crc32(data) ^ HIDDEN != checksum:
             raise CorruptRecord(position, "a marker differs from what was stored")
         return Decision.unpack(data, position)
 
     def _read_half(self, half: Half) -> bytes:
-        data = self._store.read(half.position, half.size)
+        data = self._log.read(half.position, half.size)
         if crc32(data) != half.checksum:
             raise CorruptRecord(half.position, "a half message differs from what was stored")
         return data
@@ -150,7 +150,7 @@ class HalfReader:
         if queue.topic == OP_TOPIC:
             return self._shown_marker(self._decision_at(entry), position)
         if queue.topic == HALF_TOPIC:
-            data = self._store.read(position, size)
+            data = self._log.read(position, size)
             if crc32(data) ^ HIDDEN != checksum:
                 raise CorruptRecord(position, "a half message differs from what was stored")
             record, _ = _unpacked(data, position)
@@ -159,7 +159,7 @@ class HalfReader:
         decision = self._marker_at(position)
         if decision is None:
             raise CorruptRecord(position, "a message differs from what was stored")
-        data = self._store.read(decision.half_position, size)
+        data = self._log.read(decision.half_position, size)
         if crc32(data) ^ HIDDEN != checksum:
             raise CorruptRecord(position, "a committed message differs from what was stored")
         return records.committed(
@@ -218,7 +218,7 @@ class HalfReader:
         return self._entry_if(queue, decision.queue_offset, position)
 
     def _marker_at(self, position: int) -> Decision | None:
-        data = self._store.read(position, MARKER_BYTES + REASON_BYTES_MAX)
+        data = self._log.read(position, MARKER_BYTES + REASON_BYTES_MAX)
         try:
             decision = Decision.unpack(data, position)
         except CorruptRecord:

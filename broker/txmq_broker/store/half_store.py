@@ -9,7 +9,7 @@ message a second time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import CorruptRecord
 from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
@@ -23,10 +23,9 @@ from txmq.protocol.span import HEAD_BYTES
 from txmq.protocol.topics import PARKED_TOPIC
 from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
-from txmq_broker.store.pending import Changes, Half, Pending, transaction_key
-
-if TYPE_CHECKING:
-    from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.pending_transactions import Changes, Half, Pending, transaction_key
+from txmq_broker.store.queue_store import QueueStore
 
 __all__ = ["Closing", "Done", "HalfStore", "Opening"]
 
@@ -58,8 +57,8 @@ and its entry in the op queue.
 class HalfStore(HalfReader):
     """The half messages of one store, and what became of them."""
 
-    def __init__(self, store: MessageStore) -> None:
-        super().__init__(store)
+    def __init__(self, log: CommitLog, queues: QueueStore) -> None:
+        super().__init__(log, queues)
         self.pending = Pending()
         self.opening: dict[int, bytes] = {}
         """Half messages that are staged or written and not safe yet, as they are kept."""
@@ -94,8 +93,8 @@ class HalfStore(HalfReader):
         """Stage a half message, of which the postmark says that it is one; returns its place in the
         half queue and its position.
         """
-        store, half_queue = self._store, self.half_queue
-        position, offset = store.log.next_position, half_queue.next_offset
+        log, half_queue = self._log, self.half_queue
+        position, offset = log.next_position, half_queue.next_offset
         head, size = records.head_of(
             queue.number, flag, offset, position, postmark, body, len(tail)
         )
@@ -104,8 +103,8 @@ class HalfStore(HalfReader):
             offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
             immunity_s,
         )  # fmt: skip
-        store.last_ms = postmark[3]
-        store.log.stage((head, body, tail), size)
+        log.last_ms = postmark[3]
+        log.stage((head, body, tail), size)
         half_queue.next_offset = offset + 1
         self.opening[key] = data
         entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
@@ -120,7 +119,7 @@ class HalfStore(HalfReader):
         Raises:
             CorruptRecord: The half message cannot be read, where it has to be.
         """
-        store, log, op_queue = self._store, self._store.log, self.op_queue
+        log, op_queue = self._log, self.op_queue
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
         if self._here_from < 0:
             self._here_from = self._first_in_this_file()
@@ -132,13 +131,13 @@ class HalfStore(HalfReader):
             kind, source, op_queue.next_offset, half.position, half.offset, offset, now_ms,
             reason.encode(),
         )  # fmt: skip
-        store.last_ms = now_ms
+        log.last_ms = now_ms
         log.stage((marker,), len(marker))
         op_queue.next_offset += 1
         entry = ENTRY.pack(position, len(marker), half.offset, crc32(marker) ^ HIDDEN)
         if is_here:
             self.must_stay = True
-            store.stage_entry(
+            self._queues.stage_entry(
                 half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
                 half.key_hashes,
             )  # fmt: skip
@@ -152,22 +151,21 @@ class HalfStore(HalfReader):
 
     def _stage_copy(self, half: Half, data: bytes, kind: Kind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
-        store = self._store
         if kind is _PARKED:
-            queue, hashes = store.queue(PARKED_TOPIC, 0), ()
-        position = store.log.next_position
+            queue, hashes = self._queues.queue(PARKED_TOPIC, 0), ()
+        position = self._log.next_position
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
         if kind is _PARKED:
             record, _ = records.unpack(shown)
             flags = record.sys_flag & ~_TYPE_BITS
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
-        store.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
+        self._queues.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
 
     def _first_in_this_file(self) -> int:
         """From which position on half messages lie in the file that the next span goes to."""
-        start, end = self._store.tail_start, self._store.log.end
+        start, end = self._log.segments.tail_start, self._log.segments.end
         # A span may become so long.
-        is_safe = end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - start <= self._store.segment_size
+        is_safe = end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - start <= self._log.segment_size
         return start if is_safe else end
 
     # What becomes of what was staged
@@ -250,7 +248,7 @@ class HalfStore(HalfReader):
         committed = (position, half.size, half.tags_code, checksum)
         if not half.queue.restore(decision.queue_offset, committed):
             return False
-        self._store.restore_keys(half.key_hashes, position)
+        self._queues.restore_keys(half.key_hashes, position)
         return True
 
     def loaded(self, changes: Changes) -> None:
@@ -298,7 +296,7 @@ class HalfStore(HalfReader):
     def _closed_by(self, entry: Entry) -> Closing | None:
         try:
             decision = self._decision_at(entry)
-            if decision.kind is _PARKED or decision.half_position < self._store.start:
+            if decision.kind is _PARKED or decision.half_position < self._log.start:
                 return None
             half, unique, _ = self._half_at(decision.half_position)
         except CorruptRecord:

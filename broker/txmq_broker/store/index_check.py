@@ -20,12 +20,12 @@ from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, WAITING_TOPICS
-from txmq_broker.store.checkpoint import Chunk, IndexFile
 from txmq_broker.store.consume_queue import ENTRY, Entry
 from txmq_broker.store.half_reader import HIDDEN
+from txmq_broker.store.index_file import Chunk, IndexFile
 from txmq_broker.store.key_index import HASH_BYTES, POSITION_BYTES, key_hash, keys_in, topic_seed
-from txmq_broker.store.log_reader import LogReader
-from txmq_broker.store.pending import Pending
+from txmq_broker.store.log.reader import LogReader
+from txmq_broker.store.pending_transactions import Pending
 
 __all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "StretchEntries", "indexed"]
 
@@ -230,7 +230,7 @@ class StretchEntries:
             result.differences.append(f"it has {len(foreign)} keys that no message has")
 
     def _compare_changes(self, index: IndexFile, chunk: Chunk, result: Compared) -> None:
-        mine = self._changes.changes_before(chunk.stretch.end)
+        mine = self._changes.changes_before(chunk.part.end)
         theirs = index.changes(chunk)
         if [sorted(part) for part in mine] != [sorted(part) for part in theirs]:
             result.differences.append("it names other open transactions than the log")

@@ -5,7 +5,7 @@ and a log that is shorter than other files prove is refused, or goes on above al
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, DiskFull, LogTooShort
 from txmq.protocol import java, properties
@@ -16,17 +16,19 @@ from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES, Found, read_head
 from txmq.protocol.topics import WAITING_TOPICS
-from txmq.runtime.disk import NO_ROOM
-from txmq_broker.store.checkpoint import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
+from txmq.runtime.disk import NO_ROOM, Disk
+from txmq_broker.store.checkpoints import Checkpoints
+from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare, new_offsets
-from txmq_broker.store.high_water import Mark
+from txmq_broker.store.half_store import HalfStore
+from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
-from txmq_broker.store.recovery import REPAIR_COMMAND, Scan, scan
-from txmq_broker.store.segment import Extent, cut_folder, keep_aside
-from txmq_broker.store.segment import path_of as log_path_of
-
-if TYPE_CHECKING:
-    from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.log.high_water import Mark
+from txmq_broker.store.log.segments import Extent, cut_folder, keep_aside
+from txmq_broker.store.log.segments import path_of as log_path_of
+from txmq_broker.store.log.spans import REPAIR_COMMAND, Scan, scan
+from txmq_broker.store.queue_store import QueueStore
 
 __all__ = ["Recovery", "Start"]
 
@@ -51,10 +53,26 @@ class Recovery(NamedTuple):
 class Start:
     """One start of a store whose directory is taken."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
-        self._segments = store.segments
-        self._high_water = store.high_water
+    def __init__(
+        self,
+        disk: Disk,
+        log: CommitLog,
+        queues: QueueStore,
+        halves: HalfStore,
+        delays: DelayStore,
+        checkpoints: Checkpoints,
+        *,
+        is_async: bool,
+    ) -> None:
+        self._disk = disk
+        self._log = log
+        self._segments = log.segments
+        self._high_water = log.high_water
+        self._queues = queues
+        self._halves = halves
+        self._delays = delays
+        self._checkpoints = checkpoints
+        self._is_async = is_async
         self._strays: list[IndexFile] = []
         self._accepted = 0
         """Where the log ended by the evidence, once the loss is accepted."""
@@ -75,12 +93,12 @@ class Start:
                 index.file.close()
 
     def _run(self, known: Evidence, accept_loss: str | None, now_ms: int) -> Recovery:
-        self._store.halves.begin()
+        self._halves.begin()
         self._segments.open()
-        self._store.checkpointed = self._segments.start
+        self._checkpoints.checkpointed = self._segments.start
         recovery, torn_at, last = self._recover()
         evidence = known._replace(
-            chunks=self._unused_chunks(), queues=list(self._store.all_queues())
+            chunks=self._unused_chunks(), queues=list(self._queues.all_queues())
         )
         missing = self._missing(evidence, recovery.end)
         if missing is not None:
@@ -91,12 +109,12 @@ class Start:
             self._high_water.settle(
                 Mark(oldest, recovery.end, missing.end, 0, accepted=self._accepted)
             )
-        for index in self._store.indexes.values():
+        for index in self._checkpoints.indexes.values():
             index.trim()
         # Indexes first: one that outlives its part of the log would hide that it is missing.
         for stray in self._strays:
             stray.file.close()
-            self._store.disk.remove(path_of(stray.segment))
+            self._disk.remove(path_of(stray.segment))
         self._strays.clear()
         if torn_at is not None:
             if missing is not None:
@@ -105,12 +123,12 @@ class Start:
             self._segments.cut(torn_at)
         is_front_lost = missing is not None and missing.front is not None
         since = self._segments.start if is_front_lost else 0
-        self._store.halves.recovered(since, self._segments.end)
-        self._store.delays.recovered()
-        self._store.log = self._store.new_log()
-        self._store.published = self._segments.end
+        self._halves.recovered(since, self._segments.end)
+        self._delays.recovered()
+        self._log.resume()
+        self._checkpoints.published = self._segments.end
         if missing is not None:
-            self._store.last_ms = max(self._store.last_ms, now_ms)
+            self._log.last_ms = max(self._log.last_ms, now_ms)
             self._accept(missing, new_offsets(missing, evidence, recovery.end), accept_loss)
         elif self._high_water.mark is None and self._segments.is_hardened:
             start, checksum = last or (self._segments.end, 0)
@@ -123,16 +141,16 @@ class Start:
         last: tuple[int, int] | None = None
         extents = self._segments.extents()
         self._refuse_stray_indexes(extents)
-        newest = newest_indexed(self._store.disk)
+        newest = newest_indexed(self._disk)
         for extent in extents:
             self._load_index(extent, is_newest=extent.start == newest)
-            start = max(self._store.checkpointed, extent.start)
+            start = max(self._checkpoints.checkpointed, extent.start)
             result = self._scan(extent)
             last = result.last or last
-            self._store.file_ms[extent.start] = self._store.last_ms
+            self._checkpoints.file_ms[extent.start] = self._log.last_ms
             scanned += result.end - start
             found += result.records
-            start = max(self._store.checkpointed, extent.start)
+            start = max(self._checkpoints.checkpointed, extent.start)
             if result.end > start:
                 # A broker that was killed, or whose sync failed, may have left it to the system's
                 # cache; now everybody can read it.
@@ -143,7 +161,10 @@ class Start:
                     if later.start > result.end:
                         self._load_stray(later.start)
                 return Recovery(scanned, found, cut, result.end), result.end, last
-            if extent is not extents[-1] and extent.start <= self._store.checkpointed < extent.end:
+            if (
+                extent is not extents[-1]
+                and extent.start <= self._checkpoints.checkpointed < extent.end
+            ):
                 self._complete_index(extent)
         return Recovery(scanned, found, cut, self._segments.end), None, last
 
@@ -154,40 +175,35 @@ class Start:
             else:
                 self._restore(record, position, data)
 
-        return scan(self._segments, extent, max(self._store.checkpointed, extent.start), take)
+        return scan(self._segments, extent, max(self._checkpoints.checkpointed, extent.start), take)
 
     def _complete_index(self, extent: Extent) -> None:
         try:
-            pending = self._store.write_chunk(self._store.stretch_to(extent.end, extent))
+            self._checkpoints.save_to(extent.end, extent)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             log.warning("an index could not be saved: %s; this start reads more of the log", error)
-            return
-        pending.file.file.sync()
-        self._store.confirm_checkpoint(pending)
 
     def _index_to(self, end: int, extent: Extent) -> None:
-        if self._store.checkpointed < extent.start:
+        if self._checkpoints.checkpointed < extent.start:
             raise DiskFull(
                 "the disk is full, and this log cannot be read across an accepted loss before its "
                 "indexes are written; make room and start again"
             )
-        pending = self._store.write_chunk(self._store.stretch_to(end, extent))
-        pending.file.file.sync()
-        self._store.confirm_checkpoint(pending)
+        self._checkpoints.save_to(end, extent)
 
     def _restore_loss(self, loss: Loss, position: int, extent: Extent) -> None:
-        if position > self._store.checkpointed:
-            self._segments.harden(self._store.checkpointed, position)
+        if position > self._checkpoints.checkpointed:
+            self._segments.harden(self._checkpoints.checkpointed, position)
             self._index_to(position, extent)
-        self._store.last_ms = max(self._store.last_ms, loss.accepted_ms)
+        self._log.last_ms = max(self._log.last_ms, loss.accepted_ms)
         self._jump(loss.offsets)
 
     def _jump(self, offsets: QueueOffsets) -> None:
         for topic, numbers in offsets.items():
             for number, offset in numbers.items():
-                queue = self._store.queue(topic, number)
+                queue = self._queues.queue(topic, number)
                 if offset > queue.next_offset:
                     queue.jump(offset)
 
@@ -195,7 +211,7 @@ class Start:
         folder = cut_folder(position, now_ms)
         for extent in self._segments.extents():
             if extent.end > position:
-                keep_aside(self._store.disk, extent, max(position, extent.start), folder)
+                keep_aside(self._disk, extent, max(position, extent.start), folder)
         return folder
 
     # A log that is shorter than other files prove
@@ -203,7 +219,7 @@ class Start:
     def _unused_chunks(self) -> list[tuple[str, Chunk]]:
         return [
             (path_of(index.segment), chunk)
-            for index in (*self._store.indexes.values(), *self._strays)
+            for index in (*self._checkpoints.indexes.values(), *self._strays)
             for chunk in index.beyond
         ]
 
@@ -224,7 +240,7 @@ class Start:
     def _judge(self, missing: Missing, end: int, accept_loss: str | None) -> str:
         what = missing.describe(end)
         mark = self._high_water.mark
-        was_async = self._store.settings.flush == "async" or (mark is not None and mark.is_async)
+        was_async = self._is_async or (mark is not None and mark.is_async)
         if accept_loss is None and (missing.is_of_log or not was_async):
             raise LogTooShort(
                 f"the log is shorter than it was: {what}; put the missing file back, or restore "
@@ -238,31 +254,32 @@ class Start:
     ) -> None:
         """Record the loss, and let every queue go on above what it may have given."""
         if not self._segments.extents():
-            self._segments.end = self._store.checkpointed = self._store.published = missing.end
-            self._store.log = self._store.new_log()
-        elif self._store.checkpointed < self._segments.end:
+            self._segments.end = missing.end
+            self._checkpoints.checkpointed = self._checkpoints.published = missing.end
+            self._log.resume()
+        elif self._checkpoints.checkpointed < self._segments.end:
             self._index_to(self._segments.end, self._segments.extents()[-1])
         self._jump(offsets)
         why = reason or 'a crash lost what flush = "async" had not yet made durable'
-        record = Loss(self._store.last_ms, missing.end, why, offsets).pack()
-        self._store.log.stage((record,), len(record))
-        start, end = self._store.log.end, self._store.log.write()
-        for file in self._store.log.files_to_sync():
+        record = Loss(self._log.last_ms, missing.end, why, offsets).pack()
+        self._log.stage((record,), len(record))
+        start, end = self._log.end, self._log.write()
+        for file in self._log.files_to_sync():
             file.sync()
         head = read_head(self._segments.read(start, HEAD_BYTES), 0, start)
         assert head is not None, "it was just written"
         self._high_water.settle(
             Mark(self._segments.start, start, end, head.checksum, accepted=self._accepted)
         )
-        self._store.log = self._store.new_log()
-        self._store.published = end
+        self._log.resume()
+        self._checkpoints.published = end
 
     def _refuse_stray_indexes(self, extents: list[Extent]) -> None:
         # Whatever deletes a file of the log here deletes its index first, so this was somebody
         # else. Where it is the newest file that is missing, the comparison with the evidence
         # says so.
         kept = {extent.start for extent in extents}
-        for segment in indexed_segments(self._store.disk):
+        for segment in indexed_segments(self._disk):
             if segment in kept:
                 continue
             is_between = bool(extents) and segment < extents[-1].start
@@ -276,22 +293,24 @@ class Start:
 
     def _load_stray(self, segment: int) -> IndexFile:
         """The index of a part of the log that is not there; its chunks are evidence and no more."""
-        index = IndexFile(self._store.disk, segment, self._segments.log_id)
+        index = IndexFile(self._disk, segment, self._segments.log_id)
         self._strays.append(index)
         index.load(segment)
         return index
 
     def _load_index(self, extent: Extent, *, is_newest: bool) -> None:
-        is_behind = self._store.checkpointed < extent.start
+        is_behind = self._checkpoints.checkpointed < extent.start
         try:
-            index = IndexFile(self._store.disk, extent.start, self._segments.log_id)
+            index = IndexFile(self._disk, extent.start, self._segments.log_id)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             # It has none yet. The next checkpoint makes it.
-            self._store.first_ms = self._store.first_ms if is_behind else self._store.last_ms
+            self._checkpoints.first_ms = (
+                self._checkpoints.first_ms if is_behind else self._log.last_ms
+            )
             return
-        self._store.indexes[extent.start] = index
+        self._checkpoints.indexes[extent.start] = index
         if is_behind:
             # A file before it has no whole index, for want of room. Queues take what is indexed
             # before what is not, so the chunks of this one are evidence and no more.
@@ -303,27 +322,27 @@ class Start:
             index.harden(chunks[-1])
         for chunk in chunks:
             for run, block in index.blocks(chunk):
-                self._store.queue(run.topic, run.number).add_block(block)
-            self._store.keys.add_run(index.key_run(chunk))
-            self._store.halves.loaded(index.changes(chunk))
-            self._store.delays.loaded(chunk.lines)
-            self._store.last_ms = max(self._store.last_ms, chunk.stretch.last_ms)
-            self._store.checkpointed = chunk.stretch.end
-        self._store.checkpointed = max(self._store.checkpointed, extent.start)
-        self._store.first_ms = self._store.last_ms
+                self._queues.queue(run.topic, run.number).add_block(block)
+            self._queues.keys.add_run(index.key_run(chunk))
+            self._halves.loaded(index.changes(chunk))
+            self._delays.loaded(chunk.lines)
+            self._log.last_ms = max(self._log.last_ms, chunk.part.last_ms)
+            self._checkpoints.checkpointed = chunk.part.end
+        self._checkpoints.checkpointed = max(self._checkpoints.checkpointed, extent.start)
+        self._checkpoints.first_ms = self._log.last_ms
 
     def _restore(self, record: Record | Decision, position: int, data: bytes) -> None:
         if isinstance(record, Decision):
-            self._store.last_ms = max(self._store.last_ms, record.decided_ms)
-            if not self._store.halves.found_decision(record, position, data):
+            self._log.last_ms = max(self._log.last_ms, record.decided_ms)
+            if not self._halves.found_decision(record, position, data):
                 raise CorruptRecord(position, "a decision does not follow the last one")
             return
-        self._store.last_ms = max(self._store.last_ms, record.stored_ms)
+        self._log.last_ms = max(self._log.last_ms, record.stored_ms)
         if record.sys_flag & _TYPE_BITS == _PREPARED:
-            if not self._store.halves.found_half(record, data):
+            if not self._halves.found_half(record, data):
                 raise CorruptRecord(position, "a half message does not follow the last one")
             return
-        queue = self._store.queue(record.topic, record.queue_id)
+        queue = self._queues.queue(record.topic, record.queue_id)
         if record.topic in WAITING_TOPICS:
             tags_code = record.prepared_position
         else:
@@ -337,8 +356,8 @@ class Start:
                 f"behind {queue.max_offset}",
             )
         seed = topic_seed(record.topic)
-        self._store.restore_keys(
+        self._queues.restore_keys(
             [key_hash(seed, key) for key in keys_in(record.properties)], position
         )
         if record.prepared_position:
-            self._store.delays.found(record)
+            self._delays.found(record)

@@ -42,10 +42,10 @@ class Log:
 
     def checkpoint(self):
         """Move what the queues remember into an index file."""
-        while (stretch := self.store.next_stretch()) is not None:
+        while (stretch := self.store.checkpoints.next_range()) is not None:
             files, end = self.store.log.files_to_sync(), self.store.log.end
             self.store.log.synced(files, end)
-            self.store.confirm_checkpoint(self.store.begin_checkpoint(stretch))
+            self.store.checkpoints.confirm(self.store.checkpoints.begin(stretch))
 
     def topics(self, **defaults):
         settings = TopicDefaults(**defaults)

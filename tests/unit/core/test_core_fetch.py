@@ -65,7 +65,7 @@ def test_in_an_empty_queue_only_its_start_is_a_place_to_wait(log, offset, outcom
 )
 def test_a_queue_whose_messages_are_all_deleted_starts_where_it_ends(log, offset, outcome):
     queue = log.put("T", b"0", b"1", b"2")
-    log.store.forget_topic("T")
+    log.store.queues.forget_topic("T")
 
     assert got(log, queue, offset) == (outcome, 3, [])
 

@@ -54,7 +54,7 @@ def test_a_topics_queues_are_shown_with_their_bounds_and_when_they_grew(scene):
 def test_a_queue_whose_messages_were_deleted_grew_at_no_known_time(scene):
     made = scene.topic("T")
     scene.log.put("T", b"0")
-    scene.log.store.forget_topic("T")
+    scene.log.store.queues.forget_topic("T")
 
     assert scene.progress.of_topic(made) == {q(0): QueueStats(1, 1, 0)}
 
@@ -157,7 +157,7 @@ def test_a_group_that_was_never_there_gets_the_least(race):
 def test_offsets_before_the_first_message_or_in_no_queue_do_not_count(scene):
     scene.topic("T")
     scene.log.put("T", b"0", b"1")
-    scene.log.store.forget_topic("T")
+    scene.log.store.queues.forget_topic("T")
     scene.offsets.put("a", "T", 0, 1)
     scene.offsets.put("b", "T", 0, 2)
     scene.offsets.put("b", "T", 9, 5)

@@ -14,7 +14,7 @@ from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
 from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import Schedule, Wish
 from txmq_broker.core.topics import Topics, system_topics
-from txmq_broker.store.lines import WHEEL_LINES
+from txmq_broker.store.delay_lines import WHEEL_LINES
 
 NOW = START_MS + 1_000_000
 DAY_MS = 86_400_000
@@ -51,7 +51,7 @@ class Desk:
         self._take_up()
 
     def postmark(self, flags=0, host=HOST):
-        return (flags, NOW - 5, host, max(self.now, self.store.last_ms), host, 7, 0)
+        return (flags, NOW - 5, host, max(self.now, self.store.log.last_ms), host, 7, 0)
 
     def put(self, name="a", number=0, data=b"", *, flags=0, host=HOST, **wanted):
         """A message that waits: its wish, and the message as it waits."""
@@ -63,12 +63,12 @@ class Desk:
             self.topic, number, postmark, 3, name.encode(), data, wish, self.now
         )
         self.shelf.flush()
-        return wish, records.unpack(self.store.bytes_at(position))[0]
+        return wish, records.unpack(self.store.log.bytes_at(position))[0]
 
     def deliver(self):
         """Let everything go that is due now."""
         while (due := self.delays.first(self.now)) is not None:
-            self.schedule.send(due, max(self.now, self.store.last_ms))
+            self.schedule.send(due, max(self.now, self.store.log.last_ms))
             self.shelf.flush()
 
     def came(self, number=0, topic="T"):
@@ -77,7 +77,7 @@ class Desk:
         places = [
             queue.read(offset, 1)[0][0] for offset in range(queue.min_offset, queue.max_offset)
         ]
-        return [records.unpack(self.store.bytes_at(each))[0] for each in places]
+        return [records.unpack(self.store.log.bytes_at(each))[0] for each in places]
 
     def recall(self, name, due_ms, topic="T"):
         waiting = self.schedule.find(topic, name)

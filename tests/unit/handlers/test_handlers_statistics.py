@@ -327,13 +327,13 @@ def test_old_files_are_deleted_when_that_is_asked_for_whatever_the_hour():
             await client.send("T", b"%d" % number + b"x" * (4 * 1024**2 - 100))
         await stage.passes(60)
         await client.ok(CLEAN_LOG)
-        assert stage.broker.store.start == 0
+        assert stage.broker.store.log.start == 0
         await stage.passes(3600)
-        assert stage.broker.store.start == 0
+        assert stage.broker.store.log.start == 0
         client = await stage.client()
         await client.ok(CLEAN_LOG)
 
-        assert stage.broker.store.start > 0
+        assert stage.broker.store.log.start > 0
         first = await client.pull("T", 0)
         assert first.code == 21
         assert (await client.pull("T", first.next)).bodies[0][:1] == b"%d" % first.next

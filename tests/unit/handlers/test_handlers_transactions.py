@@ -30,7 +30,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
 )
 from txmq.runtime.clock import SystemClock
-from txmq_broker import flusher
+from txmq_broker.services import flusher
 
 
 def test_a_half_message_is_invisible_until_it_is_committed(serve):

@@ -6,9 +6,9 @@ from tests.unit.store.shelf import HOST, START_MS, Shelf
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.record import tail_of, topic_field
+from txmq_broker.store.delay_lines import Line
+from txmq_broker.store.due_messages import Due
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
-from txmq_broker.store.lines import Line
-from txmq_broker.store.waiting import Due
 
 __all__ = ["DelayShelf"]
 

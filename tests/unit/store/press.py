@@ -11,7 +11,7 @@ from txmq.protocol.frame import FrameReader
 from txmq.remoting.connection import Connection
 from txmq.testing import SimulatedClock
 from txmq_broker.core.admission import Admission
-from txmq_broker.flusher import Flusher
+from txmq_broker.services.flusher import Flusher
 
 
 class PaperTransport(asyncio.Transport):

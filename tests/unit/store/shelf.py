@@ -13,7 +13,7 @@ from txmq.testing import MemoryDisk, SeededEntropy
 from txmq_broker.core.fetch import Outcome, fetch
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.pending import transaction_key
+from txmq_broker.store.pending_transactions import transaction_key
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 START_MS = 1_700_000_000_000
@@ -122,7 +122,7 @@ class Shelf:
         halves.decide(key, half, kind, source, self.next_ms(), reason)
 
     def next_ms(self):
-        return self.store.last_ms + 1 if self.store.last_ms else START_MS
+        return self.store.log.last_ms + 1 if self.store.log.last_ms else START_MS
 
     def transactions(self):
         """The open ones: their half messages by unique key, as their producers sent them."""
@@ -145,7 +145,7 @@ class Shelf:
 
     def flush(self):
         """Write what is staged as one span, sync it, publish it."""
-        if self.store.has_staged:
+        if self.store.log.has_staged:
             span = self.store.write()
             self.sync()
             self.store.publish(span)
@@ -166,11 +166,14 @@ class Shelf:
 
     def checkpoint(self):
         """Save the indexes as far as there is anything to save."""
-        while (stretch := self.store.next_stretch()) is not None:
+        while (stretch := self.store.checkpoints.next_range()) is not None:
             self.sync()
-            pending = self.store.begin_checkpoint(stretch)
+            pending = self.store.checkpoints.begin(stretch)
             pending.file.file.sync()
-            self.store.confirm_checkpoint(pending)
+            self.store.checkpoints.confirm(pending)
+
+    def completed_files(self):
+        return self.store.checkpoints.completed_files()
 
     def drop_first_file(self):
         """Delete the oldest file as housekeeping does."""
@@ -179,7 +182,7 @@ class Shelf:
 
     def forget(self, topic):
         """Delete a topic as the broker does."""
-        self.floors = {**self.floors, topic: self.store.forget_topic(topic)}
+        self.floors = {**self.floors, topic: self.store.queues.forget_topic(topic)}
 
     def bodies(self, topic="T", number=0):
         """Every message of a queue by its offset, as consumers get them."""
@@ -209,7 +212,7 @@ class Shelf:
     def queues(self):
         return {
             (queue.topic, queue.number): queue
-            for topic in list(self.store._queues)
+            for topic in list(self.store.queues._queues)
             for queue in self.store.queues_of(topic)
         }
 

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
-from txmq_broker.store.checkpoint import IndexFile, Stretch, draft, indexed_segments, path_of
 from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.delay_lines import LineState
+from txmq_broker.store.index_file import IndexFile, LogRange, draft, indexed_segments, path_of
 from txmq_broker.store.key_index import KeyIndex
-from txmq_broker.store.lines import LineState
-from txmq_broker.store.pending import Changes
+from txmq_broker.store.pending_transactions import Changes
 
 LOG = 7
 
@@ -44,7 +44,7 @@ def saved(disk, *ends, topics=("T",)):
     start = 0
     for end in ends:
         queues, keys = indexes(topics, first=start)
-        data, chunk = draft(LOG, Stretch(start, end, start, end), queues, keys, NONE, LINES)
+        data, chunk = draft(LOG, LogRange(start, end, start, end), queues, keys, NONE, LINES)
         index.append(data, chunk)
         start = end
     index.file.sync()
@@ -68,7 +68,7 @@ def test_a_chunk_reads_as_it_was_written(disk):
 
     index, chunks = loaded(disk)
 
-    assert [chunk.stretch for chunk in chunks] == [(0, 1000, 0, 1000), (1000, 2000, 1000, 2000)]
+    assert [chunk.part for chunk in chunks] == [(0, 1000, 0, 1000), (1000, 2000, 1000, 2000)]
     (run, block), (other, _) = index.blocks(chunks[1])
     assert run == ("T", 0, 0, 3)
     assert other == ("T", 1, 1, 3)
@@ -84,7 +84,7 @@ def test_a_chunk_reads_as_it_was_written(disk):
 def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
     queues, keys = indexes()
 
-    _, chunk = draft(LOG, Stretch(0, 40, 0, 0), queues, keys, NONE, LINES)
+    _, chunk = draft(LOG, LogRange(0, 40, 0, 0), queues, keys, NONE, LINES)
 
     assert [(run.number, run.first, run.entries) for run in chunk.queues] == [(0, 0, 3), (1, 1, 1)]
     assert chunk.keys == 4
@@ -92,9 +92,9 @@ def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
 
 def test_a_chunk_may_hold_nothing(disk):
     index = IndexFile(disk, 0, LOG)
-    index.append(*draft(LOG, Stretch(0, 1000, 0, 0), [], KeyIndex(), NONE, LINES))
+    index.append(*draft(LOG, LogRange(0, 1000, 0, 0), [], KeyIndex(), NONE, LINES))
 
-    assert [chunk.stretch.end for chunk in loaded(disk)[1]] == [1000]
+    assert [chunk.part.end for chunk in loaded(disk)[1]] == [1000]
 
 
 def test_a_chunk_may_hold_more_queues_than_one_read_shows(disk):
@@ -138,7 +138,9 @@ def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(dis
     index, chunks = loaded(disk)
     assert len(chunks) == 1
 
-    placed = index.append(*draft(LOG, Stretch(1000, 3000, 0, 0), *indexes(first=1500), NONE, LINES))
+    placed = index.append(
+        *draft(LOG, LogRange(1000, 3000, 0, 0), *indexes(first=1500), NONE, LINES)
+    )
 
     queue = ConsumeQueue("T", 0)
     queue.add_block(index.blocks(placed)[0][1])
@@ -177,7 +179,7 @@ def test_chunks_that_know_more_than_the_log_are_dropped(disk, end):
 
 def test_a_chunk_that_does_not_follow_the_one_before_is_dropped(disk):
     saved(disk, 1000, 2000)
-    stray, chunk = draft(LOG, Stretch(1500, 2500, 0, 0), *indexes(first=1500), NONE, LINES)
+    stray, chunk = draft(LOG, LogRange(1500, 2500, 0, 0), *indexes(first=1500), NONE, LINES)
     index, _ = loaded(disk)
     index.append(stray, chunk)
 
@@ -212,7 +214,7 @@ def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
     used = disk.space().used
     disk.capacity = used + 2 * 4096
     data, chunk = draft(
-        LOG, Stretch(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE, LINES
+        LOG, LogRange(1000, 99_000, 0, 0), *indexes(map(str, range(999)), first=1000), NONE, LINES
     )
 
     with pytest.raises(OSError, match="No space") as problem:
@@ -222,7 +224,7 @@ def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
     assert disk.space().used == used
     disk.capacity = None
     index.append(data, chunk)
-    assert [chunk.stretch.end for chunk in loaded(disk, 99_000)[1]] == [1000, 99_000]
+    assert [chunk.part.end for chunk in loaded(disk, 99_000)[1]] == [1000, 99_000]
 
 
 def test_segments_with_an_index_are_known_by_its_name(disk):

@@ -5,9 +5,8 @@ import pytest
 from txmq.errors import DiskFull, WriteFailed
 from txmq.protocol.span import HEAD_BYTES, read_head
 from txmq.testing import Loss, MemoryDisk
-from txmq_broker.store.commit_log import CommitLog
-from txmq_broker.store.high_water import HighWater
-from txmq_broker.store.segment import Segments
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.log.segments import Segments
 
 SIZE = 1000
 
@@ -19,7 +18,7 @@ def disk():
 
 @pytest.fixture
 def log(disk):
-    return CommitLog(Segments(disk, SIZE), HighWater(disk, 0))
+    return CommitLog(disk, SIZE)
 
 
 def write(log, size):

@@ -17,8 +17,8 @@ from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.keeper import Keeper
-from txmq_broker.store.waiting import Due
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.due_messages import Due
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 MESSAGES = 40
@@ -113,7 +113,7 @@ class Life:
         await asyncio.sleep(0.5)
         store = self._press.store
         await self._press.flusher.drain()
-        while files := store.completed_files():
+        while files := store.checkpoints.completed_files():
             pinned = store.pinned()
             if pinned is not None and files[0].end > pinned:
                 break

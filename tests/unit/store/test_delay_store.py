@@ -13,7 +13,7 @@ from txmq.protocol import record as records
 from txmq.protocol.topics import SCHEDULE_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
-from txmq_broker.store.lines import WHEEL_LINES
+from txmq_broker.store.delay_lines import WHEEL_LINES
 from txmq_broker.store.retention import decide as retain
 
 T0 = START_MS + 1_000_000
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_failed_loses_nothing(shelf):
     shelf.deliver(T0)
     shelf.disk.fail_writes(times=1, error=errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
-        shelf.store.begin_checkpoint(shelf.store.next_stretch())
+        shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
 
     shelf.restart()
     assert shelf.deliver(LATER) == [b"b"]
@@ -280,7 +280,7 @@ def test_the_log_is_kept_from_the_oldest_that_waits_and_let_go_once_it_has_left(
     shelf.checkpoint()
     assert shelf.delays.pinned() == a_at
     settings = RetentionSettings(delete_at=";".join(str(hour) for hour in range(24)))
-    files = shelf.store.completed_files()
+    files = shelf.store.checkpoints.completed_files()
     assert files
     assert not retain(settings, files, LATER * 2, 3, 0.99, shelf.store.pinned()).delete
 
@@ -316,7 +316,7 @@ def test_recalls_hold_though_older_ones_were_deleted_with_their_files(shelf):
     assert shelf.deliver(T0) == []
     shelf.add(BIG, topic="U")
     shelf.checkpoint()
-    assert shelf.store.completed_files()[0].end <= shelf.store.pinned()
+    assert shelf.store.checkpoints.completed_files()[0].end <= shelf.store.pinned()
     shelf.drop_first_file()
     shelf.close()
     # The last checkpoint that is left is of a time when the first recall still counted.
@@ -377,11 +377,11 @@ def test_a_checkpoint_does_not_know_of_those_who_left_behind_its_end(shelf):
     shelf.add(*[BIG] * 3)
     assert shelf.leave_all(T0) == [b"a"]
     shelf.publish_unsynced()
-    stretch = shelf.store.next_stretch()
-    assert stretch.end == shelf.store.tail_start
-    pending = shelf.store.begin_checkpoint(stretch)
+    stretch = shelf.store.checkpoints.next_range()
+    assert stretch.end == shelf.store.log.segments.tail_start
+    pending = shelf.store.checkpoints.begin(stretch)
     pending.file.file.sync()
-    shelf.store.confirm_checkpoint(pending)
+    shelf.store.checkpoints.confirm(pending)
 
     shelf.disk.crash(SeededEntropy(0), Loss.EVERYTHING)
     shelf.restart()
@@ -399,11 +399,11 @@ def test_places_behind_a_checkpoint_that_a_power_cut_gives_again_are_not_taken_f
     shelf.recall(due)
     shelf.publish_unsynced()
     assert shelf.delays.first(T0 + 1) is None
-    stretch = shelf.store.next_stretch()
-    assert stretch.end == shelf.store.tail_start
-    pending = shelf.store.begin_checkpoint(stretch)
+    stretch = shelf.store.checkpoints.next_range()
+    assert stretch.end == shelf.store.log.segments.tail_start
+    pending = shelf.store.checkpoints.begin(stretch)
     pending.file.file.sync()
-    shelf.store.confirm_checkpoint(pending)
+    shelf.store.checkpoints.confirm(pending)
     shelf.disk.crash(SeededEntropy(0), Loss.EVERYTHING)
     shelf.restart()
 

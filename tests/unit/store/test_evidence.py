@@ -9,8 +9,8 @@ from txmq.errors import CorruptRecord, DiskFull, ForeignFile, LogTooShort
 from txmq.protocol.span import HEAD_BYTES
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
 from txmq_broker.core.fetch import Outcome, fetch
-from txmq_broker.store.high_water import PATH as HIGH_WATER
-from txmq_broker.store.log_identity import PATH as IDENTITY
+from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log.identity import PATH as IDENTITY
 
 ONE_FILE = Sizes(segment_size=1 << 20)
 BIG = b"x" * 1500
@@ -203,7 +203,7 @@ def test_a_front_that_is_missing_is_refused_or_accepted():
         Shelf(shelf.disk)
 
     again = Shelf(shelf.disk, accept_loss="old anyway")
-    kept = {each.offset: each.body for each in placed if each.position >= again.store.start}
+    kept = {each.offset: each.body for each in placed if each.position >= again.store.log.start}
     assert again.bodies() == kept
     again.restart()
     assert again.bodies() == kept

@@ -17,8 +17,8 @@ from txmq.protocol.command import Command
 from txmq.protocol.decision import Kind
 from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.keeper import Keeper
-from txmq_broker.store.pending import transaction_key
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.pending_transactions import transaction_key
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 TRANSACTIONS = 30
@@ -29,7 +29,7 @@ LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch):
     """So that files this small have room for markers, too."""
-    for module in ("txmq_broker.store.half_store", "txmq_broker.flusher"):
+    for module in ("txmq_broker.store.half_store", "txmq_broker.services.flusher"):
         monkeypatch.setattr(f"{module}.SPAN_BYTES_MAX", 1000)
 
 
@@ -110,8 +110,8 @@ class Life:
         await asyncio.sleep(0.2)
         store = self._press.store
         is_open = [self._halves.pending.find(key).position for key in self._halves.pending]
-        oldest = min(is_open, default=store.tail_start)
-        while (files := store.completed_files()) and files[0].end <= oldest:
+        oldest = min(is_open, default=store.log.segments.tail_start)
+        while (files := store.checkpoints.completed_files()) and files[0].end <= oldest:
             Keeper(self._disk).save_floors(store.floors_after(1), store.log.durable)
             store.drop_first_file()
 

@@ -13,8 +13,8 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
 from txmq_broker.store.half_store import Done
-from txmq_broker.store.high_water import PATH as HIGH_WATER
-from txmq_broker.store.pending import transaction_key
+from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.pending_transactions import transaction_key
 from txmq_broker.store.retention import decide as retain
 
 COMMITTED, ROLLED_BACK, PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
@@ -207,7 +207,7 @@ def test_in_place_and_copied_a_consumer_gets_the_same_bytes_but_for_the_place(sm
         (half,) = prepare(shelf, "a", tag="t")
         for _ in range(fillers):
             shelf.add(BIG, topic="Fill")
-        shelf.store.last_ms = START_MS + 100
+        shelf.store.log.last_ms = START_MS + 100
         decide(shelf, "a", COMMITTED)
         ((position, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
         is_here = shelf.store.halves.decision_on(half).queue_offset == 0
@@ -231,7 +231,7 @@ def test_a_half_message_of_an_earlier_file_is_written_whole_in_the_file_of_its_d
     decide(shelf, "a", COMMITTED)
 
     ((position, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
-    assert position >= shelf.store.tail_start > half.position
+    assert position >= shelf.store.log.segments.tail_start > half.position
     plain = shelf.store.read(position, 4096)
     assert records.unpack(plain)[0].body == b"a"
     assert shelf.found_by_key("ka") == [b"a"]
@@ -255,7 +255,7 @@ def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
         ((position, *_),) = shelf.store.find_queue("T", 0).read(number, 1)
         forms.add(decision.queue_offset >= 0)
         if decision.queue_offset >= 0:
-            assert shelf.store.file_at(position) == shelf.store.file_at(half.position)
+            assert shelf.store.log.file_at(position) == shelf.store.log.file_at(half.position)
     assert forms == {True, False}
     assert shelf.bodies() == {number: b"%d" % number for number in range(60)}
 
@@ -263,7 +263,7 @@ def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
 def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(monkeypatch):
     """What is staged behind a marker must not push it into the next file."""
     monkeypatch.setattr("txmq_broker.store.half_store.SPAN_BYTES_MAX", 1000)
-    monkeypatch.setattr("txmq_broker.flusher.SPAN_BYTES_MAX", 1000)
+    monkeypatch.setattr("txmq_broker.services.flusher.SPAN_BYTES_MAX", 1000)
 
     async def main(world):
         async with Press(MemoryDisk()) as press:
@@ -283,7 +283,7 @@ def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(mo
             decision = shelf.store.halves.decision_on(half)
             ((marker, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
             assert decision.queue_offset == 0, "it was committed in place"
-            assert shelf.store.file_at(marker) == shelf.store.file_at(half.position)
+            assert shelf.store.log.file_at(marker) == shelf.store.log.file_at(half.position)
             assert len(shelf.bodies("Early")) == 8
 
     simulate(main, 1)
@@ -300,9 +300,9 @@ def test_what_is_staged_behind_a_marker_never_pushes_it_away_from_its_half(small
 
     ((marker, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
     assert shelf.store.halves.decision_on(half).queue_offset == 0, "it was committed in place"
-    assert shelf.store.file_at(marker) == shelf.store.file_at(half.position)
+    assert shelf.store.log.file_at(marker) == shelf.store.log.file_at(half.position)
     shelf.add(BIG, topic="Fill")
-    assert shelf.store.tail_start > marker, "the file is long enough now"
+    assert shelf.store.log.segments.tail_start > marker, "the file is long enough now"
 
 
 def test_everything_may_happen_in_one_span():
@@ -424,7 +424,7 @@ def test_a_power_cut_keeps_what_was_synced_and_halves_nothing(seed, small_margin
                 shelf.decide(other, PARKED)
         if chance.chance(0.8):
             shelf.flush()
-        elif shelf.store.has_staged:
+        elif shelf.store.log.has_staged:
             span = shelf.store.write()
             shelf.sync()
             shelf.store.publish(span)
@@ -494,12 +494,12 @@ def test_without_index_files_everything_is_found_from_the_log(which, small_margi
 
 def begun(shelf):
     shelf.sync()
-    return shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    return shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
 
 
 def confirmed(shelf, pending):
     pending.file.file.sync()
-    shelf.store.confirm_checkpoint(pending)
+    shelf.store.checkpoints.confirm(pending)
 
 
 @FORMS
@@ -508,10 +508,10 @@ def confirmed(shelf, pending):
 def test_a_decision_beside_a_checkpoint_is_not_lost_and_not_told_twice(sizes, kind, when):
     shelf = Shelf(sizes=sizes)
     prepare(shelf, "a", "b")
-    stretch = shelf.store.next_stretch()
+    stretch = shelf.store.checkpoints.next_range()
     if when == "before the draft":
         decide(shelf, "a", kind)
-    pending = shelf.store.begin_checkpoint(stretch)
+    pending = shelf.store.checkpoints.begin(stretch)
     if when == "before it is confirmed":
         decide(shelf, "a", kind)
     confirmed(shelf, pending)
@@ -702,7 +702,7 @@ def test_what_is_open_or_parked_keeps_its_file_and_those_behind_it():
 
     def to_delete():
         pinned = shelf.store.halves.pending.pinned()
-        files = shelf.store.completed_files()
+        files = shelf.store.checkpoints.completed_files()
         assert len(files) >= 3
         return retain(always, files, START_MS * 2, 5, 0.99, pinned).delete
 
@@ -844,7 +844,7 @@ def test_a_damaged_half_message_is_not_shown_to_a_producer_and_not_committed_int
             shelf.decide("a", kind)
     with pytest.raises(CorruptRecord, match="a half message differs"):
         shelf.store.halves.record_of(half)
-    assert not shelf.store.has_staged
+    assert not shelf.store.log.has_staged
     assert (shelf.store.halves.closing, shelf.store.halves.parking) == ({}, set())
     decide(shelf, "b", COMMITTED)
     assert shelf.bodies() == {0: b"b"}

@@ -8,7 +8,7 @@ from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
 from txmq.testing import MemoryDisk
 from txmq_broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun, key_hash, keys_in, topic_seed
-from txmq_broker.store.sealed import Sealed
+from txmq_broker.store.sealed_bytes import Sealed
 
 FOREVER = (0, 1 << 60)
 

@@ -199,11 +199,11 @@ def test_a_full_disk_that_cannot_take_an_index_loses_nothing(shelf):
 
 def test_what_is_stored_while_a_checkpoint_is_saved_belongs_to_the_next(shelf):
     shelf.add(b"zero", keys="K")
-    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
     shelf.add(b"one", keys="K")
 
     pending.file.file.sync()
-    shelf.store.confirm_checkpoint(pending)
+    shelf.store.checkpoints.confirm(pending)
 
     assert shelf.bodies() == {0: b"zero", 1: b"one"}
     assert shelf.found_by_key("K") == [b"one", b"zero"]
@@ -213,12 +213,12 @@ def test_what_is_stored_while_a_checkpoint_is_saved_belongs_to_the_next(shelf):
 
 def test_a_checkpoint_ends_where_a_file_does(shelf):
     shelf.add(*[b"%d" % number + BIG for number in range(7)])
-    extents = shelf.store.segments.extents()
+    extents = shelf.store.log.segments.extents()
 
     stretches = []
-    while (stretch := shelf.store.next_stretch()) is not None:
-        pending = shelf.store.begin_checkpoint(stretch)
-        shelf.store.confirm_checkpoint(pending)
+    while (stretch := shelf.store.checkpoints.next_range()) is not None:
+        pending = shelf.store.checkpoints.begin(stretch)
+        shelf.store.checkpoints.confirm(pending)
         stretches.append(stretch)
 
     assert [(each.start, each.end) for each in stretches] == extents
@@ -231,11 +231,11 @@ def test_a_checkpoint_covers_what_is_published_when_the_log_is_in_the_next_file_
     for number in range(1, 4):
         shelf.put(b"%d" % number + BIG)
         waiting.append(shelf.store.write())
-    assert shelf.store.checkpoint_due()
+    assert shelf.store.checkpoints.is_due()
 
     shelf.checkpoint()
 
-    assert shelf.store.next_stretch() is None
+    assert shelf.store.checkpoints.next_range() is None
     for span in waiting:
         shelf.store.publish(span)
     shelf.checkpoint()
@@ -249,7 +249,7 @@ def test_an_index_never_outlives_its_log(shelf):
     shelf.store.publish(shelf.store.write())
 
     with pytest.raises(AssertionError):
-        shelf.store.begin_checkpoint(shelf.store.next_stretch())
+        shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
 
 
 def test_checkpoints_are_due_after_so_much_log_and_when_a_file_is_complete():
@@ -257,7 +257,7 @@ def test_checkpoints_are_due_after_so_much_log_and_when_a_file_is_complete():
     due = []
     for _ in range(8):
         shelf.add(b"x" * 800)
-        due.append(shelf.store.checkpoint_due())
+        due.append(shelf.store.checkpoints.is_due())
         if due[-1]:
             shelf.checkpoint()
 
@@ -271,12 +271,12 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
 
     queue = shelf.store.find_queue("T", 0)
     assert len(queue._tail) < ENTRY.size
-    assert len(shelf.store.keys._positions) == 0
-    assert len(shelf.store.file_ms) == len(shelf.log_files())
-    while len(shelf.store.completed_files()):
+    assert len(shelf.store.queues.keys._positions) == 0
+    assert len(shelf.store.checkpoints.file_ms) == len(shelf.log_files())
+    while len(shelf.store.checkpoints.completed_files()):
         shelf.drop_first_file()
-    assert len(shelf.store.file_ms) == len(shelf.store.indexes) == 1
-    assert len(queue._blocks) == len(queue._firsts) == len(shelf.store.keys._runs) <= 2
+    assert len(shelf.store.checkpoints.file_ms) == len(shelf.store.checkpoints.indexes) == 1
+    assert len(queue._blocks) == len(queue._firsts) == len(shelf.store.queues.keys._runs) <= 2
 
 
 # --- looking things up ---
@@ -322,7 +322,7 @@ def test_a_body_that_claims_a_huge_record_makes_nobody_read_it(shelf, size):
     body[:4] = size.to_bytes(4, "big")
     shelf.add(bytes(body))
     asked = []
-    shelf.store.segments.read = lambda position, size: asked.append(size) or body[:size]
+    shelf.store.read = lambda position, size: asked.append(size) or body[:size]
 
     assert shelf.store.record_bytes(inside) is None
     assert max(asked) < 1000
@@ -541,6 +541,10 @@ def test_an_empty_disk_opens_to_nothing():
     shelf = Shelf(MemoryDisk())
 
     assert shelf.recovery[:3] == (0, 0, 0)
-    assert (shelf.store.start, shelf.store.log.end, shelf.store.completed_files()) == (0, 0, [])
-    assert shelf.store.next_stretch() is None
-    assert not shelf.store.checkpoint_due()
+    assert (
+        shelf.store.log.start,
+        shelf.store.log.end,
+        shelf.store.checkpoints.completed_files(),
+    ) == (0, 0, [])
+    assert shelf.store.checkpoints.next_range() is None
+    assert not shelf.store.checkpoints.is_due()

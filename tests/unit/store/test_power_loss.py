@@ -14,7 +14,7 @@ from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 
 SMALL = Sizes(segment_size=4096, checkpoint_every=3000)
 MESSAGES = 90
@@ -70,14 +70,14 @@ class Life:
 
     def _delete_topic(self):
         self.excused |= {place for place in self.sent if place[0] == "U"}
-        self._floors = {"U": self._press.store.forget_topic("U")}
+        self._floors = {"U": self._press.store.queues.forget_topic("U")}
         Keeper(self._disk).save_floors(self._floors, self._press.store.log.durable)
 
     async def _delete_files(self):
         await asyncio.sleep(0.2)
         store = self._press.store
-        assert len(store.completed_files()) >= 2
-        until = store.completed_files()[1].end
+        assert len(store.checkpoints.completed_files()) >= 2
+        until = store.checkpoints.completed_files()[1].end
         self.excused |= {place for place, each in self.sent.items() if each.position < until}
         Keeper(self._disk).save_floors(store.floors_after(2), store.log.durable)
         store.drop_first_file()

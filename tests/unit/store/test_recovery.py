@@ -20,9 +20,9 @@ from txmq.protocol.span import HEAD_BYTES, head
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
-from txmq_broker.store.checkpoint import path_of
-from txmq_broker.store.high_water import PATH as HIGH_WATER
-from txmq_broker.store.pending import transaction_key
+from txmq_broker.store.index_file import path_of
+from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.pending_transactions import transaction_key
 
 ONE_FILE = Sizes(segment_size=1 << 20)
 BIG = b"x" * 1500
@@ -257,7 +257,7 @@ def test_what_follows_a_bad_span_is_searched_to_the_end_of_the_log():
 
 @pytest.mark.parametrize("shift", range(-HEAD_BYTES - 2, 3))
 def test_a_head_is_found_wherever_the_windows_of_the_search_meet(shift, monkeypatch):
-    monkeypatch.setattr("txmq_broker.store.recovery._WINDOW", 256)
+    monkeypatch.setattr("txmq_broker.store.log.spans._WINDOW", 256)
     shelf = Shelf(sizes=ONE_FILE)
     (first,) = shelf.add(b"x" * 100)
     shelf = Shelf(sizes=ONE_FILE)
@@ -447,7 +447,7 @@ def reads(shelf):
     """Everything anybody can see."""
     keys = [f"k{number}" for number in range(5)] + ["all", "u3", "u23"]
     by_key = {key: shelf.found_by_key(key, topic) for key in keys for topic in "TU"}
-    return shelf.everything(), by_key, shelf.store.last_ms
+    return shelf.everything(), by_key, shelf.store.log.last_ms
 
 
 @pytest.mark.parametrize("is_clean", [False, True], ids=["killed", "stopped"])
@@ -611,7 +611,7 @@ def test_what_a_failed_sync_left_in_the_cache_is_durable_before_anybody_reads_it
 def test_an_index_whose_sync_failed_is_durable_before_anybody_relies_on_it():
     shelf = Shelf()
     shelf.add(*[b"%d" % number + BIG for number in range(5)])
-    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
     shelf.disk.fail_next_sync()
     with pytest.raises(OSError, match="Input/output"):
         pending.file.file.sync()
@@ -837,7 +837,7 @@ def test_what_a_full_disk_could_not_make_durable_is_durable_before_anything_foll
 def test_an_index_that_a_full_disk_could_not_make_durable_is_durable_before_another_follows_it():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one")
-    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
     shelf.disk.fail_next_sync()
     with pytest.raises(OSError, match="Input/output"):
         pending.file.file.sync()

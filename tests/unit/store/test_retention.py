@@ -7,7 +7,7 @@ import pytest
 from tests.unit.store.shelf import START_MS, Shelf
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.config import RetentionSettings
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.retention import FORCED_PER_ROUND, Age, Verdict, decide
 
 HOUR_MS = 3_600_000
@@ -85,12 +85,12 @@ def test_a_clock_that_is_behind_makes_nothing_old():
 def test_only_files_that_are_complete_and_indexed_may_go():
     shelf = Shelf()
     shelf.add(*[BIG] * 7)
-    extents = shelf.store.segments.extents()
+    extents = shelf.store.log.segments.extents()
     assert len(extents) == 4
 
-    assert shelf.store.completed_files() == []
+    assert shelf.completed_files() == []
     shelf.checkpoint()
-    assert [(each.start, each.end) for each in shelf.store.completed_files()] == extents[:-1]
+    assert [(each.start, each.end) for each in shelf.completed_files()] == extents[:-1]
 
 
 @pytest.mark.parametrize("restart", [None, "restart", "restart_cleanly"])
@@ -102,7 +102,11 @@ def test_a_file_is_as_old_as_its_last_message(restart):
     if restart:
         getattr(shelf, restart)()
 
-    assert [each.last_ms - START_MS for each in shelf.store.completed_files()] == [1, 3, 5]
+    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [
+        1,
+        3,
+        5,
+    ]
 
 
 def test_a_file_is_as_old_as_its_last_message_however_late_that_was_published():
@@ -116,7 +120,11 @@ def test_a_file_is_as_old_as_its_last_message_however_late_that_was_published():
         shelf.store.publish(span)
     shelf.checkpoint()
 
-    assert [each.last_ms - START_MS for each in shelf.store.completed_files()] == [1, 3, 5]
+    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [
+        1,
+        3,
+        5,
+    ]
 
 
 def test_the_messages_of_a_deleted_file_are_gone_and_the_others_are_not():
@@ -130,7 +138,7 @@ def test_the_messages_of_a_deleted_file_are_gone_and_the_others_are_not():
     assert sorted(shelf.bodies()) == list(range(2, 8))
     assert len(shelf.found_by_key("K")) == 6
     assert shelf.store.record_bytes(36) is None
-    assert shelf.store.start == shelf.store.segments.extents()[0].start
+    assert shelf.store.log.start == shelf.store.log.segments.extents()[0].start
     assert len(shelf.disk.names("index")) == len(shelf.disk.names("log"))
 
 
@@ -256,12 +264,12 @@ def test_messages_that_fail_after_their_topic_was_deleted_hide_nothing(is_saved)
 def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
     shelf = Shelf()
     shelf.add(b"zero", b"one")
-    pending = shelf.store.begin_checkpoint(shelf.store.next_stretch())
+    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
 
     shelf.forget("T")
 
     pending.file.file.sync()
-    shelf.store.confirm_checkpoint(pending)
+    shelf.store.checkpoints.confirm(pending)
     shelf.add(b"two")
     assert shelf.bodies() == {2: b"two"}
     shelf.restart()

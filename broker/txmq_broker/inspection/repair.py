@@ -16,15 +16,15 @@ from txmq.runtime.entropy import SystemEntropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.findings import Finding, Offsets, joined_offsets
-from txmq_broker.keeper import Keeper
-from txmq_broker.store.checkpoint import path_of
+from txmq_broker.inspection.findings import Finding, Offsets, joined_offsets
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.index_check import indexed
-from txmq_broker.store.log_identity import log_to_read
-from txmq_broker.store.log_reader import LogReader, WholeSpan
+from txmq_broker.store.index_file import path_of
+from txmq_broker.store.log.identity import log_to_read
+from txmq_broker.store.log.reader import LogReader, WholeSpan
+from txmq_broker.store.log.segments import CUT_FOLDER, Extent, cut_folder, keep_aside
+from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.segment import CUT_FOLDER, Extent, cut_folder, keep_aside
-from txmq_broker.store.segment import path_of as log_path_of
 
 __all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "Loss", "RemoveIndex", "Repair", "plan"]
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from txmq.errors import CorruptRecord
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, SpanHead, found_in, heads_in, read_head
-from txmq_broker.store.segment import Extent, Segments
+from txmq_broker.store.log.segments import Extent, Segments
 
 __all__ = ["REPAIR_COMMAND", "Scan", "durable_behind", "scan", "span_at", "whole_behind"]
 

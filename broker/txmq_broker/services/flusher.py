@@ -23,7 +23,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk, File
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
-from txmq_broker.store.checkpoint import Stretch
+from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.message_store import MessageStore, Span
 
 __all__ = ["Flusher"]
@@ -102,7 +102,7 @@ class Flusher:
 
     async def drain(self) -> None:
         """Return when all that is staged is written, synced and answered and a checkpoint made."""
-        if self._store.has_staged:
+        if self._store.log.has_staged:
             self._end_turn()
         if self._failed:
             return
@@ -133,7 +133,7 @@ class Flusher:
         if not self._turn_ms:
             self._admission.check()
             self._refuse_if_behind()
-            self._turn_ms = max(self._clock.wall_ms(), self._store.last_ms)
+            self._turn_ms = max(self._clock.wall_ms(), self._store.log.last_ms)
             self._turn_end = self._store.log.end + SPAN_BYTES_MAX
             self._plan_turn()
         return self._turn_ms
@@ -176,11 +176,11 @@ class Flusher:
             self._end_turn()
         # No turn is begun, so whatever comes next is still asked whether it may.
         self._plan_turn()
-        return max(self._clock.wall_ms(), self._store.last_ms)
+        return max(self._clock.wall_ms(), self._store.log.last_ms)
 
     def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Give this answer once everything that is staged or written by now is safe."""
-        if self._store.has_staged:
+        if self._store.log.has_staged:
             self.staged(connection, request, answer)
         elif self._waiting:
             requests, given = self._waiting[-1].tickets.setdefault(connection, ([], []))
@@ -209,7 +209,7 @@ class Flusher:
         self._settle()
 
     def _write(self) -> None:
-        if self._failed or not self._store.has_staged:
+        if self._failed or not self._store.log.has_staged:
             return
         tickets, self._tickets = self._tickets, {}
         try:
@@ -229,7 +229,7 @@ class Flusher:
 
     def _settle(self) -> None:
         is_busy = self._waiting or self._turn_planned or self._syncing is not None
-        if not is_busy and (self._failed or not self._store.has_staged):
+        if not is_busy and (self._failed or not self._store.log.has_staged):
             self._idle.set()
 
     def _refuse(self, tickets: Tickets, remark: str) -> None:
@@ -247,7 +247,7 @@ class Flusher:
         self._on_published(span)
         if (
             self._checkpoint is None
-            and self._store.checkpoint_due()
+            and self._store.checkpoints.is_due()
             and self._clock.monotonic() >= self._checkpoint_after
         ):
             self._checkpoint = asyncio.create_task(self._save_indexes(), name="checkpoint")
@@ -302,23 +302,23 @@ class Flusher:
 
     async def _save_indexes(self) -> None:
         try:
-            while self._store.checkpoint_due() and await self._make_checkpoint():
+            while self._store.checkpoints.is_due() and await self._make_checkpoint():
                 continue
         finally:
             self._checkpoint = None
 
     async def _make_checkpoint(self) -> bool:
         async with self._saving:
-            stretch = self._store.next_stretch()
-            if stretch is None:
+            part = self._store.checkpoints.next_range()
+            if part is None:
                 return False
-            if self._store.log.durable < stretch.end and not await self._sync_log():
+            if self._store.log.durable < part.end and not await self._sync_log():
                 return False
-            return await self._save_index(stretch)
+            return await self._save_index(part)
 
-    async def _save_index(self, stretch: Stretch) -> bool:
+    async def _save_index(self, part: LogRange) -> bool:
         try:
-            pending = self._store.begin_checkpoint(stretch)
+            pending = self._store.checkpoints.begin(part)
         except (OSError, CorruptRecord) as problem:
             # Indexes can be made again; only the next restart will take longer.
             log.warning("the indexes could not be saved: %s", problem)
@@ -329,7 +329,7 @@ class Flusher:
         except OSError as problem:
             self._fail(SyncFailed(f"the disk could not keep the indexes: {problem}"))
             return False
-        self._store.confirm_checkpoint(pending)
+        self._store.checkpoints.confirm(pending)
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:

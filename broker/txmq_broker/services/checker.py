@@ -27,7 +27,7 @@ from txmq_broker.core.checks import Checks
 from txmq_broker.core.clients import Clients, Member
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.store.message_store import Span
-from txmq_broker.store.pending import Half
+from txmq_broker.store.pending_transactions import Half
 
 __all__ = ["Checker"]
 

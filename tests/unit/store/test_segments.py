@@ -10,7 +10,7 @@ from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol.span import name_of
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
-from txmq_broker.store.segment import Extent, Segments
+from txmq_broker.store.log.segments import Extent, Segments
 
 SIZE = 100
 

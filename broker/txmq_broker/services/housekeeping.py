@@ -24,7 +24,7 @@ from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
 from txmq_broker.core.topics import Topics
-from txmq_broker.keeper import Keeper
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.retention import decide
 
@@ -117,7 +117,7 @@ class Housekeeping:
         floors = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
         # Saved first: what is refused must not be hidden.
         self._keeper.save_floors({**self.floors, name: floors}, self._store.log.durable)
-        self.floors[name] = self._store.forget_topic(name)
+        self.floors[name] = self._store.queues.forget_topic(name)
         self._statistics.forget_topic(name)
 
     def retain_now(self) -> None:
@@ -146,7 +146,7 @@ class Housekeeping:
     def _delete_old(self, settings: RetentionSettings) -> None:
         space = self._disk.space()
         used = space.used / space.total if space.total else 0.0
-        files = self._store.completed_files()
+        files = self._store.checkpoints.completed_files()
         now_ms = self._clock.wall_ms()
         hour = self._local_time().hour
         verdict = decide(settings, files, now_ms, hour, used, self._pinned())
@@ -166,7 +166,7 @@ class Housekeeping:
             return self._store.pinned()
         except CorruptRecord as problem:
             log.warning("nothing of the log is deleted: %s", problem)
-            return self._store.start
+            return self._store.log.start
 
     def _admit_halves(self, refuse: bool, mark: float) -> None:
         if refuse:

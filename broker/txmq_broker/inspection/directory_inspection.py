@@ -9,34 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from txmq.errors import ForeignFile, StoreError
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, Kind
-from txmq.protocol.loss import Loss
-from txmq.protocol.record import Record
-from txmq.protocol.span import FOLDER, HEAD_BYTES, Found, read_head, start_in
+from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.file_inspection import FileInspection
-from txmq_broker.findings import Finding, Offsets, Severity, Summary, joined_offsets
-from txmq_broker.keeper import Keeper
+from txmq_broker.inspection.file_inspection import FileInspection
+from txmq_broker.inspection.findings import Finding, Offsets, Severity, Summary, joined_offsets
+from txmq_broker.inspection.record_inspection import RecordInspection
 from txmq_broker.names.server import FILES as NAMES_FILES
-from txmq_broker.store import checkpoint
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.store import index_file as checkpoint
 from txmq_broker.store.checked_file import CheckedFile
-from txmq_broker.store.checkpoint import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
 from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare
-from txmq_broker.store.high_water import PATH as HIGH_WATER
-from txmq_broker.store.high_water import HighWater
-from txmq_broker.store.index_check import Indexed, QueueKey
-from txmq_broker.store.log_identity import PATH as IDENTITY
-from txmq_broker.store.log_identity import known_log, log_to_read
-from txmq_broker.store.log_reader import Gap, LogReader, WholeSpan
-from txmq_broker.store.segment import Extent
-from txmq_broker.store.segment import path_of as log_path_of
+from txmq_broker.store.index_check import QueueKey
+from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
+from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log.high_water import HighWater
+from txmq_broker.store.log.identity import PATH as IDENTITY
+from txmq_broker.store.log.identity import known_log, log_to_read
+from txmq_broker.store.log.reader import LogReader
+from txmq_broker.store.log.segments import Extent
+from txmq_broker.store.log.segments import path_of as log_path_of
 
 __all__ = ["Inspection"]
 
@@ -44,6 +42,10 @@ _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _DRAFT: Final = ".new"
 """What a small file is called until it is whole; a crash may leave one behind."""
+
+
+QueueEnds: TypeAlias = Mapping[QueueKey, tuple[int, int]]
+"""Each queue's next offset, and the position of its last message."""
 
 
 class Inspection:
@@ -58,9 +60,9 @@ class Inspection:
         self.summary = Summary()
         self.log_id = 0
         self.log = LogReader(disk, 0)
-        self.beyond: list[tuple[str, Chunk]] = []
+        self._beyond: list[tuple[str, Chunk]] = []
         """Chunks of indexes that reach behind the log, with their files."""
-        self.lost_behind: list[Offsets] = []
+        self._lost_behind: list[Offsets] = []
         """The messages that they know behind the end of the log."""
         self._end: int | None = None
         self._disk = disk
@@ -70,16 +72,6 @@ class Inspection:
         self._high_water = HighWater(disk, 0)
         self._progress = progress
         self._floors: Mapping[str, Mapping[int, int]] | None = {}
-        self._queues: dict[QueueKey, tuple[int, int]] = {}
-        """Each queue's next offset, and the position of its last message."""
-        self._lost_halves: dict[int, Finding] = {}
-        """Half messages in damaged parts, each with what to say if it was never decided."""
-        self._decided_lost: set[int] = set()
-        """Half messages in damaged parts that a decision names."""
-        self._open: dict[int, None] = {}
-        """The positions of half messages that are not decided."""
-        self._gaps: list[tuple[int, int]] = []
-        self._indexed: set[int] = set()
 
     def findings(self) -> Iterator[Finding]:
         """Everything that is to be said, in the order of the log.
@@ -103,13 +95,20 @@ class Inspection:
             yield from self._mark()
             self.summary.start, self.summary.end = self.log.start, self.log.end
             yield from self._stray_indexes()
-            yield from self._log_files()
-            yield from self._lost_halves.values()
-            yield from self._evidence()
+            records = RecordInspection(
+                self.log,
+                self.summary,
+                self._floors,
+                has_mark=self._high_water.mark is not None,
+                progress=self._progress,
+            )
+            yield from self._log_files(records)
+            yield from records.lost_halves.values()
+            yield from self._evidence(records.queues)
+            self.summary.open_transactions = records.open_transactions
         finally:
             self.log.close()
             self._high_water.close()
-        self.summary.open_transactions = len(self._open)
 
     # Files beside the log
 
@@ -233,13 +232,13 @@ class Inspection:
             if not size:
                 yield _stray(path, "the broker deletes it when it starts")
                 continue
-            self.beyond += [(path, chunk) for chunk in index.beyond]
+            self._beyond += [(path, chunk) for chunk in index.beyond]
             is_between = bool(extents) and segment < extents[-1].start
             yield self._missing_file(segment, index.beyond, is_between=is_between)
 
     def _missing_file(self, segment: int, chunks: list[Chunk], *, is_between: bool) -> Finding:
         path = path_of(segment)
-        end = chunks[-1].stretch.end if chunks else segment
+        end = chunks[-1].part.end if chunks else segment
         text = f"the file is missing: its index {path} says that the log had at least "
         text += f"{end - segment} bytes there; put the file back from a backup, or "
         is_refused = is_between or not chunks
@@ -264,14 +263,16 @@ class Inspection:
             remove=path if is_refused else None,
         )
 
-    def _evidence(self) -> Iterator[Finding]:
+    def _evidence(self, queues: QueueEnds) -> Iterator[Finding]:
         """Compare the log with everything that knows how far it reached, as a start does."""
         start, reach = self.log.start, self.log.end
         end = reach if self._end is None else self._end
         extents = self.log.extents()
         newest = self.log.extent_at(end).start if extents else start
         mark = self._high_water.mark
-        evidence = Evidence(mark, self.beyond, self._floors_end, self._committed, self._ends())
+        evidence = Evidence(
+            mark, self._beyond, self._floors_end, self._committed, self._ends(queues)
+        )
         missing = compare(evidence, start, end, reach, log_path_of(newest))
         if missing is not None:
             yield Finding(
@@ -281,7 +282,7 @@ class Inspection:
                 position=end,
                 offset=end - newest,
                 size=missing.end - end or None,
-                offsets=self.lost_behind or _lost_offsets(missing, self._queues),
+                offsets=self._lost_behind or _lost_offsets(missing, queues),
                 text=f"the log is shorter than it was: {missing.describe(end)}; put the missing "
                 "file back, or restore the directory from a backup; to go on without what is "
                 "missing: txmq serve --accept-loss REASON",
@@ -305,10 +306,10 @@ class Inspection:
                     cut_at=mark.start,
                 )
 
-    def _ends(self) -> list[ConsumeQueue]:
+    def _ends(self, queues: QueueEnds) -> list[ConsumeQueue]:
         """Every queue that a start would know, with its end."""
         floors = self._floors or {}
-        names = dict.fromkeys(self._queues)
+        names = dict.fromkeys(queues)
         for topic, numbers in floors.items():
             names |= dict.fromkeys((topic, number) for number in numbers)
         for topic, count in self._topics.items():
@@ -316,7 +317,7 @@ class Inspection:
         found = []
         for topic, number in names:
             queue = ConsumeQueue(topic, number, floors.get(topic, {}).get(number, 0))
-            end, _ = self._queues.get((topic, number), (0, 0))
+            end, _ = queues.get((topic, number), (0, 0))
             if end > queue.next_offset:
                 queue.jump(end)
             found.append(queue)
@@ -324,15 +325,22 @@ class Inspection:
 
     # The log
 
-    def _log_files(self) -> Iterator[Finding]:
+    def _log_files(self, records: RecordInspection) -> Iterator[Finding]:
         extents = self.log.extents()
         newest = newest_indexed(self._disk)
-        self._indexed = set(indexed_segments(self._disk))
+        indexed = set(indexed_segments(self._disk))
         self.summary.files = len(extents)
         for extent in extents:
             yield from self._leftover(extent)
-            file = FileInspection(self, extent, is_newest=extent.start == newest)
+            index = (
+                IndexFile(self._disk, extent.start, self.log_id)
+                if extent.start in indexed
+                else None
+            )
+            file = FileInspection(records, index, extent, is_newest=extent.start == newest)
             yield from file.run()
+            self._beyond += file.beyond
+            self._lost_behind += file.lost_behind
             if file.torn_at is not None:
                 self._end = file.torn_at
                 return
@@ -355,173 +363,6 @@ class Inspection:
                 text=f"{surplus} bytes lie behind position {extent.end}, where the next file "
                 "begins: a failed write leaves that; the broker removes them when it starts",
             )
-
-    def take(self, found: Found, position: int, span: WholeSpan) -> Iterator[Finding]:
-        """Count a record, and check what it says about others."""
-        if isinstance(found, Decision):
-            self.summary.decisions += 1
-            yield from self._decision(found, position, span)
-        elif isinstance(found, Loss):
-            yield self._accepted(found, position)
-        elif found.sys_flag & _TYPE_BITS == _PREPARED:
-            self.summary.halves += 1
-            self._open[position] = None
-        else:
-            self.summary.messages += 1
-
-    def _accepted(self, loss: Loss, position: int) -> Finding:
-        """A loss that an operator accepted, from which on some queues go on at later offsets."""
-        lost: list[Offsets] = []
-        for topic, numbers in loss.offsets.items():
-            for number, offset in numbers.items():
-                end, _ = self._queues.get((topic, number), (0, 0))
-                self._queues[topic, number] = (max(end, offset), position)
-                if 0 < end < offset:
-                    lost.append(Offsets(topic, number, end, offset - 1))
-        start = self.log.extent_at(position).start
-        return Finding(
-            kind="loss-accepted",
-            severity=Severity.NOTE,
-            file=log_path_of(start),
-            position=position,
-            offset=position - start,
-            offsets=lost,
-            text=f"an operator accepted a loss here, and the queues go on behind it: {loss.reason}",
-        )
-
-    def _decision(self, decision: Decision, position: int, span: WholeSpan) -> Iterator[Finding]:
-        half = decision.half_position
-        known = half in self._open
-        lost_in = next((gap for gap in self._gaps if gap[0] <= half < gap[1]), None)
-        if decision.kind is not Kind.PARKED:
-            self._open.pop(half, None)
-            self._lost_halves.pop(half, None)
-            if lost_in is not None:
-                self._decided_lost.add(half)
-        if known or half < self.log.start:
-            return
-        found = self.log.record_at(half)
-        is_readable = found is not None and found[0].sys_flag & _TYPE_BITS == _PREPARED
-        if lost_in is not None:
-            kind = "decision-without-half"
-            text = f"its half message lay in the damaged part at position {lost_in[0]}"
-        elif is_readable and half < position:
-            kind = "decision-repeated"
-            text = "the transaction was decided before; a decision never changes"
-        else:
-            kind = "decision-without-half"
-            text = "no half message lies there"
-        # The broker looks for a half message only where the decision put it into a queue.
-        is_needed = decision.queue_offset >= 0 and found is None
-        yield Finding(
-            kind=kind,
-            severity=Severity.DAMAGE if lost_in is None else Severity.LOSS,
-            file=log_path_of(self.log.extent_at(position).start),
-            position=position,
-            offset=position - self.log.extent_at(position).start,
-            text=f"a decision ({decision.kind.name}) names the half message at position {half}, "
-            f"offset {decision.half_offset}: {text}",
-            cut_at=span.position if is_needed else None,
-        )
-
-    def follow(self, entry: Indexed, position: int, span: WholeSpan) -> Iterator[Finding]:
-        """Check that a queue's offsets have no gap and none twice."""
-        topic, number = entry.queue
-        known = self._queues.get(entry.queue)
-        if known is None:
-            expected, last = self._first_offset(entry), self.log.start
-        else:
-            expected, last = known
-        self._queues[entry.queue] = (max(expected, entry.offset + 1), position)
-        if entry.offset == expected:
-            return
-        start = self.log.extent_at(position).start
-        finding = Finding(
-            kind="offset-repeated",
-            severity=Severity.DAMAGE,
-            file=log_path_of(start),
-            position=position,
-            offset=position - start,
-            offsets=[Offsets(topic, number, entry.offset, entry.offset)],
-            text=f"offset {entry.offset} of {topic}/{number} comes after {expected - 1}: "
-            "the offset was given twice",
-            # The broker lets a queue begin anywhere.
-            cut_at=None if known is None else span.position,
-        )
-        if entry.offset > expected:
-            gaps = [start for start, end in self._gaps if end > last and start < position]
-            if gaps:
-                why = f"they lay in the damaged part at position {', '.join(map(str, gaps[:3]))}"
-            elif known is None:
-                why = "they lay in a file of the log that is missing"
-            else:
-                why = f"they ought to lie between positions {last} and {position}"
-            finding.kind = "offsets-missing"
-            finding.severity = Severity.LOSS
-            finding.offsets = [Offsets(topic, number, expected, entry.offset - 1)]
-            missing = _range_text(expected, entry.offset - 1)
-            finding.text = f"{missing} of {topic}/{number} missing: {why}"
-        yield finding
-
-    def _first_offset(self, entry: Indexed) -> int:
-        """The offset that a queue's first message of this log may have at most."""
-        if self.log.start == 0:
-            return 0
-        if self._floors is None or self._high_water.mark is not None:
-            return entry.offset  # The mark knows where the log began.
-        # Older messages may lie there that a deleted topic hides.
-        return min(self._floors.get(entry.queue[0], {}).get(entry.queue[1], 0), entry.offset)
-
-    def note_gap(self, gap: Gap) -> None:
-        """Remember what could not be read."""
-        self._gaps.append((gap.position, gap.end))
-
-    def note_lost_half(self, position: int, gap: Gap) -> None:
-        """Remember a half message that cannot be read: if it is still open, the start needs it."""
-        if position in self._decided_lost:
-            return
-        start = gap.extent.start
-        self._lost_halves[position] = Finding(
-            kind="open-half-lost",
-            severity=Severity.LOSS,
-            file=log_path_of(start),
-            position=position,
-            offset=position - start,
-            text=f"the half message of an open transaction lies in the damaged part at position "
-            f"{gap.position}; the broker does not start: restore the file from a backup, or cut "
-            "the log there (txmq log verify --repair) to lose what follows",
-            refuses_start=True,
-            cut_at=gap.position,
-        )
-
-    def find_half(self, position: int) -> tuple[Record, bytes] | None:
-        """The half message at a position, or ``None`` where the log is damaged there."""
-        if any(start <= position < end for start, end in self._gaps):
-            return None
-        return self.log.record_at(position)
-
-    def gaps_in(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts between two positions that could not be read."""
-        return [gap for gap in self._gaps if gap[0] < end and gap[1] > start]
-
-    @property
-    def floors(self) -> Mapping[str, Mapping[int, int]]:
-        """Offsets below which queues were emptied."""
-        return self._floors or {}
-
-    def count_span(self, span: WholeSpan) -> None:
-        """Note that a span was read."""
-        self.summary.spans += 1
-        self._progress(span.end - span.position)
-
-    def skip(self, size: int) -> None:
-        """Note that bytes were passed over."""
-        self._progress(size)
-
-    def index_of(self, segment: int) -> IndexFile | None:
-        """The index file of a file of the log, if it has one."""
-        known = segment in self._indexed
-        return IndexFile(self._disk, segment, self.log_id) if known else None
 
 
 def _config_refusal(path: str, error: StoreError) -> Finding:
@@ -566,7 +407,7 @@ def _foreign(path: str, text: str, remove: str | None = None) -> Finding:
     )
 
 
-def _lost_offsets(missing: Missing, queues: Mapping[QueueKey, tuple[int, int]]) -> list[Offsets]:
+def _lost_offsets(missing: Missing, queues: QueueEnds) -> list[Offsets]:
     found = []
     for topic, numbers in missing.offsets.items():
         for number, offset in numbers.items():
@@ -583,7 +424,3 @@ def _stray(path: str, why: str) -> Finding:
         file=path,
         text=f"this file is not used: {why}",
     )
-
-
-def _range_text(first: int, last: int) -> str:
-    return f"offset {first}" if first == last else f"offsets {first} to {last}"

@@ -15,9 +15,8 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import Entropy
-from txmq_broker.store.checkpoint import indexed_segments
-from txmq_broker.store.high_water import log_of as log_of_mark
-from txmq_broker.store.segment import path_of
+from txmq_broker.store.log.high_water import log_of as log_of_mark
+from txmq_broker.store.log.segments import path_of
 
 __all__ = ["PATH", "known_log", "log_identity", "log_to_read"]
 
@@ -27,7 +26,7 @@ PATH: Final = "identity"
 _BYTES: Final = 8
 
 
-def log_identity(disk: Disk, entropy: Entropy) -> int:
+def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> int:
     """The directory's log.
 
     A directory that holds nothing gets a new log. Where only the file of the identity is missing
@@ -44,7 +43,7 @@ def log_identity(disk: Disk, entropy: Entropy) -> int:
     if known is not None:
         found = known
         log.warning("%s was missing or damaged; it is written again: log %016x", PATH, found)
-    elif _is_empty(disk):
+    elif not (has_indexes or disk.names(FOLDER) or disk.names("config")):
         found = int.from_bytes(entropy.token(_BYTES), "big") or 1
     else:
         raise CorruptRecord(
@@ -117,7 +116,3 @@ def _log_of_first_file(disk: Disk) -> int | None:
         if head is not None:
             return head.log
     return None
-
-
-def _is_empty(disk: Disk) -> bool:
-    return not (disk.names(FOLDER) or disk.names("config") or indexed_segments(disk))

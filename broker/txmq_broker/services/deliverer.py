@@ -16,7 +16,7 @@ from txmq.limits import DELIVERED_BYTES_MAX, DELIVERED_TOGETHER_MAX
 from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq_broker.core.schedule import Schedule
-from txmq_broker.flusher import Flusher
+from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.message_store import Span
 

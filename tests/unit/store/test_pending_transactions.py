@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.pending import Changes, Half, Pending, transaction_key
+from txmq_broker.store.pending_transactions import Changes, Half, Pending, transaction_key
 
 T, U = ConsumeQueue("T", 0), ConsumeQueue("U", 3)
 MANY = 20_000

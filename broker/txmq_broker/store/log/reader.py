@@ -19,8 +19,8 @@ from txmq.protocol.loss import LOSS
 from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES, Found, found_in, read_head
 from txmq.runtime.disk import Disk
-from txmq_broker.store.recovery import durable_behind, span_at, whole_behind
-from txmq_broker.store.segment import Extent, Segments
+from txmq_broker.store.log.segments import Extent, Segments
+from txmq_broker.store.log.spans import durable_behind, span_at, whole_behind
 
 __all__ = ["Gap", "LogReader", "Piece", "WholeSpan"]
 

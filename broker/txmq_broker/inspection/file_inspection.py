@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from txmq.errors import CorruptRecord, ForeignFile
 from txmq.protocol.span import Found
 from txmq.protocol.topics import HALF_TOPIC
-from txmq_broker.findings import Finding, Severity, joined_offsets
-from txmq_broker.store.checkpoint import Chunk, IndexFile, path_of
+from txmq_broker.inspection.findings import Finding, Offsets, Severity, joined_offsets
+from txmq_broker.inspection.record_inspection import RecordInspection
 from txmq_broker.store.consume_queue import ENTRY
 from txmq_broker.store.index_check import QueueKey, StretchEntries, indexed
-from txmq_broker.store.log_reader import Gap, WholeSpan
-from txmq_broker.store.segment import Extent
-from txmq_broker.store.segment import path_of as log_path_of
-
-if TYPE_CHECKING:
-    from txmq_broker.inspection import Inspection
+from txmq_broker.store.index_file import Chunk, IndexFile, path_of
+from txmq_broker.store.log.reader import Gap, WholeSpan
+from txmq_broker.store.log.segments import Extent
+from txmq_broker.store.log.segments import path_of as log_path_of
 
 __all__ = ["FileInspection"]
 
@@ -26,26 +23,31 @@ __all__ = ["FileInspection"]
 class FileInspection:
     """The look through one file of the log and its index."""
 
-    def __init__(self, whole: Inspection, extent: Extent, *, is_newest: bool) -> None:
-        self._whole = whole
-        self._log = whole.log
+    def __init__(
+        self, records: RecordInspection, index: IndexFile | None, extent: Extent, *, is_newest: bool
+    ) -> None:
+        self._records = records
+        self._log = records.log
         self._extent = extent
         self._path = log_path_of(extent.start)
         self._index_path = path_of(extent.start)
         self._is_newest = is_newest
-        self._index: IndexFile | None = None
+        self._index = index
         self._chunks: list[Chunk] = []
         self._next = 0
         self._stretch = StretchEntries(self._log)
         self._lost: list[tuple[QueueKey, int, int]] = []
         self._indexed_to = extent.start
         self._differences: list[str] = []
+        self.beyond: list[tuple[str, Chunk]] = []
+        """Chunks of the index that reach behind the log, with the file's path."""
+        self.lost_behind: list[Offsets] = []
+        """The messages that they know behind the end of the log."""
         self.torn_at: int | None = None
         """Where a crash ended the log in this file."""
 
     def run(self) -> Iterator[Finding]:
         """Everything about the file."""
-        self._index = self._whole.index_of(self._extent.start)
         try:
             index_findings = list(self._open_index())
             gaps: list[Gap] = []
@@ -59,8 +61,8 @@ class FileInspection:
                 if piece.is_torn and piece.position >= self._indexed_to:
                     torn, self.torn_at = piece, piece.position
                     break
-                self._whole.note_gap(piece)
-                self._whole.skip(piece.size)
+                self._records.note_gap(piece)
+                self._records.skip(piece.size)
                 gaps.append(piece)
             self._compare_to(self._extent.end if torn is None else torn.position)
             yield from self._gap_findings(gaps)
@@ -101,10 +103,10 @@ class FileInspection:
                 remove=self._index_path,
             )
             return
-        self._whole.beyond += [(self._index_path, chunk) for chunk in index.beyond]
+        self.beyond += [(self._index_path, chunk) for chunk in index.beyond]
         self._chunks = sorted([*usable, *index.beyond], key=lambda chunk: chunk.at)
         if usable:
-            self._indexed_to = usable[-1].stretch.end
+            self._indexed_to = usable[-1].part.end
         is_bad = False
         for chunk in self._chunks:
             if not index.is_whole(chunk):
@@ -125,8 +127,8 @@ class FileInspection:
                 )
             else:
                 yield self._index_damage(read, size - read)
-        ahead = [chunk for chunk in index.beyond if chunk.stretch.end > self._log.end]
-        self._whole.lost_behind += joined_offsets(self._entries_behind(ahead, self._log.end))
+        ahead = [chunk for chunk in index.beyond if chunk.part.end > self._log.end]
+        self.lost_behind += joined_offsets(self._entries_behind(ahead, self._log.end))
 
     def _index_damage(self, offset: int, size: int) -> Finding:
         return Finding(
@@ -144,13 +146,13 @@ class FileInspection:
         """Compare the chunks that end by a position."""
         while self._index is not None and self._next < len(self._chunks):
             chunk = self._chunks[self._next]
-            if chunk.stretch.end > position:
+            if chunk.part.end > position:
                 return
             self._next += 1
             stretch, self._stretch = self._stretch, StretchEntries(self._log)
-            gaps = self._whole.gaps_in(chunk.stretch.start, chunk.stretch.end)
+            gaps = self._records.gaps_in(chunk.part.start, chunk.part.end)
             with suppress(CorruptRecord):
-                result = stretch.compare(self._index, chunk, gaps, self._whole.floors)
+                result = stretch.compare(self._index, chunk, gaps, self._records.floors)
                 self._differences += result.differences
                 self._lost += result.lost
 
@@ -181,19 +183,19 @@ class FileInspection:
     # Spans and gaps
 
     def _span(self, span: WholeSpan) -> list[Finding]:
-        whole = self._whole
-        whole.count_span(span)
+        records = self._records
+        records.count_span(span)
         findings: list[Finding] = []
         is_covered = self._next < len(self._chunks)
         count = 0
         try:
             for found, position, data in span.found():
                 count += 1
-                findings += whole.take(found, position, span)
+                findings += records.take(found, position, span)
                 if is_covered:
                     self._stretch.note(found, position)
-                for entry in indexed(self._whole.find_half, found, position, data):
-                    findings += whole.follow(entry, position, span)
+                for entry in indexed(self._records.find_half, found, position, data):
+                    findings += records.follow(entry, position, span)
                     if is_covered:
                         self._stretch.add(entry)
         except CorruptRecord as error:
@@ -226,12 +228,12 @@ class FileInspection:
             ranges = joined_offsets((*queue, offset, offset) for queue, offset, _ in lost)
             for queue, _, position in lost:
                 if queue == (HALF_TOPIC, 0):
-                    self._whole.note_lost_half(position, gap)
+                    self._records.note_lost_half(position, gap)
             if not lost and gap.end > self._indexed_to:
                 entries = (
                     entry
                     for found, position, data in self._log.readable(gap)
-                    for entry in indexed(self._whole.find_half, found, position, data)
+                    for entry in indexed(self._records.find_half, found, position, data)
                 )
                 ranges = joined_offsets(
                     (*entry.queue, entry.offset, entry.offset) for entry in entries
@@ -294,11 +296,11 @@ class FileInspection:
             nonlocal records
             for found, position, data in self._behind(gap):
                 records += 1
-                for entry in indexed(self._whole.find_half, found, position, data):
+                for entry in indexed(self._records.find_half, found, position, data):
                     yield *entry.queue, entry.offset, entry.offset
 
         offsets = joined_offsets(places())
-        self._whole.skip(end - gap.position)
+        self._records.skip(end - gap.position)
         held = f"{records} records can be read in it" if records else "no record in it can be read"
         yield Finding(
             kind="torn-tail",

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq_broker.store.waiting import LINES_MAX, NOWHERE, Due, Place, Waiting, split_where, where_of
+from txmq_broker.store.due_messages import (
+    LINES_MAX,
+    NOWHERE,
+    Due,
+    Place,
+    Waiting,
+    split_where,
+    where_of,
+)
 
 NOW = 1_700_000_000_000
 OFFSET_MAX = (1 << 45) - 1

@@ -7,14 +7,12 @@ still in it lie apart, and a restart reads little of the former.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.waiting import LINES_MAX, NOWHERE
-
-if TYPE_CHECKING:
-    from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.due_messages import LINES_MAX, NOWHERE
+from txmq_broker.store.queue_store import QueueStore
 
 __all__ = [
     "LEVELS_MAX",
@@ -66,8 +64,8 @@ class Line:
 class Lines:
     """The lines of one store, each made when it is first asked for."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(self, queues: QueueStore) -> None:
+        self._queues = queues
         self._lines: dict[int, Line] = {}
 
     def line(self, number: int) -> Line:
@@ -76,7 +74,7 @@ class Lines:
         if found is None:
             is_level = number < _WHEEL
             topic = SCHEDULE_TOPIC if is_level else WHEEL_TOPIC
-            queue = self._store.queue(topic, number if is_level else number - _WHEEL)
+            queue = self._queues.queue(topic, number if is_level else number - _WHEEL)
             found = self._lines[number] = Line(number, queue)
         return found
 

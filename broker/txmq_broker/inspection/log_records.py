@@ -17,9 +17,9 @@ from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import WAITING_TOPICS, WHEEL_TOPIC
+from txmq_broker.store.delay_lines import WHEEL_LINES
 from txmq_broker.store.key_index import keys_in
-from txmq_broker.store.lines import WHEEL_LINES
-from txmq_broker.store.log_reader import Gap, LogReader, Piece
+from txmq_broker.store.log.reader import Gap, LogReader, Piece
 
 __all__ = ["Broken", "Item", "LogRecord", "RecordKind", "Selection", "committed_message", "select"]
 

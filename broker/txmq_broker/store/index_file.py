@@ -1,6 +1,6 @@
-"""Index files: one beside each segment of the log, a row of chunks, each covering a stretch of it.
+"""Index files: one beside each segment of the log, a row of chunks, each covering a part of it.
 
-A chunk holds the consume-queue entries and keys of its stretch, which half messages it left open,
+A chunk holds the consume-queue entries and keys of its part, which half messages it left open,
 decided or parked, and how far the lines of those that wait were emptied at its end. The last whole
 chunk of a file tells how far that segment is indexed, so the index files are the checkpoint; there
 is no other. Deleting them costs a scan of the log, nothing else.
@@ -26,15 +26,15 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import name_of
 from txmq.runtime.disk import NO_ROOM, Disk, File
 from txmq_broker.store.consume_queue import ENTRY, Block, ConsumeQueue
+from txmq_broker.store.delay_lines import LineState
 from txmq_broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
-from txmq_broker.store.lines import LineState
-from txmq_broker.store.pending import Changes
-from txmq_broker.store.sealed import Sealed
+from txmq_broker.store.pending_transactions import Changes
+from txmq_broker.store.sealed_bytes import Sealed
 
 __all__ = [
     "Chunk",
     "IndexFile",
-    "Stretch",
+    "LogRange",
     "draft",
     "indexed_segments",
     "newest_indexed",
@@ -53,7 +53,7 @@ _SHORT: Final = Struct(">H")
 _HEAD_READ: Final = 4096
 
 
-class Stretch(NamedTuple):
+class LogRange(NamedTuple):
     """A part of the log, and two times between which its messages were stored."""
 
     start: int
@@ -76,7 +76,7 @@ class Chunk(NamedTuple):
 
     at: int
     size: int
-    stretch: Stretch
+    part: LogRange
     queues: list[QueueRun]
     lines: list[LineState]
     entries_at: int
@@ -112,18 +112,18 @@ def newest_indexed(disk: Disk) -> int | None:
 
 def draft(
     log_id: int,
-    stretch: Stretch,
+    part: LogRange,
     queues: Sequence[ConsumeQueue],
     keys: KeyIndex,
     changes: Changes,
     lines: Sequence[LineState],
 ) -> tuple[bytes, Chunk]:
-    """A chunk for a stretch of the log, from what is in memory; placed at 0 of its file."""
+    """A chunk for a part of the log, from what is in memory; placed at 0 of its file."""
     table: list[bytes] = []
     entries: list[bytes] = []
     runs: list[QueueRun] = []
     for queue in queues:
-        data = queue.tail_before(stretch.end)
+        data = queue.tail_before(part.end)
         if not data and not queue.has_jumped:
             continue
         run = QueueRun(queue.topic, queue.number, queue.tail_first, len(data) // ENTRY.size)
@@ -132,20 +132,20 @@ def draft(
         entries.append(data)
         runs.append(run)
     table += [_LINE.pack(*line) for line in lines]
-    key_count, key_bytes = keys.before(stretch.end)
+    key_count, key_bytes = keys.before(part.end)
     table_bytes, entry_bytes = b"".join(table), b"".join(entries)
     halves = (len(changes.opened), len(changes.closed), len(changes.parked))
     body = entry_bytes + key_bytes + _packed(changes)
     size = _HEAD.size + len(table_bytes) + len(body)
     checksum = crc32(body)
-    fields = (log_id, checksum, *stretch, len(runs), len(lines), key_count, *halves)
+    fields = (log_id, checksum, *part, len(runs), len(lines), key_count, *halves)
     bare = _HEAD.pack(size, MAGIC, 0, *fields)
     check = crc32(bare[12:] + table_bytes)
     data = _HEAD.pack(size, MAGIC, check, *fields) + table_bytes + body
     entries_at = _HEAD.size + len(table_bytes)
     keys_at = entries_at + len(entry_bytes)
     chunk = Chunk(
-        0, size, stretch, runs, list(lines), entries_at, keys_at, key_count, halves, checksum
+        0, size, part, runs, list(lines), entries_at, keys_at, key_count, halves, checksum
     )
     return data, chunk
 
@@ -180,9 +180,9 @@ class IndexFile:
         chunks: list[Chunk] = []
         reached = self.segment
         at = 0
-        while (chunk := self._read(at)) is not None and chunk.stretch.start == reached:
-            (chunks if chunk.stretch.end <= end else self.beyond).append(chunk)
-            reached = chunk.stretch.end
+        while (chunk := self._read(at)) is not None and chunk.part.start == reached:
+            (chunks if chunk.part.end <= end else self.beyond).append(chunk)
+            reached = chunk.part.end
             at += chunk.size
         while chunks and not self._body(chunks[-1]).is_whole():
             torn = chunks.pop()
@@ -270,10 +270,10 @@ class IndexFile:
         keys_at = at + table_end + entries
         if keys_at + keys * ENTRY_BYTES + sum(halves) * _POSITION_BYTES != at + size:
             return None
-        stretch = Stretch(start, end, first_ms, last_ms)
+        part = LogRange(start, end, first_ms, last_ms)
         opened, closed, parked = halves
         return Chunk(
-            at, size, stretch, queues, lines, at + table_end, keys_at, keys,
+            at, size, part, queues, lines, at + table_end, keys_at, keys,
             (opened, closed, parked), checksum,
         )  # fmt: skip
 
@@ -302,7 +302,7 @@ class IndexFile:
         if found is None:
             at, size = chunk.entries_at, chunk.at + chunk.size - chunk.entries_at
             found = self._bodies[chunk.at] = Sealed(
-                self.file, path_of(self.segment), chunk.stretch.start, at, size, chunk.checksum
+                self.file, path_of(self.segment), chunk.part.start, at, size, chunk.checksum
             )
         return found
 
@@ -336,7 +336,7 @@ class IndexFile:
 
     def key_run(self, chunk: Chunk) -> KeyRun:
         """The place of the chunk's keys."""
-        _, _, first_ms, last_ms = chunk.stretch
+        _, _, first_ms, last_ms = chunk.part
         body = self._body(chunk)
         return KeyRun(first_ms, last_ms, self.segment, body, chunk.keys_at, chunk.keys)
 

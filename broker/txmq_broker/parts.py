@@ -1,0 +1,69 @@
+"""The parts of a broker that its request handlers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from txmq.remoting.connection import Connection
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk
+from txmq.runtime.entropy import Entropy
+from txmq_broker.config import BrokerSettings
+from txmq_broker.core.admission import Admission
+from txmq_broker.core.clients import Clients
+from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.core.filter.filters import Filters
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.locks import Locks
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.statistics import Statistics
+from txmq_broker.core.topics import Topics
+from txmq_broker.identity import Identity
+from txmq_broker.services.checker import Checker
+from txmq_broker.services.flusher import Flusher
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["Parts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a running broker is made of; each family of handlers takes the parts it needs."""
+
+    settings: BrokerSettings
+    """The settings at the start; a change reaches the parts through ``settings_changed``."""
+    identity: Identity
+    started_ms: int
+    disk: Disk
+    clock: Clock
+    entropy: Entropy
+
+    store: MessageStore
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    clients: Clients[Connection]
+    coordinator: Coordinator
+    schedule: Schedule
+    filters: Filters
+    locks: Locks
+    statistics: Statistics
+    admission: Admission
+
+    flusher: Flusher
+    checker: Checker
+
+    names: Callable[[], str]
+    """Returns the addresses of the name servers."""
+    topics_changed: Callable[[], None]
+    """Saves the topics and registers them with the name servers."""
+    groups_changed: Callable[[], None]
+    """Saves the groups."""
+    settings_changed: Callable[[BrokerSettings], None]
+    """Puts new settings into force."""
+    forget_topic: Callable[[str], None]
+    """Hides the messages of a deleted topic for good."""
+    delete_old_files: Callable[[], None]
+    """Deletes the old files of the log at once, whatever the hour."""

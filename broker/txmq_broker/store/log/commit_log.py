@@ -1,0 +1,160 @@
+"""The log of all topics: records are staged during a turn, then written together as one span."""
+
+from __future__ import annotations
+
+from collections import deque
+from struct import Struct
+from typing import Final
+
+from txmq.limits import FRAME_BYTES_MAX
+from txmq.protocol import record as records
+from txmq.protocol.decision import MARKER, MARKER_BYTES, decided_ms_of
+from txmq.protocol.loss import LOSS
+from txmq.protocol.span import HEAD_BYTES, checksum_in, head
+from txmq.runtime.disk import Disk, File
+from txmq_broker.store.log.high_water import HighWater, Mark
+from txmq_broker.store.log.segments import Segments
+
+__all__ = ["CommitLog"]
+
+_SIZE_MAGIC: Final = Struct(">II")
+_READ_AT_ONCE: Final = 2048
+"""Most records are smaller, and one read costs half of two."""
+
+
+class CommitLog:
+    """Appends spans, reads records, and notes in the high-water mark how much is durable.
+
+    Attributes:
+        last_ms: The time stamp of the newest record; time stamps in a log never go back.
+        next_position: Where the next record that is staged will lie.
+        durable: The position before which every byte is durable.
+    """
+
+    def __init__(self, disk: Disk, segment_size: int, *, is_async: bool = False) -> None:
+        self.segments = Segments(disk, segment_size)
+        self.segment_size = segment_size
+        self.high_water = HighWater(disk, 0)
+        self.last_ms = 0
+        self._is_async = is_async
+        self._unmarked: deque[tuple[int, int, int]] = deque()
+        self._staged: list[bytes] = []
+        self._records = 0
+        self.unsynced: list[File] = []
+        self.read = self.segments.read
+        self.resume()
+
+    def resume(self) -> None:
+        """Continue where the files end, which are durable up to there."""
+        self._unmarked.clear()
+        self._staged.clear()
+        self._records = 0
+        self.unsynced = []
+        self.durable = self.segments.end
+        self.next_position = self.segments.end + HEAD_BYTES
+
+    # Places
+
+    @property
+    def start(self) -> int:
+        """The position of the oldest byte that is kept."""
+        return self.segments.start
+
+    @property
+    def end(self) -> int:
+        """Where the next span will start."""
+        return self.segments.end
+
+    def file_at(self, position: int) -> int:
+        """Where the file that holds a position begins."""
+        return self.segments.extent_at(position).start
+
+    # Appending
+
+    @property
+    def staged_bytes(self) -> int:
+        """How many bytes wait to be written."""
+        return self.next_position - self.segments.end - HEAD_BYTES
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._staged)
+
+    def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
+        """Take a record whose bytes say that it lies at :attr:`next_position`."""
+        self._staged += pieces
+        self._records += 1
+        self.next_position += size
+
+    def write(self, *, stay: bool = False) -> int:
+        """Write what is staged as one span and return where it ends.
+
+        Args:
+            stay: Whether it has to lie in the file that is being written, however large that grows.
+
+        Raises:
+            DiskFull: The disk is full. Nothing of the span is part of the log.
+            WriteFailed: The disk refused. Nothing of the span is part of the log.
+        """
+        payload = b"".join(self._staged)
+        count, self._records = self._records, 0
+        self._staged.clear()
+        segments = self.segments
+        start, tail = segments.end, segments.tail
+        try:
+            span_head = head(segments.log_id, start, self.durable, payload, count)
+            segments.append(span_head + payload, stay=stay)
+        finally:
+            self.next_position = segments.end + HEAD_BYTES
+            # Also where the write failed: the new file stays, and the one before it is complete.
+            if tail is not None and tail is not segments.tail and self.durable < start:
+                self.unsynced.append(tail)
+        self._unmarked.append((start, segments.end, checksum_in(span_head)))
+        return segments.end
+
+    def files_to_sync(self) -> list[File]:
+        """The files that hold writes not known to be durable, oldest first."""
+        tail = self.segments.tail
+        return [*self.unsynced, *([tail] if tail is not None else [])]
+
+    def synced(self, files: list[File], end: int) -> None:
+        """Note that these files were synced when the log ended at ``end``."""
+        # The last of them was being written: if it is complete by now, it has grown since.
+        completed = files[:-1]
+        self.unsynced = [file for file in self.unsynced if file not in completed]
+        self.durable = max(self.durable, end)
+        last = None
+        while self._unmarked and self._unmarked[0][1] <= end:
+            last = self._unmarked.popleft()
+        if last is not None:
+            mark = Mark(self.segments.start, *last, is_async=self._is_async)
+            self.high_water.advance(mark)
+
+    # Reading
+
+    def bytes_at(self, position: int) -> bytes | None:
+        """The bytes of the record at one of our own positions; ``None`` where no record begins."""
+        data = self.read(position, _READ_AT_ONCE) if position >= self.segments.start else b""
+        if len(data) < records.SMALLEST:
+            return None
+        size, magic = _SIZE_MAGIC.unpack_from(data)
+        if magic != records.MAGIC or size > FRAME_BYTES_MAX:
+            return None
+        if size > len(data):
+            data = self.read(position, size)
+        return data[:size] if len(data) >= size else None
+
+    def stored_ms_at(self, position: int) -> int | None:
+        """When the record at a position was stored, or decided where it is a marker."""
+        data = self.read(position, records.SMALLEST)
+        if data[4:8] == MARKER and len(data) >= MARKER_BYTES:
+            return decided_ms_of(data)
+        if data[4:8] == LOSS:
+            return None
+        return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
+
+    def close(self) -> None:
+        """Let go of the files; what is staged is lost."""
+        self.segments.close()
+        self.high_water.close()

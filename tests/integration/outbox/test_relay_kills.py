@@ -15,7 +15,7 @@ from sqlalchemy import text
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
 from tests.serving import BrokerProcess
 from txmq import ConsumerSettings, Message, StartFrom, blocking
-from txmq.idempotent import Done, UniqueKeyTable, idempotent
+from txmq.idempotent import DoneTable, UniqueKeyTable, idempotent
 
 SOAK = "TXMQ_SOAK" in os.environ
 WRITERS = 32 if SOAK else 4
@@ -38,7 +38,7 @@ EFFECT = text("INSERT INTO effects VALUES (:body)")
 
 def consuming(book, broker):
     """A consumer behind a guard, that knows repeats by the ids of messages."""
-    Done().metadata.create_all(book.engine)
+    DoneTable().metadata.create_all(book.engine)
     book.ask(EFFECTS)
     settings = ConsumerSettings(start=StartFrom.FIRST, concurrency=8)
     consumer = blocking.PushConsumer("credit", broker.names, settings)

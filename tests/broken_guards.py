@@ -4,7 +4,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from txmq.idempotent.guard import Attempt
-from txmq.idempotent.verdict import Found, Verdict
+from txmq.idempotent.verdict import KeyState, Verdict
 
 __all__ = ["MARK", "MarkedFirst"]
 
@@ -40,7 +40,7 @@ class _Marked(Attempt):
     async def begin(self):
         with self._engine.begin() as connection:
             is_new = connection.execute(MARK, {"key": self._key}).rowcount
-        self.found = Found(Verdict.FIRST if is_new else Verdict.DONE)
+        self.found = KeyState(Verdict.FIRST if is_new else Verdict.DONE)
         return self
 
     async def end(self, problem):

@@ -4,7 +4,7 @@ from collections import Counter
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, event, text
 
-from txmq.idempotent.done import Done
+from txmq.idempotent.done_table import DoneTable
 
 __all__ = ["EFFECT", "PAYMENT", "SECRET", "STOCK", "Effects", "engine_options"]
 
@@ -36,7 +36,7 @@ class Effects:
     def prepare(self):
         if self.url.get_backend_name() == "sqlite":
             event.listen(self._engine, "connect", _as_for_many)
-        Done().metadata.create_all(self._engine)
+        DoneTable().metadata.create_all(self._engine)
         STOCK.metadata.create_all(self._engine)
         with self._engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (done_key TEXT NOT NULL)"))

@@ -91,7 +91,7 @@ def decorated(bench, plan):
 
 def prepare(database):
     """Accounts, and whatever tables of ours functions stand behind."""
-    from txmq.idempotent.done import Done
+    from txmq.idempotent.done_table import DoneTable
     from txmq.transaction.resources.schema import create_fence
 
     engine = create_engine(database)
@@ -99,7 +99,7 @@ def prepare(database):
         for each in TABLES:
             connection.execute(text(each))
     create_fence(engine, "txmq_fence", None)
-    Done().metadata.create_all(engine)
+    DoneTable().metadata.create_all(engine)
     engine.dispose()
 
 

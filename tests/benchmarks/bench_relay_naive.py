@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from txmq import Producer
-from txmq.outbox.row import unpacked
+from txmq.outbox.row import unpack
 
 POLL_S = 0.1
 ROWS = 500
@@ -28,7 +28,7 @@ async def relay(conninfo, names):
             async with connection.transaction():
                 rows = await (await connection.execute(SELECT, (ROWS,))).fetchall()
                 if rows:
-                    await producer.send_batch([unpacked(each) for each in rows])
+                    await producer.send_batch([unpack(each) for each in rows])
                     done = [each.id for each in rows]
                     await connection.execute("DELETE FROM txmq_outbox WHERE id = ANY(%s)", (done,))
             if not rows:

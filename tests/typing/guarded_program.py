@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from txmq import Later, ReceivedMessage, blocking
 from txmq.idempotent import (
     Attempt,
-    Done,
+    DoneTable,
     Guard,
     PlainGuard,
     RedisGuard,
@@ -115,5 +115,5 @@ def any_of_them(
     def handle(number: int) -> int:
         return number
 
-    print(handle(1), Done("seen", metadata=MetaData()).ddl("postgresql"))
+    print(handle(1), DoneTable("seen", metadata=MetaData()).ddl("postgresql"))
     return any_guard.attempt("c")

@@ -97,13 +97,13 @@ def sql(
 ) -> None:
     """Print the statements that make the tables, for a migration of your own."""
     with told():
-        from txmq.idempotent.done import Done
+        from txmq.idempotent.done_table import DoneTable
         from txmq.outbox.table import Outbox
         from txmq.transaction.resources.fence import Fence
 
         made = {
             Wanted.FENCE: Fence(fence, schema).ddl,
-            Wanted.DONE: Done(done, schema).ddl,
+            Wanted.DONE: DoneTable(done, schema).ddl,
             Wanted.OUTBOX: Outbox(outbox, schema).ddl,
         }
         for each in tables or [Wanted.FENCE]:

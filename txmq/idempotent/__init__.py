@@ -1,4 +1,4 @@
-"""Guards: what a message or a call stands for is done once, however often it comes.
+"""Guards: the work of a message or a call is done once, however often it arrives.
 
 ::
 
@@ -7,10 +7,10 @@
     def transfer_in(session, message):
         ...
 
-:mod:`verdict` is what guards say, :mod:`guard` how one stands in front of a function. The guards:
+:mod:`verdict` defines the answers of a guard, :mod:`guard` the decorator. The guards:
 :mod:`unique_key` in the function's own database transaction, :mod:`redis` beside it, :mod:`version`
-in the row that is changed, :mod:`token` for calls that are no messages. Each is imported when it is
-first asked for: whoever uses one needs no library of another's.
+in the row that is changed, :mod:`token` for calls instead of messages. Each is imported on first
+use, so a service only needs the libraries of the guards it uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.idempotent.done import Done
+    from txmq.idempotent.done_table import DoneTable
     from txmq.idempotent.guard import Attempt, Guard, PlainGuard, SessionGuard, idempotent
     from txmq.idempotent.keys import redelivery_horizon_s
     from txmq.idempotent.redis import RedisGuard
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attempt",
-    "Done",
+    "DoneTable",
     "Guard",
     "PlainGuard",
     "RedisGuard",
@@ -45,9 +45,9 @@ __all__ = [
     "redelivery_horizon_s",
 ]
 
-_ROOMS: Final = {
+_MODULES: Final = {
     "Attempt": "guard",
-    "Done": "done",
+    "DoneTable": "done_table",
     "Guard": "guard",
     "PlainGuard": "guard",
     "RedisGuard": "redis",
@@ -64,15 +64,15 @@ _EXTRAS: Final = {"sqlalchemy": "sql", "psycopg": "sql", "redis": "redis"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
-    except ModuleNotFoundError as problem:
-        if problem.name not in _EXTRAS:
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
             raise
-        extra = _EXTRAS[problem.name]
-        raise ConfigError(f"{problem.name} is missing: pip install 'txmq[{extra}]'") from problem
+        extra = _EXTRAS[error.name]
+        raise ConfigError(f"{error.name} is missing: pip install 'txmq[{extra}]'") from error
     return found
 
 

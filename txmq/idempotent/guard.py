@@ -1,8 +1,8 @@
-"""What a guard is, and how one stands in front of a function: :func:`idempotent`.
+"""Guards, and the decorator that puts one in front of a function: :func:`idempotent`.
 
-A guard is asked by a key. It gives an :class:`Attempt`, which is entered, and says whether the
-function is to be called; if so, whatever the guard needs to remember that is done at its end, with
-the function's own work where the guard is in the same database.
+For a key a guard returns an :class:`Attempt`, a context manager. Its verdict says whether to call
+the function. If the function ran, the end of the attempt records the key; a guard in the same
+database commits that record together with the function's own work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import (
 from txmq.databases.block import Block
 from txmq.databases.failures import Failure, failure
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
-from txmq.idempotent.verdict import Found, Verdict, decoded, encoded
+from txmq.idempotent.verdict import KeyState, Verdict, decode_result, encode_result
 from txmq.message import Later
 
 __all__ = ["Attempt", "Guard", "PlainGuard", "SessionGuard", "idempotent"]
@@ -47,126 +47,123 @@ P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
-"""How often a function is called anew, at once, where the database has undone its work for the sake
-of somebody else's. Beyond that whoever brought the message comes again later."""
+"""How often a function is called at once when the database undoes its work in favour of another
+transaction. After that the error is raised, and the message is delivered again later."""
 
 Payload: TypeAlias = bytes | bytearray | memoryview | str | None
 
 
 class Attempt(Block["Attempt[S]"], Generic[S]):
-    """``with`` or ``async with``: one attempt to do what a key stands for.
+    """``with`` or ``async with``: one attempt to do the work of a key.
 
-    :attr:`verdict` says whether it is to be done. Only with ``FIRST`` there is something to do, in
-    :attr:`session` where the guard has one; at the end of the block it is done, unless an exception
-    comes out of it, which leaves the key free.
+    Do the work only if :attr:`verdict` is ``FIRST``, in :attr:`session` if the guard has one. The
+    end of the block records the key as done; an exception from the block leaves the key free.
     """
 
     def __init__(self) -> None:
-        self.found = Found(Verdict.IN_PROGRESS)
+        self.found = KeyState(Verdict.IN_PROGRESS)
         self.kept: str | None = None
         self.is_abandoned = False
 
     @property
     def verdict(self) -> Verdict:
-        """What the guard says."""
+        """The guard's answer."""
         return self.found.verdict
 
     @property
     def result(self) -> Any:
-        """What was kept when it was done, if anything was."""
-        return decoded(self.found.result)
+        """The result stored with the key, or ``None``."""
+        return decode_result(self.found.result)
 
     @property
     @abstractmethod
     def session(self) -> S:
-        """Where the work is done, with ``FIRST``; ``None`` for a guard that has none."""
+        """The session for the work, with ``FIRST``; ``None`` if the guard has no sessions."""
 
     def keep(self, result: object) -> None:
-        """Store a result with the key, for whoever comes again; what JSON can carry.
+        """Store a result with the key, which later attempts return; any JSON value.
 
         Raises:
-            UsageError: That it is not, or there is nothing to do.
+            UsageError: JSON cannot represent it, or the verdict is not ``FIRST``.
             LimitExceeded: It is too large.
         """
         if self.verdict is not Verdict.FIRST:
-            raise UsageError("only what is done now has a result to keep")
-        self.kept = encoded(result)
+            raise UsageError(f"this key is {self.verdict.value}: a result is kept only with FIRST")
+        self.kept = encode_result(result)
 
     @abstractmethod
     async def begin(self) -> Self:
-        """Ask for the key, and have it if nobody else has.
+        """Claim the key if it is free.
 
         Raises:
             Exception: What the guard's library raises; nothing was done.
         """
 
     @abstractmethod
-    async def end(self, problem: BaseException | None) -> None:
-        """Have it done, or free the key if a problem came.
+    async def end(self, error: BaseException | None) -> None:
+        """Record the key as done, or free it after an error.
 
         Raises:
-            OutcomeUnknown: It may be done, or not; whoever comes again will know.
-            LeaseLost: It is done, and somebody else may do it, too.
-            Exception: Why it could not be done; nothing of it remains.
+            OutcomeUnknown: The work may be done or not; the next attempt will know.
+            LeaseLost: The work is done, but another attempt may do it again.
+            Exception: Why the work could not be committed; nothing of it remains.
         """
 
-    def is_undone_for_others(self, problem: Exception) -> bool:
-        """Whether what came out of the block was undone for somebody else's sake, so that another
-        attempt makes sense at once: a deadlock, a serialization failure.
+    def is_undone_for_others(self, error: Exception) -> bool:
+        """Whether the database undid the work in favour of another transaction, by a deadlock or a
+        serialization failure; then another attempt makes sense at once.
         """
-        return failure(problem) is Failure.RETRY
+        return failure(error) is Failure.RETRY
 
     def abandon(self) -> None:
-        """Leave everything as a process does that is killed here; for tests, which then leave the
-        block.
-        """
+        """Leave everything as a killed process would; for tests, which then leave the block."""
         self.is_abandoned = True
 
 
 class Guard(Protocol[K_contra, S]):
-    """Whoever knows what was done."""
+    """Knows which keys are done."""
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are for ``with``, otherwise for ``async with``."""
+        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
         ...
 
     def attempt(self, key: K_contra, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """An attempt, to be entered once.
 
         Args:
-            key: What is to be done once.
-            scope: Among which others; the same key stands for something else in another scope.
-            payload: What came with the key: something else under the same key is a conflict.
-                Nothing is compared where there is none.
+            key: Identifies the work.
+            scope: The namespace of the key: the same key in another scope is other work.
+            payload: What came with the key: another payload under the same key is a conflict.
+                Without a payload nothing is compared.
 
         Raises:
-            UsageError: That is no key.
+            UsageError: The key is invalid.
         """
         ...
 
 
 class SessionGuard(Guard[K_contra, S], Protocol[K_contra, S]):
-    """One with a session in which the work is done."""
+    """A guard that gives the function a session for its work."""
 
     @property
     def has_session(self) -> Literal[True]:
-        """It has."""
+        """Always true."""
         ...
 
 
 class PlainGuard(Guard[K_contra, None], Protocol[K_contra]):
-    """One that stands beside the work."""
+    """A guard outside the transaction of the work."""
 
     @property
     def has_session(self) -> Literal[False]:
-        """It has none."""
+        """Always false."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A function and what guards it; a decorated function has it as ``__idempotent__``."""
+    """A function and its guard; the ``__idempotent__`` attribute of a decorated function."""
 
     function: Callable[..., Any]
     guard: Any
@@ -185,39 +182,39 @@ class Guarded:
         attempt: Attempt[Any] = self.guard.attempt(key, scope=self.scope, payload=payload)
         return attempt
 
-    def given(self, attempt: Attempt[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the function is called with."""
+    def arguments(self, attempt: Attempt[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments of the function."""
         return (attempt.session, *args) if self.guard.has_session else args
 
-    def take(self, attempt: Attempt[Any], said: Any) -> None:
-        """See what the function has returned, before it is done."""
-        if said is Later:
-            said = Later()  # As consumers take it.
-        if isinstance(said, Later):
-            # What a batch had before its first is undone as well.
-            raise _Postponed(replace(said, first=0))
+    def accept(self, attempt: Attempt[Any], result: Any) -> None:
+        """Handle the function's result before the attempt ends."""
+        if result is Later:
+            result = Later()  # Consumers accept the class, too.
+        if isinstance(result, Later):
+            # The messages of a batch before its first are undone as well.
+            raise _Postponed(replace(result, first=0))
         if self.keeps_result:
-            attempt.keep(said)
+            attempt.keep(result)
 
-    def told(self, attempt: Attempt[Any]) -> Any:
-        """What is said to whoever has nothing to do."""
+    def earlier_result(self, attempt: Attempt[Any]) -> Any:
+        """What a call returns, or raises, that has no work to do."""
         if attempt.verdict is Verdict.DONE:
             return attempt.result
         if attempt.verdict is Verdict.CONFLICT:
-            raise KeyConflict(f"{self.scope} has done something else under this key before")
-        raise KeyInProgress(f"{self.scope} is at work on this key somewhere else")
+            raise KeyConflict(f"{self.scope} has used this key before, with another payload")
+        raise KeyInProgress(f"another call of {self.scope} is at work on this key")
 
 
 class _Postponed(Exception):
-    """The function has said that it shall be called again later, so nothing is done."""
+    """The function asks for a later call, so nothing is done."""
 
-    def __init__(self, said: Later) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, later: Later) -> None:
+        super().__init__(later)
+        self.later = later
 
 
-class _SessionFirst(Protocol[S_co]):
-    """Decorates what takes a session first."""
+class _SessionDecorator(Protocol[S_co]):
+    """Decorates a function whose first parameter is a session."""
 
     @overload
     def __call__(
@@ -227,8 +224,8 @@ class _SessionFirst(Protocol[S_co]):
     def __call__(self, function: Callable[Concatenate[S_co, P], R], /) -> Callable[P, R | None]: ...
 
 
-class _AsItIs(Protocol):
-    """Decorates what takes none."""
+class _PlainDecorator(Protocol):
+    """Decorates a function without a session."""
 
     @overload
     def __call__(
@@ -246,7 +243,7 @@ def idempotent(
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
     keeps_result: bool | None = None,
-) -> _SessionFirst[S]: ...
+) -> _SessionDecorator[S]: ...
 @overload
 def idempotent(
     guard: PlainGuard[K],
@@ -255,7 +252,7 @@ def idempotent(
     payload: Callable[..., Payload] | None = None,
     scope: str | None = None,
     keeps_result: bool | None = None,
-) -> _AsItIs: ...
+) -> _PlainDecorator: ...
 def idempotent(
     guard: Any,
     *,
@@ -264,65 +261,63 @@ def idempotent(
     scope: str | None = None,
     keeps_result: bool | None = None,
 ) -> Any:
-    """Have a function do once what a key stands for, however often it is called; a decorator.
+    """Run a function once per key, however often it is called; a decorator.
 
-    The function is called with the guard's session first, where it has one. It is called only
-    where the key is new. Who comes again is given the result that was kept, or ``None``. By the
-    time the decorated function returns everything is committed, so a message may be acknowledged.
-    A function that returns :class:`txmq.Later` has done nothing, and its key is free; a batch comes
-    again whole.
+    The function runs only if the key is new. If the guard has a session, it is the first argument.
+    A repeated call returns the stored result, or ``None``. When the decorated function returns,
+    everything is committed, so a message may be acknowledged. A function that returns
+    :class:`txmq.Later` counts as not called: its key is free, and a batch is delivered again whole.
 
-    It works wherever a function is called: by consumers of ours, by those of other libraries, by
-    nobody but your own code. Decorate the function with this first, and with what calls it above.
+    It works for any caller: consumers of txmq, consumers of other libraries, your own code. Put
+    this decorator directly on the function, and the decorator that registers it above.
 
     Args:
-        guard: Whoever knows what was done.
-        key: What is done once: called with what the function is called with, but for the session.
-        payload: What came with the key, likewise; the ``body`` of a first argument that has one.
-            Something else under the same key is refused.
-        scope: Among which others the key counts; by default the function's own name, with its
-            module. Give one that stays when a function is renamed while messages may come again,
-            and to what has no name of its own: a lambda, a partial, an object, ``_``.
-        keeps_result: Store what the function returns, for whoever comes again. Where nothing is
-            said, the guard knows: a :class:`~txmq.idempotent.token.TokenGuard` does it.
+        guard: Knows which keys are done.
+        key: Returns the key; called with the arguments of the call, without the session.
+        payload: Returns what came with the key, likewise; by default the ``body`` of the first
+            argument, if it has one. Another payload under the same key is refused.
+        scope: The namespace of the key; by default the function's name with its module. Give one
+            explicitly if the function may be renamed while messages can still return, or if it has
+            no name of its own: a lambda, a partial, an object, ``_``.
+        keeps_result: Store the function's result for repeated calls. By default the guard decides:
+            a :class:`~txmq.idempotent.token.TokenGuard` stores it.
 
     Raises:
-        ConfigError: The guard is for another kind of function, or a scope is needed.
-        KeyInProgress: From a call: somebody else is at work on the key. Consumers of ours bring the
-            message again later.
-        KeyConflict: From a call: something else was done under the key. Consumers of ours put the
-            message with the dead letters.
-        OutcomeUnknown: From a call: it may be done, or not; call it again.
-        Exception: From a call: what the function, or the guard's library, has raised; nothing was
-            done.
+        ConfigError: The guard does not fit the function, or a scope is needed.
+        KeyInProgress: From a call: another attempt is at work on the key. Consumers of txmq deliver
+            the message again later.
+        KeyConflict: From a call: the key was used for another payload. Consumers of txmq send the
+            message to the dead letters.
+        OutcomeUnknown: From a call: the work may be done or not; call again.
+        Exception: From a call: what the function or the guard's library raised; nothing was done.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        _see_that_it_fits(function, guard)
-        named = _scope_of(function) if scope is None else scope
+        _check_fit(function, guard)
+        chosen_scope = _scope_of(function) if scope is None else scope
         keeps = _keeps(function, guard, keeps_result)
-        return _decorated(Guarded(function, guard, key, payload or body_of, named, keeps))
+        return _decorated(Guarded(function, guard, key, payload or body_of, chosen_scope, keeps))
 
     return decorate
 
 
 def body_of(*args: object, **kwargs: object) -> Payload:
-    """The body of what a function is called with first, if it has one."""
+    """The body of a call's first argument, if it has one."""
     del kwargs
     body = getattr(args[0], "body", None) if args else None
     return body if isinstance(body, bytes | bytearray | memoryview | str) else None
 
 
 def _decorated(guarded: Guarded) -> Callable[..., Any]:
-    wrap = _waiting if is_async(guarded.function) else _blocking
+    wrap = _async_call if is_async(guarded.function) else _blocking_call
     call = functools.wraps(guarded.function)(wrap(guarded))
     vars(call)["__idempotent__"] = guarded
     if guarded.guard.has_session:
-        # Frameworks look at what a function takes; the session comes from us.
+        # Frameworks inspect the parameters; hide the session, which the guard supplies.
         signature = inspect.signature(guarded.function)
         first, *others = signature.parameters.values()
         if first.kind is inspect.Parameter.VAR_POSITIONAL:
-            others = [first, *others]  # It takes the session, and whatever follows.
+            others = [first, *others]  # *args takes the session and all other arguments.
         vars(call)["__signature__"] = signature.replace(parameters=others)
         hints = dict(call.__annotations__)
         hints.pop(first.name, None)
@@ -330,107 +325,109 @@ def _decorated(guarded: Guarded) -> Callable[..., Any]:
     return call
 
 
-def _blocking(guarded: Guarded) -> Callable[..., Any]:
+def _blocking_call(guarded: Guarded) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for left in reversed(range(ATTEMPTS_MAX)):
             attempt = guarded.attempt(args, kwargs)
             try:
                 with attempt:
                     if attempt.verdict is not Verdict.FIRST:
-                        return guarded.told(attempt)
-                    said = guarded.function(*guarded.given(attempt, args), **kwargs)
-                    if inspect.isawaitable(said):
-                        _never_awaited(said)
-                    guarded.take(attempt, said)
+                        return guarded.earlier_result(attempt)
+                    result = guarded.function(*guarded.arguments(attempt, args), **kwargs)
+                    if inspect.isawaitable(result):
+                        _refuse_awaitable(result)
+                    guarded.accept(attempt, result)
             except _Postponed as postponed:
-                return postponed.said
-            except Exception as problem:
-                if not _may_retry(attempt, problem, left):
+                return postponed.later
+            except Exception as error:
+                if not _may_retry(attempt, error, left):
                     raise
             else:
-                return said
+                return result
         raise AssertionError("the last attempt returns or raises")
 
     return call
 
 
-def _waiting(guarded: Guarded) -> Callable[..., Awaitable[Any]]:
+def _async_call(guarded: Guarded) -> Callable[..., Awaitable[Any]]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         for left in reversed(range(ATTEMPTS_MAX)):
             attempt = guarded.attempt(args, kwargs)
             try:
                 async with attempt:
                     if attempt.verdict is not Verdict.FIRST:
-                        return guarded.told(attempt)
-                    said = await guarded.function(*guarded.given(attempt, args), **kwargs)
-                    guarded.take(attempt, said)
+                        return guarded.earlier_result(attempt)
+                    result = await guarded.function(*guarded.arguments(attempt, args), **kwargs)
+                    guarded.accept(attempt, result)
             except _Postponed as postponed:
-                return postponed.said
-            except Exception as problem:
-                if not _may_retry(attempt, problem, left):
+                return postponed.later
+            except Exception as error:
+                if not _may_retry(attempt, error, left):
                     raise
             else:
-                return said
+                return result
         raise AssertionError("the last attempt returns or raises")
 
     return call
 
 
-def _may_retry(attempt: Attempt[Any], problem: Exception, left: int) -> bool:
-    if not left or not attempt.is_undone_for_others(problem):
+def _may_retry(attempt: Attempt[Any], error: Exception, left: int) -> bool:
+    if not left or not attempt.is_undone_for_others(error):
         return False
-    log.info("undone by the database, and tried again at once: %s", problem)
+    log.info("the database undid the work, trying again at once: %s", error)
     return True
 
 
-def _never_awaited(said: Any) -> None:
-    if inspect.iscoroutine(said):
-        said.close()
-    raise UsageError("a plain function returned something to await: nothing was done in it yet")
+def _refuse_awaitable(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+    raise UsageError("a plain function returned an awaitable, so its work was not done")
 
 
-def _see_that_it_fits(function: Callable[..., Any], guard: Any) -> None:
+def _check_fit(function: Callable[..., Any], guard: Any) -> None:
     name = _name_of(function)
     if not callable(getattr(guard, "attempt", None)):
-        raise ConfigError(f"{guard!r} is no guard")
+        raise ConfigError(f"{guard!r} is not a guard: it has no attempt()")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{name} yields: nothing would be done when it is called")
+        raise ConfigError(f"{name} yields: a call of a generator function does no work")
     if is_async(function) is guard.is_blocking:
         wanted = (
-            "it is async, so one of asyncio's, such as an AsyncEngine or a redis.asyncio.Redis"
+            "it is async, so use an asyncio source, such as an AsyncEngine or a redis.asyncio.Redis"
             if guard.is_blocking
-            else "it blocks, so one that blocks, such as an Engine or a redis.Redis"
+            else "it blocks, so use a blocking source, such as an Engine or a redis.Redis"
         )
         raise ConfigError(f"{name} needs a guard over another source: {wanted}")
     if guard.has_session:
-        taken = list(inspect.signature(function).parameters)
-        if not taken:
-            raise ConfigError(f"{name} takes no session: it is called with one first")
-        if taken[0] == "self":
+        parameters = list(inspect.signature(function).parameters)
+        if not parameters:
             raise ConfigError(
-                f"{name} is called with a session first, and would take it for its object: "
-                "decorate the method of an object, not of a class"
+                f"{name} takes no session: add a first parameter, the guard passes one"
+            )
+        if parameters[0] == "self":
+            raise ConfigError(
+                f"{name} would receive the session as self: decorate the method of an object, not "
+                "of a class"
             )
 
 
 def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> bool:
-    # A guard that has no opinion leaves it to the decorator, and one that has no room says so.
-    usual = getattr(guard, "keeps_result", None)
-    if wanted and usual is False:
+    # keeps_result of a guard: None leaves it to the decorator, False means it cannot store any.
+    default = getattr(guard, "keeps_result", None)
+    if wanted and default is False:
         raise ConfigError(
-            f"{_name_of(function)} keeps its result, and its guard has no room for it"
+            f"{_name_of(function)} keeps its result, but its guard cannot store results"
         )
-    return bool(usual) if wanted is None else wanted
+    return bool(default) if wanted is None else wanted
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is to be awaited; an object may have an async call."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - what it is matters
+    """Whether a call must be awaited; an object may have an async ``__call__``."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not its presence
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _scope_of(function: Callable[..., Any]) -> str:
-    # Two that share a scope by chance would leave each other's work out.
+    # Two functions with the same scope by chance would skip each other's work.
     if getattr(function, "__name__", "_") in {"<lambda>", "_"}:
         raise ConfigError(f"{_name_of(function)} has no name of its own: give it a scope")
     return _name_of(function)
@@ -444,7 +441,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _program(module: str) -> str:
-    """A program's name, the same whether it is run, imported, or begun anew by multiprocessing."""
+    """A program's name, the same whether it is run, imported, or started by multiprocessing."""
     main = sys.modules.get(module)
     if (spec := getattr(main, "__spec__", None)) is not None:
         return str(spec.name).removesuffix(".__main__")

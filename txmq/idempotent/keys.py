@@ -1,28 +1,31 @@
-"""What is a key, and how long one is needed. Pure."""
+"""Which texts are valid keys, and how long keys must be remembered. Pure."""
 
 from __future__ import annotations
 
 from txmq.errors import LimitExceeded, UsageError
 from txmq.limits import KEY_CHARS_MAX
 
-__all__ = ["named", "redelivery_horizon_s"]
+__all__ = ["check_text", "redelivery_horizon_s"]
 
 
-def named(given: object, what: str = "key") -> str:
-    """A key or a scope, if it is one.
+def check_text(text: object, what: str = "key") -> str:
+    """Return a key or a scope if it is valid.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not a printable text.
         LimitExceeded: It is too long.
     """
-    # For MySQL what ends in spaces is the same without them.
-    if not isinstance(given, str) or not given.isprintable() or given.endswith(" "):
-        raise UsageError(f"{given!r} is no {what}: it is a text of characters that can be seen")
-    if not given and what == "key":
-        raise UsageError("an empty text is no key")
-    if len(given) > KEY_CHARS_MAX:
-        raise LimitExceeded(f"the length of a {what}", KEY_CHARS_MAX, len(given))
-    return given
+    # MySQL ignores spaces at the end when it compares texts.
+    if not isinstance(text, str) or not text.isprintable() or text.endswith(" "):
+        raise UsageError(
+            f"{text!r} is not a valid {what}: use a text of printable characters that does not end "
+            "in a space"
+        )
+    if not text and what == "key":
+        raise UsageError("an empty text is not a valid key")
+    if len(text) > KEY_CHARS_MAX:
+        raise LimitExceeded(f"the length of a {what}", KEY_CHARS_MAX, len(text))
+    return text
 
 
 def redelivery_horizon_s(
@@ -31,12 +34,12 @@ def redelivery_horizon_s(
     retries_s: float = 4 * 3600.0 + 46 * 60.0,
     longest_stop_s: float = 24 * 3600.0,
 ) -> float:
-    """How long after it was handled a message can come again; with the defaults four days
+    """How long after it was handled a message can be delivered again; with the defaults four days
     and five hours.
 
-    A message comes again while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
-    an offset is reset, a consumer group starts anew, a dead letter is sent again. The last of its
-    retries come ``retries_s`` later (a group's 16 retries), and a consumer may have been stopped
-    with one in its hands.
+    A message can return while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
+    an operator resets an offset, a new consumer group starts, a dead letter is sent again. Its last
+    retry comes ``retries_s`` later (a group's 16 retries). A consumer that holds it may also be
+    stopped for ``longest_stop_s``.
     """
     return kept_s + retries_s + longest_stop_s

@@ -1,10 +1,9 @@
-"""The guard beside the work: a key of Redis, held by a lease while somebody is at it.
+"""The guard outside the database: a key of Redis, held by a lease during the work.
 
-The value of a key says what stands behind it: ``p:token:fingerprint`` while somebody is at work,
-with the lease as its time to live, then ``d:token:fingerprint:result``. Whoever holds it knows it
-by the token, so nobody ends or frees what has become another's. Each step is one script, which
-Redis runs with nothing in between, and which is harmless when a client without an answer sends it
-once more.
+The value of a key shows its state: ``p:token:fingerprint`` during the work, with the lease as its
+time to live, then ``d:token:fingerprint:result``. The token identifies the attempt that holds the
+key, so no attempt ends or frees the key of another. Each step is one script, which Redis runs
+atomically. A client that gets no answer may safely send it again.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from txmq.databases.failures import words
 from txmq.errors import ConfigError, DatabaseFailed, LeaseLost, UsageError
-from txmq.idempotent.front import Front, Outage
+from txmq.idempotent.cache import CachedGuard, Outage
 from txmq.idempotent.guard import Attempt, Payload, SessionGuard
-from txmq.idempotent.keys import named, redelivery_horizon_s
-from txmq.idempotent.verdict import Found, Verdict, fingerprint, judged
+from txmq.idempotent.keys import check_text, redelivery_horizon_s
+from txmq.idempotent.verdict import KeyState, Verdict, fingerprint, judge
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["RedisGuard"]
@@ -40,82 +39,81 @@ log = logging.getLogger(__name__)
 _PROBLEMS: Final = (RedisError, RedisClusterException, OSError)
 
 
-class _Script:
-    """What Redis runs as one, by its text and by the name that Redis gives it."""
+class RedisScript:
+    """A script that Redis runs atomically: its text, and the hash by which Redis knows it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.name = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-_CLAIM: Final = _Script("""
+_CLAIM: Final = RedisScript("""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return '' end
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] then return '' end
 return held
 """)
-"""Have the key, unless it is another's; then what it holds."""
+"""Claim the key; returns its value if another attempt holds it."""
 
-_FINISH: Final = _Script("""
+_FINISH: Final = RedisScript("""
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[2] then return 'kept' end
 if held and held ~= ARGV[1] then return 'taken' end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return held and 'kept' or 'gone'
 """)
-"""Write that it is done, unless the key is another's. Where it is nobody's, it is done all the
-same, and whoever comes next shall know."""
+"""Mark the key as done, unless another attempt holds it. Mark it also if the key is gone: the work
+is done, and later attempts must see that."""
 
-_RELEASE: Final = _Script("""
+_RELEASE: Final = RedisScript("""
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return ''
 """)
 
 _LOST: Final = {
-    b"gone": "its lease ended, or Redis forgot it, and somebody else may have begun since",
-    b"taken": "its lease ended, and somebody else has the key",
+    b"gone": "its lease ended, or Redis lost the key, and another attempt may have begun since",
+    b"taken": "its lease ended, and another attempt holds the key",
 }
 
 
 class RedisGuard:
-    """A guard that stands beside the work, in Redis.
+    """A guard in Redis, outside the transaction of the work.
 
-    It is quick, needs no database, and serves work of any kind. But a key and what it stands for
-    are in two places, and nothing makes them one. It keeps apart who comes at the same moment, and
-    keeps away who comes later, as long as Redis remembers and the lease lasts. There is a second
-    effect, and nobody notices before it, if
+    It is fast, needs no database, and guards work of any kind. But the key and the work are in two
+    places, and no transaction covers both. It separates simultaneous deliveries and stops later
+    ones, as long as Redis remembers the key and the lease lasts. The work is done twice, without a
+    prior sign, if
 
-    - Redis evicts the key, is flushed, or starts again without what it knew;
-    - Redis fails over to a replica that has not heard of the key;
-    - the function takes longer than ``lease_s``, and the same comes meanwhile;
-    - the process dies between the effect and the end, or Redis does not answer at the end: the
-      same is done again once the lease is over.
+    - Redis evicts the key, is flushed, or restarts without its data;
+    - Redis fails over to a replica that has not received the key;
+    - the function takes longer than ``lease_s``, and the message is delivered again meanwhile;
+    - the process dies between the work and the end, or Redis does not answer at the end: the work
+      is done again once the lease has expired.
 
-    It tolerates a process that dies before the effect (the lease frees the key), a function that
-    fails (the key is free at once), any number of deliveries at once, and answers of Redis that get
-    lost. It never keeps work from being done that was not done: what is written as done was done
-    before. Where a second effect does harm, put it in front of a table: :meth:`before`.
+    It tolerates a process that dies before the work (the lease frees the key), a function that
+    fails (the key is free at once), any number of simultaneous deliveries, and lost answers from
+    Redis. It never skips work that was not done: a key is marked as done only after its work. If
+    doing the work twice does harm, put this guard in front of a table: :meth:`before`.
 
-    Give the client short time-outs and few retries, for a Redis that is stuck holds up every
-    message as long: ``redis.Redis(..., socket_timeout=0.25, socket_connect_timeout=0.25,
+    Give the client short time-outs and few retries, because a Redis that hangs delays every message
+    by as much: ``redis.Redis(..., socket_timeout=0.25, socket_connect_timeout=0.25,
     retry=Retry(NoBackoff(), 1))``.
 
     Args:
-        client: redis-py's, blocking or asyncio's, for one server, sentinels or a cluster. It stays
-            yours to close.
-        lease_s: How long the function has. In front of a table only a dead process has to be waited
-            for so long.
-        keep_s: How long is remembered what was done; :func:`redelivery_horizon_s` by default.
-        horizon_s: How long a message can still come again, if not that long. In front of a table
-            any will do, since that remembers.
-        prefix: What its keys begin with. Whatever shares a Redis and has a database of its own,
-            such as a service or a stage of one, needs a prefix of its own: one database's "done"
-            is nothing to another.
+        client: A client of redis-py, blocking or asyncio, for one server, sentinels or a cluster.
+            You close it.
+        lease_s: How long the function may take. In front of a table it is only the time until the
+            key of a dead process is free.
+        keep_s: How long done keys are remembered; :func:`redelivery_horizon_s` by default.
+        horizon_s: How long messages can be delivered again, if not that long. In front of a table
+            any value works, because the table remembers.
+        prefix: The beginning of its keys. Each database that shares a Redis needs a prefix of its
+            own, for example each service or each stage: "done" holds for one database only.
         clock: Where the time comes from.
 
     Raises:
-        ConfigError: The client is none of these or waits for Redis without end, a time cannot be,
-            or messages can come again after what is kept is forgotten.
+        ConfigError: The client is not one of these or has no time-out, a time is out of range, or
+            messages can be delivered again after their key is forgotten.
     """
 
     has_session: Literal[False] = False
@@ -133,157 +131,171 @@ class RedisGuard:
         least_s = redelivery_horizon_s() if horizon_s is None else horizon_s
         kept_s = least_s if keep_s is None else keep_s
         if lease_s < 0.001:
-            raise ConfigError(f"a lease of {lease_s} s is none")
+            raise ConfigError(f"lease_s is {lease_s}; the shortest lease is 0.001 s")
         if kept_s < least_s:
             raise ConfigError(
-                f"a message can come again for {least_s:.0f} s: what is done must be kept as long, "
-                f"not for {kept_s:.0f} s; or say with horizon_s for how long it really can"
+                f"a message can be delivered again for {least_s:.0f} s, but keep_s is only "
+                f"{kept_s:.0f} s: raise keep_s, or set horizon_s to the real time"
             )
         if kept_s < lease_s:
-            raise ConfigError("what is done is kept at least as long as a lease lasts")
-        self._redis = _Redis(client)
-        self._prefix = named(prefix, "prefix")
+            raise ConfigError(
+                f"keep_s is {kept_s} and lease_s is {lease_s}: keep_s must be at least lease_s"
+            )
+        self._redis = RedisConnection(client)
+        self._prefix = check_text(prefix, "prefix")
         self._lease_ms = int(lease_s * 1000)
         self._keep_ms = int(kept_s * 1000)
         self._outage = Outage(SystemClock() if clock is None else clock)
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are for ``with``, otherwise for ``async with``."""
+        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
         return self._redis.is_blocking
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[None]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
 
         Entering it raises :class:`txmq.DatabaseFailed` if Redis does not answer; nothing was done.
-        Leaving it raises :class:`txmq.LeaseLost` if the work is done and the key was not ours any
-        more. If Redis does not answer then, the log says so and nothing is raised: whoever heard
-        of a problem would bring the same again, and it would be done again.
+        Leaving it raises :class:`txmq.LeaseLost` if the work is done but the attempt had lost the
+        key. If Redis does not answer at that point, the attempt logs a warning and raises nothing:
+        after an error the caller would repeat the message, and the work would be done twice.
 
         Raises:
-            UsageError: That is no key.
+            UsageError: The key is invalid.
             LimitExceeded: It is too long.
         """
-        return _Attempt(self._redis.is_blocking, self._lease(key, scope, payload))
+        return RedisAttempt(self._redis.is_blocking, self._lease(key, scope, payload))
 
-    def before(self, table: SessionGuard[str, S]) -> Front[S]:
+    def before(self, table: SessionGuard[str, S]) -> CachedGuard[S]:
         """A guard that asks Redis first, and then the table, which decides.
 
-        What Redis knows to be done is answered without the database, and so is what somebody is at
-        work on. All else is the table's: the effect and its row are committed together, and only
-        then Redis hears of it. So Redis may forget, be stuck or be away at any moment, and nothing
-        is done twice or left out; it only costs what it saves otherwise. Where it does not answer
-        it is passed by for a second, and the log says so once.
+        Redis answers alone for keys that are done or at work. The table handles all others: the
+        work and its row are committed together, and only then Redis learns of it. So Redis may
+        forget, hang or be down at any moment, and the work is still done exactly once; only the
+        saving is lost. If Redis does not answer, it is bypassed for a second, with one line in the
+        log.
 
-        There is one case left: a database that is set back to an older state, from a backup or by a
-        failover that loses commits, has not done what Redis still knows as done. Remove the keys
-        with this guard's prefix then.
+        One case remains. If the database returns to an older state, from a backup or by a failover
+        that loses commits, Redis still marks lost work as done. Then remove the keys with this
+        guard's prefix.
 
         Args:
-            table: A :class:`UniqueKeyTable`, or another guard with a session and texts for keys.
+            table: A :class:`UniqueKeyTable`, or another guard with a session and text keys.
 
         Raises:
-            ConfigError: One of both blocks, and the other does not; or it has no session.
+            ConfigError: One of the two blocks and the other does not, or the table has no session.
         """
         if not table.has_session:
-            raise ConfigError("what is behind Redis works in a session, as a UniqueKeyTable does")
+            raise ConfigError("the guard behind Redis needs a session, as a UniqueKeyTable has")
         if self.is_blocking is not table.is_blocking:
             wanted = "redis.Redis" if table.is_blocking else "redis.asyncio.Redis"
             raise ConfigError(f"this table needs a {wanted} in front of it")
-        return Front(self._lease, table, self._outage)
+        return CachedGuard(self._lease, table, self._outage)
 
-    def _lease(self, key: str, scope: str, payload: Payload) -> _Lease:
-        # Neither can have the separator in it, so two keys are never the same for Redis.
-        full = f"{self._prefix}{named(scope, 'scope')}\0{named(key)}"
+    def _lease(self, key: str, scope: str, payload: Payload) -> RedisLease:
+        # No scope and no key contains the separator, so two keys never share a name in Redis.
+        full = f"{self._prefix}{check_text(scope, 'scope')}\0{check_text(key)}"
         times = self._lease_ms, self._keep_ms
-        return _Lease(self._redis, full.encode(), fingerprint(payload), times)
+        return RedisLease(self._redis, full.encode(), fingerprint(payload), times)
 
 
-class _Redis:
-    """A client of either kind, whatever it takes texts for: it is given bytes, and gives them."""
+class RedisConnection:
+    """A client of either kind, used with bytes whatever its own decoding is."""
 
     def __init__(self, client: Client) -> None:
         if not isinstance(client, Client):
-            raise ConfigError(f"{client!r} is no client of redis-py")
+            raise ConfigError(f"{client!r} is not a client of redis-py")
         self._client: Any = client
         self.is_blocking = isinstance(client, redis.Redis | redis.RedisCluster)
-        if _is_patient(client):
+        if not _has_timeout(client):
             raise ConfigError(
-                "this client would wait for Redis without end: give it a socket_timeout, of 0.25 s "
-                "or so"
+                "this client would wait for Redis for ever: give it a socket_timeout, for example "
+                "0.25 s"
             )
 
-    async def run(self, script: _Script, key: bytes, *values: bytes | int) -> bytes:
+    async def run(self, script: RedisScript, key: bytes, *values: bytes | int) -> bytes:
         """Run a script on a key.
 
         Raises:
-            DatabaseFailed: There was no answer, or not the one that was asked for.
+            DatabaseFailed: Redis did not answer, or answered with an error.
         """
         try:
             try:
                 return await self._ask("EVALSHA", script.name, 1, key, *values)
             except NoScriptError:
                 return await self._ask("EVAL", script.text, 1, key, *values)
-        except _PROBLEMS as problem:
-            raise DatabaseFailed(f"Redis did not answer: {words(problem)}") from problem
+        except _PROBLEMS as error:
+            raise DatabaseFailed(f"Redis did not answer: {words(error)}") from error
 
     async def _ask(self, *command: object) -> bytes:
-        said = self._client.execute_command(*command, **{NEVER_DECODE: True})
-        answer: bytes = said if self.is_blocking else await said
+        reply = self._client.execute_command(*command, **{NEVER_DECODE: True})
+        answer: bytes = reply if self.is_blocking else await reply
         return answer
 
 
-class _Lease:
-    """A key of Redis, as one attempt sees it."""
+class RedisLease:
+    """A key of Redis during one attempt."""
 
-    def __init__(self, door: _Redis, key: bytes, payload: str, times: tuple[int, int]) -> None:
-        self._door = door
+    def __init__(
+        self, connection: RedisConnection, key: bytes, payload: str, times: tuple[int, int]
+    ) -> None:
+        self._redis = connection
         self._key = key
         self._payload = payload
         self._lease_ms, self._keep_ms = times
         self._token = secrets.token_hex(16)
         self._ours = f"p:{self._token}:{payload}".encode()
 
-    async def claim(self) -> Found:
-        """Have the key, or hear how it stands."""
+    async def claim(self) -> KeyState:
+        """Claim the key, or return its state."""
         try:
-            said = await self._door.run(_CLAIM, self._key, self._ours, self._lease_ms)
+            answer = await self._redis.run(_CLAIM, self._key, self._ours, self._lease_ms)
         except Exception:
             raise
         except BaseException:
-            # Whoever is cancelled here has the key all the same if Redis has heard of it.
+            # Redis may have executed the claim before this task was cancelled.
             with suppress(DatabaseFailed):
                 await self.release()
             raise
-        held = said.decode(errors="replace")
+        held = answer.decode(errors="replace")
         if not held:
-            return Found(Verdict.FIRST)
+            return KeyState(Verdict.FIRST)
         kind, *parts = held.split(":", 3)
         if kind == "p":
-            return Found(Verdict.IN_PROGRESS)
+            return KeyState(Verdict.IN_PROGRESS)
         if kind != "d" or len(parts) != 3:
-            raise DatabaseFailed(f"Redis holds something of somebody else under {self._key!r}")
+            raise DatabaseFailed(
+                f"the Redis key {self._key!r} holds a value that no guard wrote: choose another "
+                "prefix"
+            )
         _, theirs, result = parts
-        return judged(self._payload, theirs, result or None)
+        return judge(self._payload, theirs, result or None)
 
     async def finish(self, result: str | None, payload: str | None = None) -> bytes:
-        """Write that it is done; the word of the script.
+        """Mark the key as done; returns the script's answer.
 
         Args:
-            result: What is stored with it.
-            payload: By which fingerprint it was done, if not by ours.
+            result: The result to store with it.
+            payload: The fingerprint of the work, if it differs from this attempt's.
         """
         theirs = self._payload if payload is None else payload
         done = f"d:{self._token}:{theirs}:{result or ''}".encode()
-        return await self._door.run(_FINISH, self._key, self._ours, done, self._keep_ms)
+        return await self._redis.run(_FINISH, self._key, self._ours, done, self._keep_ms)
 
     async def release(self) -> None:
-        """Free the key, if it is still ours."""
-        await self._door.run(_RELEASE, self._key, self._ours)
+        """Free the key if this attempt still holds it."""
+        await self._redis.run(_RELEASE, self._key, self._ours)
 
 
-class _Attempt(Attempt[None]):
-    def __init__(self, is_blocking: bool, lease: _Lease) -> None:
+class RedisAttempt(Attempt[None]):
+    """An attempt under a lease in Redis.
+
+    Args:
+        is_blocking: Whether it is used by ``with``.
+        lease: The key.
+    """
+
+    def __init__(self, is_blocking: bool, lease: RedisLease) -> None:
         super().__init__()
         self._is_blocking = is_blocking
         self._lease = lease
@@ -291,40 +303,44 @@ class _Attempt(Attempt[None]):
 
     @property
     def is_blocking(self) -> bool:
+        """Whether it is used by ``with``."""
         return self._is_blocking
 
     @property
     def session(self) -> None:
+        """No session."""
         return None
 
     async def begin(self) -> Self:
+        """See :meth:`Attempt.begin`."""
         if self._has_begun:
-            # Its token would have the key again.
-            raise UsageError("one object is one attempt; ask the guard for another")
+            # The same token would be granted the key again.
+            raise UsageError("an attempt is used once; ask the guard for another")
         self._has_begun = True
         self.found = await self._lease.claim()
         return self
 
-    async def end(self, problem: BaseException | None) -> None:
+    async def end(self, error: BaseException | None) -> None:
+        """See :meth:`Attempt.end`."""
         if self.verdict is not Verdict.FIRST or self.is_abandoned:
             return
         try:
-            if problem is not None:
+            if error is not None:
                 await self._lease.release()
                 return
-            said = await self._lease.finish(self.kept)
-        except DatabaseFailed as silence:
-            what = "is done, which nobody will know" if problem is None else "failed"
-            log.warning("something %s; its key is free when its lease is over: %s", what, silence)
+            answer = await self._lease.finish(self.kept)
+        except DatabaseFailed as no_answer:
+            what = "is done, but Redis could not record it" if error is None else "failed"
+            log.warning("the work %s; its key is free when its lease ends: %s", what, no_answer)
             return
-        if said in _LOST:
-            raise LeaseLost(f"it is done, but {_LOST[said]}: it may be done a second time")
+        if answer in _LOST:
+            raise LeaseLost(f"the work is done, but {_LOST[answer]}: it may be done a second time")
 
 
-def _is_patient(client: Client) -> bool:
-    """Whether it waits without end; what is not seen from here is believed."""
+def _has_timeout(client: Client) -> bool:
+    """Whether the client waits for a limited time, as far as its settings show."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        return False  # A cluster's nodes have pools of their own.
-    # Nothing is opened: where a client is told nothing, its connections know what it does.
-    return pool.connection_class(**pool.connection_kwargs).socket_timeout is None
+        return True  # A cluster's nodes have pools of their own.
+    # Opens no connection: without a setting in the client, the connection's class has the default.
+    return pool.connection_class(**pool.connection_kwargs).socket_timeout is not None

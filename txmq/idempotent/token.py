@@ -1,7 +1,7 @@
-"""Record and check, for calls that are no messages: an id is given out before, and comes with them.
+"""A guard for calls instead of messages: the caller fetches a token first and sends it along.
 
-A token says when it was issued, and with a secret that it was issued here. So nothing is stored
-until one is used, and what is too old to be known is refused, not done again.
+A token contains its time of issue; with a secret it also proves who issued it. So nothing is stored
+until a token is used. A token too old to be remembered is refused and not executed again.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ _BODY_BYTES: Final = _TIME_BYTES + _CHANCE_BYTES
 SECRET_BYTES_MIN: Final = 16
 
 CLOCKS_APART_MS: Final = 60_000
-"""How far the clocks of those who share a secret may differ."""
+"""How far the clocks of processes that share a secret may differ."""
 
 
 class TokenGuard(Generic[S, H]):
-    """A guard whose keys are given out: a form, or the first of two requests, fetches one, and what
-    is sent with it is done once, however often it is sent. Who sends it again is told what was told
-    the first time: results are kept unless the decorator says otherwise.
+    """A guard whose keys are issued tokens. A form, or the first of two requests, fetches a token;
+    the call that carries it is executed once, however often it is sent. A repeated call receives
+    the first result: results are stored unless the decorator says otherwise.
 
-    The same token with another payload is a conflict, while somebody is at work on it, it is in
-    progress. What is lost is what the guard inside loses, and nothing else: a token is refused
-    before that guard forgets it, as long as that one keeps what is done for longer than
-    ``good_for_s`` and a minute.
+    The same token with another payload is a conflict; during the work it is in progress. The inner
+    guard alone determines what can be lost. A token is refused before that guard forgets it, if it
+    remembers keys for longer than ``good_for_s`` plus a minute.
 
     Args:
-        inner: The guard that knows what was done, and keeps results.
-        secret: With it, only tokens are taken that were issued under it: 16 bytes or more that
-            nobody can guess, the same for all who take them. Without one whoever calls can make up
-            tokens, with any time in them.
-        good_for_s: How long after its issue a token can be used, the first time or again.
+        inner: The guard that knows which keys are done, and stores results.
+        secret: Accept only tokens issued with this secret: 16 or more unguessable bytes, the same
+            in all processes that accept them. Without a secret, callers can forge tokens with any
+            time of issue.
+        good_for_s: How long after its issue a token is accepted, for the first or a repeated call.
         clock: Where the time comes from.
-        entropy: Where chance comes from.
+        entropy: Where randomness comes from.
 
     Raises:
-        ConfigError: The secret is too short, or nothing would ever be taken.
+        ConfigError: The secret is too short, or no token would ever be accepted.
     """
 
     keeps_result: Literal[True] = True
@@ -87,7 +86,7 @@ class TokenGuard(Generic[S, H]):
         if secret is not None and len(secret) < SECRET_BYTES_MIN:
             raise ConfigError(f"a secret has {SECRET_BYTES_MIN} bytes or more, not {len(secret)}")
         if good_for_s <= 0:
-            raise ConfigError("no token would be good for anything: good_for_s is more than 0")
+            raise ConfigError(f"good_for_s is {good_for_s}: it must be more than 0")
         self._inner = inner
         self._secret = secret
         self._good_for_ms = int(good_for_s * 1000)
@@ -96,59 +95,59 @@ class TokenGuard(Generic[S, H]):
 
     @property
     def has_session(self) -> H:
-        """Whether the guard inside has one."""
+        """Whether the inner guard has a session."""
         found: H = self._inner.has_session
         return found
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are for ``with``, otherwise for ``async with``."""
+        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
         is_blocking: bool = self._inner.is_blocking
         return is_blocking
 
     def issue(self) -> str:
-        """A new token, of characters that a URL and a header can carry; nothing is stored."""
+        """A new token, in characters that URLs and headers can carry; nothing is stored."""
         issued = self._clock.wall_ms().to_bytes(_TIME_BYTES)
-        return self._written(issued + self._entropy.token(_CHANCE_BYTES))
+        return self._encode(issued + self._entropy.token(_CHANCE_BYTES))
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
 
         Raises:
-            TokenRefused: It was not issued here, or is too old.
-            UsageError: That is no text.
+            TokenRefused: The token was not issued here, or is too old.
+            UsageError: The token is not a text.
         """
         self.check(key)
         attempt: Attempt[S] = self._inner.attempt(key, scope=scope, payload=payload)
         return attempt
 
     def check(self, token: str) -> None:
-        """See that a token can be used; without asking anybody whether it was.
+        """Check that a token is valid, without asking the guard whether it was used.
 
         Raises:
-            TokenRefused: It was not issued here, or is too old.
-            UsageError: That is no text.
+            TokenRefused: The token was not issued here, or is too old.
+            UsageError: The token is not a text.
         """
         if not isinstance(token, str):
             raise UsageError(f"a token is a text, not a {type(token).__name__}")
-        body = _read(token)
-        # Also what reads the same and is written otherwise is another key, and so no token.
-        if body is None or not hmac.compare_digest(self._written(body).encode(), token.encode()):
+        body = _decode(token)
+        # Base64 has several spellings of the same bytes; only one is a token, so it is one key.
+        if body is None or not hmac.compare_digest(self._encode(body).encode(), token.encode()):
             raise TokenRefused("this token was not issued here")
         age_ms = self._clock.wall_ms() - int.from_bytes(body[:_TIME_BYTES])
         if age_ms > self._good_for_ms:
             raise TokenRefused(f"this token is {age_ms // 1000} s old; fetch another")
         if age_ms < -CLOCKS_APART_MS:
-            raise TokenRefused("this token was issued later than now")
+            raise TokenRefused("this token was issued in the future: compare the clocks")
 
-    def _written(self, body: bytes) -> str:
+    def _encode(self, body: bytes) -> str:
         proof = b"" if self._secret is None else hmac.digest(self._secret, body, "sha256")
         return urlsafe_b64encode(body + proof).rstrip(b"=").decode()
 
 
-def _read(token: str) -> bytes | None:
+def _decode(token: str) -> bytes | None:
     try:
-        # It has its four characters of filling whether they are needed or not.
+        # Surplus padding does no harm.
         body = urlsafe_b64decode(token.encode("ascii") + b"====")[:_BODY_BYTES]
     except (Error, ValueError):
         return None

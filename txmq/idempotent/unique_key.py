@@ -1,4 +1,4 @@
-"""The guard that cannot err: its row is committed with the work, or neither is."""
+"""The exactly-once guard: its row is committed together with the work, or neither is."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from txmq.errors import (
     FenceUnsafe,
     TableMissing,
 )
-from txmq.idempotent.attempts import Refused, Within
-from txmq.idempotent.done import Done
+from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.guard import Attempt, Payload
-from txmq.idempotent.keys import named, redelivery_horizon_s
-from txmq.idempotent.verdict import Found, Verdict, fingerprint, judged
+from txmq.idempotent.keys import check_text, redelivery_horizon_s
+from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
+from txmq.idempotent.verdict import KeyState, Verdict, fingerprint, judge
 from txmq.limits import DONE_ROWS_REMOVED
 
 if TYPE_CHECKING:
@@ -52,107 +52,116 @@ C = TypeVar("C", bound="DjangoConnection")
 T = TypeVar("T")
 
 _WAIT_MS: Final = 1_000
-"""MySQL has no lock to try: who comes second waits, and this is the least it knows."""
+"""MySQL has no lock to try: the second attempt waits, and this is the shortest wait it offers."""
 
 _TRIAL: Final = "txmq:trial"
 
 
-class Options(TypedDict, total=False):
-    """What may be said of a table beside its source."""
+class UniqueKeyOptions(TypedDict, total=False):
+    """The options of a :class:`UniqueKeyTable`."""
 
     table: str
     schema: str | None
 
 
 class UniqueKeyTable(Generic[S]):
-    """A guard in the database in which the work is done.
+    """A guard in the database of the work.
 
     The row of a key is inserted before the work, in the same database transaction. Both are
-    committed, or neither is: there is nothing that a crash, a lost answer or a second delivery at
-    the same moment could leave half done. What it cannot know is what the function does outside of
-    its session.
+    committed, or neither is: no crash, lost answer or simultaneous second delivery leaves the work
+    half done. It does not cover what the function does outside its session.
 
-    It loses what the database loses: commits that were acknowledged and forgotten, and rows that
-    were removed by :meth:`clean` while a message could still come again.
+    It loses what the database loses: commits that the database acknowledged and lost, and rows that
+    :meth:`clean` removed while their message could still be delivered again.
 
-    Who comes while somebody is at work on the key is told so at once; on MySQL after a second, and
-    on SQLite, where one transaction writes at a time, after the driver's own patience.
+    An attempt at a key that another attempt works on gets ``IN_PROGRESS`` at once; on MySQL after a
+    second; on SQLite, where one transaction writes at a time, after the driver's time-out.
 
     Args:
         source: As for :class:`txmq.SQLResource`: an SQLAlchemy ``Engine``, ``sessionmaker``,
             ``AsyncEngine`` or ``async_sessionmaker``; a pool of psycopg's, or a function that
             connects; ``django.db.connection``.
-        table: The table.
-        schema: Where it is, unless where sessions look first.
+        table: The table's name.
+        schema: Its schema; by default where sessions look first.
 
     Raises:
-        ConfigError: The source is none of these.
+        ConfigError: The source is not one of these.
     """
 
     has_session: Literal[True] = True
 
     @overload
     def __init__(
-        self: UniqueKeyTable[Session], source: Engine, **options: Unpack[Options]
+        self: UniqueKeyTable[Session], source: Engine, **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: UniqueKeyTable[AsyncSession], source: AsyncEngine, **options: Unpack[Options]
+        self: UniqueKeyTable[AsyncSession], source: AsyncEngine, **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: UniqueKeyTable[B], source: sessionmaker[B], **options: Unpack[Options]
+        self: UniqueKeyTable[B], source: sessionmaker[B], **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: UniqueKeyTable[A], source: async_sessionmaker[A], **options: Unpack[Options]
+        self: UniqueKeyTable[A], source: async_sessionmaker[A], **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
-    @overload
-    def __init__(self: UniqueKeyTable[C], source: C, **options: Unpack[Options]) -> None: ...
-    @overload
-    def __init__(self, source: AsyncPool[S] | Pool[S], **options: Unpack[Options]) -> None: ...
     @overload
     def __init__(
-        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[Options]
+        self: UniqueKeyTable[C], source: C, **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
     @overload
-    def __init__(self, source: Callable[[], S], **options: Unpack[Options]) -> None: ...
+    def __init__(
+        self, source: AsyncPool[S] | Pool[S], **options: Unpack[UniqueKeyOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[UniqueKeyOptions]
+    ) -> None: ...
+    @overload
+    def __init__(self, source: Callable[[], S], **options: Unpack[UniqueKeyOptions]) -> None: ...
     def __init__(self, source: Any, *, table: str = "txmq_done", schema: str | None = None) -> None:
         self._door: Door[S] = door_of(source)
-        self._done = Done(table, schema)
+        self._done = DoneTable(table, schema)
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are for ``with``, otherwise for ``async with``."""
+        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
         return self._door.is_blocking
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
 
         Raises:
-            UsageError: That is no key.
+            UsageError: The key is invalid.
             LimitExceeded: It is too long.
         """
-        row = _Row(self._done, self._door, named(scope, "scope"), named(key), fingerprint(payload))
-        return _Attempt(self._done, self._door, row)
+        row = KeyRow(
+            self._done,
+            self._door,
+            check_text(scope, "scope"),
+            check_text(key),
+            fingerprint(payload),
+        )
+        return UniqueKeyAttempt(self._done, self._door, row)
 
     async def verify(self) -> None:
-        """See that the table is there, and that nothing stays in it without a commit.
+        """Check that the table exists, and that a rollback removes its rows.
 
         Raises:
             TableMissing: There is no such table.
-            FenceUnsafe: What is rolled back stays.
+            FenceUnsafe: Rows survive a rollback.
             DatabaseFailed: The database does not answer.
         """
-        await self._turn(self.verified())
+        await self._in_thread(self.verify_here())
 
-    async def verified(self) -> None:
+    async def verify_here(self) -> None:
         """The same in this thread; it raises what :meth:`verify` does."""
         done, trial = self._done, secrets.token_hex(16)
         try:
-            # What is not committed is rolled back where it is closed.
+            # Closing rolls back what is not committed.
             async with impatient(self._door, _WAIT_MS) as borrowed:
-                row = _Row(done, self._door, _TRIAL, trial, "")
+                row = KeyRow(done, self._door, _TRIAL, trial, "")
                 await row.put(borrowed)
             async with impatient(self._door, _WAIT_MS) as borrowed:
                 this = {"of_scope": _TRIAL, "of_key": trial}
@@ -160,14 +169,14 @@ class UniqueKeyTable(Generic[S]):
                     await borrowed.ask(done.remove, **this)
                     await borrowed.commit()
                     raise FenceUnsafe(
-                        f"what is rolled back stays in {done.name}: switch autocommit off, and "
-                        "keep the table in an engine that has transactions"
+                        f"a row stayed in {done.name} after a rollback: switch autocommit off, and "
+                        "use a storage engine with transactions"
                     )
-        except Refused as refused:
-            raise DatabaseFailed(f"{done.name} is locked by somebody else; try again") from refused
-        except self._door.problems as problem:
-            _missing(done, problem)
-            raise DatabaseFailed(f"the database did not answer: {words(problem)}") from problem
+        except NothingToDo as locked:
+            raise DatabaseFailed(f"another session locks {done.name}; try again") from locked
+        except self._door.problems as error:
+            _check_missing(done, error)
+            raise DatabaseFailed(f"the database did not answer: {words(error)}") from error
 
     async def clean(
         self,
@@ -176,31 +185,31 @@ class UniqueKeyTable(Generic[S]):
         horizon_s: float | None = None,
         batch: int = DONE_ROWS_REMOVED,
     ) -> int:
-        """Remove the rows of what was done long ago, some at a time; call it now and then.
+        """Remove the rows of old keys, in batches; call it from time to time.
 
-        It waits for nobody's lock, and nobody waits for it longer than for one batch.
+        It waits for no lock, and other transactions wait for it no longer than one batch takes.
 
         Args:
-            older_than_s: The age of what may go, by the database's clock.
-            horizon_s: How long a message can still come again; see :func:`redelivery_horizon_s`.
+            older_than_s: The age from which rows are removed, by the database's clock.
+            horizon_s: How long messages can be delivered again; see :func:`redelivery_horizon_s`.
             batch: How many rows one database transaction removes.
 
         Returns:
-            How many rows are gone.
+            How many rows were removed.
 
         Raises:
-            ConfigError: Messages of this age can still come again.
+            ConfigError: Messages of this age can still be delivered again.
             TableMissing: There is no such table.
             DatabaseFailed: The database does not answer; call again.
         """
         least_s = redelivery_horizon_s() if horizon_s is None else horizon_s
         if older_than_s < least_s:
             raise ConfigError(
-                f"a message can come again for {least_s:.0f} s: rows of {older_than_s:.0f} s are "
-                "still needed; keep them longer, or say with horizon_s (--horizon) for how long "
-                "messages really come again"
+                f"a message can come again for {least_s:.0f} s, so rows of {older_than_s:.0f} s "
+                "are still needed: keep them longer, or set horizon_s (--horizon) to the time for "
+                "which messages really come again"
             )
-        return await self._turn(self._clean(int(older_than_s * 1000), max(1, batch)))
+        return await self._in_thread(self._clean(int(older_than_s * 1000), max(1, batch)))
 
     async def _clean(self, older_ms: int, batch: int) -> int:
         removed, last = 0, batch
@@ -212,11 +221,11 @@ class UniqueKeyTable(Generic[S]):
                     last = await self._remove(borrowed, now_ms - older_ms, batch)
                     await borrowed.commit()
                 removed += last
-        except self._door.problems as problem:
-            _missing(self._done, problem)
+        except self._door.problems as error:
+            _check_missing(self._done, error)
             raise DatabaseFailed(
-                f"{self._done.name} could not be cleaned now: {words(problem)}"
-            ) from problem
+                f"{self._done.name} could not be cleaned now: {words(error)}"
+            ) from error
         return removed
 
     async def _remove(self, borrowed: Borrowed[Any], before_ms: int, batch: int) -> int:
@@ -228,29 +237,48 @@ class UniqueKeyTable(Generic[S]):
             gone += (await borrowed.ask(done.remove, of_scope=scope, of_key=key)).changed
         return gone
 
-    async def _turn(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
         if self._door.is_blocking:
             return await asyncio.to_thread(drive, work)
         return await work
 
 
-class _Attempt(Within[S]):
-    def __init__(self, done: Done, door: Door[S], row: _Row) -> None:
+class UniqueKeyAttempt(TransactionAttempt[S]):
+    """An attempt that inserts the row of its key first.
+
+    Args:
+        done: The table.
+        door: The database.
+        row: The row.
+    """
+
+    def __init__(self, done: DoneTable, door: Door[S], row: KeyRow) -> None:
         super().__init__(door, row)
         self._done = done
         self._row = row
 
     async def finish(self, borrowed: Borrowed[Any]) -> None:
+        """Store the result with the key."""
         if self.kept is None:
             return
-        await borrowed.flush()  # A savepoint that was left open would have the row for its own.
+        await borrowed.flush()  # Otherwise the update belongs to a savepoint that was left open.
         await borrowed.ask(self._done.keep, **self._row.this, as_result=self.kept)
 
 
-class _Row:
-    """The row of a key."""
+class KeyRow:
+    """The row of a key, as the witness of its transaction.
 
-    def __init__(self, done: Done, door: Door[Any], scope: str, key: str, payload: str) -> None:
+    Args:
+        done: The table.
+        door: The database.
+        scope: The scope of the key.
+        key: The key.
+        payload: The fingerprint of the payload.
+    """
+
+    def __init__(
+        self, done: DoneTable, door: Door[Any], scope: str, key: str, payload: str
+    ) -> None:
         self._done = done
         self._door = door
         self._payload = payload
@@ -262,60 +290,65 @@ class _Row:
 
     @property
     def of(self) -> str:
+        """The transaction's name in error messages."""
         return f"the transaction of key {self.this['of_key']!r}"
 
     async def put(self, borrowed: Borrowed[Any]) -> None:
-        """Have it in the transaction, or raise what is known of it."""
+        """Insert the row, or raise :class:`NothingToDo` with the state of the key."""
         door = self._door
         try:
             if door.kind == "mysql":
                 async with waiting(door, borrowed, _WAIT_MS):
-                    is_in = await self._insert(borrowed)
+                    is_new = await self._insert(borrowed)
             else:
-                is_in = await self._insert(borrowed)
-            if not is_in:
-                raise Refused(await self._look(borrowed))
-        except door.problems as problem:
-            if failure(problem) is Failure.LOCKED:
-                raise Refused(Found(Verdict.IN_PROGRESS)) from problem
-            _missing(self._done, problem)
+                is_new = await self._insert(borrowed)
+            if not is_new:
+                raise NothingToDo(await self._look(borrowed))
+        except door.problems as error:
+            if failure(error) is Failure.LOCKED:
+                raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
+            _check_missing(self._done, error)
             raise
 
     async def _insert(self, borrowed: Borrowed[Any]) -> bool:
         claim = self._done.claims[self._door.kind]
         try:
             answer = await borrowed.ask(claim, **self.this, **self._values)
-        except self._door.problems as problem:
-            if failure(problem) is not Failure.DUPLICATE:
+        except self._door.problems as error:
+            if failure(error) is not Failure.DUPLICATE:
                 raise
             return False
         if answer.rows:
             self._transaction = answer.rows[0][0]
         return answer.changed == 1
 
-    async def _look(self, borrowed: Borrowed[Any]) -> Found:
+    async def _look(self, borrowed: Borrowed[Any]) -> KeyState:
         look = self._done.look_now if self._door.kind == "mysql" else self._done.look
         found = (await borrowed.ask(look, **self.this)).rows
         if not found:
-            return Found(Verdict.IN_PROGRESS)  # Or undone just now: whoever comes again will see.
+            # Or just rolled back; the next attempt will see.
+            return KeyState(Verdict.IN_PROGRESS)
         theirs, result = found[0]
-        return judged(self._payload, theirs, result)
+        return judge(self._payload, theirs, result)
 
     async def is_ours(self, borrowed: Borrowed[Any]) -> bool:
-        # Not by the row: a result that was kept after another end would make it anybody's.
+        """Whether the session is still in the transaction that inserted the row."""
+        # Not by the row: after a commit inside, a stored result would make it look like ours.
         return bool((await borrowed.ask(SAME, transaction=self._transaction)).rows)
 
     async def is_committed(self, borrowed: Borrowed[Any]) -> bool:
+        """Whether the row is visible."""
         return bool((await borrowed.ask(self._done.look, **self.this)).rows)
 
 
-def _missing(done: Done, problem: Exception) -> None:
-    if failure(problem) in {Failure.MISSING, Failure.CHANGED}:
+def _check_missing(done: DoneTable, error: Exception) -> None:
+    """Raise :class:`TableMissing` if an error means that."""
+    if failure(error) in {Failure.MISSING, Failure.CHANGED}:
         raise TableMissing(
             f"there is no table {done.name} as this version uses it: run "
             f"`{create_command('done', done.table)}`, or have a migration run what "
-            f"`txmq schema sql done` prints ({words(problem)})"
-        ) from problem
+            f"`txmq schema sql done` prints ({words(error)})"
+        ) from error
 
 
 async def _now_ms(door: Door[Any], borrowed: Borrowed[Any]) -> int:

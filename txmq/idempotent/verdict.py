@@ -1,4 +1,4 @@
-"""What a guard says of a key, and of what came with it. Pure."""
+"""What a guard says about a key and the payload that came with it. Pure."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from typing import NamedTuple
 from txmq.errors import LimitExceeded, UsageError
 from txmq.limits import STORED_RESULT_BYTES_MAX
 
-__all__ = ["Found", "Verdict", "decoded", "encoded", "fingerprint", "judged"]
+__all__ = ["KeyState", "Verdict", "decode_result", "encode_result", "fingerprint", "judge"]
 
 
 class Verdict(Enum):
-    """Whether something is to be done."""
+    """Whether there is work to do."""
 
     FIRST = "first"
-    """Nobody has done it: now it is being done, here."""
+    """The key is new: this attempt does the work."""
     IN_PROGRESS = "in progress"
-    """Somebody else is at it; whether it will be done is not known yet."""
+    """Another attempt is at work; whether it will succeed is not known yet."""
     DONE = "done"
-    """It was done before."""
+    """The work was done before."""
     CONFLICT = "conflict"
-    """Something else was done under the same key."""
+    """The same key was used for another payload."""
 
 
-class Found(NamedTuple):
-    """A verdict, and what was stored with what is done, as it was stored."""
+class KeyState(NamedTuple):
+    """A verdict, and the result that was stored with the key, encoded."""
 
     verdict: Verdict
     result: str | None = None
     fingerprint: str = ""
 
 
-def judged(ours: str, theirs: str, result: str | None) -> Found:
-    """What is said of something that was done, by its fingerprint; an empty one says nothing."""
+def judge(ours: str, theirs: str, result: str | None) -> KeyState:
+    """Compare the fingerprints of an attempt and of stored work; an empty one matches any."""
     if ours and theirs and ours != theirs:
-        return Found(Verdict.CONFLICT)
-    return Found(Verdict.DONE, result, theirs)
+        return KeyState(Verdict.CONFLICT)
+    return KeyState(Verdict.DONE, result, theirs)
 
 
 def fingerprint(payload: bytes | bytearray | memoryview | str | None) -> str:
-    """By what the same payload is known: 32 characters; none for nothing."""
+    """A hash of the payload in 32 characters; empty for no payload."""
     if payload is None:
         return ""
-    seen = payload.encode(errors="surrogatepass") if isinstance(payload, str) else payload
-    return blake2b(seen, digest_size=16).hexdigest()
+    data = payload.encode(errors="surrogatepass") if isinstance(payload, str) else payload
+    return blake2b(data, digest_size=16).hexdigest()
 
 
-def encoded(result: object) -> str:
-    """A result as it is stored.
+def encode_result(result: object) -> str:
+    """The text stored for a result.
 
     Raises:
-        UsageError: JSON cannot carry it.
-        LimitExceeded: It is too large.
+        UsageError: JSON cannot carry the result.
+        LimitExceeded: The result is too large.
     """
     try:
         text = json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         size = len(text.encode())
-    except (TypeError, ValueError) as problem:
-        raise UsageError(f"a result that is stored is what JSON can carry: {problem}") from problem
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a stored result must be a value JSON can represent: {error}") from error
     if size > STORED_RESULT_BYTES_MAX:
         raise LimitExceeded("a stored result in bytes", STORED_RESULT_BYTES_MAX, size)
     return text
 
 
-def decoded(stored: str | None) -> object:
-    """A result that was stored; ``None`` where none was."""
+def decode_result(stored: str | None) -> object:
+    """A stored result; ``None`` if there is none."""
     return None if stored is None else json.loads(stored)

@@ -1,4 +1,4 @@
-"""The guard that needs no table: the row that is changed knows how often it was."""
+"""The guard without a table: the version of the changed row shows which changes are done."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from txmq.databases.shown import SAME
 from txmq.databases.sources import door_of
 from txmq.databases.witnessed import Witnessed
 from txmq.errors import ConfigError, UsageError, VersionGap
-from txmq.idempotent.attempts import Refused, Within
 from txmq.idempotent.guard import Attempt, Payload
-from txmq.idempotent.loaded import expire
-from txmq.idempotent.verdict import Found, Verdict
-from txmq.idempotent.versions import Bumped, Place, Versions
+from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
+from txmq.idempotent.verdict import KeyState, Verdict
+from txmq.idempotent.versioned_rows import BumpResult, RowVersion, VersionedRows, expire_loaded
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -51,11 +50,11 @@ Gaps: TypeAlias = Literal["retry", "wait", "accept"]
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
-"""Between two looks at a row whose next version has not come yet."""
+"""The longest pause between two looks at a row whose next version has not arrived."""
 
 
-class Options(TypedDict, total=False):
-    """What may be said of a guard beside its source and its rows."""
+class VersionOptions(TypedDict, total=False):
+    """The options of a :class:`VersionGuard`."""
 
     version: Any
     key: Any
@@ -66,38 +65,38 @@ class Options(TypedDict, total=False):
 
 
 class VersionGuard(Generic[S]):
-    """A guard in the rows that are changed: a message makes version v of a row, so it is done once.
+    """A guard in the changed rows: a message creates version v of a row, so it is done once.
 
-    Its key is a pair, of the row's key and of v. The row's version is set from v - 1 to v before
-    the function is called, in the same database transaction; both are committed, or neither is. A
-    version that is there already, or was overtaken, is ``DONE``, whoever brought it. The row is
-    locked for as long as the function works, so versions of one row never work side by side, and
-    who comes second waits as the database does.
+    The key is a pair of the row's key and v. Before the function runs, the guard sets the row's
+    version from v - 1 to v in the same database transaction; both are committed, or neither is. A
+    version that the row has reached or passed is ``DONE``, whichever message it came with. The row
+    is locked while the function works, so two versions of a row never run in parallel; the second
+    transaction waits for the lock.
 
-    There is no row before the first version: the function inserts it, with that version, and it is
-    seen to that it did. Let it be a plain INSERT: under MySQL's READ COMMITTED two functions may
-    work on the first version at the same moment, and the second INSERT is what undoes one of them.
+    Before the first version there is no row: the function inserts it with that version, and the
+    guard checks that it did. Use a plain INSERT: under MySQL's READ COMMITTED two functions may
+    work on the first version at once, and the second INSERT is what undoes one of them.
 
-    What it does not know: what came with a version. Another message with the same version is
-    ``DONE``, never ``CONFLICT``; versions are counted by one owner, or it is no use. No result is
-    kept. It forgets a row that is deleted with all its versions; let deleted ones be marked.
+    The guard does not compare payloads: another message with the same version is ``DONE``, never
+    ``CONFLICT``. So one owner must count the versions. It stores no results. If a row is deleted,
+    all its versions are forgotten; mark rows as deleted instead.
 
     Args:
         source: As for :class:`txmq.SQLResource`.
-        model: A mapped class, or a table of SQLAlchemy's.
-        version: The column of the version.
-        key: The columns by which a row is known, one or several, and no two rows have the same; by
-            default its primary key.
-        gaps: What becomes of a version that comes before one in front of it. ``retry``:
-            :class:`VersionGap` is raised, and consumers of ours bring the message later. ``wait``:
-            the function waits for those that are missing, without a connection, and then the same.
-            ``accept``: those before it are never done, since the newest state says it all.
+        model: A mapped class, or a table of SQLAlchemy.
+        version: The version column.
+        key: One or several columns that identify a row, unique together; by default its primary
+            key.
+        gaps: What to do with a version that arrives before an earlier one. ``retry``: raise
+            :class:`VersionGap`; consumers of txmq deliver the message again later. ``wait``: wait
+            for the missing versions, without a connection, then do the same. ``accept``: skip the
+            missing versions for good, because the newest state contains them.
         wait_s: How long ``wait`` waits.
-        first: The version that a new row has.
+        first: The version of a new row.
         clock: Where the time comes from.
 
     Raises:
-        ConfigError: There are no such columns, or no such source.
+        ConfigError: A column does not exist, or the source is not supported.
     """
 
     has_session: Literal[True] = True
@@ -105,43 +104,48 @@ class VersionGuard(Generic[S]):
 
     @overload
     def __init__(
-        self: VersionGuard[Session], source: Engine, model: Any, **options: Unpack[Options]
+        self: VersionGuard[Session], source: Engine, model: Any, **options: Unpack[VersionOptions]
     ) -> None: ...
     @overload
     def __init__(
         self: VersionGuard[AsyncSession],
         source: AsyncEngine,
         model: Any,
-        **options: Unpack[Options],
+        **options: Unpack[VersionOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: VersionGuard[B], source: sessionmaker[B], model: Any, **options: Unpack[Options]
+        self: VersionGuard[B],
+        source: sessionmaker[B],
+        model: Any,
+        **options: Unpack[VersionOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: VersionGuard[A],
         source: async_sessionmaker[A],
         model: Any,
-        **options: Unpack[Options],
+        **options: Unpack[VersionOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: VersionGuard[C], source: C, model: Any, **options: Unpack[Options]
+        self: VersionGuard[C], source: C, model: Any, **options: Unpack[VersionOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self, source: AsyncPool[S] | Pool[S], model: Any, **options: Unpack[Options]
+        self, source: AsyncPool[S] | Pool[S], model: Any, **options: Unpack[VersionOptions]
     ) -> None: ...
     @overload
     def __init__(
         self,
         source: Callable[[], Coroutine[Any, Any, S]],
         model: Any,
-        **options: Unpack[Options],
+        **options: Unpack[VersionOptions],
     ) -> None: ...
     @overload
-    def __init__(self, source: Callable[[], S], model: Any, **options: Unpack[Options]) -> None: ...
+    def __init__(
+        self, source: Callable[[], S], model: Any, **options: Unpack[VersionOptions]
+    ) -> None: ...
     def __init__(
         self,
         source: Any,
@@ -155,32 +159,34 @@ class VersionGuard(Generic[S]):
         clock: Clock | None = None,
     ) -> None:
         if gaps not in {"retry", "wait", "accept"}:
-            raise ConfigError(f"gaps={gaps!r} is none of retry, wait and accept")
+            raise ConfigError(f"gaps is {gaps!r}; choose 'retry', 'wait' or 'accept'")
         self._door: Door[S] = door_of(source)
-        self._versions = Versions(model, version, key, first=first, takes_gaps=gaps == "accept")
+        self._versions = VersionedRows(
+            model, version, key, first=first, takes_gaps=gaps == "accept"
+        )
         self._bump = self._versions.bump(self._door.kind)
         self._lender = Lender(self._versions.table)
-        self._patience = _Patience(
+        self._wait = VersionWait(
             wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._door.is_blocking
         )
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are for ``with``, otherwise for ``async with``."""
+        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
         return self._door.is_blocking
 
     def attempt(
         self, key: tuple[Any, int], *, scope: str = "", payload: Payload = None
     ) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`; a row has one version for all scopes,
-        and nothing is compared.
+        and payloads are not compared.
 
         Raises:
-            UsageError: That is no pair of a key and a version.
+            UsageError: The key is not a pair of a key and a version.
         """
         del scope, payload
-        row = _Row(self._versions, self._door.kind, self._bump, self._versions.place(key))
-        return _Attempt(self._door, row, self._patience)
+        row = VersionRow(self._versions, self._door.kind, self._bump, self._versions.place(key))
+        return VersionAttempt(self._door, row, self._wait)
 
     @overload
     def bump(
@@ -202,36 +208,37 @@ class VersionGuard(Generic[S]):
         key: tuple[Any, int],
         values: Mapping[Any, object] | None = None,
     ) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """Bump in a transaction of yours: one ``UPDATE`` that changes the row only if it is its
-        turn. Awaited for a session of asyncio's.
+        """Bump the version in your own transaction, by one ``UPDATE`` that changes the row only if
+        this version is next. Await it for an asyncio session.
 
-        With ``FIRST`` it is bumped, and what belongs to this version is yours to do in the same
-        transaction; where there was no row, to insert it with that version. With ``DONE`` there is
-        nothing to do. It counts if you commit. Objects of the row that an ORM session has loaded
-        are read anew: they may be older than what was waited for.
+        ``FIRST``: the version is bumped. Do its work in the same transaction; if there was no row,
+        insert it with that version. ``DONE``: there is nothing to do. The bump counts once you
+        commit. The ORM session reads its loaded objects of the row again, because they may be older
+        than the lock.
 
         Args:
-            session: A ``Session`` or ``Connection`` of SQLAlchemy's or its asyncio twin, a
-                connection of psycopg's, or ``django.db.connection``.
+            session: A ``Session`` or ``Connection`` of SQLAlchemy or its asyncio twin, a connection
+                of psycopg, or ``django.db.connection``.
             key: The row's key and the version.
-            values: Columns, or their names, that change in the same statement; values or
-                expressions. Nothing of it happens where there is no row.
+            values: Other columns, or their names, to set in the same statement, with values or
+                expressions. They have no effect if there is no row.
 
         Raises:
-            VersionGap: One before it has not come yet, whatever ``gaps`` says but ``accept``: it
-                would be waited for with your transaction. Nothing was changed.
-            UsageError: That is no pair, or no session; it commits each statement by itself; or it
-                has changes of the row that are not written.
+            VersionGap: An earlier version has not arrived yet, and ``gaps`` is not ``accept``.
+                ``wait`` does not wait here, because your transaction would stay open. Nothing was
+                changed.
+            UsageError: The key is not a pair; the session is not supported, commits each statement
+                by itself, or has unwritten changes of the row.
             Exception: What the session's library raises.
         """
         place, given = self._versions.place(key), self._lender.of(session)
         statement = self._versions.bump(given.kind, values)
-        expire(session, self._versions, place)
-        work = self._given(given, place, statement)
+        expire_loaded(session, self._versions, place)
+        work = self._bump_in(given, place, statement)
         return drive(work) if given.is_blocking else work
 
-    async def _given(self, given: Any, place: Place, statement: Any) -> Verdict:
-        return (await self._versions.bumped(given.kind, given.ask, place, statement)).verdict
+    async def _bump_in(self, given: Any, place: RowVersion, statement: Any) -> Verdict:
+        return (await self._versions.bump_to(given.kind, given.ask, place, statement)).verdict
 
     @overload
     def judge(
@@ -242,34 +249,40 @@ class VersionGuard(Generic[S]):
     def judge(
         self, session: AwaitedSession | BlockingSession, key: tuple[Any, int], changed: int
     ) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """What is to be said of a statement of your own: an ``UPDATE`` that sets the version to v
-        ``WHERE`` it was v - 1, of which the database has said how many rows it changed.
+        """The verdict after an ``UPDATE`` of your own that sets the version to v ``WHERE`` it was
+        v - 1, from the number of rows it changed.
 
         Returns:
-            ``FIRST`` if it has changed one, or if there is none yet and this is the first version,
-            which is yours to insert. ``DONE`` if it came too late. ``IN_PROGRESS`` if it was too
-            early when it was said, and would not be now: say it again.
+            ``FIRST`` if it changed a row, or if no row exists yet and this is the first version,
+            which you then insert. ``DONE`` if the version was reached before. ``IN_PROGRESS`` if
+            the version was too early for the statement but is next by now: run it again.
 
         Raises:
-            VersionGap: One before it has not come yet.
-            UsageError: It has changed several; or as for :meth:`bump`.
+            VersionGap: An earlier version has not arrived yet.
+            UsageError: The statement changed several rows; or as for :meth:`bump`.
             Exception: What the session's library raises.
         """
         place, given = self._versions.place(key), self._lender.of(session)
-        work = self._judged(given, place, changed)
+        work = self._judge_in(given, place, changed)
         return drive(work) if given.is_blocking else work
 
-    async def _judged(self, given: Any, place: Place, changed: int) -> Verdict:
+    async def _judge_in(self, given: Any, place: RowVersion, changed: int) -> Verdict:
         if changed not in {0, 1}:
-            raise UsageError(f"a statement for {place.of} has changed {changed} rows")
+            raise UsageError(f"the statement for {place.of} changed {changed} rows, not 0 or 1")
         if changed:
             return Verdict.FIRST
         versions = self._versions
-        return versions.judged(place, await versions.now(given.kind, given.ask, place))
+        return versions.judge(place, await versions.now(given.kind, given.ask, place))
 
 
-class _Patience:
-    """How long, and how, one waits for a version."""
+class VersionWait:
+    """How an attempt waits for missing versions.
+
+    Args:
+        wait_s: How long.
+        clock: Where the time comes from.
+        is_blocking: Whether the wait blocks the thread.
+    """
 
     def __init__(self, wait_s: float, clock: Clock, is_blocking: bool) -> None:
         self.wait_s = wait_s
@@ -277,112 +290,146 @@ class _Patience:
         self._is_blocking = is_blocking
 
     def until(self) -> float:
+        """When a wait that begins now ends."""
         return self._clock.monotonic() + self.wait_s
 
     async def pause(self, seconds: float, until: float) -> bool:
-        """Wait a little; whether there was time left to."""
+        """Wait a little; returns false if the time is over."""
         left = until - self._clock.monotonic()
         if left <= 0:
             return False
         if self._is_blocking:
-            time.sleep(min(seconds, left))  # noqa: ASYNC251 - its coroutines never wait
+            time.sleep(min(seconds, left))  # noqa: ASYNC251 - a blocking source has no event loop
         else:
             await asyncio.sleep(min(seconds, left))
         return True
 
 
-class _Attempt(Within[S]):
-    def __init__(self, door: Door[S], row: _Row, patience: _Patience) -> None:
+class VersionAttempt(TransactionAttempt[S]):
+    """An attempt that bumps the version first.
+
+    Args:
+        door: The database.
+        row: The row.
+        wait: How to wait for missing versions.
+    """
+
+    def __init__(self, door: Door[S], row: VersionRow, wait: VersionWait) -> None:
         super().__init__(door, row)
         self._row = row
-        self._patience = patience
+        self._wait = wait
 
     def keep(self, result: object) -> NoReturn:
+        """Refuse a result.
+
+        Raises:
+            UsageError: Always.
+        """
         del result
-        raise UsageError("a version has no room for a result")
+        raise UsageError("a VersionGuard cannot store results")
 
     async def begin(self) -> Self:
-        until, pause_s = self._patience.until(), FIRST_PAUSE_S
+        """See :meth:`Attempt.begin`."""
+        until, pause_s = self._wait.until(), FIRST_PAUSE_S
         while True:
             try:
                 return await super().begin()
             except VersionGap:
-                while not await self._has_come():
-                    if not await self._patience.pause(pause_s, until):
+                while not await self._is_next():
+                    if not await self._wait.pause(pause_s, until):
                         raise
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             self._inner = Witnessed(self._door, self._row)
 
-    async def _has_come(self) -> bool:
-        """Whether it is worth trying again, in a transaction of its own."""
-        if not self._patience.wait_s:
+    async def _is_next(self) -> bool:
+        """Whether to try again; read in a transaction of its own."""
+        if not self._wait.wait_s:
             return False
         async with reading(self._door.open()) as borrowed:
-            return await self._row.is_its_turn(borrowed)
+            return await self._row.is_next(borrowed)
 
     async def finish(self, borrowed: Borrowed[Any]) -> None:
-        await self._row.see_that_it_is_there(borrowed)
+        """Check that the function inserted the first version."""
+        await self._row.check_inserted(borrowed)
 
-    def is_undone_for_others(self, problem: Exception) -> bool:
-        # Somebody else has inserted the first version meanwhile.
-        is_overtaken = self._row.is_new and failure(problem) is Failure.DUPLICATE
-        return is_overtaken or super().is_undone_for_others(problem)
+    def is_undone_for_others(self, error: Exception) -> bool:
+        """See :meth:`Attempt.is_undone_for_others`; also after a concurrent INSERT of the first
+        version.
+        """
+        is_overtaken = self._row.is_new and failure(error) is Failure.DUPLICATE
+        return is_overtaken or super().is_undone_for_others(error)
 
 
-class _Row:
-    """The row of a key, as a witness: it has the version, or will be inserted with it."""
+class VersionRow:
+    """The row of a key, as a witness: it has the version, or will be inserted with it.
 
-    def __init__(self, versions: Versions, kind: str, bump: Any, place: Place) -> None:
+    Args:
+        versions: The rows of the table.
+        kind: The kind of database.
+        bump: The statement.
+        place: The row's key and version.
+    """
+
+    def __init__(self, versions: VersionedRows, kind: str, bump: Any, place: RowVersion) -> None:
         self._versions = versions
         self._kind = kind
         self._bump = bump
         self._place = place
-        self._bumped = Bumped(Verdict.IN_PROGRESS)
+        self._result = BumpResult(Verdict.IN_PROGRESS)
 
     @property
     def of(self) -> str:
+        """The transaction's name in error messages."""
         return f"the transaction of {self._place.of}"
 
     @property
     def is_new(self) -> bool:
-        return self._bumped.is_new
+        """Whether the function must insert the row."""
+        return self._result.is_new
 
     async def put(self, borrowed: Borrowed[Any]) -> None:
-        """Bump it, or raise why there is nothing to do."""
+        """Bump the version, or raise :class:`NothingToDo`."""
         versions, place = self._versions, self._place
-        self._bumped = Bumped(Verdict.IN_PROGRESS)
+        self._result = BumpResult(Verdict.IN_PROGRESS)
         try:
-            self._bumped = await versions.bumped(self._kind, borrowed.ask, place, self._bump)
-        except Exception as problem:
-            if failure(problem) is Failure.LOCKED:
-                raise Refused(Found(Verdict.IN_PROGRESS)) from problem
+            self._result = await versions.bump_to(self._kind, borrowed.ask, place, self._bump)
+        except Exception as error:
+            if failure(error) is Failure.LOCKED:
+                raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
             raise
-        if self._bumped.verdict is not Verdict.FIRST:
-            raise Refused(Found(self._bumped.verdict))
+        if self._result.verdict is not Verdict.FIRST:
+            raise NothingToDo(KeyState(self._result.verdict))
 
-    async def is_its_turn(self, borrowed: Borrowed[Any]) -> bool:
+    async def is_next(self, borrowed: Borrowed[Any]) -> bool:
+        """Whether no earlier version is missing."""
         found = await self._versions.at(borrowed.ask, self._place)
         try:
-            self._versions.judged(self._place, found)
+            self._versions.judge(self._place, found)
         except VersionGap:
             return False
         return True
 
-    async def see_that_it_is_there(self, borrowed: Borrowed[Any]) -> None:
-        """What would be done anew with the next message of this version otherwise."""
+    async def check_inserted(self, borrowed: Borrowed[Any]) -> None:
+        """Check that a new row exists; otherwise the next message of this version repeats the work.
+
+        Raises:
+            UsageError: The function did not insert it.
+        """
         if not self.is_new:
             return
         await borrowed.flush()
         found = await self._versions.at(borrowed.ask, self._place)
         if found != [self._place.version]:
             raise UsageError(
-                f"{self._place.of} is the first: the function was to insert its row into "
+                f"{self._place.of} is the first, so the function must insert its row into "
                 f"{self._versions.table.name}, with this version"
             )
 
     async def is_ours(self, borrowed: Borrowed[Any]) -> bool:
-        return bool((await borrowed.ask(SAME, transaction=self._bumped.transaction)).rows)
+        """Whether the session is still in the transaction that bumped the version."""
+        return bool((await borrowed.ask(SAME, transaction=self._result.transaction)).rows)
 
     async def is_committed(self, borrowed: Borrowed[Any]) -> bool:
+        """Whether the row has reached the version."""
         found = await self._versions.at(borrowed.ask, self._place)
         return bool(found) and found[0] is not None and found[0] >= self._place.version

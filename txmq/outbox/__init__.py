@@ -1,7 +1,7 @@
-"""The transactional outbox: messages that are committed with a database, and sent by relays.
+"""The transactional outbox: messages committed with a database, then sent by relays.
 
-What waits is a row of :mod:`.table`; how a row gets in stands in :mod:`.adding`, and how it gets
-out in :mod:`.relay`. Needs the extra ``txmq[sql]``.
+A waiting message is a row of :mod:`.table`. :mod:`.writer` inserts rows; :mod:`.relay` publishes
+and deletes them. Needs the extra ``txmq[sql]``.
 """
 
 from __future__ import annotations

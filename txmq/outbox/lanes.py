@@ -1,11 +1,11 @@
 """Which rows of an outbox a relay has at hand, and which of them may be sent now. Pure.
 
-In one lane the order of the ids is the order of the commits: once a row has been seen, every row of
-its lane before it is there to be seen as well. So a lane is known up to the last row that was taken
-in, and a row further on is taken in only if nothing can be between: if it was read from there on,
-or if somebody has looked. A lane of which that cannot be said, or which has more rows than there is
-room for, is behind, and is fetched by itself from where it is known. A lane that has nothing at
-hand can be forgotten at any time; that costs a look and nothing else.
+In one lane the order of the ids is the order of the commits: once a row is visible, all earlier
+rows of its lane are visible too. So a lane is known up to the last row that was taken in. A later
+row is taken in only if no row can be between: the read began at that last row, or a second read
+looked for rows between. A lane for which this does not hold, or with more rows than there is room
+for, is "behind": it is fetched by itself, from its known position. A lane without rows at hand can
+be forgotten at any time; the only cost is one more look.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Final, NamedTuple
 from txmq.limits import OUTBOX_LANES_KEPT, OUTBOX_RESTING_MAX
 from txmq.message import Message
 
-__all__ = ["Lanes", "Load", "Row", "Stretch"]
+__all__ = ["LanePosition", "Lanes", "OutboxRow", "RowBatch"]
 
 TROUBLE_REST_S: Final = 1.0
-"""How long a lane is left alone whose topic is in trouble, and has its share of the room."""
+"""How long a lane rests whose topic is in trouble and has used its share of the room."""
 
 _by_id: Final = attrgetter("id")
 
 
-class Row:
+class OutboxRow:
     """A row at hand."""
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Row:
 
     def __init__(
         self,
-        id: int,  # noqa: A002 - it is called so
+        id: int,  # noqa: A002 - the column's name
         slot: int,
         lane: str | None,
         topic: str,
@@ -62,84 +62,84 @@ class Row:
         self.size = size
         self.message = message
         self.is_alone = is_alone
-        """Whether it must not travel with others."""
+        """Whether it must be sent alone."""
         self.problem = problem
-        """Why there is no message in it."""
+        """Why the row holds no message."""
         self.attempts = 0
-        """How often it was refused in a way that may have been its fault."""
+        """How many failures its message may have caused."""
 
 
-class Stretch(NamedTuple):
-    """A lane, and up to where it is known."""
+class LanePosition(NamedTuple):
+    """A lane, and the id up to which it is known."""
 
     slot: int
     lane: str
     seen: int
 
 
-class Load(NamedTuple):
-    """Rows of one topic that may be sent now, at the same time or one after the other."""
+class RowBatch(NamedTuple):
+    """Rows of one topic that may be sent now, together or one after the other."""
 
     topic: str
-    rows: list[Row]
+    rows: list[OutboxRow]
     is_laned: bool
 
 
-class _Lane:
+class LaneState:
     __slots__ = ("flying", "is_behind", "name", "rests_until", "rows", "seen", "slot")
 
     def __init__(self, slot: int, name: str) -> None:
         self.slot = slot
         self.name = name
         self.seen = 0
-        self.rows: deque[Row] = deque()
+        self.rows: deque[OutboxRow] = deque()
         self.flying = 0
         self.is_behind = False
         self.rests_until = 0.0
 
 
 class Lanes:
-    """The rows at hand of the slots that a relay has.
+    """The rows at hand of a relay's slots.
 
     Args:
-        rows_max: How many there may be.
+        rows_max: How many rows may be at hand.
         lane_rows_max: How many of one lane.
-        load_rows: How many travel together.
-        load_bytes: How many bytes of them, if it is more than one.
-        bytes_max: How many bytes there may be at hand.
+        batch_rows: How many rows may be sent together.
+        batch_bytes: How many bytes may be sent together; one row may exceed it.
+        bytes_max: How many bytes may be at hand.
     """
 
     def __init__(
         self,
         rows_max: int,
         lane_rows_max: int,
-        load_rows: int,
-        load_bytes: int,
+        batch_rows: int,
+        batch_bytes: int,
         bytes_max: int,
     ) -> None:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._lane_rows_max = lane_rows_max
-        self._load_rows = load_rows
-        self._load_bytes = load_bytes
+        self._load_rows = batch_rows
+        self._load_bytes = batch_bytes
         self._slots: set[int] = set()
-        self._rows: dict[int, Row] = {}
-        self._flying: dict[int, Row] = {}
+        self._rows: dict[int, OutboxRow] = {}
+        self._flying: dict[int, OutboxRow] = {}
         self._flying_of: Counter[int] = Counter()
         self._of_topic: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, LaneState] = {}
         self._idle: dict[str, None] = {}
         self._behind: dict[str, None] = {}
         self._resting: dict[int, float] = {}
         self._paused: dict[str, float] = {}
-        self._loose: dict[str, deque[Row]] = {}
+        self._loose: dict[str, deque[OutboxRow]] = {}
         self._ready: dict[str, dict[str, None]] = {}
         self._turns: dict[tuple[str, bool], None] = {}
         self.bytes = 0
-        """The bodies at hand."""
+        """The bytes of the bodies at hand."""
         self.has_left_some = False
-        """Whether rows without a lane were passed over, which only a sweep finds again."""
+        """Whether rows without a lane were passed over; only a sweep finds them again."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -147,45 +147,45 @@ class Lanes:
     # Slots
 
     def open(self, slots: Iterable[int]) -> None:
-        """Take in rows of these slots from now on."""
+        """Accept rows of these slots from now on."""
         self._slots.update(slots)
 
     def close(self, slots: Iterable[int]) -> None:
-        """Take in no more of them, and drop those that are not on their way."""
+        """Accept no more rows of these slots, and drop those that are not being sent."""
         gone = set(slots)
         self._slots -= gone
         for topic, rows in list(self._loose.items()):
-            kept = deque(each for each in rows if each.slot not in gone)
-            for each in rows:
-                if each.slot in gone:
-                    self._drop(each)
+            kept = deque(row for row in rows if row.slot not in gone)
+            for row in rows:
+                if row.slot in gone:
+                    self._drop(row)
             self._loose[topic] = kept
             if not kept:
                 self._loose.pop(topic)
-        for lane in [each for each in self._lanes.values() if each.slot in gone]:
+        for lane in [lane for lane in self._lanes.values() if lane.slot in gone]:
             self._forget(lane)
-        # A row that rests is found again by whoever has its slot then; of ours, some come early.
+        # The next holder of a slot finds its resting rows; resting rows of our slots return early.
         self._resting.clear()
         self.has_left_some = True
 
     def lose(self, slots: Iterable[int]) -> None:
-        """They are somebody else's now: what is on its way is not ours to wait for, either."""
+        """Drop slots that another relay has taken over, and do not wait for sends in flight."""
         gone = set(slots)
         self.close(gone)
-        for each in [each for each in self._flying.values() if each.slot in gone]:
-            del self._flying[each.id]
-            self._flying_of[each.slot] -= 1
-            self._drop(each)
+        for row in [row for row in self._flying.values() if row.slot in gone]:
+            del self._flying[row.id]
+            self._flying_of[row.slot] -= 1
+            self._drop(row)
 
     def is_clear(self, slot: int) -> bool:
-        """Whether nothing of a slot is on its way."""
+        """Whether no row of a slot is being sent."""
         return not self._flying_of[slot]
 
     # Taking in
 
     @property
     def room(self) -> int:
-        """How many more rows there may be."""
+        """How many more rows may be taken in."""
         return max(0, self._rows_max - len(self._rows))
 
     def holds(self, row_id: int) -> bool:
@@ -193,42 +193,42 @@ class Lanes:
         return row_id in self._rows or row_id in self._resting
 
     def known(self, low: int, high: int) -> list[int]:
-        """The ids in a stretch that need not be read again."""
-        at_hand = [each for each in self._rows if low < each <= high]
-        return at_hand + [each for each in self._resting if low < each <= high]
+        """The ids after ``low``, up to ``high``, that need not be read again."""
+        at_hand = [row_id for row_id in self._rows if low < row_id <= high]
+        return at_hand + [row_id for row_id in self._resting if low < row_id <= high]
 
     def behind(self) -> list[str]:
-        """The lanes that are fetched by themselves."""
+        """The lanes that are behind, and so are fetched by themselves."""
         return list(self._behind)
 
-    def gaps(self, rows: Sequence[Row], low: int) -> list[Stretch]:
-        """The lanes of rows, all after ``low``, that may have rows before it which nobody has seen.
+    def gaps(self, rows: Sequence[OutboxRow], low: int) -> list[LanePosition]:
+        """The lanes of these rows, all after ``low``, that may have unseen rows before it.
 
-        Look there, and not before these rows were read; then take all in by ``add(..., 0)``.
+        Read those lanes after these rows were read; then take in all rows by ``add(..., 0)``.
         """
-        found: dict[str, Stretch] = {}
+        found: dict[str, LanePosition] = {}
         if low > 0:
-            for each in rows:
-                if each.lane is None or each.lane in found or each.slot not in self._slots:
+            for row in rows:
+                if row.lane is None or row.lane in found or row.slot not in self._slots:
                     continue
-                lane = self._lanes.get(each.lane)
+                lane = self._lanes.get(row.lane)
                 seen = 0 if lane is None else lane.seen
                 if seen < low and not (lane is not None and lane.is_behind):
-                    found[each.lane] = Stretch(each.slot, each.lane, seen)
+                    found[row.lane] = LanePosition(row.slot, row.lane, seen)
         return list(found.values())
 
-    def leave_behind(self, stretches: Iterable[Stretch]) -> None:
-        """Nobody could look at these to the end."""
-        for each in stretches:
-            if each.slot in self._slots:
-                self._set_behind(self._lane(each.slot, each.lane))
+    def leave_behind(self, positions: Iterable[LanePosition]) -> None:
+        """Mark lanes as behind, because the read of their unseen rows was cut short."""
+        for position in positions:
+            if position.slot in self._slots:
+                self._set_behind(self._lane(position.slot, position.lane))
 
-    def add(self, rows: Iterable[Row], low: int, now: float) -> int:
+    def add(self, rows: Iterable[OutboxRow], low: int, now: float) -> int:
         """Take in rows that were read; returns how many.
 
         Args:
-            rows: By their ids; of each lane all that are there from ``low`` on, up to its last one.
-            low: Where reading began; 0 if nothing can have been left out.
+            rows: In the order of their ids; of each lane, all rows from ``low`` to its last one.
+            low: Where the read began; 0 if no row can have been left out.
             now: The time.
         """
         before = len(self._rows)
@@ -245,13 +245,13 @@ class Lanes:
                 self._turns.setdefault((row.topic, False))
         return len(self._rows) - before
 
-    def _add_laned(self, row: Row, low: int, now: float) -> None:
+    def _add_laned(self, row: OutboxRow, low: int, now: float) -> None:
         assert row.lane is not None, "it has a lane"
         lane = self._lane(row.slot, row.lane)
         if lane.is_behind:
             return
         if row.id <= lane.seen:
-            # It was put aside, and somebody has repaired it since.
+            # The row was put aside, and an operator has repaired it since.
             self._keep(row)
             if lane.rows:
                 self._unready(lane.rows[0].topic, lane.name)
@@ -268,42 +268,49 @@ class Lanes:
         self._place(lane)
 
     def _has_its_share(self, topic: str) -> bool:
-        """Whether topics in trouble, of which this is one, have so much of the room that others
-        would be held up.
+        """Whether this topic is in trouble, and all such topics use so much room that they would
+        hold up others.
         """
-        # Of each there is a row, by which it is seen when the trouble is over.
+        # Each topic keeps one row, whose send shows when the trouble is over.
         if topic not in self._paused or not self._of_topic[topic]:
             return False
-        rows = sum(self._of_topic[each] for each in self._paused)
-        size = sum(self._bytes_of[each] for each in self._paused)
+        rows = sum(self._of_topic[paused] for paused in self._paused)
+        size = sum(self._bytes_of[paused] for paused in self._paused)
         return 2 * rows >= self._rows_max or 2 * size >= self._bytes_max
 
-    def wanted(self, now: float, count: int) -> list[Stretch]:
-        """Some lanes that are behind and have nothing at hand, to be fetched."""
+    def wanted(self, now: float, count: int) -> list[LanePosition]:
+        """Lanes to fetch: they are behind and have no rows at hand."""
         found = []
         for name in list(islice(self._behind, 4 * count)):
             lane = self._lanes[name]
-            # Those that were looked at come last next time.
+            # A lane moves to the end once it was considered.
             del self._behind[name]
             self._behind[name] = None
             if not lane.rows and not lane.flying and lane.rests_until <= now:
-                found.append(Stretch(lane.slot, name, lane.seen))
+                found.append(LanePosition(lane.slot, name, lane.seen))
                 if len(found) >= count:
                     break
         return found
 
-    def fetched(
-        self, asked: Sequence[Stretch], rows: Iterable[Row], now: float, *, is_cut: bool
+    def add_fetched(
+        self,
+        positions: Sequence[LanePosition],
+        rows: Iterable[OutboxRow],
+        now: float,
+        *,
+        is_cut: bool,
     ) -> int:
-        """Take in what was read of lanes from where they are known; returns how many.
+        """Take in the rows of lanes that were fetched by themselves; returns how many.
 
         Args:
-            asked: The lanes.
-            rows: All their rows, by their ids; the first of them where that was cut short.
+            positions: The lanes, and where the read began.
+            rows: Their rows from there, in the order of their ids.
             now: The time.
-            is_cut: Whether it was.
+            is_cut: Whether there may be more rows.
         """
-        lanes = [self._lanes[each.lane] for each in asked if each.lane in self._lanes]
+        lanes = [
+            self._lanes[position.lane] for position in positions if position.lane in self._lanes
+        ]
         for lane in lanes:
             lane.is_behind, lane.rests_until = False, 0.0
             self._behind.pop(lane.name, None)
@@ -317,7 +324,7 @@ class Lanes:
     # Sending
 
     def pause(self, topic: str, until: float) -> None:
-        """Send nothing to a topic for a while; until one of its rows is sent, it is in trouble."""
+        """Send nothing to a topic for a while; it is in trouble until one of its rows is sent."""
         self._paused[topic] = until
         loose = self._loose.get(topic, deque())
         while loose and self._has_its_share(topic):
@@ -329,7 +336,7 @@ class Lanes:
             self._leave(self._lanes[name], until)
 
     def works(self, topic: str) -> None:
-        """A row of it was sent."""
+        """Note that a row of this topic was sent."""
         self._paused.pop(topic, None)
 
     def is_paused(self, topic: str, now: float) -> bool:
@@ -337,11 +344,11 @@ class Lanes:
         return self._paused.get(topic, 0.0) > now
 
     def paused_until(self) -> float | None:
-        """When the first pause ends of a topic that has rows."""
+        """When the first pause of a topic with rows ends."""
         return min((self._paused.get(topic, 0.0) for topic, _ in self._turns), default=None)
 
-    def take(self, now: float) -> Load | None:
-        """What may be sent now; of a lane nothing more until all of it has landed."""
+    def take(self, now: float) -> RowBatch | None:
+        """Rows that may be sent now. A lane gives no more rows until all its rows have landed."""
         for topic, is_laned in list(self._turns):
             if self._paused.get(topic, 0.0) > now:
                 continue
@@ -350,26 +357,26 @@ class Lanes:
             if (self._ready if is_laned else self._loose).get(topic):
                 self._turns[topic, is_laned] = None
             if rows:
-                for each in rows:
-                    self._flying[each.id] = each
-                    self._flying_of[each.slot] += 1
-                return Load(topic, rows, is_laned)
+                for row in rows:
+                    self._flying[row.id] = row
+                    self._flying_of[row.slot] += 1
+                return RowBatch(topic, rows, is_laned)
         return None
 
-    def _take_loose(self, topic: str) -> list[Row]:
+    def _take_loose(self, topic: str) -> list[OutboxRow]:
         waiting = self._loose.get(topic, deque())
-        rows = self._run(waiting, topic, [], 0)[0]
+        rows = self._take_from(waiting, topic, [], 0)[0]
         if not waiting:
             self._loose.pop(topic, None)
         return rows
 
-    def _take_laned(self, topic: str) -> list[Row]:
-        rows: list[Row] = []
+    def _take_laned(self, topic: str) -> list[OutboxRow]:
+        rows: list[OutboxRow] = []
         size = 0
         for name in list(islice(self._ready.get(topic, {}), self._load_rows)):
             lane = self._lanes[name]
             count = len(rows)
-            rows, size = self._run(lane.rows, topic, rows, size)
+            rows, size = self._take_from(lane.rows, topic, rows, size)
             lane.flying = len(rows) - count
             if lane.flying:
                 self._unready(topic, name)
@@ -377,10 +384,10 @@ class Lanes:
                 break
         return rows
 
-    def _run(
-        self, waiting: deque[Row], topic: str, rows: list[Row], size: int
-    ) -> tuple[list[Row], int]:
-        """Those in front that may travel with some."""
+    def _take_from(
+        self, waiting: deque[OutboxRow], topic: str, rows: list[OutboxRow], size: int
+    ) -> tuple[list[OutboxRow], int]:
+        """Extend a batch by the first waiting rows that may travel with it."""
         while waiting and waiting[0].topic == topic and len(rows) < self._load_rows:
             row = waiting[0]
             if rows and (row.is_alone or size + row.size > self._load_bytes):
@@ -393,27 +400,27 @@ class Lanes:
 
     # Landing
 
-    def is_ours(self, row: Row) -> bool:
-        """Whether a row on its way is one that this waits for."""
+    def is_ours(self, row: OutboxRow) -> bool:
+        """Whether this row is in flight, and its slot is still held."""
         return self._flying.get(row.id) is row
 
-    def land(self, rows: Iterable[Row]) -> None:
-        """They are sent, or otherwise done with."""
+    def land(self, rows: Iterable[OutboxRow]) -> None:
+        """Remove rows that were sent, or otherwise finished."""
         for row in rows:
-            lane = self._landed(row)
+            lane = self._take_landed(row)
             if lane is not None:
                 self._place(lane)
 
-    def give_back(self, rows: Sequence[Row]) -> None:
-        """They are not sent, and may be again."""
+    def give_back(self, rows: Sequence[OutboxRow]) -> None:
+        """Take back rows whose send failed; they are sent again."""
         for row in reversed(rows):
             if not self.is_ours(row):
                 continue
-            lane = self._landed(row)
+            lane = self._take_landed(row)
             if row.slot not in self._slots or (row.lane is not None and lane is None):
                 continue
             if lane is not None and row.id > lane.seen:
-                # One before it was left meanwhile: both are fetched again, in their order.
+                # An earlier row was dropped meanwhile: both are fetched again, in their order.
                 self._set_behind(lane)
                 self._place(lane)
                 continue
@@ -431,13 +438,13 @@ class Lanes:
                 self._loose.setdefault(row.topic, deque()).appendleft(row)
                 self._turns.setdefault((row.topic, False))
 
-    def rest(self, row: Row, until: float) -> None:
-        """Nobody takes it, and its lane waits with it, or without a lane it alone."""
+    def rest(self, row: OutboxRow, until: float) -> None:
+        """Let a row wait whose message no broker takes, together with its lane if it has one."""
         if not self.is_ours(row):
             return
-        lane = self._landed(row)
+        lane = self._take_landed(row)
         if lane is not None:
-            assert not lane.flying, "what is refused for good was sent alone"
+            assert not lane.flying, "a row that is refused for good was sent alone"
             self._leave(lane, until, row.id)
         elif row.lane is None:
             if len(self._resting) >= OUTBOX_RESTING_MAX:
@@ -445,12 +452,12 @@ class Lanes:
             self._resting[row.id] = until
 
     def wake_resting(self, now: float) -> None:
-        """Those that have rested are found by a sweep."""
-        for each in [each for each, until in self._resting.items() if until <= now]:
-            del self._resting[each]
+        """End the rest of rows whose time has come; a sweep finds them."""
+        for row_id in [row_id for row_id, until in self._resting.items() if until <= now]:
+            del self._resting[row_id]
             self.has_left_some = True
 
-    def _landed(self, row: Row) -> _Lane | None:
+    def _take_landed(self, row: OutboxRow) -> LaneState | None:
         if not self.is_ours(row):
             return None
         del self._flying[row.id]
@@ -463,13 +470,13 @@ class Lanes:
 
     # Inside
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: OutboxRow) -> None:
         self._rows[row.id] = row
         self._of_topic[row.topic] += 1
         self._bytes_of[row.topic] += row.size
         self.bytes += row.size
 
-    def _drop(self, row: Row) -> None:
+    def _drop(self, row: OutboxRow) -> None:
         del self._rows[row.id]
         self._of_topic[row.topic] -= 1
         self._bytes_of[row.topic] -= row.size
@@ -477,10 +484,10 @@ class Lanes:
             del self._of_topic[row.topic], self._bytes_of[row.topic]
         self.bytes -= row.size
 
-    def _lane(self, slot: int, name: str) -> _Lane:
+    def _lane(self, slot: int, name: str) -> LaneState:
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = _Lane(slot, name)
+            lane = self._lanes[name] = LaneState(slot, name)
             self._idle[name] = None
             if len(self._idle) > OUTBOX_LANES_KEPT:
                 oldest = next(iter(self._idle))
@@ -488,38 +495,39 @@ class Lanes:
                     self._forget(self._lanes[oldest])
         return lane
 
-    def _leave(self, lane: _Lane, until: float, *ids: int) -> None:
-        """Have nothing more of a lane at hand, and rows of it that have come back neither."""
+    def _leave(self, lane: LaneState, until: float, *ids: int) -> None:
+        """Drop the rows of a lane until a time, including ``ids`` that just came back."""
         if lane.rows:
             self._unready(lane.rows[0].topic, lane.name)
-        for each in lane.rows:
-            self._drop(each)
-        lane.seen = min(lane.seen, *(each - 1 for each in (*ids, *(row.id for row in lane.rows))))
+        for row in lane.rows:
+            self._drop(row)
+        dropped = (*ids, *(row.id for row in lane.rows))
+        lane.seen = min(lane.seen, *(row_id - 1 for row_id in dropped))
         lane.rows.clear()
         lane.rests_until = until
         self._set_behind(lane)
         self._place(lane)
 
-    def _forget(self, lane: _Lane) -> None:
-        for each in lane.rows:
-            self._drop(each)
+    def _forget(self, lane: LaneState) -> None:
+        for row in lane.rows:
+            self._drop(row)
         if lane.rows:
             self._unready(lane.rows[0].topic, lane.name)
         for table in (self._lanes, self._idle, self._behind):
             table.pop(lane.name, None)
 
-    def _set_behind(self, lane: _Lane) -> None:
+    def _set_behind(self, lane: LaneState) -> None:
         lane.is_behind = True
         if lane.name not in self._behind and len(self._behind) >= OUTBOX_RESTING_MAX:
-            # It comes again with the next sweep.
+            # The next sweep finds its rows again.
             for name in islice(self._behind, 1):
                 oldest = self._lanes[name]
                 if not oldest.rows and not oldest.flying:
                     self._forget(oldest)
         self._behind[lane.name] = None
 
-    def _place(self, lane: _Lane) -> None:
-        """Put a lane where it belongs by what it has now."""
+    def _place(self, lane: LaneState) -> None:
+        """List a lane as ready or idle, by the rows it has now."""
         if self._lanes.get(lane.name) is not lane:
             return
         self._idle.pop(lane.name, None)

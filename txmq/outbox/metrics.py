@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.outbox.tally import RelayTally, Waiting
+from txmq.outbox.tally import Backlog, RelayTally
 
 __all__ = ["exposition"]
 
@@ -22,7 +22,7 @@ _GAUGES: Final = {
 }
 
 
-def exposition(tally: RelayTally, waiting: Waiting | None) -> str:
+def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
     """The text.
 
     Args:

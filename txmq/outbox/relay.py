@@ -1,10 +1,9 @@
-"""Publishes what is committed to an outbox; any number of relays share the work."""
+"""Publishes the committed rows of an outbox; any number of relays share the work."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -18,16 +17,16 @@ from txmq.databases.failures import words
 from txmq.databases.listening import likeness
 from txmq.databases.sources import door_of
 from txmq.errors import ConfigError, DatabaseFailed, UsageError
-from txmq.outbox.carrying import Carrying
-from txmq.outbox.finishing import Done, Finishing
-from txmq.outbox.lanes import Lanes, Row
-from txmq.outbox.ledger import Ledger
-from txmq.outbox.reading import Reading
+from txmq.outbox.completion import PublishedRows, RowRemover
+from txmq.outbox.lanes import Lanes
+from txmq.outbox.publisher import Publisher
+from txmq.outbox.reader import OutboxReader
 from txmq.outbox.settings import RelaySettings
 from txmq.outbox.slots import Slots, fair_share
+from txmq.outbox.store import OutboxStore
 from txmq.outbox.table import Outbox
-from txmq.outbox.tally import RelayTally, Waiting
-from txmq.outbox.wakening import Wakening
+from txmq.outbox.tally import Backlog, RelayTally
+from txmq.outbox.wake_up import WakeUp
 from txmq.quantity import quantity
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
@@ -41,15 +40,15 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 ANSWER_S: Final = 10.0
-"""How long the database may take at least, before it is asked anew."""
+"""The shortest time that the database has to answer, before the relay asks again."""
 
 
 class Relay(Lifecycle):
     """Sends the messages of an outbox and deletes their rows; ``async with``.
 
-    Every committed row is published at least once, and seldom more than that: a consumer tells
+    Every committed row is published at least once, and seldom more often: a consumer recognizes
     repeats by the message's id. Rows of one lane are published in the order of their commits. Run
-    as many as you like: they share the rows, and what one that dies has left is taken over after
+    any number of relays: they share the rows. If one dies, the others take over its rows after
     ``lease_s``.
 
     Args:
@@ -61,10 +60,10 @@ class Relay(Lifecycle):
         settings: How it works.
         outbox: The tables.
         clock: Where the time comes from.
-        entropy: Where chance comes from.
+        entropy: Where randomness comes from.
 
     Raises:
-        ConfigError: The source gives no sessions, or the producer takes longer than a lease lasts.
+        ConfigError: The source gives no sessions, or a send may outlast half a lease.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Relay(Lifecycle):
         self._entropy = entropy or SystemEntropy()
         self._door = door_of(source)
         self._producer, self._is_own = _producer_of(names, chosen)
-        self._ledger = Ledger(
+        self._store = OutboxStore(
             self._outbox, self._door, self._entropy.token(12).hex(), chosen.lease_s,
             max(ANSWER_S, chosen.lease_s),
         )  # fmt: skip
@@ -92,31 +91,33 @@ class Relay(Lifecycle):
             chosen.rows_max, max(1, min(chosen.batch_rows, chosen.rows_max // 4)),
             chosen.batch_rows, chosen.batch_bytes, chosen.bytes_max,
         )  # fmt: skip
-        self._done = Done()
-        self._reading = Reading(
-            self._ledger, self._lanes, self._slots, self._done, chosen, self._clock,
+        self._published = PublishedRows()
+        self._reader = OutboxReader(
+            self._store, self._lanes, self._slots, self._published, chosen, self._clock,
             self._outbox.rows.name,
         )  # fmt: skip
-        self._carrying = Carrying(
-            self._lanes, self._producer, self._ledger, self._done, chosen, self._clock,
-            self._entropy, self._published, self._landed,
-        )  # fmt: skip
-        self._finishing = Finishing(self._done, self._ledger, self._backoff(), self._look_at_slots)
-        self._wakening = Wakening(chosen.poll_s)
-        self._tasks = Tasks()
         self._beat_soon = asyncio.Event()
         self._send_soon = asyncio.Event()
+        self._remover = RowRemover(
+            self._published, self._store, self._backoff(), self._beat_soon.set
+        )
+        self._publisher = Publisher(
+            self._lanes, self._producer, self._store, self._remover, chosen, self._clock,
+            self._entropy, self._landed,
+        )  # fmt: skip
+        self._wake_up = WakeUp(chosen.poll_s)
+        self._tasks = Tasks()
         self._stopped: asyncio.Event | None = None
         self._is_stopping = False
         self._lost_leases = 0
         self._living = 1
 
     async def __aenter__(self) -> Self:
-        """See that the outbox is there, and begin.
+        """Check that the outbox exists, and start.
 
         Raises:
-            TableMissing: It is not.
-            DatabaseFailed: The database does not answer, or lets it only read.
+            TableMissing: It does not exist, or is incomplete.
+            DatabaseFailed: The database does not answer, or does not let the relay write.
             UsageError: The relay was opened before.
         """
         if self._stopped is not None:
@@ -131,38 +132,38 @@ class Relay(Lifecycle):
 
     async def _open(self) -> None:
         async with AsyncExitStack() as undo:
-            undo.push_async_callback(self._ledger.close)
-            await self._ledger.verify()
+            undo.push_async_callback(self._store.close)
+            await self._store.verify()
             if self._is_own:
                 await undo.enter_async_context(self._producer)
             undo.push_async_callback(self._tasks.stop)
             try:
                 await self._beat()
                 await self._start()
-            except self._ledger.problems as problem:
+            except self._store.problems as error:
                 raise DatabaseFailed(
-                    f"{self._outbox.name} cannot be relayed: {words(problem)}"
-                ) from problem
+                    f"{self._outbox.name} cannot be relayed: {words(error)}"
+                ) from error
             self._closing = undo.pop_all()
 
     async def _start(self) -> None:
         for work in (
-            self._beat_always, self._read_always, self._send_always, self._finishing.run,
+            self._beat_loop, self._read_loop, self._send_loop, self._remover.run,
         ):  # fmt: skip
             self._tasks.start(work(), f"a relay's {work.__name__}")
         if self._outbox.notifies and self._door.kind == "postgresql":
-            like = await self._ledger.run(_likeness)
+            like = await self._store.run(_likeness)
             if like is not None:
-                listening = self._wakening.listen(like, self._outbox.channel, self._backoff())
-                self._tasks.start(listening, "a relay's listening")
+                listener = self._wake_up.listen(like, self._outbox.channel, self._backoff())
+                self._tasks.start(listener, "a relay's listener")
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Begin nothing more, wait for what is on its way, and let others have the rest."""
+        """Start no more sends, wait for those in flight, and release the leases."""
         is_here = self._producer.client.session.owner.is_current
         if self._stopped is None or self._stopped.is_set() or not is_here:
             return
@@ -171,16 +172,16 @@ class Relay(Lifecycle):
         async with self._closing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.stop_s):
-                    while len(self._carrying):
+                    while len(self._publisher):
                         self._send_soon.clear()
                         await self._send_soon.wait()
-                    await self._finishing.wait()
-            await self._carrying.stop()
+                    await self._remover.wait()
+            await self._publisher.stop()
             await self._tasks.stop()
             try:
-                await self._ledger.release(list(self._slots.turns()), leaves=True)
-            except self._ledger.problems as worse:
-                log.warning("others wait for the leases of this relay to end: %s", words(worse))
+                await self._store.release(list(self._slots.turns()), leaves=True)
+            except self._store.problems as worse:
+                log.warning("could not release the leases, which now expire: %s", words(worse))
 
     async def wait(self) -> None:
         """Wait until the relay is closed.
@@ -198,51 +199,49 @@ class Relay(Lifecycle):
     @property
     def tally(self) -> RelayTally:
         """What it has done so far."""
-        counts = self._carrying.counts
         return RelayTally(
-            published=counts.published,
-            requests=counts.requests,
-            deferred=counts.deferred,
-            failed=counts.failed,
-            dead_letters=counts.dead_letters,
+            **vars(self._publisher.counts),
             lost_leases=self._lost_leases,
             slots=len(self._slots),
             at_hand=len(self._lanes),
         )
 
-    async def waiting(self) -> Waiting:
-        """What is in the outbox now, of all slots; the database counts it.
+    async def waiting(self) -> Backlog:
+        """What the outbox holds now, in all slots; the database counts it.
 
         Raises:
-            DatabaseFailed: It does not answer.
+            DatabaseFailed: The database does not answer.
         """
         try:
-            return await self._ledger.waiting()
-        except self._ledger.problems as problem:
-            raise DatabaseFailed(f"nobody can say what waits: {words(problem)}") from problem
+            return await self._store.waiting()
+        except self._store.problems as error:
+            raise DatabaseFailed(
+                f"the rows of {self._outbox.name} cannot be counted: {words(error)}"
+            ) from error
 
-    # The four that go on for ever
+    # The loops
 
-    async def _read_always(self) -> None:
+    async def _read_loop(self) -> None:
         backoff = self._backoff()
         while not self._is_stopping:
             count, has_more = 0, False
             try:
-                count = await self._reading.look(has_reason=self._wakening.reason())
-            except self._ledger.problems as problem:
-                log.warning("the outbox cannot be read now: %s", words(problem))
+                has_reason = self._wake_up.take_notification()
+                count = await self._reader.look(has_reason=has_reason)
+            except self._store.problems as error:
+                log.warning("the outbox cannot be read now: %s", words(error))
                 await asyncio.sleep(backoff.failed())
             else:
                 backoff.worked()
-                has_more = self._reading.has_more and self._lanes.room > 0 and count > 0
+                has_more = self._reader.has_more and self._lanes.room > 0 and count > 0
             if count:
                 self._send_soon.set()
-            await self._wakening.wait(count, has_more=has_more)
+            await self._wake_up.wait(count, has_more=has_more)
 
-    async def _send_always(self) -> None:
+    async def _send_loop(self) -> None:
         while True:
             if not self._is_stopping:
-                self._carrying.send(self._may_send)
+                self._publisher.send(self._may_send)
             pause_s = LONGEST_PAUSE_S
             until = self._lanes.paused_until()
             if until is not None:
@@ -255,7 +254,7 @@ class Relay(Lifecycle):
     def _may_send(self, now: float) -> bool:
         return self._slots.are_safe(now + self._producer.settings.timeout_s)
 
-    async def _beat_always(self) -> None:
+    async def _beat_loop(self) -> None:
         backoff = self._backoff()
         while True:
             is_short = len(self._slots) < fair_share(self._living)
@@ -266,9 +265,9 @@ class Relay(Lifecycle):
             self._beat_soon.clear()
             try:
                 await self._beat()
-                await self._let_go()
-            except self._ledger.problems as problem:
-                log.warning("the lease is not renewed for now: %s", words(problem))
+                await self._release_leaving()
+            except self._store.problems as error:
+                log.warning("the leases cannot be renewed now: %s", words(error))
                 await asyncio.sleep(min(backoff.failed(), self.settings.lease_s / 10))
                 self._beat_soon.set()
             else:
@@ -276,8 +275,8 @@ class Relay(Lifecycle):
 
     async def _beat(self) -> None:
         asked_at = self._clock.monotonic()
-        held, self._living = await self._ledger.beat()
-        change = self._slots.renewed(held, self._living, asked_at)
+        held, self._living = await self._store.beat()
+        change = self._slots.renew(held, self._living, asked_at)
         if change.lost:
             log.warning("another relay has taken over %s", quantity(len(change.lost), "slot"))
             self._lost_leases += len(change.lost)
@@ -286,35 +285,29 @@ class Relay(Lifecycle):
             self._lanes.close(change.leaving)
         if change.taken:
             self._lanes.open(change.taken - self._slots.leaving)
-            self._reading.restart()
-            self._wakening.wake()
+            self._reader.restart()
+            self._wake_up.wake()
         self._send_soon.set()
 
-    async def _let_go(self) -> None:
-        """Of what another relay is to have, what nothing is left of."""
+    async def _release_leaving(self) -> None:
+        """Release slots meant for other relays, once none of their rows is in flight here."""
         leaving = self._slots.leaving
         clear = [
-            each for each in leaving if self._lanes.is_clear(each) and self._done.is_clear(each)
+            slot
+            for slot in leaving
+            if self._lanes.is_clear(slot) and self._published.is_clear(slot)
         ]
         if clear:
-            await self._ledger.release(clear)
-            for each in clear:
-                self._slots.let_go(each)
+            await self._store.release(clear)
+            for slot in clear:
+                self._slots.release(slot)
         if leaving:
             self._beat_soon.set()
 
-    # What they tell each other
-
-    def _published(self, rows: Sequence[Row]) -> None:
-        self._finishing.add(rows)
-
     def _landed(self) -> None:
         self._send_soon.set()
-        if self._reading.has_more:
-            self._wakening.wake()
-
-    def _look_at_slots(self) -> None:
-        self._beat_soon.set()
+        if self._reader.has_more:
+            self._wake_up.wake()
 
     def _backoff(self) -> Backoff:
         return Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -328,8 +321,8 @@ def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tup
     if isinstance(names, Producer):
         if names.settings.timeout_s > settings.lease_s / 2:
             raise ConfigError(
-                f"a send may take {names.settings.timeout_s} s, and a lease lasts "
-                f"{settings.lease_s} s: it lasts twice as long at least"
+                f"a send may take {names.settings.timeout_s} s, but a lease lasts only "
+                f"{settings.lease_s} s: set lease_s to at least twice the send timeout_s"
             )
         return names, False
     own = ProducerSettings(timeout_s=min(ProducerSettings().timeout_s, settings.lease_s / 3))

@@ -16,24 +16,24 @@ from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS
 from txmq.message import Message
 from txmq.protocol import properties
 
-__all__ = ["check_lane", "packed", "slot_of", "unpacked"]
+__all__ = ["check_lane", "pack", "slot_of", "unpack"]
 
 _MARK_CHARS: Final = 256
-"""What a relay adds to the properties must still fit."""
+"""Room for what a relay adds to the properties."""
 _NOT_WAITING: Final = {properties.WAIT: "false"}
 _MARK: Final = {"TXMQ_OUTBOX": "-" * _MARK_CHARS}
 
 
 def slot_of(text: str) -> int:
-    """The slot of a lane, or of a message without one by its id."""
+    """The slot of a lane, or of the id of a message without a lane."""
     return crc32(text.encode()) % SLOTS
 
 
 def check_lane(lane: str) -> None:
-    """Refuse what is no lane's name.
+    """Refuse an invalid lane name.
 
     Raises:
-        LocalProtocolError: It is none.
+        LocalProtocolError: It is not a text, is empty or holds a character 0.
         LimitExceeded: It is too long.
     """
     if not isinstance(lane, str) or not lane or "\0" in lane:
@@ -42,8 +42,8 @@ def check_lane(lane: str) -> None:
         raise LimitExceeded("the length of a lane's name", LANE_CHARS_MAX, len(lane))
 
 
-def packed(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
-    """The columns of a row, but for its body and its time.
+def pack(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
+    """The columns of a message's row, except its body and its time.
 
     A message that carries a unique key in its properties keeps it.
 
@@ -55,7 +55,7 @@ def packed(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
     check_kind(message)
     if lane is not None:
         check_lane(lane)
-    unique_id = _seen_sendable(message, lane, fresh_id)
+    unique_id = _check_sendable(message, lane, fresh_id)
     delay = {
         name: value
         for name in ("delay_level", "deliver_at_ms", "deliver_after_s")
@@ -76,15 +76,15 @@ def packed(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
     }
 
 
-def _seen_sendable(message: Message, lane: str | None, fresh_id: str) -> str:
-    """The id under which it can be sent."""
+def _check_sendable(message: Message, lane: str | None, fresh_id: str) -> str:
+    """Refuse a message that could never be sent; returns the id under which it is sent."""
     added = _MARK if lane is None else {**_MARK, properties.SHARDING_KEY: lane}
-    named = {**(message.properties or {}), **added}
-    envelope = sealed(replace(message, properties=named), fresh_id, compress=False)
+    all_properties = {**(message.properties or {}), **added}
+    envelope = sealed(replace(message, properties=all_properties), fresh_id, compress=False)
     try:
         envelope.properties.encode()
-    except UnicodeEncodeError as problem:
-        raise LocalProtocolError(f"no table can hold this: {problem}") from problem
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"no table can hold this message: {error}") from error
     if "\0" in message.tags or "\0" in envelope.id:
         raise LocalProtocolError("a tag or a message's id holds a character 0")
     if len(envelope.id) > MESSAGE_ID_CHARS_MAX:
@@ -96,16 +96,16 @@ def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def unpacked(row: Any) -> Message:
-    """The message of a row, by its attributes; it carries its id in its properties."""
-    named: Mapping[str, str] = msgspec.json.decode(row.properties, type=dict[str, str])
+def unpack(row: Any) -> Message:
+    """The message of a row; its properties carry its id."""
+    stored: Mapping[str, str] = msgspec.json.decode(row.properties, type=dict[str, str])
     delay: dict[str, Any] = msgspec.json.decode(row.delay) if row.delay else {}
     return Message(
         topic=row.topic,
         body=bytes(row.body),
         tags=row.tags,
         keys=msgspec.json.decode(row.keys_, type=tuple[str, ...]),
-        properties={**named, properties.UNIQUE_KEY: row.message_id},
+        properties={**stored, properties.UNIQUE_KEY: row.message_id},
         flag=row.flag,
         **delay,
     )

@@ -1,4 +1,4 @@
-"""Makes the outbox in a database, for those who have no migrations of their own."""
+"""Creates the outbox in a database, for services without migrations of their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["create_outbox"]
 
 
 def create_outbox(engine: Engine, name: str, schema: str | None) -> bool:
-    """Make what is missing of the outbox, and look at it; returns whether anything was missing.
+    """Create what is missing of the outbox and check it; returns whether anything was missing.
 
     Raises:
-        ConfigError: A name is none that every database takes.
+        ConfigError: Not every database takes a name unquoted.
         DatabaseFailed: The database refused, or does not answer.
-        TableMissing: It is there, but not as it should be.
+        TableMissing: A table exists, but not all of its rows.
     """
     outbox = Outbox(name, schema)
     kind = kind_of(engine.dialect.name)
@@ -29,23 +29,23 @@ def create_outbox(engine: Engine, name: str, schema: str | None) -> bool:
         with engine.begin() as connection:
             tables = outbox.tables(kind)
             there = inspect(connection)
-            is_new = not all(there.has_table(each.name, schema) for each in tables)
+            is_new = not all(there.has_table(table.name, schema) for table in tables)
             outbox.metadata.create_all(connection, tables=tables, checkfirst=True)
         with engine.connect() as connection:
-            _see(outbox, kind, connection)
-    except SQLAlchemyError as problem:
-        raise DatabaseFailed(f"{outbox.name} could not be made: {words(problem)}") from problem
+            _check(outbox, kind, connection)
+    except SQLAlchemyError as error:
+        raise DatabaseFailed(f"could not create {outbox.name}: {words(error)}") from error
     return is_new
 
 
-def _see(outbox: Outbox, kind: str, connection: Connection) -> None:
-    for each in outbox.tables(kind):
-        connection.execute(select(each).limit(0))
+def _check(outbox: Outbox, kind: str, connection: Connection) -> None:
+    for table in outbox.tables(kind):
+        connection.execute(select(table).limit(0))
     wanted = {outbox.slots: SLOTS, **({outbox.lanes: LANES} if kind == "mysql" else {})}
     for table, rows in wanted.items():
         found = connection.execute(select(func.count()).select_from(table)).scalar_one()
         if found != rows:
             raise TableMissing(
-                f"{table.fullname} has {quantity(found, 'row')}, not {rows}: drop it, and make "
-                "it anew"
+                f"{table.fullname} has {quantity(found, 'row')}, not {rows}: drop the table, and "
+                "create it again"
             )

@@ -1,4 +1,4 @@
-"""What can be set about relays."""
+"""The settings of relays."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ class RelaySettings:
     """How a relay works. Durations are seconds, sizes bytes.
 
     Raises:
-        ConfigError: A value cannot work.
+        ConfigError: A value is out of range, or two values contradict each other.
     """
 
     on_poison: OnPoison = "block"
-    """What becomes of a row whose message nobody takes, however often it is sent. With "block" its
-    lane waits for somebody to repair or delete the row; with "skip" the row is put aside, marked
-    with the reason, and its lane goes on; with "dead_letter" its message goes to another topic."""
+    """What happens to a row whose message brokers refuse for good. "block": its lane waits until an
+    operator repairs or deletes the row. "skip": the row is put aside, marked with the reason, and
+    its lane continues. "dead_letter": its message goes to another topic."""
     dead_letter_topic: str = ""
-    """That topic."""
+    """The topic for "dead_letter"."""
     attempts_max: int = 16
-    """So often a broker may refuse a message for a reason that may pass, before nobody takes it.
-    What is wrong with the message itself is believed at once; that no broker is to be had, or that
-    it is busy, never counts."""
+    """How often a broker may refuse a message for a reason that may pass, until the refusal counts
+    as final. An error in the message itself is final at once. An unreachable or busy broker never
+    counts."""
     blocked_s: float = 60.0
-    """How often a blocked row is tried again."""
+    """The interval at which a blocked row is sent again."""
     group: str = "txmq_relay"
-    """The producer group, where the relay makes its own producer."""
+    """The producer group, if the relay makes its own producer."""
     lease_s: float = 10.0
-    """How long rows wait for another relay when one has died. A lease is renewed each third."""
+    """The lease. When it expires, another relay takes over the rows of a relay that died. A relay
+    renews it three times per lease."""
     poll_s: float = 1.0
-    """How often it is looked for rows at least, when there are none."""
+    """The longest interval between two looks for rows."""
     rows_max: int = 4_000
-    """Rows at hand."""
+    """Rows in memory."""
     bytes_max: int = 32 * 1024 * 1024
-    """Bodies at hand, beyond the first that goes over it."""
+    """Bytes of bodies in memory; one body may exceed it."""
     batch_rows: int = 500
-    """Messages that travel together."""
+    """Messages in one request."""
     batch_bytes: int = 512 * 1024
-    """Bytes of these; a larger message travels alone."""
+    """Bytes of bodies in one request; a larger message travels alone."""
     sends_max: int = 16
-    """Requests under way at once."""
+    """Requests in flight at once."""
     stop_s: float = 10.0
-    """How long a stop waits for what is on its way."""
+    """How long a stop waits for requests in flight."""
 
     def __post_init__(self) -> None:
-        """See that the values can work."""
+        """Check the values."""
         check_bounds(self, {
             "attempts_max": 1, "blocked_s": 0.001, "lease_s": 0.1, "poll_s": 0.001, "rows_max": 1,
             "bytes_max": 1, "batch_rows": 1, "batch_bytes": 1, "sends_max": 1, "stop_s": 0.0,

@@ -1,9 +1,9 @@
-"""Which slots of an outbox a relay has leased, how many it should have, and until when. Pure.
+"""The slots of an outbox that a relay has leased: which, how many, and until when. Pure.
 
-A lease keeps others from sending the same rows at the same time, and nothing hangs on it but that:
-whoever sends the rows of a lane sends them in order and leaves none out, so two who do it at once
-repeat, and do not disorder. That is why a lease may end by a clock, and why a relay that was
-stopped for a while may go on.
+A lease only keeps two relays from sending the same rows at the same time. Correctness does not
+depend on it: every relay sends the rows of a lane in order and leaves none out, so two relays at
+once cause repeats but no disorder. That is why a lease may end by a clock, and why a relay that was
+suspended for a while may continue.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import NamedTuple
 
 from txmq.limits import SLOTS
 
-__all__ = ["Change", "Slots", "fair_share"]
+__all__ = ["SlotChange", "Slots", "fair_share"]
 
 
 def fair_share(living: int) -> int:
-    """How many slots one of so many relays may have."""
+    """How many slots one of ``living`` relays may hold."""
     return -(-SLOTS // max(1, living))
 
 
-class Change(NamedTuple):
-    """What is new about the slots."""
+class SlotChange(NamedTuple):
+    """What a renewal changed about the slots."""
 
     lost: set[int]
     taken: set[int]
     leaving: set[int]
-    """Those to let go once nothing of them is on its way."""
+    """Slots to release as soon as none of their rows is being sent."""
 
 
 class Slots:
@@ -49,37 +49,39 @@ class Slots:
 
     @property
     def working(self) -> list[int]:
-        """Those whose rows are read."""
-        return [each for each in self._held if each not in self.leaving]
+        """The slots whose rows are read."""
+        return [slot for slot in self._held if slot not in self.leaving]
 
     def turns(self) -> dict[int, int]:
-        """Those that are held, and for the how manieth time; a slot may be lost and come back."""
+        """The held slots, each with the number of the renewal that took it; a slot may be lost and
+        come back.
+        """
         return dict(self._held)
 
-    def renewed(self, held: Collection[int], living: int, asked_at: float) -> Change:
-        """The database has renewed what is held.
+    def renew(self, held: Collection[int], living: int, asked_at: float) -> SlotChange:
+        """Take over what the database says after a renewal.
 
         Args:
-            held: What that is.
-            living: How many relays there are.
-            asked_at: When it was asked to, by the clock that :meth:`are_safe` is asked with.
+            held: The slots this relay holds.
+            living: How many relays are alive.
+            asked_at: When the renewal was sent, by the clock of :meth:`are_safe`.
         """
         self._until = asked_at + self._lease_s
         lost, taken = set(self._held) - set(held), set(held) - set(self._held)
-        for each in lost:
-            self.let_go(each)
+        for slot in lost:
+            self.release(slot)
         self._turn += 1
         self._held.update(dict.fromkeys(sorted(taken), self._turn))
         surplus = len(self._held) - fair_share(living)
         chosen = set(sorted(self._held)[-surplus:]) - self.leaving if surplus > 0 else set()
         self.leaving |= chosen
-        return Change(lost, taken, chosen)
+        return SlotChange(lost, taken, chosen)
 
-    def let_go(self, slot: int) -> None:
-        """It is not held any more."""
+    def release(self, slot: int) -> None:
+        """Stop holding a slot."""
         self._held.pop(slot, None)
         self.leaving.discard(slot)
 
     def are_safe(self, now: float) -> bool:
-        """Whether nobody else can have them yet at this time."""
+        """Whether no other relay can hold these slots at this time."""
         return bool(self._held) and now < self._until

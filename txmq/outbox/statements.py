@@ -1,4 +1,4 @@
-"""What a relay says to a database, in the words of each kind."""
+"""The SQL statements of a relay, for each kind of database."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final
 from sqlalchemy import Executable, text
 
 from txmq.databases.dialects import NOW_MS
-from txmq.outbox.lanes import Stretch
+from txmq.outbox.lanes import LanePosition
 from txmq.outbox.table import Outbox
 
-__all__ = ["COLUMNS", "Statements", "listed", "stretched"]
+__all__ = ["COLUMNS", "Statements", "number_list", "positions_json"]
 
 COLUMNS: Final = (
     "id, slot, lane, message_id, topic, tags, keys_, properties, flag, delay, body"  # in this order
@@ -26,7 +26,7 @@ _NUMBERS: Final[Mapping[str, str]] = MappingProxyType(
         "sqlite": "IN (SELECT value FROM json_each(:{0}))",
     }
 )
-"""Many numbers as one value, so that a statement is the same however many they are."""
+"""Passes many numbers as one parameter, so the statement's text does not depend on their count."""
 
 _NAMED: Final = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
@@ -41,7 +41,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-_STRETCHES: Final[Mapping[str, str]] = MappingProxyType(
+_POSITIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "postgresql": (
             "json_to_recordset(CAST(:asked AS JSON)) "
@@ -59,19 +59,19 @@ _STRETCHES: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def listed(kind: str, numbers: Iterable[int]) -> str:
-    """Numbers as one value."""
+def number_list(kind: str, numbers: Iterable[int]) -> str:
+    """Numbers as one parameter."""
     joined = ",".join(map(str, numbers))
     return f"{{{joined}}}" if kind == "postgresql" else f"[{joined}]"
 
 
-def stretched(stretches: Iterable[Stretch]) -> str:
-    """Lanes and up to where they are known, likewise."""
-    return json.dumps([each._asdict() for each in stretches])
+def positions_json(positions: Iterable[LanePosition]) -> str:
+    """Lane positions as one parameter."""
+    return json.dumps([position._asdict() for position in positions])
 
 
 class Statements:
-    """All of them, for one outbox.
+    """The statements for one outbox, by name.
 
     Args:
         outbox: The tables.
@@ -86,15 +86,15 @@ class Statements:
         now = NOW_MS[kind]
         ids, mine = _NUMBERS[kind].format("ids"), _NUMBERS[kind].format("slots")
         ours = f"slot IN (SELECT slot FROM {slots} WHERE token = :token)"
-        # For SQLite, which has one writer at a time, there is nothing to skip.
+        # SQLite has one writer at a time, so there are no locked rows to skip.
         skipping = "" if kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
-        said = {
+        texts = {
             "forward": self._page("id > :low"),
             "sweep": self._page(
                 f"id > :low AND id <= :high AND NOT (id {_NUMBERS[kind].format('known')}) "
                 f"AND (lane IS NULL OR lane NOT IN ({_NAMES[kind]}))"
             ),
-            "lanes": self._of_lanes(),
+            "lanes": self._lanes_page(),
             "remove": f"DELETE FROM {rows} WHERE id {ids} AND {ours}",
             "put_aside": f"UPDATE {rows} SET failed_ms = {now}, problem = :problem "
             f"WHERE id = :id AND {ours}",
@@ -106,7 +106,7 @@ class Statements:
             "seen": f"UPDATE {relays} SET seen_ms = {now} WHERE token = :token",
             "join": f"INSERT INTO {relays} (token, seen_ms) VALUES (:token, {now})",
             "leave": f"DELETE FROM {relays} WHERE token = :token",
-            "bury": f"DELETE FROM {relays} WHERE seen_ms < {now} - 10 * :lease_ms",
+            "remove_dead": f"DELETE FROM {relays} WHERE seen_ms < {now} - 10 * :lease_ms",
             "living": f"SELECT COUNT(*) FROM {relays} WHERE seen_ms >= {now} - :lease_ms",
             "renew": f"UPDATE {slots} SET until_ms = {now} + :lease_ms WHERE token = :token",
             "held": f"SELECT slot FROM {slots} WHERE token = :token",
@@ -118,13 +118,13 @@ class Statements:
             f"WHERE slot {mine} AND token = :token",
             "slots": f"SELECT COUNT(*) FROM {slots}",
         }
-        self._said: Mapping[str, Executable] = {
-            name: text(each).execution_options(preserve_rowcount=True)
-            for name, each in said.items()
+        self._by_name: Mapping[str, Executable] = {
+            name: text(statement).execution_options(preserve_rowcount=True)
+            for name, statement in texts.items()
         }
 
     def __getitem__(self, name: str) -> Executable:
-        return self._said[name]
+        return self._by_name[name]
 
     def _page(self, where: str) -> str:
         return self._measured(
@@ -133,18 +133,18 @@ class Statements:
             "ORDER BY id LIMIT :count"
         )
 
-    def _of_lanes(self) -> str:
-        columns = ", ".join(f"waiting.{each}" for each in COLUMNS.split(", "))
+    def _lanes_page(self) -> str:
+        columns = ", ".join(f"waiting.{column}" for column in COLUMNS.split(", "))
         return self._measured(
-            f"SELECT {columns} FROM {_STRETCHES[self._kind]} JOIN {self._rows} AS waiting "
+            f"SELECT {columns} FROM {_POSITIONS[self._kind]} JOIN {self._rows} AS waiting "
             "ON waiting.slot = asked.slot AND waiting.lane = asked.lane "
             "AND waiting.id > asked.seen AND waiting.id <= :high "
             "WHERE waiting.failed_ms IS NULL ORDER BY waiting.id LIMIT :count"
         )
 
     def _measured(self, chosen: str) -> str:
-        """The first of these, up to so many bytes of bodies and one body more; with each, how many
-        there were to choose from.
+        """The first rows of a query, until one body exceeds ``:bytes``; each with the number of
+        rows the query found.
         """
         size = "OCTET_LENGTH(body)" if self._kind == "postgresql" else "LENGTH(body)"
         return (

@@ -1,8 +1,8 @@
-"""The outbox: a table in which messages wait that belong to a transaction of the application's.
+"""The outbox: a table of messages that wait to be published.
 
-A row is inserted in that transaction and deleted once its message is published; nothing but a
-message that nobody takes is ever updated. The rows are spread over a fixed number of slots, which
-relays share. In one lane the order of the ids is the order of the commits.
+A row is inserted in a transaction of the application and deleted once its message is published.
+Only a row whose message no broker takes is ever updated. The rows are spread over a fixed number of
+slots, which the relays share. In one lane the order of the ids is the order of the commits.
 """
 
 from __future__ import annotations
@@ -32,35 +32,34 @@ from txmq.databases.given import AwaitedSession, BlockingSession, Lender
 from txmq.databases.tables import any_text, plain_names, statements
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX
 from txmq.message import Message
-from txmq.outbox.adding import Adding
+from txmq.outbox.writer import OutboxWriter
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 
 __all__ = ["LANES", "SLOTS", "Outbox"]
 
 LANES: Final = SLOTS * SLOTS * 16
-"""Rows that MySQL's writers wait at for each other; PostgreSQL has locks without rows."""
+"""Rows that MySQL's writers lock to wait for each other; PostgreSQL has locks without rows."""
 
 _VACUUM: Final = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000"
-"""All that is inserted is soon deleted: what is dead is to be swept by its number, not by its share
-of a table that is empty most of the time and long when a relay was down."""
+"""Every inserted row is soon deleted. So vacuum runs by the number of dead rows and not by their
+share of the table, which is empty most of the time and long after a relay was down."""
 
 
 class Outbox:
-    """The tables under the names that were chosen.
+    """The tables of an outbox, and how messages are added to it.
 
     Args:
-        name: The outbox table; the others are called the same with ``_slot``, ``_relay`` and
-            ``_lane`` behind it.
-        schema: Where they are; otherwise where the session looks first.
-        metadata: Yours, where a tool such as Alembic shall see the tables.
-        notifies: Whether relays on PostgreSQL are told of a commit. A transaction that notifies
+        name: The outbox table; the other tables append ``_slot``, ``_relay`` and ``_lane``.
+        schema: Where the tables are; by default where the session looks first.
+        metadata: Your own, so that a tool such as Alembic sees the tables.
+        notifies: Whether a commit notifies relays on PostgreSQL. A transaction that notifies
             cannot be prepared for a two-phase commit.
         clock: For the ids of messages.
         entropy: Likewise.
 
     Raises:
-        ConfigError: A name is none that every database takes unquoted.
+        ConfigError: Not every database takes a name unquoted.
     """
 
     def __init__(
@@ -80,9 +79,9 @@ class Outbox:
         self.slots = _slots(name, schema, self.metadata)
         self.relays = _relays(name, schema, self.metadata)
         self.lanes = _lanes(name, schema, self.metadata)
-        self._see_to_new_ones()
+        self._prepare_create_all()
         self._lender = Lender(self.rows)
-        self._adding = Adding(
+        self._writer = OutboxWriter(
             self.rows,
             (self.lanes, LANES),
             self.channel if notifies else None,
@@ -97,30 +96,30 @@ class Outbox:
     @overload
     def add(self, session: BlockingSession, message: Message, lane: str | None = None) -> str: ...
     def add(self, session: Any, message: Message, lane: str | None = None) -> Any:
-        """Have a message sent if the session's transaction commits, and only then.
+        """Send a message if the session's transaction commits, and only then.
 
-        What is added to a lane is published in the order in which it was committed. Whoever adds
-        to it waits for others who did, until their transactions end.
+        The messages of a lane are published in the order of their commits. A transaction that adds
+        to a lane waits until other transactions that added to it have ended.
 
         Args:
             session: SQLAlchemy's ``Session`` or ``Connection``, ``psycopg.Connection``, or
                 ``django.db.connection``; with ``await`` the asyncio twin of one of them.
-            message: What shall be sent.
-            lane: Keeps it in order with others; for most that is an account, or an order's number.
+            message: The message to send.
+            lane: Messages of one lane stay in order; usually an account or an order's number.
 
         Returns:
-            The message's id, by which consumers tell repeats.
+            The message's id, by which consumers recognize repeats.
 
         Raises:
-            LocalProtocolError: The message could never be sent, or that is no lane's name.
-            LimitExceeded: One of them is too large.
-            UsageError: The session commits each statement by itself, or is none.
+            LocalProtocolError: The message could never be sent, or the lane's name is invalid.
+            LimitExceeded: The message or the lane's name is too large.
+            UsageError: The session commits each statement by itself, or is not a session.
             TableMissing: There is no outbox in this database.
-            Exception: Whatever the session's library raises; a deadlock, where the transactions of
-                two add to two lanes in different order.
+            Exception: Whatever the session's library raises; a deadlock if two transactions add
+                to the same two lanes in different order.
         """
         given = self._lender.of(session)
-        work = _first(self._adding.put(given, [message], lane))
+        work = _first(self._writer.insert(given, [message], lane))
         return drive(work) if given.is_blocking else work
 
     @overload
@@ -132,41 +131,41 @@ class Outbox:
         self, session: BlockingSession, messages: Sequence[Message], lane: str | None = None
     ) -> list[str]: ...
     def add_many(self, session: Any, messages: Sequence[Message], lane: str | None = None) -> Any:
-        """The same for several messages, in one statement; those of a lane keep their order.
+        """Add several messages in one statement; in a lane they keep their order.
 
         Args:
             session: As for :meth:`add`.
-            messages: What shall be sent; of any topics.
-            lane: Of all of them.
+            messages: The messages to send, of any topics.
+            lane: The lane of all of them.
 
         Returns:
             The messages' ids.
 
         Raises:
-            Exception: As for :meth:`add`; then none of them is in.
+            Exception: As for :meth:`add`; then none of them was added.
         """
         given = self._lender.of(session)
-        work = self._adding.put(given, messages, lane)
+        work = self._writer.insert(given, messages, lane)
         return drive(work) if given.is_blocking else work
 
     @property
     def name(self) -> str:
-        """The outbox table's, with its schema."""
+        """The name of the outbox table, with its schema."""
         return self.rows.fullname
 
     @property
     def channel(self) -> str:
-        """What relays on PostgreSQL listen to."""
+        """The channel that relays on PostgreSQL listen to."""
         return self.rows.name
 
     def tables(self, kind: str) -> list[Table]:
-        """Those that a database of this family needs: postgresql, mysql or sqlite."""
+        """The tables that a database of this family needs: postgresql, mysql or sqlite."""
         others = [self.lanes] if kind == "mysql" else []
         return [self.rows, self.slots, self.relays, *others]
 
     def first_rows(self, kind: str) -> list[str]:
-        """The statements that fill new tables: each slot, and on MySQL each row to wait at."""
-        numbers = ", ".join(f"({each})" for each in range(SLOTS))
+        """The statements that fill new tables: the slots, and on MySQL the rows to wait at."""
+        numbers = ", ".join(f"({number})" for number in range(SLOTS))
         slot = self.slots.fullname
         lines = [f"INSERT INTO {slot} (slot) VALUES {numbers}"]  # noqa: S608 - a plain name
         if kind == "mysql":
@@ -179,30 +178,31 @@ class Outbox:
         """The statements that make the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
 
         Raises:
-            ConfigError: It is another dialect.
+            ConfigError: The dialect is a different one.
         """
         kind = kind_of(dialect)
         tables = statements(self.tables(kind), kind)
         return [*tables, *self.settings(kind), *self.first_rows(kind)]
 
     def settings(self, kind: str) -> list[str]:
-        """The statements that say how new tables are kept."""
+        """The statements that set the storage options of new tables."""
         return [f"ALTER TABLE {self.name} SET ({_VACUUM})"] if kind == "postgresql" else []
 
-    def _see_to_new_ones(self) -> None:
-        """Have ``metadata.create_all`` do what follows a CREATE TABLE."""
+    def _prepare_create_all(self) -> None:
+        """Make ``metadata.create_all`` run the statements that follow a CREATE TABLE."""
         self.lanes.add_is_dependent_on(self.slots)
         slots, lanes = self.first_rows("mysql")
-        _follow(self.slots, slots, "postgresql", "sqlite", "mysql", "mariadb")
-        _follow(self.lanes, lanes, "mysql", "mariadb")
-        for each in self.settings("postgresql"):
-            _follow(self.rows, each, "postgresql")
+        _follow(self.slots, [slots], "postgresql", "sqlite", "mysql", "mariadb")
+        _follow(self.lanes, [lanes], "mysql", "mariadb")
+        _follow(self.rows, self.settings("postgresql"), "postgresql")
 
 
-def _follow(table: Table, statement: str, *dialects: str) -> None:
-    for each in dialects:
-        said = DDL(statement)  # type: ignore[no-untyped-call]
-        listen(table, "after_create", said.execute_if(dialect=each))
+def _follow(table: Table, texts: list[str], *dialects: str) -> None:
+    """Run statements after ``table`` was created."""
+    for statement in texts:
+        for dialect in dialects:
+            ddl = DDL(statement)  # type: ignore[no-untyped-call]
+            listen(table, "after_create", ddl.execute_if(dialect=dialect))
 
 
 async def _first(work: Coroutine[Any, Any, list[str]]) -> str:
@@ -210,9 +210,9 @@ async def _first(work: Coroutine[Any, Any, list[str]]) -> str:
 
 
 def _long_text() -> Any:
-    of_mysql = _mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin")
-    found = Text().with_variant(Text(collation="C"), "postgresql")
-    return found.with_variant(of_mysql, "mysql", "mariadb")
+    medium = _mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin")
+    text = Text().with_variant(Text(collation="C"), "postgresql")
+    return text.with_variant(medium, "mysql", "mariadb")
 
 
 def _rows(name: str, schema: str | None, metadata: MetaData) -> Table:
@@ -241,10 +241,10 @@ def _rows(name: str, schema: str | None, metadata: MetaData) -> Table:
         Column("problem", _long_text()),
         schema=schema,
         mysql_engine="InnoDB",
-        # An id that was given out again could be deleted by whoever still means the first one.
+        # A reused id could be deleted by a relay that still means the first row.
         sqlite_autoincrement=True,
     )  # fmt: skip
-    # Relays read on by the primary key, and look for what is before a row in its lane by this one.
+    # Relays read on by the primary key, and find the rows before another in its lane by this index.
     has_lane = table.c.lane.is_not(None)
     Index(
         f"{name}_read", table.c.slot, table.c.lane, table.c.id,

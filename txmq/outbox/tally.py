@@ -1,28 +1,28 @@
-"""What a relay has done since it was opened, and what waits for all of them."""
+"""What one relay has done since it was opened, and what waits for all relays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RelayTally", "Waiting"]
+__all__ = ["Backlog", "RelayTally"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayTally:
-    """Counters, which only grow; and how things stand."""
+    """Counters, which only grow, and two gauges."""
 
     published: int = 0
     """Rows whose messages a broker has stored."""
     requests: int = 0
     """Sends that were answered."""
     deferred: int = 0
-    """Rows that could not be sent just then, and were or will be sent again."""
+    """Rows whose send failed for now; they are sent again."""
     failed: int = 0
-    """Times that a row was found whose message nobody takes."""
+    """Times that no broker would take a row's message."""
     dead_letters: int = 0
-    """Of these, sent to the topic for dead letters."""
+    """Of these, messages sent to the dead-letter topic."""
     lost_leases: int = 0
-    """Slots that another relay took over before this one had let go."""
+    """Slots that another relay took over before this one released them."""
     slots: int = 0
     """Slots held now."""
     at_hand: int = 0
@@ -30,12 +30,12 @@ class RelayTally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Backlog:
     """What is in the outbox now."""
 
     rows: int
-    """Those that wait to be published."""
+    """Rows that wait to be published."""
     oldest_s: float
-    """The age of the oldest of these; 0 where there is none."""
+    """The age of the oldest of them; 0 if there are none."""
     failed: int
-    """Those that were put aside."""
+    """Rows that were put aside."""

@@ -113,7 +113,9 @@ async def fill(broker, topic, keys, seed):
     settings = ProducerSettings(linger_s=0.005)
     async with Producer(f"{topic}-shop", broker.names, settings) as producer:
         for begin in range(0, len(messages), 1000):
-            await asyncio.gather(*[producer.send(each) for each in messages[begin : begin + 1000]])
+            await asyncio.gather(
+                *[producer.send(message) for message in messages[begin : begin + 1000]]
+            )
 
 
 def is_consumed(broker, group, topic):

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from txmq.databases.door import drive
-from txmq.idempotent.done import Done
+from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.redis import RedisGuard
 from txmq.idempotent.unique_key import UniqueKeyTable
 
@@ -68,7 +68,7 @@ def prepared(url):
     """Make the tables."""
     engine = create_engine(url)
     with engine.begin() as connection:
-        for statement in ("CREATE TABLE effects (effect_key TEXT)", *Done().ddl("postgresql")):
+        for statement in ("CREATE TABLE effects (effect_key TEXT)", *DoneTable().ddl("postgresql")):
             connection.execute(text(statement))
     engine.dispose()
 

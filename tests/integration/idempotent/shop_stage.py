@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from txmq.databases.door import drive
 from txmq.idempotent import (
-    Done,
+    DoneTable,
     RedisGuard,
     TokenGuard,
     UniqueKeyTable,
@@ -116,9 +116,9 @@ ADAPTERS = {
     "redis": Adapter(in_redis, ["postgres", "postgres-async"], has_session=False),
     "redis before a table": Adapter(before_a_table, ["postgres", "postgres-async"]),
 }
-EVERYWHERE = [(name, kind) for name, each in ADAPTERS.items() for kind in each.kinds]
-IN_SESSIONS = [each for each in EVERYWHERE if ADAPTERS[each[0]].has_session]
-TABLES = [each for each in EVERYWHERE if each[0] == "table"]
+EVERYWHERE = [(name, kind) for name, adapter in ADAPTERS.items() for kind in adapter.kinds]
+IN_SESSIONS = [case for case in EVERYWHERE if ADAPTERS[case[0]].has_session]
+TABLES = [case for case in EVERYWHERE if case[0] == "table"]
 
 
 class Shop:
@@ -129,7 +129,7 @@ class Shop:
         self.kind = kind
         self.url = url
         self.engine = create_engine(url)
-        self.done = Done()
+        self.done = DoneTable()
         self.tokens = {}
         self.rows = set()
         self.one_by_one = threading.Lock()

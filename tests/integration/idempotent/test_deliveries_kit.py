@@ -73,7 +73,7 @@ def work(session, message):
 def all_is_once(report, effects):
     report.see_once(effects.by_key())
     assert effects.balance() == effects.rows_done() == len(report.keys)
-    killed = {each.words for each in report.ended(End.KILLED)}
+    killed = {outcome.words for outcome in report.ended(End.KILLED)}
     assert killed == {point.value for point in (Point.CLAIMED, Point.WORKED, Point.ENDED)}
 
 

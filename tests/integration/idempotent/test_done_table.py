@@ -49,9 +49,9 @@ def test_what_no_database_would_tell_apart_is_no_key(shop_with_table):
     async def story():
         async with shop_with_table.stage() as stage:
             function = stage.behind(plain(stage))
-            for each in NO_KEYS:
+            for key in NO_KEYS:
                 with pytest.raises(UsageError):
-                    await stage.call(function, each)
+                    await stage.call(function, key)
             with pytest.raises(LimitExceeded):
                 await stage.call(function, LONGEST + "长")
             with pytest.raises(UsageError, match="scope"):
@@ -117,7 +117,7 @@ def test_a_start_at_which_somebody_has_the_database_says_so(shop_of):
 
 
 @pytest.mark.parametrize(
-    "kind", [each for each in MANY if "psycopg" not in each and "django" not in each]
+    "kind", [kind for kind in MANY if "psycopg" not in kind and "django" not in kind]
 )
 def test_autocommit_is_refused(shop_of, kind):
     """By a call as well: its row would stay though its function has failed."""
@@ -193,7 +193,7 @@ def test_cleaning_beside_functions_hinders_nobody(shop_of, kind):
 
             async def cleans():
                 removed = 0
-                while removed < ROWS and not all(each.done() for each in working):
+                while removed < ROWS and not all(work.done() for work in working):
                     removed += await stage.guard.clean(AGE_S, batch=7)
 
             working = [asyncio.ensure_future(works(worker)) for worker in range(8)]
@@ -233,10 +233,10 @@ def test_the_table_may_have_another_name_and_place(shop_of):
             guard = UniqueKeyTable(source, table="done_here", schema="aside")
             with pytest.raises(TableMissing, match="aside.done_here"):
                 await guard.verify()
-            from txmq.idempotent.done import Done
+            from txmq.idempotent.done_table import DoneTable
 
-            for each in Done("done_here", "aside").ddl("postgresql"):
-                shop.order(each)
+            for statement in DoneTable("done_here", "aside").ddl("postgresql"):
+                shop.order(statement)
             await guard.verify()
 
     asyncio.run(story())

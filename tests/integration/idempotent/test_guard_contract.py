@@ -210,9 +210,9 @@ def test_a_result_is_told_again(shop):
                 return answer
 
             function = stage.behind(answers, keeps_result=True)
-            for number, each in enumerate(RESULTS):
-                assert await stage.call(function, f"key {number}", each) == each
-                assert await stage.call(function, f"key {number}") == each
+            for number, result in enumerate(RESULTS):
+                assert await stage.call(function, f"key {number}", result) == result
+                assert await stage.call(function, f"key {number}") == result
 
     asyncio.run(story())
 
@@ -232,9 +232,9 @@ def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
             function = stage.behind(answers, keeps_result=True)
             with pytest.raises(LimitExceeded):
                 await stage.call(function, "a", TOO_LARGE)
-            for each in UNFIT:
+            for result in UNFIT:
                 with pytest.raises(UsageError, match="JSON"):
-                    await stage.call(function, "a", each)
+                    await stage.call(function, "a", result)
             assert shop.effects == []
             assert await stage.call(function, "a", TOO_LARGE[:60_000]) == TOO_LARGE[:60_000]
             assert await stage.call(function, "a", "new") == TOO_LARGE[:60_000]
@@ -342,8 +342,8 @@ def test_a_function_of_the_other_colour_is_refused_at_the_start(shop):
 def test_what_is_no_key_is_refused(shop):
     async def story():
         async with shop.stage() as stage:
-            for each in (None, b"a", 7, object()):
-                function = stage.behind(plain(stage), key=lambda name, key=each: key)
+            for wrong in (None, b"a", 7, object()):
+                function = stage.behind(plain(stage), key=lambda name, key=wrong: key)
                 with pytest.raises(UsageError):
                     await stage.call(function, "a")
 

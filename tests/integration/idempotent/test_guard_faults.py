@@ -12,10 +12,10 @@ from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
 from txmq.idempotent.guard import ATTEMPTS_MAX
 
-SERVED = [each for each in IN_SESSIONS if not each[1].startswith("sqlite")]
+SERVED = [case for case in IN_SESSIONS if not case[1].startswith("sqlite")]
 # A pool that blocks would wait in this loop for the proxy, which is served by it.
 WITHOUT_POOLS = ["postgres", "postgres-async", "postgres-django", "psycopg-async", *ON_MARIADB]
-PROXIED = [each for each in SERVED if each[1] in WITHOUT_POOLS]
+PROXIED = [case for case in SERVED if case[1] in WITHOUT_POOLS]
 
 
 @pytest.mark.fault("P16")
@@ -102,7 +102,7 @@ def test_a_real_serialization_failure_is_tried_again_at_once(shop_of, guard):
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize(
     "param",
-    [each for each in EVERYWHERE if each[1] in {"postgres-async", "postgres", "mysql"}],
+    [case for case in EVERYWHERE if case[1] in {"postgres-async", "postgres", "mysql"}],
     ids="-".join,
 )
 def test_of_many_at_once_one_does_it_on_every_level(shop_of, param, level):

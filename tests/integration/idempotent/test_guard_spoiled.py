@@ -11,9 +11,9 @@ from test_guard_contract import plain
 from txmq.errors import OutcomeUnknown, ResourceError, TransactionBroken
 
 KEEPS = pytest.mark.parametrize("keeps", [False, True] if SOAK else [True])
-ON_POSTGRES = [each for each in IN_SESSIONS if each[1].startswith(("postgres", "psycopg"))]
-ENDS = [(each, "ROLLBACK") for each in IN_SESSIONS]
-ENDS += [(each, end) for each in ON_POSTGRES for end in ("ROLLBACK AND CHAIN", "ABORT; BEGIN")]
+ON_POSTGRES = [case for case in IN_SESSIONS if case[1].startswith(("postgres", "psycopg"))]
+ENDS = [(case, "ROLLBACK") for case in IN_SESSIONS]
+ENDS += [(case, end) for case in ON_POSTGRES for end in ("ROLLBACK AND CHAIN", "ABORT; BEGIN")]
 
 
 def keeping(shop, keeps):

@@ -69,7 +69,7 @@ async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, mo
 
     async with stage:
         clients = [stage.client(socket_timeout=0.1) for _ in range(2)]
-        guard, another = (stage.guard(each, lease_s=0.2) for each in clients)
+        guard, another = (stage.guard(client, lease_s=0.2) for client in clients)
         is_mended = False
         try:
             happens_at("before")
@@ -136,8 +136,8 @@ async def test_what_redis_knows_to_be_done_costs_the_database_nothing(stage):
         count_questions(stage)
 
         said = [
-            await stage.verdict(another, KEY, payload=each)
-            for each in (b"two cups", b"three cups", None)
+            await stage.verdict(another, KEY, payload=payload)
+            for payload in (b"two cups", b"three cups", None)
         ]
 
         assert said == ["DONE", "CONFLICT", "DONE"]
@@ -199,7 +199,7 @@ async def test_a_commit_that_is_not_certain_is_the_table_s_to_know(stage):
 
 @awaited
 async def test_a_stuck_redis_is_waited_for_once_a_second_and_said_once(stage, caplog):
-    caplog.set_level(logging.INFO, logger="txmq.idempotent.front")
+    caplog.set_level(logging.INFO, logger="txmq.idempotent.cache")
     async with stage:
         guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
         await stage.deliver(guard, "another")
@@ -210,7 +210,7 @@ async def test_a_stuck_redis_is_waited_for_once_a_second_and_said_once(stage, ca
         finally:
             stage.server.resume()
 
-        assert [each.levelname for each in caplog.records] == ["WARNING"]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 class Hasty:
@@ -296,8 +296,8 @@ def weather(server, chance, is_over):
 
 async def consumed(stage, deliveries, seed, said):
     waiting = LifoQueue()  # What is to come again comes soon, while Redis still knows of it.
-    for each in deliveries:
-        waiting.put(each)
+    for delivery in deliveries:
+        waiting.put(delivery)
     async with stage:
         guard = stage.guard(stage.client(socket_timeout=0.1), lease_s=0.05, clock=Hasty())
         count_questions(stage)

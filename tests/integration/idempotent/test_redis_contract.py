@@ -29,7 +29,7 @@ async def test_a_key_is_first_once_and_then_done(stage):
     async with stage:
         guard, another = stage.guard(), stage.guard()
 
-        said = [await stage.verdict(each) for each in (guard, guard, another)]
+        said = [await stage.verdict(one) for one in (guard, guard, another)]
 
         assert said == ["FIRST", "DONE", "DONE"]
         assert stage.effects("order-1") == 1
@@ -140,7 +140,9 @@ async def test_something_else_under_the_same_key_is_a_conflict(stage):
         guard = stage.guard()
         await stage.deliver(guard, payload=b"two cups")
 
-        said = [await stage.verdict(guard, payload=each) for each in (b"three cups", b"two cups")]
+        said = [
+            await stage.verdict(guard, payload=payload) for payload in (b"three cups", b"two cups")
+        ]
 
         assert said == ["CONFLICT", "DONE"]
         assert await stage.verdict(guard) == "DONE"
@@ -198,7 +200,7 @@ async def test_of_many_at_once_one_is_first(stage):
             await asyncio.to_thread(crowd_of_threads, stage, guards, said)
         else:
             for key in range(KEYS):
-                deliveries = [stage.verdict(each, f"order-{key}") for each in guards]
+                deliveries = [stage.verdict(one, f"order-{key}") for one in guards]
                 said += await asyncio.gather(*deliveries)
 
         assert len(said) == KEYS * MANY
@@ -286,13 +288,13 @@ async def test_what_a_client_sends_twice_is_done_once(stage):
                 return [await asyncio.to_thread(asyncio.run, step()) for _ in range(2)]
             return [await step() for _ in range(2)]
 
-        assert [each.verdict for each in await both(lease.claim)] == [Verdict.FIRST] * 2
+        assert [found.verdict for found in await both(lease.claim)] == [Verdict.FIRST] * 2
         await both(theirs.release)
-        assert [each.verdict for each in await both(theirs.claim)] == [Verdict.IN_PROGRESS] * 2
+        assert [found.verdict for found in await both(theirs.claim)] == [Verdict.IN_PROGRESS] * 2
         assert await both(lambda: lease.finish(None)) == [b"kept"] * 2
-        assert [each.verdict for each in await both(lease.claim)] == [Verdict.DONE] * 2
+        assert [found.verdict for found in await both(lease.claim)] == [Verdict.DONE] * 2
         await both(lease.release)
-        assert [each.verdict for each in await both(theirs.claim)] == [Verdict.DONE] * 2
+        assert [found.verdict for found in await both(theirs.claim)] == [Verdict.DONE] * 2
 
 
 @awaited

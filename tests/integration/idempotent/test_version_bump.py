@@ -85,7 +85,7 @@ def test_a_bump_says_whether_it_is_this_ones_turn(bank, shape):
             *[Verdict.DONE] * 2,
         ]
         assert await bump(3, values={"balance": 7}) is Verdict.FIRST
-        with pytest.raises(ConfigError, match="no column"):
+        with pytest.raises(ConfigError, match="not a column"):
             await bump(4, values={"name": 7})
 
     asyncio.run(story())

@@ -226,7 +226,7 @@ def test_in_postgres_the_first_version_may_be_an_upsert(postgres_bank):
 @pytest.mark.parametrize("inserts", [lambda *_: "SELECT 1", lambda key, _: insert(key, 7)])
 def test_a_function_that_leaves_out_the_first_version_is_told(bank, inserts):
     async def story(told):
-        with pytest.raises(UsageError, match="to insert its row"):
+        with pytest.raises(UsageError, match="must insert its row"):
             await told.comes("a", 1)
 
     guarded(bank, story, inserts=inserts)
@@ -281,9 +281,9 @@ def test_a_row_without_a_version_is_a_mistake(bank):
 def test_what_is_no_pair_is_no_key(postgres_bank):
     async def story(told):
         wrong = ["a", ("a",), ("a", "1"), ("a", 1.0), ("a", True), ("a", 0), (None, 1), ["a", 1]]
-        for each in wrong:
+        for key in wrong:
             with pytest.raises(UsageError):
-                told.guard.attempt(each)
+                told.guard.attempt(key)
 
     guarded(postgres_bank, story)
 
@@ -350,7 +350,7 @@ def test_rows_of_any_shape(shop_of, kind, shape):
             await told.stage.call(function, (1, ORDER), version)
         with pytest.raises(VersionGap):
             await told.stage.call(function, (2, ORDER), 2)
-        with pytest.raises(UsageError, match="no key"):
+        with pytest.raises(UsageError, match="not a key"):
             await told.stage.call(function, 1, 2)
 
     guarded(bank, story, **SHAPES[shape])
@@ -363,15 +363,15 @@ async def nothing(session, *args):
 
 
 WRONG = [
-    ({"model": Account, "version": "revision"}, "no column"),
-    ({"model": Account, "key": "name"}, "no column"),
-    ({"model": Account, "key": Order.id}, "no column|some of account"),
-    ({"model": object}, "no mapped class"),
-    ({"model": 7}, "no mapped class"),
-    ({"model": Counted}, "counts"),
+    ({"model": Account, "version": "revision"}, "not a column"),
+    ({"model": Account, "key": "name"}, "not a column"),
+    ({"model": Account, "key": Order.id}, "not a column|columns of account"),
+    ({"model": object}, "neither a mapped class"),
+    ({"model": 7}, "neither a mapped class"),
+    ({"model": Counted}, "increments"),
     ({"model": Account, "gaps": "ignore"}, "gaps"),
-    ({"model": Account, "first": 0}, "from 1"),
-    ({"model": Account, "key": []}, "key's columns"),
+    ({"model": Account, "first": 0}, "1 or more"),
+    ({"model": Account, "key": []}, "key columns"),
 ]
 
 

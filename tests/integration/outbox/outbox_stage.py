@@ -13,7 +13,7 @@ from tests.databases import conninfo
 from txmq.databases.door import drive
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox
-from txmq.outbox.row import unpacked
+from txmq.outbox.row import unpack
 from txmq.outbox.schema import create_outbox
 
 DRIVERS = {
@@ -68,8 +68,8 @@ class Shop:
         return self
 
     def drop(self, name):
-        for each in Outbox(name).tables("mysql"):
-            self.order(f"DROP TABLE IF EXISTS {each.name}")
+        for table in Outbox(name).tables("mysql"):
+            self.order(f"DROP TABLE IF EXISTS {table.name}")
 
     def order(self, statement):
         with self.engine.begin() as connection:
@@ -98,10 +98,10 @@ class Shop:
 
     @property
     def messages(self):
-        return [unpacked(each) for each in self.rows]
+        return [unpack(row) for row in self.rows]
 
     def bodies(self):
-        return [each.body for each in self.messages]
+        return [message.body for message in self.messages]
 
     @contextlib.asynccontextmanager
     async def session(self, **settings):

@@ -38,8 +38,8 @@ class Book:
         pool = {"poolclass": NullPool} if self.kind == "sqlite" else {"max_overflow": 40}
         self.engine = create_engine(url, **pool)
         with self.engine.begin() as connection:
-            for each in (*self.outbox.ddl(self.kind), *WITNESS):
-                connection.execute(text(each))
+            for statement in (*self.outbox.ddl(self.kind), *WITNESS):
+                connection.execute(text(statement))
 
     def ask(self, statement, **values):
         with self.engine.begin() as connection:
@@ -58,8 +58,8 @@ class Book:
     def close(self):
         """Others may have this database next."""
         self.outbox.metadata.drop_all(self.engine)
-        for each in ("lane_count", "witness", "effects", "txmq_done"):
-            self.ask(f"DROP TABLE IF EXISTS {each}")
+        for table in ("lane_count", "witness", "effects", "txmq_done"):
+            self.ask(f"DROP TABLE IF EXISTS {table}")
         self.engine.dispose()
 
 
@@ -89,7 +89,7 @@ class RelayProgram:
                 self._said.put(line)
 
     def ready(self):
-        said = [each for each in self.lines if each.startswith("ready")]
+        said = [line for line in self.lines if line.startswith("ready")]
         if said:
             return said[0]
         while not (line := self._said.get(timeout=WITHIN_S)).startswith("ready"):
@@ -124,6 +124,6 @@ def bodies(broker, topic, queues):
         offset, end = 0, broker.max_offset(topic, number)
         while offset < end:
             records = broker.records(topic, number, offset)
-            found[-1] += [each.body.decode() for each in records]
+            found[-1] += [record.body.decode() for record in records]
             offset = records[-1].offset + 1
     return found

@@ -35,7 +35,7 @@ def plain(body=b"one", **others):
 
 
 def numbered(count):
-    return [plain(str(each).encode()) for each in range(count)]
+    return [plain(str(number).encode()) for number in range(count)]
 
 
 def test_what_is_committed_is_there_as_it_was_given(shop):
@@ -103,10 +103,13 @@ def test_many_keep_their_order_in_one_statement(shop):
 
     ids = shop.run(main())
 
-    assert [each.message_id for each in shop.rows] == ids
+    assert [row.message_id for row in shop.rows] == ids
     assert len(set(ids)) == 302
-    assert shop.bodies() == [each.body for each in numbered(300)] + [WHOLE.body, b"x" * 70_000]
-    assert [each.lane for each in shop.rows] == ["a"] * 300 + [None] * 2
+    assert shop.bodies() == [message.body for message in numbered(300)] + [
+        WHOLE.body,
+        b"x" * 70_000,
+    ]
+    assert [row.lane for row in shop.rows] == ["a"] * 300 + [None] * 2
 
 
 @pytest.mark.parametrize(

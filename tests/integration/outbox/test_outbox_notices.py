@@ -29,7 +29,7 @@ def listening(shop):
             words = []
             while "all" not in words:
                 words += [
-                    each.payload for each in connection.notifies(timeout=SECONDS, stop_after=1)
+                    notice.payload for notice in connection.notifies(timeout=SECONDS, stop_after=1)
                 ]
             return words[:-1]
 
@@ -111,8 +111,8 @@ def test_tables_are_made_by_metadata_as_by_the_statements(shop_on, kind):
     shop.drop("mine")
     shop.drop("yours")
     by_metadata.metadata.create_all(shop.engine)
-    for each in by_statements.ddl(shop.url.get_backend_name()):
-        shop.order(each)
+    for statement in by_statements.ddl(shop.url.get_backend_name()):
+        shop.order(statement)
 
     for outbox in (by_metadata, by_statements):
         assert not create_outbox(shop.engine, outbox.name, None)
@@ -132,4 +132,4 @@ def test_ids_are_never_given_out_twice(shop_on):
     with shop.engine.begin() as connection:
         shop.outbox.add(connection, ONE)
 
-    assert [each.id for each in shop.rows] == [3]
+    assert [row.id for row in shop.rows] == [3]

@@ -15,7 +15,7 @@ from txmq.databases.failures import Failure, failure
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))
 WRITERS, TRANSACTIONS = (16, 500) if SOAK else (6, 40)
-WITH_LOCKS = [each for each in DATABASES if each != "sqlite"]
+WITH_LOCKS = [kind for kind in DATABASES if kind != "sqlite"]
 SECONDS = 30
 
 
@@ -91,7 +91,7 @@ def test_an_id_is_allotted_after_the_wait_for_the_lane(shop_on, kind):
     first.commit()
     second.commit()
 
-    assert [each.body.decode() for each in shop.rows] == [first.name, other.name, second.name]
+    assert [row.body.decode() for row in shop.rows] == [first.name, other.name, second.name]
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
@@ -106,7 +106,7 @@ def test_a_rollback_lets_the_next_in(shop_on, kind):
     connection.close()
     second.commit()
 
-    assert [each.body.decode() for each in shop.rows] == [second.name]
+    assert [row.body.decode() for row in shop.rows] == [second.name]
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
@@ -117,11 +117,11 @@ def test_without_a_lane_nobody_waits(shop_on, kind):
     assert first.go().wait(SECONDS)
     assert second.go().wait(SECONDS)
     second.commit()
-    assert [each.body.decode() for each in shop.rows] == [second.name]
+    assert [row.body.decode() for row in shop.rows] == [second.name]
     first.commit()
 
     # So the one that was committed last has the lower id: there is no promise without a lane.
-    assert [each.body.decode() for each in shop.rows] == [first.name, second.name]
+    assert [row.body.decode() for row in shop.rows] == [first.name, second.name]
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
@@ -136,8 +136,8 @@ def test_two_who_take_two_lanes_crosswise_are_told_apart_by_the_database(shop_on
     first.commit()
     second.commit()
 
-    problems = [each.problem for each in (first, second) if each.problem is not None]
-    assert [failure(each) for each in problems] == [Failure.RETRY]
+    problems = [writer.problem for writer in (first, second) if writer.problem is not None]
+    assert [failure(problem) for problem in problems] == [Failure.RETRY]
     assert len(shop.rows) == 2
 
 
@@ -200,16 +200,16 @@ def test_nothing_appears_below_what_was_seen(shop_on, kind):
         for nth in range(WRITERS)
     ]
 
-    for each in (watcher, *writers):
-        each.start()
-    for each in writers:
-        each.join()
+    for thread in (watcher, *writers):
+        thread.start()
+    for writer in writers:
+        writer.join()
     watcher.is_over.set()
     watcher.join(SECONDS)
 
     assert watcher.late == []
     assert watcher.looks > 10
-    assert sorted((each.lane, each.body.decode()) for each in shop.rows) == sorted(kept)
+    assert sorted((row.lane, row.body.decode()) for row in shop.rows) == sorted(kept)
     assert {lane: len(seen) for lane, seen in watcher.seen.items()} == {
-        lane: sum(each.lane == lane for each in shop.rows) for lane in watcher.seen
+        lane: sum(row.lane == lane for row in shop.rows) for lane in watcher.seen
     }

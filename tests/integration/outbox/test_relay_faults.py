@@ -37,7 +37,7 @@ def broker(tmp_path_factory):
     running.close()
 
 
-@pytest.fixture(params=["postgresql" if each == "postgres" else each for each in DATABASES])
+@pytest.fixture(params=["postgresql" if kind == "postgres" else kind for kind in DATABASES])
 def book(request, tmp_path, broker):
     """An outbox in a database of the kind, for a topic of its own."""
     with book_of(request, tmp_path) as made:
@@ -65,8 +65,8 @@ only_postgresql = pytest.mark.parametrize("book", ["postgresql"], indirect=True)
 
 def add(book, *names, lane=None, **how):
     with book.engine.begin() as connection:
-        for each in names:
-            message = Message(topic=book.topic, body=each.encode(), **how)
+        for name in names:
+            message = Message(topic=book.topic, body=name.encode(), **how)
             book.outbox.add(connection, message, lane=lane)
 
 
@@ -77,7 +77,7 @@ async def until(holds, within_s=20.0):
 
 
 def all_of(broker, book):
-    return sorted(body for each in bodies(broker, book.topic, QUEUES) for body in each)
+    return sorted(body for queue in bodies(broker, book.topic, QUEUES) for body in queue)
 
 
 def numbered(kind, count):
@@ -95,10 +95,10 @@ def test_everything_of_a_message_arrives_and_its_row_is_gone(book, broker):
 
     asyncio.run(run())
     found = {
-        each.body: each
+        record.body: record
         for number in range(QUEUES)
         if broker.max_offset(book.topic, number)
-        for each in broker.records(book.topic, number)
+        for record in broker.records(book.topic, number)
     }
     full, laned = found[b"full"], found[b"laned"]
     assert (full.tags, full.properties["KEYS"]) == ("red", "k1 k2")
@@ -125,7 +125,7 @@ def test_a_lane_goes_to_one_queue_in_order_among_many_others(book, broker):
     queues = bodies(broker, book.topic, QUEUES)
     for lane in "ab":
         (ours,) = filter(
-            None, [[body for body in each if body.startswith(f"{lane}:")] for each in queues]
+            None, [[body for body in queue if body.startswith(f"{lane}:")] for queue in queues]
         )
         assert ours == [f"{lane}:{number}" for number in range(30)]
 
@@ -145,8 +145,8 @@ def test_it_goes_on_when_its_connections_are_cut(book, broker, postgres):
 
     asyncio.run(run())
     theirs.dispose()
-    expected = [each for turn in range(3) for kind in ("turn", "again")
-                for each in numbered(f"{kind}{turn}", 50)]  # fmt: skip
+    expected = [body for turn in range(3) for kind in ("turn", "again")
+                for body in numbered(f"{kind}{turn}", 50)]  # fmt: skip
     assert sorted(set(all_of(broker, book))) == sorted(expected)
 
 
@@ -173,10 +173,13 @@ def test_rows_wait_for_a_broker_that_is_down(book, broker):
             await until(lambda: book.count() == 0)
 
     asyncio.run(run())
-    expected = [each for kind in ("before", "while", "loose") for each in numbered(kind, 20)]
+    expected = [body for kind in ("before", "while", "loose") for body in numbered(kind, 20)]
     assert sorted(set(all_of(broker, book))) == sorted(expected)
     lane = [
-        body for each in bodies(broker, book.topic, QUEUES) for body in each if "loose" not in body
+        body
+        for queue in bodies(broker, book.topic, QUEUES)
+        for body in queue
+        if "loose" not in body
     ]
     assert list(dict.fromkeys(lane)) == numbered("before", 20) + numbered("while", 20)
 
@@ -203,12 +206,12 @@ def test_a_row_that_nobody_takes_blocks_its_lane_until_it_is_repaired(book, brok
                 await until(lambda: relay.tally.published == 3 and relay.tally.failed >= 4)
                 assert all_of(broker, book) == ["a:1", "b:1", "loose"]
                 told = book.ask(f"SELECT id, failed_ms, problem FROM {book.outbox.name} ORDER BY 1")
-                assert [each[:2] for each in told] == [(2, None), (3, None), (5, None)]
+                assert [row[:2] for row in told] == [(2, None), (3, None), (5, None)]
                 assert "no such name" in told[0][2]
                 repair()
                 await until(lambda: book.count() == 0)
-        queue = next(each for each in bodies(broker, book.topic, QUEUES) if "a:1" in each)
-        assert [each for each in queue if each.startswith("a:")] == ["a:1", "a:poison", "a:2"]
+        queue = next(queue for queue in bodies(broker, book.topic, QUEUES) if "a:1" in queue)
+        assert [body for body in queue if body.startswith("a:")] == ["a:1", "a:poison", "a:2"]
 
     asyncio.run(run())
 
@@ -245,9 +248,9 @@ def test_a_row_that_nobody_takes_becomes_a_dead_letter(book, broker):
     asyncio.run(run())
     assert all_of(broker, book) == ["a:1", "a:2", "b:1", "loose"]
     letters = broker.records(topic, 0)
-    assert sorted(each.body for each in letters) == [b"a:poison", b"poison"]
-    assert {each.properties[properties.DEAD_TOPIC] for each in letters} == {"no such name"}
-    assert all("no such name" in each.properties[properties.DEAD_REASON] for each in letters)
+    assert sorted(letter.body for letter in letters) == [b"a:poison", b"poison"]
+    assert {letter.properties[properties.DEAD_TOPIC] for letter in letters} == {"no such name"}
+    assert all("no such name" in letter.properties[properties.DEAD_REASON] for letter in letters)
 
 
 def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
@@ -379,7 +382,7 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
 
     with pytest.raises(
         errors.TableMissing,
-        match=r"`txmq schema create outbox --outbox other --database URL` makes it",
+        match=r"`txmq schema create outbox --outbox other --database URL` creates it",
     ):
         asyncio.run(elsewhere())
 

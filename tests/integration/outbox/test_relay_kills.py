@@ -15,7 +15,7 @@ from sqlalchemy import text
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
 from tests.serving import BrokerProcess
 from txmq import ConsumerSettings, Message, StartFrom, blocking
-from txmq.idempotent import Done, UniqueKeyTable, idempotent
+from txmq.idempotent import DoneTable, UniqueKeyTable, idempotent
 
 SOAK = "TXMQ_SOAK" in os.environ
 WRITERS = 32 if SOAK else 4
@@ -38,7 +38,7 @@ EFFECT = text("INSERT INTO effects VALUES (:body)")
 
 def consuming(book, broker):
     """A consumer behind a guard, that knows repeats by the ids of messages."""
-    Done().metadata.create_all(book.engine)
+    DoneTable().metadata.create_all(book.engine)
     book.ask(EFFECTS)
     settings = ConsumerSettings(start=StartFrom.FIRST, concurrency=8)
     consumer = blocking.PushConsumer("credit", broker.names, settings)
@@ -140,11 +140,11 @@ def test_nothing_is_lost_or_disordered_whoever_is_killed(book, broker, tmp_path)
     after = threading.Thread(target=lambda: hold_and_wait(book))
     with consuming(book, broker), book.engine.connect() as held:
         try:
-            for each in relays:
-                each.ready()
+            for process in relays:
+                process.ready()
             add_held(book, held, "late")
-            for each in (*writers, after):
-                getattr(each, "thread", each).start()
+            for process in (*writers, after):
+                getattr(process, "thread", process).start()
             for turn in range(KILLS):
                 wait_until(lambda turn=turn: book_left(writers) <= ROWS - ROWS * turn // KILLS)
                 at = chance.randrange(RELAYS)
@@ -153,27 +153,27 @@ def test_nothing_is_lost_or_disordered_whoever_is_killed(book, broker, tmp_path)
                 else:
                     relays[at].kill()
                     relays[at] = RelayProgram(tmp_path, book, broker.names, *LEASE)
-            for each in writers:
-                each.thread.join()
-                assert each.problem is None, each.problem
+            for writer in writers:
+                writer.thread.join()
+                assert writer.problem is None, writer.problem
             held.commit()
             after.join()
             wait_until(lambda: book.count() == 0, 600 if SOAK else 30)
-            for each in relays:
-                each.ready()
-                each.stop()
+            for process in relays:
+                process.ready()
+                process.stop()
             see_each_effect_once(book, broker)
         finally:
-            for each in relays:
-                each.__exit__()
+            for process in relays:
+                process.__exit__()
     see_that_it_is_right(book, bodies(broker, TOPIC, QUEUES))
-    assert sum(each.undone for each in writers)
+    assert sum(writer.undone for writer in writers)
     assert book.leases() == {}
 
 
 def book_left(writers):
-    assert [each.problem for each in writers if each.problem] == []
-    return sum(max(0, each.left) for each in writers)
+    assert [writer.problem for writer in writers if writer.problem] == []
+    return sum(max(0, writer.left) for writer in writers)
 
 
 def stop_for_longer_than_its_lease(book, relay):
@@ -191,11 +191,11 @@ def hold_and_wait(book):
 
 def see_that_it_is_right(book, queues):
     committed = {body for (body,) in book.ask("SELECT body FROM witness")}
-    published = [body for each in queues for body in each]
+    published = [body for queue in queues for body in queue]
     assert set(published) == committed
     lanes = Counter()
-    for each in queues:
-        for body in dict.fromkeys(each):  # The first of each.
+    for queue in queues:
+        for body in dict.fromkeys(queue):  # The first of each.
             lane, _, number = body.rpartition(":")
             if lane.startswith(("lane-", "held")):
                 assert int(number) == lanes[lane] + 1, f"{body} is out of order"

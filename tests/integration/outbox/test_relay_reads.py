@@ -8,18 +8,18 @@ import pytest
 from tests.one_connection import SMALL, see_it_is_prepared, small
 from txmq.databases.sources import door_of
 from txmq.limits import SLOTS
-from txmq.outbox.ledger import Ledger
+from txmq.outbox.store import OutboxStore
 
 ANSWER_S = 20.0
 
 
 @contextlib.asynccontextmanager
-async def ledger_on(door, outbox):
-    ledger = Ledger(outbox, door, "a relay", lease_s=30.0, answer_s=ANSWER_S)
+async def store_on(door, outbox):
+    store = OutboxStore(outbox, door, "a relay", lease_s=30.0, answer_s=ANSWER_S)
     try:
-        yield ledger
+        yield store
     finally:
-        await ledger.close()
+        await store.close()
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -29,15 +29,15 @@ def test_what_a_service_has_prepared_outlives_what_a_relay_does(shop_on, kind):
     async def story():
         async with contextlib.AsyncExitStack() as stack:
             door = door_of(await small(kind, shop.url, stack))
-            ledger = await stack.enter_async_context(ledger_on(door, shop.outbox))
+            store = await stack.enter_async_context(store_on(door, shop.outbox))
             async with see_it_is_prepared(door):
                 slots = list(range(SLOTS))
-                await ledger.beat()
-                await ledger.forward(slots, 0, 10, 1000)
-                await ledger.sweep(slots, 0, 10, [1], [], 10, 1000)
-                await ledger.lanes([], 10, 10, 1000)
-                await ledger.waiting()
-                await ledger.remove([1])
-                await ledger.release(slots, leaves=True)
+                await store.beat()
+                await store.forward(slots, 0, 10, 1000)
+                await store.sweep(slots, 0, 10, [1], [], 10, 1000)
+                await store.lanes([], 10, 10, 1000)
+                await store.waiting()
+                await store.remove([1])
+                await store.release(slots, leaves=True)
 
     asyncio.run(story())

@@ -77,7 +77,7 @@ def test_another_message_under_the_same_key_is_a_dead_letter_at_once(settings):
                 await asyncio.sleep(0.1)
         (letter,) = letters
         assert (calls, letter.body, letter.attempts) == ([b"tea"], b"milk", 1)
-        assert "shop has done something else under this key" in letter.properties["DLQ_REASON"]
+        assert "shop has used this key before" in letter.properties["DLQ_REASON"]
 
     scenario()
 

@@ -1,7 +1,7 @@
 """The plainest guards there can be: a dictionary of what is done, and who is at work."""
 
 from txmq.idempotent import Attempt, Verdict
-from txmq.idempotent.verdict import Found, fingerprint, judged
+from txmq.idempotent.verdict import KeyState, fingerprint, judge
 
 
 class MemoryGuard:
@@ -35,9 +35,9 @@ class _Attempt(Attempt):
     async def begin(self):
         row = self.guard.rows.setdefault(self.key, self)
         if row is self:
-            self.found = Found(Verdict.FIRST)
+            self.found = KeyState(Verdict.FIRST)
         elif not isinstance(row, _Attempt):
-            self.found = judged(self.payload, *row)
+            self.found = judge(self.payload, *row)
         return self
 
     async def end(self, problem):

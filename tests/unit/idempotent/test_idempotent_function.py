@@ -110,7 +110,7 @@ def test_another_body_under_the_same_key_is_refused(guard):
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: calls.append(message))
     handle(order(body=b"tea"))
 
-    with pytest.raises(KeyConflict, match="shop has done something else"):
+    with pytest.raises(KeyConflict, match="shop has used this key before"):
         handle(order(body=b"milk"))
 
     assert len(calls) == 1
@@ -403,8 +403,8 @@ def takes_nothing():
 @pytest.mark.parametrize(
     ("function", "settings", "words"),
     [
-        (awaits, {}, "one of asyncio's"),
-        (key_of, {"is_blocking": False}, "one that blocks"),
+        (awaits, {}, "an asyncio source"),
+        (key_of, {"is_blocking": False}, "a blocking source"),
         (yields, {}, "yields"),
         (yields_awaited, {"is_blocking": False}, "yields"),
         (takes_nothing, {"has_session": True}, "takes no session"),
@@ -416,14 +416,14 @@ def test_a_guard_that_does_not_fit_is_refused_at_once(function, settings, words)
 
 
 def test_so_is_what_is_none():
-    with pytest.raises(ConfigError, match="is no guard"):
+    with pytest.raises(ConfigError, match="is not a guard"):
         idempotent(sqlite3, key=key_of)(key_of)
 
 
 def test_a_plain_function_that_returns_something_to_await_has_done_nothing(guard):
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: awaits(message))
 
-    with pytest.raises(UsageError, match="nothing was done"):
+    with pytest.raises(UsageError, match="its work was not done"):
         handle(order())
 
     assert not guard.rows
@@ -436,7 +436,7 @@ def test_an_attempt_says_what_is_to_be_done(guard):
     with guard.attempt("a") as again:
         assert again.verdict is Verdict.DONE
         assert again.result == [1]
-        with pytest.raises(UsageError, match="done now"):
+        with pytest.raises(UsageError, match="only with FIRST"):
             again.keep([2])
 
 

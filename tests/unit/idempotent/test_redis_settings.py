@@ -56,7 +56,7 @@ def test_a_client_that_waits_without_end_is_refused(client):
 
 @pytest.mark.parametrize("client", [None, "redis://localhost", object()])
 def test_what_is_no_client_is_refused(client):
-    with pytest.raises(ConfigError, match="no client"):
+    with pytest.raises(ConfigError, match="not a client"):
         RedisGuard(client)
 
 
@@ -65,9 +65,9 @@ def test_what_is_done_is_kept_until_no_message_can_come_again():
 
     RedisGuard(CLIENT, keep_s=horizon_s)
     RedisGuard(CLIENT, keep_s=HOUR, horizon_s=HOUR)
-    with pytest.raises(ConfigError, match="can come again"):
+    with pytest.raises(ConfigError, match="can be delivered again"):
         RedisGuard(CLIENT, keep_s=horizon_s - 1)
-    with pytest.raises(ConfigError, match="can come again"):
+    with pytest.raises(ConfigError, match="can be delivered again"):
         RedisGuard(CLIENT, keep_s=HOUR, horizon_s=2 * HOUR)
 
 
@@ -110,5 +110,5 @@ def test_a_table_has_a_client_of_its_own_kind_in_front():
 def test_what_is_behind_has_a_session():
     guard = RedisGuard(CLIENT)
 
-    with pytest.raises(ConfigError, match="works in a session"):
+    with pytest.raises(ConfigError, match="needs a session"):
         guard.before(RedisGuard(CLIENT))

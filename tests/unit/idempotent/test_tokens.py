@@ -122,7 +122,7 @@ def test_an_old_token_is_refused_and_one_from_tomorrow(secret):
         clock.now_ms += moment
         guard.check(token)
         clock.now_ms -= moment
-    for moment, match in ((10_001, "10 s old"), (-CLOCKS_APART_MS - 1, "later than now")):
+    for moment, match in ((10_001, "10 s old"), (-CLOCKS_APART_MS - 1, "in the future")):
         clock.now_ms += moment
         with pytest.raises(TokenRefused, match=match):
             guard.attempt(token)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import LimitExceeded, UsageError
-from txmq.idempotent.verdict import Verdict, decoded, encoded, fingerprint, judged
+from txmq.idempotent.verdict import Verdict, decode_result, encode_result, fingerprint, judge
 from txmq.limits import STORED_RESULT_BYTES_MAX
 
 JSON = st.recursive(
@@ -22,25 +22,25 @@ JSON = st.recursive(
 @given(JSON)
 def test_what_json_can_carry_comes_back_or_is_refused(result):
     try:
-        kept = encoded(result)
+        kept = encode_result(result)
     except UsageError:
         return  # A lone surrogate in a name: no database would take it.
-    assert decoded(kept) == result
+    assert decode_result(kept) == result
     assert "\0" not in kept
 
 
 @pytest.mark.parametrize("unfit", [object(), {1, 2}, b"", float("inf"), "\ud800", {"\ud800": 1}])
 def test_what_no_database_would_keep_is_refused(unfit):
     with pytest.raises(UsageError, match="JSON"):
-        encoded(unfit)
+        encode_result(unfit)
 
 
 def test_the_bound_counts_bytes():
     fits = "é" * (STORED_RESULT_BYTES_MAX // 2 - 1)
 
-    assert decoded(encoded(fits)) == fits
+    assert decode_result(encode_result(fits)) == fits
     with pytest.raises(LimitExceeded):
-        encoded(fits + "é")
+        encode_result(fits + "é")
 
 
 @given(st.text(st.characters()), st.text(st.characters()))
@@ -49,7 +49,7 @@ def test_payloads_have_the_same_print_if_they_are_the_same(one, other):
 
 
 def test_bytes_and_their_text_are_the_same_payload():
-    prints = {fingerprint(each) for each in ("ä", "ä".encode(), bytearray("ä".encode()))}
+    prints = {fingerprint(payload) for payload in ("ä", "ä".encode(), bytearray("ä".encode()))}
 
     assert len(prints) == 1
     assert fingerprint(None) == ""
@@ -66,6 +66,6 @@ def test_bytes_and_their_text_are_the_same_payload():
     ],
 )
 def test_only_two_prints_can_differ(ours, theirs, found):
-    told = judged(ours, theirs, "1")
+    told = judge(ours, theirs, "1")
 
     assert (told.verdict, told.result) == found

@@ -10,7 +10,7 @@ from txmq import Message, Reply
 from txmq.client.envelope import sealed
 from txmq.errors import LimitExceeded, LocalProtocolError, TxmqError, UsageError
 from txmq.limits import PROPERTIES_BYTES_MAX, SLOTS
-from txmq.outbox.row import packed, slot_of, unpacked
+from txmq.outbox.row import pack, slot_of, unpack
 from txmq.protocol import properties
 
 WORD = st.text(min_size=1, max_size=8)
@@ -30,16 +30,16 @@ FRESH = "A" * 32
 
 
 def row(message, lane=None, fresh_id=FRESH):
-    return packed(message, lane, fresh_id)
+    return pack(message, lane, fresh_id)
 
 
 @given(MESSAGES, st.none() | WORD)
 def test_what_goes_in_comes_out(message, lane):
     try:
-        found = packed(message, lane, FRESH)
+        found = pack(message, lane, FRESH)
     except TxmqError:
         return
-    back = unpacked(SimpleNamespace(**found, body=memoryview(message.body)))
+    back = unpack(SimpleNamespace(**found, body=memoryview(message.body)))
 
     assert back.properties.pop(properties.UNIQUE_KEY) == FRESH
     assert back == message
@@ -54,7 +54,7 @@ def test_what_a_producer_refuses_is_refused(message):
         sealed(message, FRESH)
     except TxmqError as problem:
         with pytest.raises(type(problem)):
-            packed(message, None, FRESH)
+            pack(message, None, FRESH)
 
 
 def test_a_message_keeps_the_id_it_brings():
@@ -65,7 +65,7 @@ def test_a_message_keeps_the_id_it_brings():
 
 def test_a_message_that_waits_for_no_disk_is_sent_as_one():
     found = row(Message(topic="t", body=b"x", wait_stored=False))
-    back = unpacked(SimpleNamespace(**found, body=b"x"))
+    back = unpack(SimpleNamespace(**found, body=b"x"))
     assert properties.find(sealed(back, "ID").properties, "WAIT") == "false"
 
 
@@ -114,7 +114,7 @@ def test_what_no_row_can_hold_is_refused(message, lane, problem):
 
 
 def test_lanes_are_spread_over_the_slots():
-    used = [slot_of(f"account-{each}") for each in range(64 * 40)]
+    used = [slot_of(f"account-{number}") for number in range(64 * 40)]
 
     assert set(used) == set(range(SLOTS))
-    assert max(used.count(each) for each in range(SLOTS)) < 80
+    assert max(used.count(slot) for slot in range(SLOTS)) < 80

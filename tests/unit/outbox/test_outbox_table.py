@@ -9,7 +9,7 @@ from txmq.outbox import Outbox
 def test_other_names_are_taken_for_all_of_them():
     outbox = Outbox("box", "bank")
 
-    names = [each.fullname for each in outbox.tables("mysql")]
+    names = [table.fullname for table in outbox.tables("mysql")]
 
     assert names == ["bank.box", "bank.box_slot", "bank.box_relay", "bank.box_lane"]
     assert (outbox.name, outbox.channel) == ("bank.box", "box")

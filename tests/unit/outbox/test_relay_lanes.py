@@ -20,9 +20,8 @@ from txmq.errors import (
 )
 from txmq.limits import SLOTS
 from txmq.message import Message
-from txmq.outbox.carrying import Carrying, Fault, fault
-from txmq.outbox.finishing import Done
-from txmq.outbox.lanes import Lanes, Row
+from txmq.outbox.lanes import Lanes, OutboxRow
+from txmq.outbox.publisher import Publisher, SendFailure, classify
 from txmq.outbox.settings import RelaySettings
 from txmq.outbox.slots import Slots, fair_share
 from txmq.runtime.clock import SystemClock
@@ -30,17 +29,17 @@ from txmq.runtime.entropy import SystemEntropy
 
 
 def rows(*ids, lane=None, topic="T", slot=0, alone=()):
-    return [Row(each, slot, lane, topic, 10, is_alone=each in alone) for each in ids]
+    return [OutboxRow(row_id, slot, lane, topic, 10, is_alone=row_id in alone) for row_id in ids]
 
 
-def lanes(rows_max=100, lane_rows_max=50, load_rows=10, load_bytes=1_000, bytes_max=10_000):
-    made = Lanes(rows_max, lane_rows_max, load_rows, load_bytes, bytes_max)
-    made.open(range(SLOTS))
-    return made
+def lanes(rows_max=100, lane_rows_max=50, batch_rows=10, batch_bytes=1_000, bytes_max=10_000):
+    at_hand = Lanes(rows_max, lane_rows_max, batch_rows, batch_bytes, bytes_max)
+    at_hand.open(range(SLOTS))
+    return at_hand
 
 
-def ids(load):
-    return None if load is None else [each.id for each in load.rows]
+def ids(batch):
+    return None if batch is None else [row.id for row in batch.rows]
 
 
 def test_a_row_that_was_committed_late_goes_before_what_follows_it_in_its_lane():
@@ -48,17 +47,17 @@ def test_a_row_that_was_committed_late_goes_before_what_follows_it_in_its_lane()
     late = model.begin("a", ["T"])
     model.transact(None, ["T"])
     model.look(reason=False, deletes=False)
-    assert [each.id for each in model.take()] == [2]
+    assert [row.id for row in model.take()] == [2]
 
     # The sweeps have just been here, and see nothing of this.
     model.end(late, True)
     model.transact("a", ["T"])
     model.look(reason=False, deletes=False)
 
-    assert [each.id for each in model.take()] == [1, 3]
+    assert [row.id for row in model.take()] == [1, 3]
 
 
-def test_what_is_deleted_while_somebody_reads_is_not_read_as_new():
+def test_a_row_deleted_during_a_read_is_not_new():
     model = Relaying()
     model.transact(None, ["T", "U"])
     model.look(reason=False, deletes=False)
@@ -69,7 +68,7 @@ def test_what_is_deleted_while_somebody_reads_is_not_read_as_new():
     model.land(second, 1)
 
     assert model.take() == []
-    assert {each.id for each in first + second} == {1, 2}
+    assert {row.id for row in first + second} == {1, 2}
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -82,7 +81,7 @@ def test_behind_many_rows_of_a_topic_in_trouble_others_are_found(is_late):
     if not is_late:
         model.end(hidden, True)
     # As long as there is something it goes on without a pause.
-    while drive(model.reading.look(has_reason=False)):
+    while drive(model.reader.look(has_reason=False)):
         pass
     if is_late:
         for _ in range(2):
@@ -92,20 +91,20 @@ def test_behind_many_rows_of_a_topic_in_trouble_others_are_found(is_late):
         for _ in range(30):
             model.tick(0.6)
             model.look(reason=False, deletes=False)
-    assert [each.topic for each in model.take()] == ["U"]
+    assert [row.topic for row in model.take()] == ["U"]
 
 
 def test_the_rows_of_a_lane_wait_for_those_before_them():
     at_hand = lanes()
     at_hand.add(rows(1, 2, lane="a"), 0, 0.0)
 
-    load = at_hand.take(0.0)
+    batch = at_hand.take(0.0)
     at_hand.add(rows(3, lane="a"), 0, 0.0)
 
-    assert ids(load) == [1, 2]
+    assert ids(batch) == [1, 2]
     assert at_hand.take(0.0) is None
-    at_hand.land(load.rows[:1])
-    at_hand.give_back(load.rows[1:])
+    at_hand.land(batch.rows[:1])
+    at_hand.give_back(batch.rows[1:])
     assert ids(at_hand.take(0.0)) == [2, 3]
 
 
@@ -120,7 +119,7 @@ def test_several_lanes_travel_together_and_a_row_alone_by_itself():
     assert ids(at_hand.take(0.0)) == [8]
 
 
-def test_a_row_that_nobody_takes_keeps_its_lane_waiting_and_no_other():
+def test_a_row_that_no_broker_takes_keeps_its_lane_waiting_and_no_other():
     at_hand = lanes()
     at_hand.add(rows(1, 2, lane="a", alone=(1,)) + rows(3, lane="b"), 0, 0.0)
     refused = at_hand.take(0.0).rows
@@ -130,20 +129,22 @@ def test_a_row_that_nobody_takes_keeps_its_lane_waiting_and_no_other():
     assert at_hand.wanted(59.0, 10) == []
     (asked,) = at_hand.wanted(60.0, 10)
     assert asked.seen == 0
-    at_hand.fetched([asked], rows(2, lane="a"), 60.0, is_cut=False)  # Somebody has deleted 1.
+    at_hand.add_fetched(
+        [asked], rows(2, lane="a"), 60.0, is_cut=False
+    )  # An operator has deleted 1.
     assert ids(at_hand.take(60.0)) == [2]
 
 
 def test_a_lane_has_no_more_room_than_its_share_and_is_fetched_later():
     at_hand = lanes(lane_rows_max=2)
     at_hand.add(rows(1, 2, 3, 4, lane="a"), 0, 0.0)
-    load = at_hand.take(0.0)
-    assert ids(load) == [1, 2]
+    batch = at_hand.take(0.0)
+    assert ids(batch) == [1, 2]
     assert at_hand.wanted(0.0, 10) == []
-    at_hand.land(load.rows)
+    at_hand.land(batch.rows)
 
     (asked,) = at_hand.wanted(0.0, 10)
-    at_hand.fetched([asked], rows(3, 4, lane="a"), 0.0, is_cut=False)
+    at_hand.add_fetched([asked], rows(3, 4, lane="a"), 0.0, is_cut=False)
 
     assert asked.seen == 2
     assert ids(at_hand.take(0.0)) == [3, 4]
@@ -157,14 +158,14 @@ def test_rows_of_a_lane_that_come_back_one_by_one_do_not_overtake_each_other():
     at_hand.take(0.0)
     at_hand.pause("T", 5.0)  # It has its share of the room until one of them is gone.
 
-    for each in first.rows:
-        at_hand.give_back([each])
+    for row in first.rows:
+        at_hand.give_back([row])
 
     assert at_hand.take(10.0) is None
     (asked,) = at_hand.wanted(10.0, 10)
     assert (asked.lane, asked.seen) == ("a", 0)
     at_hand.works("T")
-    at_hand.fetched([asked], rows(1, 2, lane="a"), 10.0, is_cut=False)
+    at_hand.add_fetched([asked], rows(1, 2, lane="a"), 10.0, is_cut=False)
     assert ids(at_hand.take(10.0)) == [1, 2]
 
 
@@ -192,7 +193,7 @@ def test_slots_that_are_lost_leave_nothing_behind_and_what_flies_is_not_waited_f
     at_hand.open({1})
     at_hand.add(rows(1, lane="a", slot=1), 0, 0.0)
     at_hand.give_back(first.rows)
-    assert [each for each in (1, 2, 3) if at_hand.holds(each)] == [1, 3]
+    assert [row_id for row_id in (1, 2, 3) if at_hand.holds(row_id)] == [1, 3]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
@@ -202,7 +203,9 @@ def test_relays_that_come_and_go_end_up_with_all_slots_and_fair_shares(crowd):
     relays = []
     now = 0.0
     for count in crowd:
-        relays = [Slots(10.0) if each is None else each for each in (relays + [None] * 9)[:count]]
+        relays = [
+            Slots(10.0) if relay is None else relay for relay in (relays + [None] * 9)[:count]
+        ]
         for slot, whose in owner.items():
             if whose not in relays:
                 owner[slot] = None  # Its lease has ended.
@@ -211,7 +214,7 @@ def test_relays_that_come_and_go_end_up_with_all_slots_and_fair_shares(crowd):
                 now += 1.0
                 beat(relay, owner, len(relays), now)
     assert None not in owner.values()
-    shares = [len(each) for each in relays]
+    shares = [len(relay) for relay in relays]
     assert sum(shares) == SLOTS
     assert max(shares) <= fair_share(len(relays))
 
@@ -221,23 +224,23 @@ def beat(relay, owner, living, now):
     free = [slot for slot, whose in owner.items() if whose is None]
     taken = free[: max(0, fair_share(living) - len(held))]
     owner.update(dict.fromkeys(taken, relay))
-    relay.renewed(held | set(taken), living, now)
+    relay.renew(held | set(taken), living, now)
     for slot in list(relay.leaving):
         owner[slot] = None
-        relay.let_go(slot)
+        relay.release(slot)
     assert relay.are_safe(now + 9.9) or not len(relay)
     assert not relay.are_safe(now + 10.0)
 
 
-def test_whose_fault_it_is():
-    assert fault(LimitExceeded("size", 1, 2)) is Fault.MESSAGE
-    assert fault(MessageIllegal()) is Fault.MESSAGE
-    assert fault(TopicNotFound()) is Fault.TOPIC
-    assert fault(InternalError()) is Fault.PERHAPS
-    assert fault(ValueError()) is Fault.PERHAPS
-    assert fault(BrokerBusy()) is Fault.TIMES
-    assert fault(ConnectFailed()) is Fault.TIMES
-    assert fault(TimeoutError()) is Fault.TIMES
+def test_the_cause_of_a_failed_send():
+    assert classify(LimitExceeded("size", 1, 2)) is SendFailure.MESSAGE
+    assert classify(MessageIllegal()) is SendFailure.MESSAGE
+    assert classify(TopicNotFound()) is SendFailure.TOPIC
+    assert classify(InternalError()) is SendFailure.UNCERTAIN
+    assert classify(ValueError()) is SendFailure.UNCERTAIN
+    assert classify(BrokerBusy()) is SendFailure.OUTAGE
+    assert classify(ConnectFailed()) is SendFailure.OUTAGE
+    assert classify(TimeoutError()) is SendFailure.OUTAGE
 
 
 @pytest.mark.parametrize("brokers", [[], ["one"]])
@@ -254,16 +257,17 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_broker(lane, broke
             settings=ProducerSettings(),
             client=SimpleNamespace(admin=admin, session=session),
         )
-        ledger = SimpleNamespace(put_aside=_answering(True), problems=())
+        store = SimpleNamespace(put_aside=_answering(True), problems=())
+        remover = SimpleNamespace(add=print, forget=print)
         skip, clock = RelaySettings(on_poison="skip", attempts_max=1), SystemClock()
         at_hand, ended = lanes(), asyncio.Event()
-        at_hand.add([Row(1, 0, lane, "T", 1, Message(topic="T", body=b"x"))], 0, 0.0)
-        carrying = Carrying(
-            at_hand, producer, ledger, Done(), skip, clock, SystemEntropy(), print, ended.set
+        at_hand.add([OutboxRow(1, 0, lane, "T", 1, Message(topic="T", body=b"x"))], 0, 0.0)
+        publisher = Publisher(
+            at_hand, producer, store, remover, skip, clock, SystemEntropy(), ended.set
         )
-        carrying.send(lambda _: True)
+        publisher.send(lambda _: True)
         await ended.wait()
-        return carrying.counts
+        return publisher.counts
 
     counts = asyncio.run(run())
     assert (counts.failed, counts.deferred) == ((1, 0) if brokers else (0, 1))
@@ -278,9 +282,9 @@ def _answering(answer):
 
 @pytest.mark.parametrize("lane", [None, "a"])
 def test_a_topic_that_gets_into_trouble_gives_room_back(lane):
-    at_hand = lanes(rows_max=10, load_rows=2)
-    for each in range(1, 11):
-        at_hand.add(rows(each, lane=lane and f"{lane}{each}"), 0, 0.0)
+    at_hand = lanes(rows_max=10, batch_rows=2)
+    for row_id in range(1, 11):
+        at_hand.add(rows(row_id, lane=lane and f"{lane}{row_id}"), 0, 0.0)
     first = at_hand.take(0.0)
     assert (ids(first), at_hand.room) == ([1, 2], 0)
 
@@ -291,7 +295,7 @@ def test_a_topic_that_gets_into_trouble_gives_room_back(lane):
     assert at_hand.has_left_some or len(at_hand.behind()) == 6
     at_hand.pause("U", 5.0)
     at_hand.add(rows(20, 21, topic="U"), 0, 5.0)
-    assert len(at_hand) == 5, "of those in trouble each has a row, and all of them one share"
+    assert len(at_hand) == 5, "each topic in trouble has a row, and all of them one share"
 
 
 def test_large_bodies_of_a_topic_in_trouble_leave_room_for_others():
@@ -302,7 +306,7 @@ def test_large_bodies_of_a_topic_in_trouble_leave_room_for_others():
 
 
 def test_a_lane_that_gives_room_back_keeps_its_order():
-    at_hand = lanes(rows_max=4, load_rows=3)
+    at_hand = lanes(rows_max=4, batch_rows=3)
     at_hand.add(rows(1, 2, 3, 4, lane="a"), 0, 0.0)
     first = at_hand.take(0.0)
     at_hand.pause("T", 5.0)
@@ -310,10 +314,10 @@ def test_a_lane_that_gives_room_back_keeps_its_order():
 
     sent = []
     for _ in range(4):
-        while load := at_hand.take(9.0):
-            sent += ids(load)
-            at_hand.land(load.rows)
+        while batch := at_hand.take(9.0):
+            sent += ids(batch)
+            at_hand.land(batch.rows)
         for asked in at_hand.wanted(9.0, 10):
-            left = [each for each in (1, 2, 3, 4) if each > asked.seen]
-            at_hand.fetched([asked], rows(*left, lane="a"), 9.0, is_cut=False)
+            left = [row_id for row_id in (1, 2, 3, 4) if row_id > asked.seen]
+            at_hand.add_fetched([asked], rows(*left, lane="a"), 9.0, is_cut=False)
     assert sent == [1, 2, 3, 4]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from txmq.databases.door import drive
-from txmq.outbox.finishing import Done
+from txmq.outbox.completion import PublishedRows
 from txmq.outbox.lanes import Lanes
-from txmq.outbox.ledger import Page
-from txmq.outbox.reading import Reading
+from txmq.outbox.reader import OutboxReader
 from txmq.outbox.settings import RelaySettings
 from txmq.outbox.slots import Slots
+from txmq.outbox.store import Page
 
 LANES = ["a", "b", "c"]
 TOPICS = ["T", "U"]
@@ -39,7 +39,7 @@ class Stored:
 
 
 class Base:
-    """A ledger over a list; while it reads, something else may happen."""
+    """A store over a list; while it reads, something else may happen."""
 
     def __init__(self):
         self.rows = []
@@ -47,14 +47,14 @@ class Base:
 
     def _page(self, wanted, count):
         seen = [
-            each
-            for each in self.rows
-            if each.is_committed and not each.is_deleted and not each.is_failed and wanted(each)
+            row
+            for row in self.rows
+            if row.is_committed and not row.is_deleted and not row.is_failed and wanted(row)
         ]
-        seen.sort(key=lambda each: each.id)
+        seen.sort(key=lambda row: row.id)
         chosen = seen[:count]
         self.meanwhile()
-        return Page([each.read(len(chosen)) for each in chosen], len(chosen) >= count)
+        return Page([row.read(len(chosen)) for row in chosen], len(chosen) >= count)
 
     async def forward(self, slots, low, count, size):
         return self._page(lambda row: row.id > low and SLOTS[row.lane] in slots, count)
@@ -72,7 +72,7 @@ class Base:
         )
 
     async def lanes(self, asked, high, count, size):
-        seen = {each.lane: each.seen for each in asked}
+        seen = {position.lane: position.seen for position in asked}
         return self._page(
             lambda row: row.lane in seen and seen[row.lane] < row.id <= high, min(count, 6)
         )
@@ -91,11 +91,11 @@ class Relaying(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.base, self.clock, self.done = Base(), Clock(), Done()
+        self.base, self.clock, self.removable = Base(), Clock(), PublishedRows()
         self.lanes = Lanes(8, 3, 3, 1_000, 1_000)
         self.slots = Slots(10.0)
-        self.reading = Reading(
-            self.base, self.lanes, self.slots, self.done, RelaySettings(), self.clock, "o"
+        self.reader = OutboxReader(
+            self.base, self.lanes, self.slots, self.removable, RelaySettings(), self.clock, "o"
         )
         self.locked = {}
         self.next_id = 1
@@ -105,11 +105,11 @@ class Relaying(RuleBasedStateMachine):
         self.take_slots({0, 1, 2})
 
     def take_slots(self, held):
-        change = self.slots.renewed(held, 1, self.clock.now)
+        change = self.slots.renew(held, 1, self.clock.now)
         self.lanes.lose(change.lost)
         if change.taken:
             self.lanes.open(change.taken)
-            self.reading.restart()
+            self.reader.restart()
 
     # The writers
 
@@ -130,11 +130,11 @@ class Relaying(RuleBasedStateMachine):
 
     @rule(rows=consumes(begun), commits=st.booleans())
     def end(self, rows, commits):
-        for each in rows:
-            each.is_committed = commits
-            self.locked.pop(each.lane, None)
+        for row in rows:
+            row.is_committed = commits
+            self.locked.pop(row.lane, None)
         if rows and not commits:
-            self.base.rows = [each for each in self.base.rows if each not in rows]
+            self.base.rows = [row for row in self.base.rows if row not in rows]
 
     @rule(
         lane=st.sampled_from([None, *LANES]),
@@ -148,7 +148,7 @@ class Relaying(RuleBasedStateMachine):
     @rule(reason=st.booleans(), deletes=st.booleans())
     def look(self, reason, deletes):
         self.base.meanwhile = self.delete if deletes else lambda: None
-        drive(self.reading.look(has_reason=reason))
+        drive(self.reader.look(has_reason=reason))
         self.base.meanwhile = lambda: None
 
     @rule(target=loads, reason=st.booleans())
@@ -171,54 +171,54 @@ class Relaying(RuleBasedStateMachine):
         if row.lane is None:
             return
         before = [
-            each.id
-            for each in self.base.rows
-            if each.lane == row.lane and each.is_committed and each.id < row.id
-            and not each.is_deleted and not each.is_failed and each.id not in self.published
+            other.id
+            for other in self.base.rows
+            if other.lane == row.lane and other.is_committed and other.id < row.id
+            and not other.is_deleted and not other.is_failed and other.id not in self.published
         ]  # fmt: skip
-        missing = set(before) - {each.id for each in self.flying} - set(self.sent)
+        missing = set(before) - {other.id for other in self.flying} - set(self.sent)
         assert not missing, f"{row.id} overtakes {missing}"
 
     @property
     def published(self):
-        return {each.id for each in self.base.rows if each.is_deleted} | set(self.done._slots)
+        return {row.id for row in self.base.rows if row.is_deleted} | set(self.removable._slots)
 
     def land_some(self, rows, count, then):
-        self.flying = [each for each in self.flying if each not in rows]
-        self.done.add(rows[:count])
-        for each in rows[:count]:
-            self.lanes.works(each.topic)
+        self.flying = [row for row in self.flying if row not in rows]
+        self.removable.add(rows[:count])
+        for row in rows[:count]:
+            self.lanes.works(row.topic)
         self.lanes.land(rows[:count])
         then(rows[count:])
 
     @rule(rows=consumes(loads), count=st.integers(0, 4))
     def land(self, rows, count):
         def back(rest):
-            for each in rest:
-                self.sent.remove(each.id)
+            for row in rest:
+                self.sent.remove(row.id)
             self.lanes.give_back(rest)
 
         self.land_some(rows, count, back)
 
     @rule(rows=consumes(loads))
     def refuse(self, rows):
-        for each in rows:
-            self.sent.remove(each.id)
-        self.flying = [each for each in self.flying if each not in rows]
+        for row in rows:
+            self.sent.remove(row.id)
+        self.flying = [row for row in self.flying if row not in rows]
         if len(rows) == 1:
             self.lanes.rest(rows[0], self.clock.now + 60)
         else:
-            for each in rows:
-                each.is_alone = True
+            for row in rows:
+                row.is_alone = True
             self.lanes.give_back(rows)
 
     @rule()
     def delete(self):
-        ids = self.done.some()
-        for each in self.base.rows:
-            if each.id in ids:
-                each.is_deleted = True
-        self.done.drop(ids)
+        ids = self.removable.next_ids()
+        for row in self.base.rows:
+            if row.id in ids:
+                row.is_deleted = True
+        self.removable.drop(ids)
 
     @rule(seconds=st.sampled_from([0.01, 0.6]))
     def tick(self, seconds):
@@ -237,18 +237,18 @@ class Relaying(RuleBasedStateMachine):
             return
         self.is_disturbed = True
         if kind == "lost":
-            # Some are lost and come back; what is on its way meanwhile is not waited for.
+            # Some are lost and come back; what is in flight meanwhile is not waited for.
             self.take_slots({0, 1, 2} - {SLOTS[lane]})
             self.take_slots({0, 1, 2})
         else:
             self.delete_the_first_of(lane)
 
     def delete_the_first_of(self, lane):
-        ours = {each.id for each in self.flying} | set(self.sent)
+        ours = {row.id for row in self.flying} | set(self.sent)
         waiting = [
-            each
-            for each in self.base.rows
-            if each.lane == lane and each.is_committed and not each.is_deleted
+            row
+            for row in self.base.rows
+            if row.lane == lane and row.is_committed and not row.is_deleted
         ]
         if waiting and waiting[0].id not in ours:
             waiting[0].is_deleted = True
@@ -270,7 +270,7 @@ class Relaying(RuleBasedStateMachine):
             while rows := self.take():
                 self.land_some(rows, len(rows), lambda rest: None)
             self.delete()
-            left = [each.id for each in self.base.rows if each.is_committed and not each.is_deleted]
+            left = [row.id for row in self.base.rows if row.is_committed and not row.is_deleted]
             if not left:
                 break
         assert left == []

@@ -9,7 +9,7 @@ import pytest
 from txmq import DEAD_LETTER, Later
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError, VersionGap
 from txmq.idempotent.guard import Attempt, idempotent
-from txmq.idempotent.verdict import Found, Verdict
+from txmq.idempotent.verdict import KeyState, Verdict
 from txmq.testing.deliveries import Deliveries, End, Point, received
 
 HELD, ASKED_FOR = float("inf"), 3
@@ -49,10 +49,10 @@ class Held(Attempt):
         memory, key = self.memory, self.key
         with memory.lock:
             if key in memory.done:
-                self.found = Found(Verdict.DONE)
+                self.found = KeyState(Verdict.DONE)
             elif memory.held.get(key, 0) <= 0:
                 memory.held[key] = HELD
-                self.found = Found(Verdict.FIRST)
+                self.found = KeyState(Verdict.FIRST)
             else:
                 memory.held[key] -= 1
         return self

@@ -1,4 +1,4 @@
-"""An attempt in a database transaction that begins with a witness of what is done in it."""
+"""An attempt inside a database transaction that begins with the row that records it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from txmq.databases.door import Borrowed, Door, Standing
 from txmq.databases.witnessed import Witness, Witnessed
 from txmq.errors import UsageError
 from txmq.idempotent.guard import Attempt
-from txmq.idempotent.verdict import Found, Verdict
+from txmq.idempotent.verdict import KeyState, Verdict
 
-__all__ = ["Refused", "Within"]
+__all__ = ["NothingToDo", "TransactionAttempt"]
 
 S = TypeVar("S")
 
 
-class Refused(Exception):
-    """Raised by a witness that has no need to be there: there is nothing to do."""
+class NothingToDo(Exception):
+    """Raised by a witness instead of inserting its row: the work is done, or being done."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: KeyState) -> None:
         super().__init__(found.verdict.value)
         self.found = found
 
 
-class Within(Attempt[S]):
-    """One whose work is done in the transaction of its witness.
+class TransactionAttempt(Attempt[S]):
+    """An attempt whose work is done in the transaction of its witness.
 
     Args:
-        door: Leads to the database.
-        witness: What is put in first; it raises :class:`Refused` where there is nothing to do.
+        door: The database.
+        witness: Writes its row first, or raises :class:`NothingToDo`.
     """
 
     def __init__(self, door: Door[S], witness: Witness) -> None:
@@ -44,10 +44,10 @@ class Within(Attempt[S]):
 
     @property
     def session(self) -> S:
-        """Where the work is done.
+        """The session for the work.
 
         Raises:
-            UsageError: There is nothing to do.
+            UsageError: There is no work to do.
         """
         if self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
@@ -57,33 +57,33 @@ class Within(Attempt[S]):
         """See :meth:`Attempt.begin`."""
         try:
             await self._inner.begin()
-        except Refused as refused:
-            self.found = refused.found
+        except NothingToDo as answer:
+            self.found = answer.found
         else:
-            self.found = Found(Verdict.FIRST)
+            self.found = KeyState(Verdict.FIRST)
         return self
 
-    async def end(self, problem: BaseException | None) -> None:
+    async def end(self, error: BaseException | None) -> None:
         """See :meth:`Attempt.end`."""
         if self.verdict is not Verdict.FIRST:
             return
         if self.is_abandoned:
-            problem = problem or _Abandoned()
-        if problem is None and self._stands():
+            error = error or _Abandoned()
+        if error is None and self._is_open():
             try:
                 await self.finish(self._inner.borrowed)
-            except BaseException as why:
-                await self._inner.end(why)
+            except BaseException as finish_error:
+                await self._inner.end(finish_error)
                 raise
-        await self._inner.end(problem)
+        await self._inner.end(error)
 
     async def finish(self, borrowed: Borrowed[Any]) -> None:
-        """What is done after the function's work, before the commit."""
+        """Run statements after the function's work and before the commit."""
 
-    def _stands(self) -> bool:
-        # Otherwise the end has more to say than the next statement would.
+    def _is_open(self) -> bool:
+        # Otherwise the end raises a clearer error than the next statement would.
         return self._inner.borrowed.standing() in {Standing.OPEN, Standing.UNSURE}
 
 
 class _Abandoned(Exception):
-    """Nobody is there to commit."""
+    """The process counts as dead, so it does not commit."""

@@ -5,14 +5,14 @@ import logging
 import pytest
 
 from txmq.errors import DatabaseFailed, OutcomeUnknown, UsageError
-from txmq.idempotent.front import Front, Outage
+from txmq.idempotent.cache import CachedGuard, Outage
 from txmq.idempotent.guard import Attempt
-from txmq.idempotent.verdict import Found, Verdict
+from txmq.idempotent.verdict import KeyState, Verdict
 
-FIRST = Found(Verdict.FIRST)
-IN_PROGRESS = Found(Verdict.IN_PROGRESS)
-DONE = Found(Verdict.DONE, '"a receipt"', "theirs")
-CONFLICT = Found(Verdict.CONFLICT)
+FIRST = KeyState(Verdict.FIRST)
+IN_PROGRESS = KeyState(Verdict.IN_PROGRESS)
+DONE = KeyState(Verdict.DONE, '"a receipt"', "theirs")
+CONFLICT = KeyState(Verdict.CONFLICT)
 
 
 class Clock:
@@ -33,7 +33,7 @@ class Stage:
         self.clock = Clock()
         self.is_blocking = True
         self.has_session = True
-        self.guard = Front(lambda *named: Lease(self), self, Outage(self.clock))
+        self.guard = CachedGuard(lambda *named: Lease(self), self, Outage(self.clock))
 
     def attempt(self, key, *, scope="", payload=None):
         return Row(self)
@@ -180,8 +180,8 @@ def test_it_is_not_asked_while_it_is_away_and_that_is_said_once(stage, caplog):
     for _ in range(10):
         stage.deliver()
         assert stage.steps == ["begin", "work", 'commit "a receipt"']
-    assert [each.getMessage() for each in caplog.records] == [
-        "the table is asked alone for now: gone fishing"
+    assert [record.getMessage() for record in caplog.records] == [
+        "the cache is bypassed and only the table is asked for now: gone fishing"
     ]
 
 
@@ -204,7 +204,7 @@ def test_one_asks_now_and_then_whether_it_is_there_again(stage, caplog):
         stage.deliver()
         assert stage.steps[0] == "claim"
 
-    assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_the_others_do_not_wait_with_the_one_who_asks(stage):

@@ -1,4 +1,4 @@
-"""When a relay looks for rows: when somebody says that there are some, and else now and then."""
+"""When a relay looks for rows: after a notification, and otherwise at growing intervals."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from txmq.databases.failures import words
 from txmq.databases.listening import LISTENING_PROBLEMS, listen
 from txmq.runtime.backoff import Backoff
 
-__all__ = ["Wakening"]
+__all__ = ["WakeUp"]
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.005
 GAP_S: Final = 0.002
-"""Between two looks: what is committed meanwhile is read together."""
+"""The pause between two looks: rows committed in it are read together."""
 
 
-class Wakening:
+class WakeUp:
     """The pauses between looks.
 
     Args:
-        most_s: The longest. What is heard may be of one transaction among many, the others of which
-            commit a little later, and one of them at any time: so it is not longer for who listens.
+        most_s: The longest pause. It also holds for a relay that listens: one notification may
+            stand for many transactions, and the others commit a little later, or much later.
     """
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
         self._pause_s = FIRST_PAUSE_S
         self._woken = asyncio.Event()
-        self._has_reason = False
+        self._is_notified = False
 
-    def heard(self) -> None:
-        """Somebody has said that there is something."""
-        self._has_reason = True
+    def notify(self) -> None:
+        """A notification says that there are rows."""
+        self._is_notified = True
         self._pause_s = FIRST_PAUSE_S
         self._woken.set()
 
     def wake(self) -> None:
-        """There is reason to look, or room."""
+        """Look soon, for another reason than a notification."""
         self._woken.set()
 
-    def reason(self) -> bool:
-        """Whether somebody has said so since this was asked last."""
-        found, self._has_reason = self._has_reason, False
-        return found
+    def take_notification(self) -> bool:
+        """Whether a notification came since the last call."""
+        was_notified, self._is_notified = self._is_notified, False
+        return was_notified
 
     async def wait(self, count: int, *, has_more: bool) -> None:
         """Wait until it is time to look again.
 
         Args:
-            count: How many rows were found just now.
-            has_more: Whether there are more for which there is room.
+            count: How many rows the last look found.
+            has_more: Whether there are more rows, and room for them.
         """
         if count:
             self._pause_s = FIRST_PAUSE_S
@@ -70,19 +70,19 @@ class Wakening:
         self._pause_s = min(2 * self._pause_s, self._most_s)
 
     async def listen(self, like: str, channel: str, backoff: Backoff) -> None:
-        """Be woken by PostgreSQL, for ever."""
+        """Receive PostgreSQL's notifications, until cancelled."""
         while True:
             try:
-                await listen(like, channel, self._heard_over(backoff))
-            except LISTENING_PROBLEMS as problem:
-                log.warning("nobody says when there are rows: %s", words(problem))
+                await listen(like, channel, self._notify_over(backoff))
+            except LISTENING_PROBLEMS as error:
+                log.warning("no notifications of new rows, polling only: %s", words(error))
             self._pause_s = FIRST_PAUSE_S
             self._woken.set()
             await asyncio.sleep(backoff.failed())
 
-    def _heard_over(self, backoff: Backoff) -> Callable[[], None]:
-        def heard() -> None:
+    def _notify_over(self, backoff: Backoff) -> Callable[[], None]:
+        def notify() -> None:
             backoff.worked()
-            self.heard()
+            self.notify()
 
-        return heard
+        return notify

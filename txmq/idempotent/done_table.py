@@ -1,4 +1,4 @@
-"""The table of what is done: a row for each key, committed with what it stands for."""
+"""The table of done keys: each key's row is committed together with its work."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from txmq.databases.shown import TRANSACTION, TURN
 from txmq.databases.tables import any_text, plain_names, plain_text, statements
 from txmq.limits import KEY_CHARS_MAX
 
-__all__ = ["Done"]
+__all__ = ["DoneTable"]
 
 _LOCK: Final = "pg_try_advisory_xact_lock(CAST(:of_lock AS BIGINT))"
 
 
-class Done:
-    """The table under the name that was chosen, and what is said to it.
+class DoneTable:
+    """The table, and the statements that use it.
 
     Args:
-        name: The table.
-        schema: Where it is; otherwise where the session looks first.
-        metadata: Yours, where a tool such as Alembic shall see the table.
+        name: The table's name.
+        schema: Its schema; by default where the session looks first.
+        metadata: Your own, so that a tool such as Alembic sees the table.
 
     Raises:
-        ConfigError: A name is none that every database takes unquoted.
+        ConfigError: Not every database takes a name unquoted.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Done:
             done.done_key == bindparam("of_key"),
         )
         self.claims = {
-            # SQLAlchemy does not look how many rows went in unless it is asked to.
+            # SQLAlchemy does not count the inserted rows unless asked to.
             kind: self._claim(kind).execution_options(preserve_rowcount=True)
             for kind in NOW_MS
         }
         self.look = select(done.fingerprint, done.result).where(*self._is_this)
         self.look_now = self.look.with_for_update(read=True)
-        """As it is now: MySQL shows an old snapshot unless it is asked so."""
+        """The current row: a plain SELECT of MySQL may read an old snapshot."""
         self.keep = update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
         self.remove = delete(self.table).where(*self._is_this)
         old = (
@@ -81,23 +81,23 @@ class Done:
         )
         self.old = old.with_for_update(skip_locked=True)
         self.remove_old = {
-            # Whoever removes waits for nobody, so nobody can wait for it in turn.
+            # A removal waits for no lock, so it takes part in no deadlock.
             "postgresql": delete(self.table).where(tuple_(done.scope, done.done_key).in_(self.old)),
             "sqlite": delete(self.table).where(tuple_(done.scope, done.done_key).in_(old)),
         }
 
     @property
     def name(self) -> str:
-        """The table's, with its schema."""
+        """The table's name, with its schema."""
         return self.table.fullname
 
     def lock(self, scope: str, key: str) -> int:
-        """The number of the lock that PostgreSQL's transactions have for a key."""
+        """The number of PostgreSQL's advisory lock for a key."""
         named = f"{self.table.name}\0{scope}\0{key}".encode()
         return int.from_bytes(blake2b(named, digest_size=8).digest(), signed=True)
 
     def _claim(self, kind: str) -> Executable:
-        """Insert a row, unless there is one, or its key is locked."""
+        """Insert a row, unless one exists or its key is locked."""
         rows: Any = select(
             cast(bindparam("of_scope"), Text),
             cast(bindparam("of_key"), Text),
@@ -106,21 +106,21 @@ class Done:
         )
         columns = ["scope", "done_key", "fingerprint", "done_ms"]
         if kind == "postgresql":
-            # Without the lock it would wait for whoever is at work on the key, with a connection.
+            # Without the lock it would wait for the attempt at work, and occupy a connection.
             rows = rows.where(text(_LOCK), text(TURN))
-            put = _postgresql.insert(self.table).from_select(columns, rows)
-            return put.on_conflict_do_nothing().returning(literal_column(TRANSACTION))
+            statement = _postgresql.insert(self.table).from_select(columns, rows)
+            return statement.on_conflict_do_nothing().returning(literal_column(TRANSACTION))
         if kind == "sqlite":
-            rows = rows.where(text("true"))  # Else ON belongs to a join, for its parser.
+            rows = rows.where(text("true"))  # Without it the parser takes ON as part of a join.
             return _sqlite.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
         # MySQL's INSERT IGNORE would hide other mistakes: there a double key is an error.
         return insert(self.table).from_select(columns, rows)
 
     def ddl(self, dialect: str) -> list[str]:
-        """The statements that make the table, for ``postgresql``, ``mysql`` or ``sqlite``.
+        """The statements that create the table, for ``postgresql``, ``mysql`` or ``sqlite``.
 
         Raises:
-            ConfigError: It is another dialect.
+            ConfigError: The dialect is a different one.
         """
         return statements([self.table], dialect)
 

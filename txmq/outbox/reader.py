@@ -1,10 +1,10 @@
 """What a relay reads next. No row is skipped because it was committed late.
 
-Ids are given before commits are made, so behind the highest id that was read others may turn up
-later. Reading goes forward from that highest id; a sweep looks at the last half second's ids again
-many times a second, and another one at all before. Under a transaction of somebody else that lasts
-for hours nothing that is deleted can be cleared away, and a sweep walks over all of it: so each has
-a small share of the time and no more.
+Ids are assigned before the commit, so rows with lower ids than the highest id read may still
+appear. Forward reads start from that highest id. One sweep rereads the ids of the last half second,
+many times a second; another rereads all ids before. During a transaction that lasts for hours the
+database cannot clear deleted rows away, and a sweep walks over all of them. So each sweep has a
+small share of the time and no more.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any, Final
 
 from txmq.client.parcel import travels_alone
 from txmq.errors import TxmqError
-from txmq.outbox.finishing import Done
-from txmq.outbox.lanes import Lanes, Row, Stretch
-from txmq.outbox.ledger import Ledger, Page
-from txmq.outbox.row import unpacked
+from txmq.outbox.completion import PublishedRows
+from txmq.outbox.lanes import LanePosition, Lanes, OutboxRow
+from txmq.outbox.row import unpack
 from txmq.outbox.settings import RelaySettings
 from txmq.outbox.slots import Slots
+from txmq.outbox.store import OutboxStore, Page
 from txmq.protocol import properties
 from txmq.runtime.clock import Clock
 
-__all__ = ["Reading"]
+__all__ = ["OutboxReader"]
 
 RECENT_S: Final = 0.5
-"""Most transactions are over this soon; rows of those that are not wait for the long sweep."""
+"""Most transactions end within this time; rows of the others wait for the long sweep."""
 
 PAGE_ROWS: Final = 1_000
 LANES_AT_ONCE: Final = 200
-_EVER: Final = 2**62
+_ID_MAX: Final = 2**62
 
 
-class Pace:
-    """When a sweep is due: it has a share of the time, and is no rarer than need be.
+class SweepPace:
+    """When a sweep is due: as often as its share of the time allows.
 
     Args:
         share: The part of the time that it may take.
-        often_s: How soon it comes again where there is reason to.
-        seldom_s: How soon where there is none.
+        often_s: The interval after a notification or when rows were passed over.
+        seldom_s: The interval otherwise.
     """
 
     def __init__(self, share: float, often_s: float, seldom_s: float) -> None:
@@ -51,53 +51,53 @@ class Pace:
         self._took_s = 0.0
 
     def is_due(self, now: float, *, has_reason: bool) -> bool:
-        """Whether it may be done now, and should."""
+        """Whether to sweep now."""
         pause_s = max(self._often_s if has_reason else self._seldom_s, self._took_s / self._share)
         return now - self._ended >= pause_s
 
-    def took(self, began: float, ended: float) -> None:
-        """It is done."""
+    def record(self, began: float, ended: float) -> None:
+        """Note when a sweep ran."""
         self._ended, self._took_s = ended, ended - began
 
 
-class Reading:
-    """Fills what a relay has at hand.
+class OutboxReader:
+    """Reads rows into the lanes.
 
     Args:
-        ledger: The database.
-        lanes: What is filled.
-        slots: Whose rows.
-        done: The rows that are published and may still be seen.
-        settings: How much there may be.
+        store: The database.
+        lanes: The rows at hand.
+        slots: The slots whose rows are read.
+        published: Published rows, which a read may still return.
+        settings: How many rows and bytes may be at hand.
         clock: Where the time comes from.
         mark: How messages name the outbox.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        store: OutboxStore,
         lanes: Lanes,
         slots: Slots,
-        done: Done,
+        published: PublishedRows,
         settings: RelaySettings,
         clock: Clock,
         mark: str,
     ) -> None:
-        self._ledger = ledger
+        self._store = store
         self._lanes = lanes
         self._slots = slots
-        self._done = done
+        self._published = published
         self._settings = settings
         self._clock = clock
         self._mark = mark
-        self._recent = Pace(0.05, 0.005, 0.25)
-        self._all = Pace(0.05, 0.02, 1.0)
+        self._recent = SweepPace(0.05, 0.005, 0.25)
+        self._all = SweepPace(0.05, 0.02, 1.0)
         self.has_more = False
-        """Whether there is more to be read, as far as can be known."""
+        """Whether the last look left rows unread, as far as it could know."""
         self.restart()
 
     def restart(self) -> None:
-        """There are new slots: read everything."""
+        """Read everything again, because there are new slots."""
         self._high = self._floor = self._swept = 0
         self._marks: deque[tuple[float, int]] = deque()
 
@@ -105,18 +105,18 @@ class Reading:
         """Read what there is room for; returns how many rows are new, or were passed over.
 
         Args:
-            has_reason: Whether somebody has said that there is something.
+            has_reason: Whether a notification said that there are rows.
 
         Raises:
-            Exception: What the ledger raises.
+            Exception: What the store raises.
         """
         self.has_more = False
         now = self._clock.monotonic()
         self._lanes.wake_resting(now)
-        count = await self._fetch(now)
-        count += await self._forward()
+        count = await self._read_lanes(now)
+        count += await self._read_forward()
         wants = has_reason and not count
-        self._rise(now)
+        self._raise_floor(now)
         if self._high and self._recent.is_due(now, has_reason=wants):
             count += await self._sweep(self._recent, self._floor, self._high)
         wants = wants or self._lanes.has_left_some
@@ -125,8 +125,8 @@ class Reading:
             count += await self._sweep(self._all, self._swept, self._floor)
         return count
 
-    def _rise(self, now: float) -> None:
-        """Let the floor follow the highest id, as it was a while ago."""
+    def _raise_floor(self, now: float) -> None:
+        """Set the floor to the highest id as of ``RECENT_S`` ago."""
         if not self._marks or self._marks[-1][1] != self._high:
             self._marks.append((now, self._high))
         while self._marks and self._marks[0][0] <= now - RECENT_S:
@@ -138,116 +138,118 @@ class Reading:
         rows = min(self._lanes.room, PAGE_ROWS) if size > 0 else 0
         return max(0, rows), size
 
-    # Each of the three ways
+    # The three kinds of reads
 
-    async def _forward(self) -> int:
+    async def _read_forward(self) -> int:
         count, size = self._room
         slots, low = self._slots.working, self._high
         if not count or not slots:
             return 0
         turns = self._begin()
-        page = await self._ledger.forward(slots, low, count, size)
+        page = await self._store.forward(slots, low, count, size)
         if self._high != low:
-            return 0  # There are new slots meanwhile.
+            return 0  # New slots arrived meanwhile.
         if page.rows:
             self._high = int(page.rows[-1][0])
         self.has_more = self.has_more or page.is_cut
         rows = self._rows(page, turns)
         await self._take_in(rows, low)
-        return len(rows)  # Behind those of a topic in trouble there may be others.
+        return len(rows)  # Also passed-over rows: others may follow those of a topic in trouble.
 
-    async def _sweep(self, pace: Pace, low: int, high: int) -> int:
+    async def _sweep(self, pace: SweepPace, low: int, high: int) -> int:
         count, size = self._room
         slots = self._slots.working
         if not count or not slots:
             self._lanes.has_left_some = True
             return 0
-        known = [*self._lanes.known(low, high), *self._done.between(low, high)]
+        known = [*self._lanes.known(low, high), *self._published.between(low, high)]
         turns, began = self._begin(), self._clock.monotonic()
-        page = await self._ledger.sweep(slots, low, high, known, self._lanes.behind(), count, size)
-        pace.took(began, self._clock.monotonic())
+        page = await self._store.sweep(slots, low, high, known, self._lanes.behind(), count, size)
+        pace.record(began, self._clock.monotonic())
         if page.is_cut:
             self._lanes.has_left_some = self.has_more = True
         taken = await self._take_in(self._rows(page, turns), low)
         if pace is self._all:
-            # Cut short by nothing but what is passed over, it goes on behind that next time.
+            # If passed-over rows alone filled the page, the next sweep starts after them.
             is_stuck = page.is_cut and page.rows and not taken
             self._swept = int(page.rows[-1][0]) if is_stuck else 0
         return taken
 
-    async def _fetch(self, now: float) -> int:
+    async def _read_lanes(self, now: float) -> int:
         count, size = self._room
-        asked = self._lanes.wanted(now, LANES_AT_ONCE) if count else []
-        if not asked:
+        wanted = self._lanes.wanted(now, LANES_AT_ONCE) if count else []
+        if not wanted:
             return 0
         turns = self._begin()
-        page = await self._ledger.lanes(asked, _EVER, count, size)
+        page = await self._store.lanes(wanted, _ID_MAX, count, size)
         self.has_more = True
-        asked = [each for each in asked if self._is_same(each.slot, turns)]
+        wanted = [position for position in wanted if self._is_same(position.slot, turns)]
         rows = self._rows(page, turns)
-        return self._lanes.fetched(asked, rows, self._clock.monotonic(), is_cut=page.is_cut)
+        return self._lanes.add_fetched(wanted, rows, self._clock.monotonic(), is_cut=page.is_cut)
 
-    async def _take_in(self, rows: list[Row], low: int) -> int:
-        """Where lanes may have rows that were committed late, look before anything is overtaken."""
+    async def _take_in(self, rows: list[OutboxRow], low: int) -> int:
+        """Add rows to the lanes; first look for earlier rows of a lane that were committed late, so
+        that no row overtakes them.
+        """
         gaps = self._lanes.gaps(rows, low)
         if gaps:
             rows, low = await self._look_back(rows, gaps, low)
         return self._lanes.add(rows, low, self._clock.monotonic())
 
     async def _look_back(
-        self, rows: list[Row], gaps: list[Stretch], low: int
-    ) -> tuple[list[Row], int]:
-        turns = self._slots.turns()  # What was read before stays: `gone` goes on from there.
-        page = await self._ledger.lanes(gaps, low, PAGE_ROWS, self._settings.bytes_max)
+        self, rows: list[OutboxRow], gaps: list[LanePosition], low: int
+    ) -> tuple[list[OutboxRow], int]:
+        turns = self._slots.turns()  # Not _begin: `gone` must keep the rows of the first read.
+        page = await self._store.lanes(gaps, low, PAGE_ROWS, self._settings.bytes_max)
         if page.is_cut:
             self._lanes.leave_behind(gaps)
             self.has_more = True
             return rows, low
-        rows = [each for each in rows if self._is_same(each.slot, turns) and self._is_new(each.id)]
-        return sorted([*self._rows(page, turns), *rows], key=lambda each: each.id), 0
+        rows = [row for row in rows if self._is_same(row.slot, turns) and self._is_new(row.id)]
+        return sorted([*self._rows(page, turns), *rows], key=lambda row: row.id), 0
 
     # Rows
 
     def _begin(self) -> dict[int, int]:
-        self._done.gone.clear()
+        self._published.gone.clear()
         return self._slots.turns()
 
     def _is_same(self, slot: int, turns: dict[int, int]) -> bool:
         return self._slots.turns().get(slot) == turns.get(slot, -1)
 
     def _is_new(self, row_id: int) -> bool:
-        return row_id not in self._done and not self._lanes.holds(row_id)
+        return row_id not in self._published and not self._lanes.holds(row_id)
 
-    def _rows(self, page: Page, turns: dict[int, int]) -> list[Row]:
-        """Those that are still ours, and not known."""
+    def _rows(self, page: Page, turns: dict[int, int]) -> list[OutboxRow]:
+        """The rows of a page that still belong to this relay, and are new to it."""
         now = self._slots.turns()
         return [
-            self._row(each)
-            for each in page.rows
-            if now.get(each[1]) == turns.get(each[1], -1) and self._is_new(each[0])
+            self._row(columns)
+            for columns in page.rows
+            if now.get(columns[1]) == turns.get(columns[1], -1) and self._is_new(columns[0])
         ]
 
-    def _row(self, read: Iterable[Any]) -> Row:
-        row = _Read(*read)
+    def _row(self, columns: Iterable[Any]) -> OutboxRow:
+        row = _RawRow(*columns)
         try:
-            message = unpacked(row)
-        except (TxmqError, ValueError, TypeError) as problem:
-            # Nobody but an operator can have written that.
-            return Row(
+            message = unpack(row)
+        except (TxmqError, ValueError, TypeError) as error:
+            # Only an operator can have written such a row.
+            return OutboxRow(
                 row.id, row.slot, row.lane, row.topic, len(row.body),
-                is_alone=True, problem=f"the row holds no message: {problem}",
+                is_alone=True, problem=f"the row holds no message: {error}",
             )  # fmt: skip
         message.properties[properties.OUTBOX] = f"{self._mark}:{row.id}"
         if row.lane is not None:
             message.properties.setdefault(properties.SHARDING_KEY, row.lane)
         is_alone = travels_alone(message) or len(message.body) > self._settings.batch_bytes
-        return Row(
+        return OutboxRow(
             row.id, row.slot, row.lane, row.topic, len(message.body), message, is_alone=is_alone
         )
 
 
-class _Read:
-    """A row as it was read, by the names of its columns."""
+class _RawRow:
+    """The columns of a row, by name."""
 
     __slots__ = (
         "body", "delay", "flag", "id", "keys_", "lane", "message_id", "properties", "slot", "tags",
@@ -256,7 +258,7 @@ class _Read:
 
     def __init__(
         self,
-        id: int,  # noqa: A002 - it is called so
+        id: int,  # noqa: A002 - the column's name
         slot: int,
         lane: str | None,
         message_id: str,

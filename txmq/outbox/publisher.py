@@ -1,0 +1,328 @@
+"""Sends rows to a broker in batches and in order, and decides what follows a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Final
+
+from txmq.client.choice import queue_of_key
+from txmq.client.producer import Producer
+from txmq.errors import (
+    BatchCutShort,
+    BrokerBusy,
+    FlowControlled,
+    LimitExceeded,
+    LocalProtocolError,
+    MessageIllegal,
+    NoPermission,
+    ServiceUnavailable,
+    TopicNotFound,
+    TransportError,
+    TxmqError,
+    UsageError,
+)
+from txmq.limits import REASON_CHARS_MAX
+from txmq.message import Message, Queue
+from txmq.outbox.completion import RowRemover
+from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch
+from txmq.outbox.settings import RelaySettings
+from txmq.outbox.store import OutboxStore
+from txmq.protocol import properties
+from txmq.runtime.backoff import Backoff
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["Publisher", "PublisherCounts", "SendFailure", "classify"]
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 5.0
+
+
+class SendFailure(Enum):
+    """The cause of a failed send, which decides what follows."""
+
+    MESSAGE = "message"
+    """The message: brokers will refuse it for ever."""
+    TOPIC = "topic"
+    """The topic: brokers refuse all its messages until an operator changes something."""
+    UNCERTAIN = "uncertain"
+    """Perhaps the message. It is sent again, and its attempts are counted."""
+    OUTAGE = "outage"
+    """No broker answers, or it is busy. The message is sent again for ever."""
+
+
+def classify(error: BaseException) -> SendFailure:
+    """The cause of a failed send, by what was raised. Pure."""
+    if isinstance(error, LocalProtocolError | LimitExceeded | MessageIllegal):
+        return SendFailure.MESSAGE
+    if isinstance(error, TopicNotFound | NoPermission):
+        # A name server that has just started reports existing topics as missing, too.
+        return SendFailure.TOPIC
+    # UsageError: no name server said in time where the queues are.
+    outage = (
+        TransportError
+        | BrokerBusy
+        | ServiceUnavailable
+        | FlowControlled
+        | UsageError
+        | TimeoutError
+    )
+    return SendFailure.OUTAGE if isinstance(error, outage) else SendFailure.UNCERTAIN
+
+
+class PublisherCounts:
+    """What a publisher has done."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.requests = 0
+        self.deferred = 0
+        self.failed = 0
+        self.dead_letters = 0
+
+
+class Publisher:
+    """Sends the rows that the lanes let go.
+
+    Args:
+        lanes: The rows at hand.
+        producer: Sends the messages.
+        store: Where the reason of a permanent failure is recorded.
+        remover: Deletes published rows.
+        settings: The size of batches, and what to do with messages that no broker takes.
+        clock: Where the time comes from.
+        entropy: Where randomness comes from.
+        landed: Called when a batch has ended, sent or not.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        producer: Producer,
+        store: OutboxStore,
+        remover: RowRemover,
+        settings: RelaySettings,
+        clock: Clock,
+        entropy: Entropy,
+        landed: Callable[[], None],
+    ) -> None:
+        self._lanes = lanes
+        self._producer = producer
+        self._store = store
+        self._remover = remover
+        self._settings = settings
+        self._clock = clock
+        self._entropy = entropy
+        self._landed = landed
+        self._backoffs: dict[str, Backoff] = {}
+        self._tasks = Tasks()
+        self.counts = PublisherCounts()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def send(self, may_send: Callable[[float], bool]) -> None:
+        """Start to send what may be sent now.
+
+        Args:
+            may_send: Whether a send that begins at this time ends before the lease does.
+        """
+        while len(self._tasks) < self._settings.sends_max:
+            now = self._clock.monotonic()
+            if not may_send(now) or (batch := self._lanes.take(now)) is None:
+                return
+            self._tasks.start(self._publish(batch), "sending rows of an outbox").add_done_callback(
+                lambda _: self._landed()
+            )
+
+    async def stop(self) -> None:
+        """Cancel all sends."""
+        await self._tasks.stop()
+
+    async def _publish(self, batch: RowBatch) -> None:
+        if not batch.is_laned:
+            await self._deliver(batch.topic, batch.rows, None)
+            return
+        try:
+            queues = await self._writable_queues(batch.topic)
+            parts: dict[Queue, list[OutboxRow]] = {}
+            for row in batch.rows:
+                parts.setdefault(queue_of_key(queues, str(row.lane)), []).append(row)
+        except (TxmqError, TimeoutError) as error:
+            await self._handle_failure(batch.topic, batch.rows, error)
+            return
+        if len(parts) == 1:
+            ((queue, rows),) = parts.items()
+            await self._deliver(batch.topic, rows, queue)
+        else:
+            await asyncio.gather(
+                *[self._deliver(batch.topic, rows, queue) for queue, rows in parts.items()]
+            )
+
+    async def _writable_queues(self, topic: str) -> Sequence[Queue]:
+        """The queues of a topic; each lane uses one of them, as ``send_ordered`` does."""
+        session, settings = self._producer.client.session, self._producer.settings
+        route = session.known_route(topic)
+        if route is None:
+            async with asyncio.timeout(settings.timeout_s):
+                route = await session.route_to_write(topic, settings.queues_of_new_topics)
+        return route.writable
+
+    async def _deliver(self, topic: str, rows: list[OutboxRow], queue: Queue | None) -> None:
+        try:
+            await self._send_messages(rows, queue)
+        except BatchCutShort as cut:
+            count = len(cut.results)
+            self._complete(topic, rows[:count])
+            await self._handle_failure(topic, rows[count:], cut.__cause__ or cut)
+        except TxmqError as error:
+            await self._handle_failure(topic, rows, error)
+        except Exception as error:
+            log.exception("could not send rows of topic %s", topic)
+            await self._handle_failure(topic, rows, error)
+        else:
+            self._complete(topic, rows)
+
+    async def _send_messages(self, rows: list[OutboxRow], queue: Queue | None) -> None:
+        messages = [row.message for row in rows if row.message is not None]
+        if len(messages) < len(rows):
+            raise LocalProtocolError(rows[0].problem)
+        if len(messages) == 1:
+            await self._producer.send(messages[0], queue)
+        else:
+            await self._producer.send_batch(messages, queue)
+
+    def _complete(self, topic: str, rows: list[OutboxRow]) -> None:
+        self.counts.published += len(rows)
+        self.counts.requests += 1
+        self._backoffs.pop(topic, None)
+        self._lanes.works(topic)
+        # First: a row that is no longer at hand could be read again.
+        self._remover.add(rows)
+        self._lanes.land(rows)
+
+    # Failures
+
+    async def _handle_failure(
+        self, topic: str, rows: list[OutboxRow], error: BaseException
+    ) -> None:
+        cause = classify(error)
+        if isinstance(error, TopicNotFound) and await self._has_no_brokers():
+            cause = SendFailure.OUTAGE
+        if cause is SendFailure.MESSAGE:
+            await self._isolate(topic, rows, error)
+            return
+        if cause is not SendFailure.OUTAGE:
+            for row in rows:
+                row.attempts += 1
+        if cause is SendFailure.UNCERTAIN and len(rows) > 1:
+            for row in rows:
+                row.is_alone = True
+        self._pause(topic, error)
+        spent = [row for row in rows if row.attempts >= self._settings.attempts_max]
+        if spent and len(rows) == 1:
+            await self._give_up(rows[0], error)
+            return
+        for row in spent:
+            row.is_alone = True
+        self._defer(rows)
+
+    async def _has_no_brokers(self) -> bool:
+        """Whether the name servers know no broker: then they report every topic as missing."""
+        try:
+            async with asyncio.timeout(self._producer.settings.timeout_s):
+                return not await self._producer.client.admin.cluster()
+        except (TxmqError, TimeoutError) as error:
+            return classify(error) is SendFailure.OUTAGE
+
+    async def _isolate(self, topic: str, rows: list[OutboxRow], error: BaseException) -> None:
+        """One message of a batch can never be sent: send each alone to find it."""
+        if len(rows) == 1:
+            await self._give_up(rows[0], error)
+            return
+        log.info("a batch of %d for topic %s is sent one by one: %s", len(rows), topic, error)
+        for row in rows:
+            row.is_alone = True
+        self._defer(rows)
+
+    def _pause(self, topic: str, error: BaseException) -> None:
+        backoff = self._backoffs.get(topic)
+        if backoff is None:
+            backoff = self._backoffs[topic] = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            log.warning("topic %s has to wait: %s", topic, error)
+        now = self._clock.monotonic()
+        if not self._lanes.is_paused(topic, now):  # Many sends fail at once for one reason.
+            self._lanes.pause(topic, now + backoff.failed())
+
+    def _defer(self, rows: Sequence[OutboxRow]) -> None:
+        self.counts.deferred += len(rows)
+        self._lanes.give_back(rows)
+
+    async def _give_up(self, row: OutboxRow, error: BaseException) -> None:
+        """Apply ``on_poison`` to a message that no broker takes."""
+        self.counts.failed += 1
+        why = properties.one_line(f"{type(error).__name__}: {error}", REASON_CHARS_MAX)
+        name = f"row {row.id} for topic {row.topic}" + (f", lane {row.lane}" if row.lane else "")
+        policy = self._settings.on_poison
+        try:
+            if policy == "skip":
+                if await self._store.put_aside(row.id, why):
+                    log.error("%s is put aside: %s", name, why)
+                self._remover.forget(row.id)
+                self._lanes.land([row])
+                return
+            if policy == "dead_letter" and row.message is not None:
+                await self._send_dead_letter(row, row.message, why)
+                log.error("%s is a dead letter: %s", name, why)
+                return
+        except TxmqError as worse:
+            why = properties.one_line(f"{why}; as a dead letter: {worse}", REASON_CHARS_MAX)
+            if classify(worse) is SendFailure.OUTAGE:
+                self._pause(row.topic, worse)
+                self._defer([row])
+                return
+        except self._store.problems as worse:
+            self._pause(row.topic, worse)
+            self._defer([row])
+            return
+        await self._block(row, name, why)
+
+    async def _send_dead_letter(self, row: OutboxRow, message: Message, why: str) -> None:
+        dead_properties = {
+            **{
+                name: value
+                for name, value in message.properties.items()
+                if name not in properties.DELAYS
+            },
+            properties.DEAD_TOPIC: row.topic,
+            properties.DEAD_REASON: why,
+            properties.DEAD_ID: message.properties[properties.UNIQUE_KEY],
+        }
+        await self._producer.send(
+            replace(
+                message,
+                topic=self._settings.dead_letter_topic,
+                properties=dead_properties,
+                delay_level=0,
+                deliver_at_ms=None,
+                deliver_after_s=None,
+            )
+        )
+        self.counts.dead_letters += 1
+        self._remover.add([row])
+        self._lanes.land([row])
+
+    async def _block(self, row: OutboxRow, name: str, why: str) -> None:
+        log.error("no broker takes %s, so it waits: %s", name, why)
+        try:
+            await self._store.note(row.id, why)
+        except self._store.problems as worse:
+            log.warning("could not record why %s waits: %s", name, worse)
+        self._lanes.rest(row, self._clock.monotonic() + self._settings.blocked_s)

@@ -1,0 +1,306 @@
+"""A relay's database: every operation is one short transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from txmq.databases import dialects
+from txmq.databases.door import Borrowed, Door, drive
+from txmq.databases.failures import Failure, failure, words
+from txmq.databases.tables import create_command
+from txmq.errors import DatabaseFailed, TableMissing, TxmqError
+from txmq.limits import RELAY_THREADS, SLOTS
+from txmq.outbox.lanes import LanePosition
+from txmq.outbox.slots import fair_share
+from txmq.outbox.statements import Statements, number_list, positions_json
+from txmq.outbox.table import Outbox
+from txmq.outbox.tally import Backlog
+from txmq.quantity import quantity
+from txmq.runtime.threads import Threads
+
+__all__ = ["Heartbeat", "OutboxStore", "Page"]
+
+T = TypeVar("T")
+
+_BY_INDEX: Final = (
+    "SELECT set_config('plan_cache_mode', 'force_custom_plan', true), "
+    "set_config('enable_seqscan', 'off', true)"
+)
+"""Plans are made when the table is empty, and used when it is full of dead rows."""
+
+
+class Page(NamedTuple):
+    """The rows of one read."""
+
+    rows: list[tuple[Any, ...]]
+    """In the order of their ids."""
+    is_cut: bool
+    """Whether there may be more rows."""
+
+
+class Heartbeat(NamedTuple):
+    """The answer to a heartbeat: the slots this relay holds, and how many relays are alive."""
+
+    held: set[int]
+    living: int
+
+
+class OutboxStore:
+    """One relay's access to the outbox; every method raises what the door's library raises.
+
+    Args:
+        outbox: The tables.
+        door: The database.
+        token: Identifies the relay.
+        lease_s: How long a lease lasts.
+        answer_s: How long the database may take to answer.
+    """
+
+    def __init__(
+        self, outbox: Outbox, door: Door[Any], token: str, lease_s: float, answer_s: float
+    ) -> None:
+        self._outbox = outbox
+        self._door = door
+        self._statements = Statements(outbox, door.kind)
+        self._token = token
+        self._lease_ms = int(lease_s * 1000)
+        self._answer_s = answer_s
+        self._threads = Threads("txmq-relay", RELAY_THREADS)
+        self._running: dict[asyncio.Future[object], None] = {}
+        self._counting: asyncio.Future[object] | None = None
+        self.problems: tuple[type[Exception], ...] = (
+            *door.problems,
+            DatabaseFailed,
+            TimeoutError,
+        )
+
+    async def close(self) -> None:
+        """Wait for work in threads, and end the threads."""
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=self._answer_s)
+        self._threads.close()
+
+    async def verify(self) -> None:
+        """Check that the tables exist.
+
+        Raises:
+            TableMissing: A table, or a row of a table, is missing.
+            DatabaseFailed: The database does not answer.
+        """
+        name = self._outbox.name
+        hint = f"`{create_command('outbox', self._outbox.rows)}` creates it"
+        try:
+            found = await self.run(self._count_slots)
+        except self.problems as error:
+            if failure(error) in {Failure.MISSING, Failure.CHANGED}:
+                raise TableMissing(f"{name} does not exist: {words(error)}; {hint}") from error
+            raise DatabaseFailed(f"{name} cannot be read: {words(error)}") from error
+        if found != SLOTS:
+            raise TableMissing(f"{name} has {quantity(found, 'slot')}, not {SLOTS}; {hint}")
+
+    async def _count_slots(self, borrowed: Borrowed[Any]) -> int:
+        await borrowed.ask(
+            self._statements["forward"], slots=self._list([]), low=0, count=1, bytes=1
+        )
+        await borrowed.ask(self._statements["living"], lease_ms=self._lease_ms)
+        return int((await borrowed.ask(self._statements["slots"])).rows[0][0])
+
+    # Reading
+
+    async def forward(self, slots: Sequence[int], low: int, count: int, size: int) -> Page:
+        """Rows of some slots after an id: at most ``count``, and about ``size`` bytes."""
+        values = {"slots": self._list(slots), "low": low}
+        return await self._read("forward", count, size, **values)
+
+    async def sweep(
+        self,
+        slots: Sequence[int],
+        low: int,
+        high: int,
+        known: Collection[int],
+        behind: list[str],
+        count: int,
+        size: int,
+    ) -> Page:
+        """Rows between two ids, except known rows and the rows of lanes that are behind."""
+        return await self._read(
+            "sweep", count, size, slots=self._list(slots), low=low, high=high,
+            known=self._list(known), behind=json.dumps(behind),
+        )  # fmt: skip
+
+    async def lanes(
+        self, positions: Sequence[LanePosition], high: int, count: int, size: int
+    ) -> Page:
+        """Rows of some lanes, from each lane's position up to an id."""
+        return await self._read("lanes", count, size, asked=positions_json(positions), high=high)
+
+    async def _read(self, name: str, count: int, size: int, **values: object) -> Page:
+        async def read(borrowed: Borrowed[Any]) -> Page:
+            if self._door.kind == "postgresql":
+                await borrowed.ask(_BY_INDEX)
+            found = await borrowed.ask(self._statements[name], count=count, bytes=size, **values)
+            # After a rollback psycopg forgets the service's prepared statements on the connection.
+            await borrowed.commit(is_last=True)
+            there = found.rows[0][-1] if found.rows else 0
+            return Page(found.rows, there >= count or len(found.rows) < there)
+
+        return await self.run(read)
+
+    # Completion
+
+    async def remove(self, ids: Sequence[int]) -> int:
+        """Delete rows of this relay's slots; returns how many existed."""
+
+        async def remove(borrowed: Borrowed[Any]) -> int:
+            await self._set_isolation(borrowed)
+            if self._door.kind == "postgresql":
+                await borrowed.ask(_BY_INDEX)
+            answer = await borrowed.ask(
+                self._statements["remove"], ids=self._list(ids), token=self._token
+            )
+            await borrowed.commit(is_last=True)
+            return answer.changed
+
+        return await self.run(remove)
+
+    async def put_aside(self, row_id: int, problem: str) -> bool:
+        """Mark a row whose message no broker takes; returns whether this relay still has it."""
+        return await self._mark("put_aside", row_id, problem)
+
+    async def note(self, row_id: int, problem: str) -> bool:
+        """Record why a row waits; returns whether the record changed."""
+        return await self._mark("note", row_id, problem)
+
+    async def _mark(self, name: str, row_id: int, problem: str) -> bool:
+        async def mark(borrowed: Borrowed[Any]) -> bool:
+            await self._set_isolation(borrowed)
+            answer = await borrowed.ask(
+                self._statements[name], id=row_id, problem=problem, token=self._token
+            )
+            await borrowed.commit(is_last=True)
+            return answer.changed > 0
+
+        return await self.run(mark)
+
+    # Slots
+
+    async def beat(self) -> Heartbeat:
+        """Report this relay as alive, renew its leases, and take free slots up to a fair share."""
+        ours = {"token": self._token, "lease_ms": self._lease_ms}
+
+        async def beat(borrowed: Borrowed[Any]) -> Heartbeat:
+            await self._set_isolation(borrowed)
+            seen = await borrowed.ask(self._statements["seen"], token=self._token)
+            if not seen.changed:
+                await borrowed.ask(self._statements["join"], token=self._token)
+            await borrowed.ask(self._statements["remove_dead"], lease_ms=self._lease_ms)
+            await borrowed.ask(self._statements["renew"], **ours)
+            answer = await borrowed.ask(self._statements["living"], lease_ms=self._lease_ms)
+            living = int(answer.rows[0][0])
+            held = await self._held(borrowed)
+            missing = fair_share(living) - len(held)
+            if missing > 0:
+                free = await borrowed.ask(
+                    self._statements["free"], token=self._token, count=missing
+                )
+                if free.rows:
+                    slots = self._list([slot for (slot,) in free.rows])
+                    await borrowed.ask(self._statements["lease"], slots=slots, **ours)
+                    held = await self._held(borrowed)
+            await borrowed.commit(is_last=True)
+            return Heartbeat(held, living)
+
+        return await self.run(beat)
+
+    async def _held(self, borrowed: Borrowed[Any]) -> set[int]:
+        found = await borrowed.ask(self._statements["held"], token=self._token)
+        return {int(slot) for (slot,) in found.rows}
+
+    async def release(self, slots: Collection[int], *, leaves: bool = False) -> None:
+        """Release some slots; with ``leaves`` this relay also stops counting as alive."""
+
+        async def release(borrowed: Borrowed[Any]) -> None:
+            await self._set_isolation(borrowed)
+            await borrowed.ask(
+                self._statements["release"], slots=self._list(slots), token=self._token
+            )
+            if leaves:
+                await borrowed.ask(self._statements["leave"], token=self._token)
+            await borrowed.commit(is_last=True)
+
+        await self.run(release)
+
+    # Figures
+
+    async def waiting(self) -> Backlog:
+        """How many rows the outbox holds now."""
+
+        async def count(borrowed: Borrowed[Any]) -> Backlog:
+            rows, oldest_ms, failed = (await borrowed.ask(self._statements["waiting"])).rows[0]
+            await borrowed.commit(is_last=True)  # As for what is read.
+            age_s = max(0.0, float(oldest_ms or 0) / 1000)
+            return Backlog(rows=int(rows), oldest_s=age_s, failed=int(failed))
+
+        if not self._door.is_blocking:
+            return await self.run(count)
+        # A slow count of many rows must not occupy all threads: callers share one count.
+        if self._counting is None or self._counting.done():
+            self._counting = self._start_thread(self._in_session(count))
+        return cast(Backlog, await self._wait_for(self._counting))
+
+    # Sessions and threads
+
+    async def run(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
+        """Run work in a transaction of its own; the work commits it."""
+        result = self._in_session(work)
+        if self._door.is_blocking:
+            return cast(T, await self._wait_for(self._start_thread(result)))
+        async with asyncio.timeout(self._answer_s):
+            return await result
+
+    def _start_thread(self, work: Coroutine[Any, Any, object]) -> asyncio.Future[object]:
+        running = self._threads.run(lambda: drive(work))
+        self._running[running] = None
+        running.add_done_callback(self._forget_thread)
+        return running
+
+    async def _wait_for(self, running: asyncio.Future[object]) -> object:
+        async with asyncio.timeout(self._answer_s):
+            # A thread cannot be interrupted, and it still uses its connection.
+            return await asyncio.shield(running)
+
+    def _forget_thread(self, running: asyncio.Future[object]) -> None:
+        del self._running[running]
+        if not running.cancelled():
+            running.exception()  # Marks it as seen: its caller may have given up waiting.
+
+    async def _in_session(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
+        try:
+            async with self._session() as borrowed:
+                return await work(borrowed)
+        except Exception as error:
+            if isinstance(error, (*self.problems, TxmqError)):
+                raise
+            # A source may run any code to connect, such as a request for a password.
+            why = f"{type(error).__name__}: {words(error)}"
+            raise DatabaseFailed(f"no connection to the database: {why}") from error
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Borrowed[Any]]:
+        borrowed = await self._door.open()
+        try:
+            yield borrowed
+        finally:
+            await borrowed.close()
+
+    async def _set_isolation(self, borrowed: Borrowed[Any]) -> None:
+        """Read committed rows, whatever level the application chose for its own transactions."""
+        if (level := dialects.ISOLATION.get(self._door.kind)) is not None:
+            await borrowed.ask(level)
+
+    def _list(self, numbers: Collection[int]) -> str:
+        return number_list(self._door.kind, numbers)

@@ -28,11 +28,11 @@ def break_id(key):
 
 def today(spark, classes, more=None):
     """What a day says of transfers of these classes, by their keys; more of some of them."""
-    types = {each.name: each.type for each in ITEMS.columns}
+    types = {column.name: column.type for column in ITEMS.columns}
     words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
     ddl = ", ".join(f"{name} {words[types[name]]}" for name in FACTS_OF_ITEMS)
     rows = [transfer(key, class_) | (more or {}).get(key, {}) for key, class_ in classes.items()]
-    plain = [tuple(each[name] for name in FACTS_OF_ITEMS) for each in rows]
+    plain = [tuple(row[name] for name in FACTS_OF_ITEMS) for row in rows]
     return spark.createDataFrame(plain, ddl)
 
 

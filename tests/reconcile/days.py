@@ -119,12 +119,12 @@ class Plan:
             return RULES
         banks = (
             replace(
-                each,
+                bank,
                 entries=replace(
-                    each.entries, double_entry=True, clearing=(f"{each.name}-clearing",)
+                    bank.entries, double_entry=True, clearing=(f"{bank.name}-clearing",)
                 ),
             )
-            for each in RULES.bank
+            for bank in RULES.bank
         )
         return replace(RULES, bank=tuple(banks))
 
@@ -213,9 +213,9 @@ class _Books:
         for bank, name in enumerate(BANKS):
             mine = used & (account // self.of_a_bank == bank)
             chosen = np.flatnonzero(mine & (account % self.of_a_bank < self.plan.accounts))
-            for each in rng.choice(chosen, self.plan.altered, replace=False):
-                balance[each] += 1_00
-                altered.append((name, self.names[account[each]].as_py()))
+            for item in rng.choice(chosen, self.plan.altered, replace=False):
+                balance[item] += 1_00
+                altered.append((name, self.names[account[item]].as_py()))
             rows = rng.integers(1, 50, size)
             for table, sums, counts in (
                 (OPENING, opening, rows),
@@ -259,7 +259,7 @@ def _slices(plan) -> Iterator["_Slice"]:
 
 def _how_many(planted):
     """Of each shape, so that each class has enough."""
-    of_a_class = [sum(each.class_ == other.class_ for other in PLANTED) for each in PLANTED]
+    of_a_class = [sum(accident.class_ == other.class_ for other in PLANTED) for accident in PLANTED]
     return [-(-planted // count) for count in of_a_class]
 
 
@@ -446,11 +446,11 @@ class _Slice:
         again = [np.flatnonzero(self._at_least("copies", nth)) for nth in (1, 2)]
         at = np.concatenate([first, second, *again])
         nth = np.concatenate(
-            [np.zeros_like(first), np.ones_like(second)] + [np.zeros_like(each) for each in again]
+            [np.zeros_like(first), np.ones_like(second)] + [np.zeros_like(item) for item in again]
         )
         after = np.concatenate(
             [np.zeros_like(first), np.full_like(second, 45_000)]
-            + [rng.integers(1, 400, each.size) for each in again]
+            + [rng.integers(1, 400, item.size) for item in again]
         )
         order = np.argsort(self.stored[at] + after, kind="stable")
         at, nth, after = at[order], nth[order], after[order]
@@ -494,10 +494,10 @@ class _Slice:
         seen = visible & (place != "unseen")
         offset = np.zeros(at.size, np.int64)
         for bank in (0, 1):
-            for each in range(8):
-                mine = np.flatnonzero(seen & (self.bank[at] == bank) & (queue == each))
-                offset[mine] = books.offsets[bank, each] + np.arange(mine.size)
-                books.offsets[bank, each] += mine.size
+            for index in range(8):
+                mine = np.flatnonzero(seen & (self.bank[at] == bank) & (queue == index))
+                offset[mine] = books.offsets[bank, index] + np.arange(mine.size)
+                books.offsets[bank, index] += mine.size
         return queue, offset, ~seen
 
     def _failures(self, books, keys):
@@ -573,7 +573,7 @@ def _named(names, at=None, missing=None):
     """Texts: of places in ``names``, or ``names`` themselves; none where they are missing."""
     if at is None:
         distinct, at = np.unique(names, return_inverse=True)
-        names = [str(each) for each in distinct]
+        names = [str(item) for item in distinct]
     return pa.array(list(names), pa.string()).take(pa.array(at, mask=missing))
 
 

@@ -23,7 +23,7 @@ NAMES = ("matches", "items", "closed", "totals")
 def tables(spark, day, *, partitions=1):
     """What the run comes to; in whatever partitions."""
     moved = spark.createDataFrame(
-        [(f"icbc/{each}", "matched", each, "CNY") for each in range(500)],
+        [(f"icbc/{index}", "matched", index, "CNY") for index in range(500)],
         breaks.ddl_of("matches"),
     )
     lived = breaks.carried(spark, CLASSES, day)
@@ -34,8 +34,8 @@ def tables(spark, day, *, partitions=1):
     found = dict(zip(NAMES, (moved, lived.items, lived.closed, totals), strict=True))
     # What is large comes parted by its key; that is the same in every run.
     return {
-        name: each.repartition(PARTS, "key") if name == "matches" else each.repartition(partitions)
-        for name, each in found.items()
+        name: item.repartition(PARTS, "key") if name == "matches" else item.repartition(partitions)
+        for name, item in found.items()
     }
 
 

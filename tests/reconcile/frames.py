@@ -45,7 +45,7 @@ def frame(spark, table, rows, *, has_bank=False):
     names = ["bank", *table.names] if has_bank else list(table.names)
     types = [pa.string()] * has_bank + [TYPES[column.type] for column in table.columns]
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    arrays = [pa.array(each, type_) for each, type_ in zip(columns, types, strict=True)]
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
     return spark.createDataFrame(pa.table(arrays, names=names), schema=ddl)
 
 

@@ -57,8 +57,8 @@ class History:
             self._accident(entries, messages, failures)
         self.entries += entries
         self.messages += messages
-        told = {each.id for each in messages if each.state in VISIBLE}
-        self.failures += [each for each in failures if each.id in told]
+        told = {message.id for message in messages if message.state in VISIBLE}
+        self.failures += [failure for failure in failures if failure.id in told]
 
     def _at(self, began, most=3):
         """A moment soon after another; now and then one outside of both days."""
@@ -107,7 +107,7 @@ class History:
         )
 
     def _failure(self, message):
-        flow = next(each for each in FLOWS.values() if each.topic == message.topic)
+        flow = next(flow for flow in FLOWS.values() if flow.topic == message.topic)
         state = self.random.choice(("dead", "retrying"))
         group = flow.group if self.random.random() < 0.8 else "audit"
         at = message.decided_ms or message.stored_ms

@@ -46,19 +46,19 @@ class Taken:
     def __init__(self, data, out, window=ALWAYS, flows=(), **how):
         self.log = extract_log(rules_of(data, *flows), window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
-            pq.read_table(out / "log" / each.name).to_pylist()
-            for each in (MESSAGES, FAILURES, OFFSETS)
+            pq.read_table(out / "log" / item.name).to_pylist()
+            for item in (MESSAGES, FAILURES, OFFSETS)
         )
-        controls = [each.written for each in self.log.tables]
-        rows = [each.rows for each in controls]
+        controls = [table.written for table in self.log.tables]
+        rows = [control.rows for control in controls]
         assert rows == [len(self.messages), len(self.failures), len(self.offsets)]
-        assert [each.table for each in controls] == ["messages", "failures", "offsets"]
-        assert {each.source for each in controls} == {"log"}
+        assert [control.table for control in controls] == ["messages", "failures", "offsets"]
+        assert {control.source for control in controls} == {"log"}
 
     def message(self, key):
         """The only row of a transfer."""
-        (found,) = [each for each in self.messages if each["key"] == f"icbc/{key}"]
+        (found,) = [message for message in self.messages if message["key"] == f"icbc/{key}"]
         return found
 
     def states(self):
-        return {each["key"].removeprefix("icbc/"): each["state"] for each in self.messages}
+        return {message["key"].removeprefix("icbc/"): message["state"] for message in self.messages}

@@ -127,12 +127,12 @@ def classes(told: Told, rule: Rule, start: int, end: int, as_of: int, known=froz
         known: Keys that were items when the day before ended.
     """
     entries, messages = defaultdict(list), defaultdict(list)
-    for each in told.entries:
-        if each.key is not None and each.kind != "other" and each.recorded_ms < end:
-            entries[each.key].append(each)
-    for each in told.messages:
-        if each.key is not None and each.stored_ms < end:
-            messages[each.key].append(each)
+    for entry in told.entries:
+        if entry.key is not None and entry.kind != "other" and entry.recorded_ms < end:
+            entries[entry.key].append(entry)
+    for message in told.messages:
+        if message.key is not None and message.stored_ms < end:
+            messages[message.key].append(message)
     found = {}
     for key in entries.keys() | messages.keys():
         unit = Unit(told, entries[key], messages[key], end)
@@ -214,7 +214,7 @@ def _different(unit, rule):
     currencies.discard(None)
     if len(currencies) > 1:
         return Class.CURRENCY_MISMATCH
-    tolerance = max((rule.tolerance.get(each, 0) for each in currencies), default=0)
+    tolerance = max((rule.tolerance.get(currency, 0) for currency in currencies), default=0)
     amounts = [abs(e.amount) for e in unit.legs] + [m.amount for m in unit.copies]
     is_unread = any(m.amount is None or m.currency is None for m in unit.copies)
     if is_unread or any((e.amount > 0) == (e.kind == "debit") for e in unit.legs):
@@ -289,8 +289,8 @@ def balances_hold(entries, opening, later, accounts):
         accounts: What the table says.
     """
     sums = defaultdict(int, opening)
-    for each in entries:
-        sums[each.account, each.currency] += each.amount
+    for entry in entries:
+        sums[entry.account, entry.currency] += entry.amount
     for place, amount in later.items():
         sums[place] += amount
     return {

@@ -214,7 +214,7 @@ def controls(currencies):
 def busy(*, evidence=4, **more):
     """A day with breaks of many classes, in two currencies."""
     totals = [total(name, cur, sum(ages), worth, sides) for name, cur, ages, worth, sides in BUSY]
-    totals += [total(*each) for each in AGREED]
+    totals += [total(*value) for value in AGREED]
     aging = [
         Aged(class_=name.value, bucket=bucket, currency=cur, transfers=count, at_risk=count * worth)
         for name, cur, ages, worth, _ in BUSY
@@ -227,7 +227,7 @@ def busy(*, evidence=4, **more):
         for bucket, count in zip(reversed(AGES), reversed(ages), strict=True)
         for at in range(min(count, evidence))
     ]
-    kept = [each for name in Class for each in [i for i in items if i.class_ == name][:evidence]]
+    kept = [value for name in Class for value in [i for i in items if i.class_ == name][:evidence]]
     return result(
         verdict="over limits",
         why=WHY,
@@ -247,17 +247,17 @@ def decisions():
     """Two of those that operators have made."""
     return tuple(
         Decided(
-            key=f"icbc/T20261120-{each}",
-            message_id=digest(f"decided {each}")[:32].upper(),
+            key=f"icbc/T20261120-{value}",
+            message_id=digest(f"decided {value}")[:32].upper(),
             state=state,
             payer=mask("62220200011112222"),
             payee=mask("62170001300077120045"),
             amount=8_800_00,
             currency="CNY",
-            decided_ms=END_MS - 3_600_000 * each,
+            decided_ms=END_MS - 3_600_000 * value,
             reason=reason,
         )
-        for each, state, reason in (
+        for value, state, reason in (
             (1, "committed", "li.na: the debit is in the books, ticket 4711"),
             (2, "rolled_back", "li.na: the customer called it off, ticket 4708"),
         )
@@ -266,7 +266,7 @@ def decisions():
 
 def clean(**more):
     """A day on which all is well."""
-    totals = tuple(total(*each) for each in AGREED)
+    totals = tuple(total(*value) for value in AGREED)
     return result(totals=totals, proofs=proofs(broken=False), **more)
 
 
@@ -292,7 +292,7 @@ def result(**more):
         "decisions": (),
         "decided_by_hand": 0,
         "digits": {"CNY": 2, "USD": 2},
-        "contents": {each: digest(each) for each in ("items", "matches", "balances", "proofs")},
+        "contents": {name: digest(name) for name in ("items", "matches", "balances", "proofs")},
     }
     return Result(**plain | more)
 
@@ -349,11 +349,11 @@ def with_texts(text):
         proofs=(Proof(text, text, text, "CNY", 1, 2, False, text),),
         contents={text: text},
         items=tuple(
-            msgspec.structs.replace(each, **dict.fromkeys(fields, text)) for each in day.items
+            msgspec.structs.replace(item_, **dict.fromkeys(fields, text)) for item_ in day.items
         ),
         decisions=tuple(
             msgspec.structs.replace(
-                each,
+                decision,
                 key=text,
                 message_id=text,
                 state=text,
@@ -362,7 +362,7 @@ def with_texts(text):
                 currency=text,
                 reason=text,
             )
-            for each in day.decisions
+            for decision in day.decisions
         ),
     )
     made = run(changed, extract_id=text, run_id=text, previous_run_id=text, spark_version=text)

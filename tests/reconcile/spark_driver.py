@@ -21,7 +21,7 @@ SEEN = (
 
 def work(spark):
     print(sum(row[0] for row in spark.range(1_000, numPartitions=4).collect()))
-    print(*(spark.conf.get(each) for each in SEEN))
+    print(*(spark.conf.get(name) for name in SEEN))
 
 
 def python(spark):

@@ -43,15 +43,15 @@ def cluster(cores=1, memory="1g"):
         workers = [
             started(
                 stack,
-                home / f"worker-{each}",
+                home / f"worker-{index}",
                 "org.apache.spark.deploy.worker.Worker",
                 *("--host", HOST, "--webui-port", free_port()),
-                *("--cores", cores, "--memory", memory, "--work-dir", home / f"work-{each}", url),
+                *("--cores", cores, "--memory", memory, "--work-dir", home / f"work-{index}", url),
             )
-            for each in range(WORKERS)
+            for index in range(WORKERS)
         ]
-        for each in workers:
-            wait_until(lambda: alive(page) == WORKERS, each, "both workers are registered")
+        for worker in workers:
+            wait_until(lambda: alive(page) == WORKERS, worker, "both workers are registered")
         yield url
 
 
@@ -104,7 +104,7 @@ def state(page):
 
 
 def alive(page):
-    return sum(each["state"] == "ALIVE" for each in (state(page) or {"workers": []})["workers"])
+    return sum(row["state"] == "ALIVE" for row in (state(page) or {"workers": []})["workers"])
 
 
 def wait_until(condition, process, what):

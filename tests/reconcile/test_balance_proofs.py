@@ -25,14 +25,14 @@ def rules(**changes):
     """Those of two banks without tables of accounts, as far as nothing else is said."""
     given = {"gapless": False} | changes
     banks = (
-        replace(each, accounts=None, entries=replace(each.entries, **given))
-        for each in PLAN.rules.bank
+        replace(bank, accounts=None, entries=replace(bank.entries, **given))
+        for bank in PLAN.rules.bank
     )
     return replace(PLAN.rules, bank=tuple(banks))
 
 
-DAYS = [PLAN.day + timedelta(days=each) for each in range(3)]
-WINDOWS = [rules().day.window(each) for each in DAYS]
+DAYS = [PLAN.day + timedelta(days=index) for index in range(3)]
+WINDOWS = [rules().day.window(day) for day in DAYS]
 
 
 class Books:
@@ -94,7 +94,7 @@ def summed(spark, table, rows):
     for row in rows:
         amount, count = sums[row.bank, row.account, row.role, row.currency]
         sums[row.bank, row.account, row.role, row.currency] = amount + row.amount, count + 1
-    given = [(*place, *each) for place, each in sums.items()]
+    given = [(*place, *name) for place, name in sums.items()]
     return spark.createDataFrame(given, f"bank STRING NOT NULL, {table.ddl}")
 
 
@@ -103,7 +103,9 @@ def run(spark, books, given, day=0, before=None):
     yesterday = Yesterday()
     if before is not None:
         # As read from files: without what they were made of.
-        yesterday = Yesterday(**{each: getattr(before, each).localCheckpoint() for each in FIELDS})
+        yesterday = Yesterday(
+            **{field_: getattr(before, field_).localCheckpoint() for field_ in FIELDS}
+        )
     return reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
 
 
@@ -243,7 +245,7 @@ def test_rows_that_are_removed_together_are_missed_where_they_were(spark):
     books.lose(account="ccb-bob")
     second = run(spark, books, rules(), 1, first)
 
-    found = {place: each for place, each in broken(second).items() if place[2] is not None}
+    found = {place: item for place, item in broken(second).items() if place[2] is not None}
     assert found == {
         ("roll-forward", "ccb", "ccb-bob", "CNY"): (900, 0),
         ("roll-forward-rows", "ccb", "ccb-bob", None): (1, 0),

@@ -42,11 +42,11 @@ ROWS = st.lists(
 def word(*batches):
     contents = Contents(TABLE)
     for rows in batches:
-        columns = [list(each) for each in zip(*rows, strict=True)] or [[]] * len(SCHEMA)
+        columns = [list(row) for row in zip(*rows, strict=True)] or [[]] * len(SCHEMA)
         # A slice of something larger, as batches often are.
         arrays = [
-            pa.array([*each[:1], *each], field.type)[len(each[:1]) :]
-            for each, field in zip(columns, SCHEMA, strict=True)
+            pa.array([*column[:1], *column], field.type)[len(column[:1]) :]
+            for column, field in zip(columns, SCHEMA, strict=True)
         ]
         contents.add(pa.record_batch(arrays, SCHEMA))
     return contents.word
@@ -78,7 +78,7 @@ def test_every_place_of_every_row_counts(rows, chance, data):
 
 def test_two_accounts_that_change_places_are_seen():
     chance = random.Random(7)
-    rows = [(f"icbc/t-{each}", f"6222{each % 50:016}", each, 1) for each in range(20_000)]
+    rows = [(f"icbc/t-{index}", f"6222{index % 50:016}", index, 1) for index in range(20_000)]
     for _ in range(20):
         one, other = chance.sample(range(len(rows)), 2)
         swapped = list(rows)

@@ -50,7 +50,7 @@ def expected(row):
 
 
 def in_order(rows):
-    return sorted(rows, key=lambda row: [(each is not None, each) for each in row.values()])
+    return sorted(rows, key=lambda row: [(item is not None, item) for item in row.values()])
 
 
 @pytest.fixture(params=["postgresql", "sqlite"], scope="module")
@@ -70,14 +70,14 @@ def fit(rows):
     for row in rows:
         period = (row["booked"] >= START_MS) + (row["booked"] >= START_MS + 86_400_000)
         sums[period, row["currency"]] += abs(row["amount"])
-    return all(each < 1 << 63 for (period, _), each in sums.items() if period != 1)
+    return all(name < 1 << 63 for (period, _), name in sums.items() if period != 1)
 
 
 def test_a_sum_that_does_not_fit_is_refused(bank):
     row = {"id": 1, "transfer": None, "account": "a", "currency": "CNY", "kind": None}
     bank.run("DELETE FROM journal")
     bank.add(
-        [row | {"amount": each, "booked": START_MS - 1} for each in (31_923, (1 << 63) - 31_923)]
+        [row | {"amount": item, "booked": START_MS - 1} for item in (31_923, (1 << 63) - 31_923)]
     )
 
     with (
@@ -103,7 +103,7 @@ def test_rows_come_out_as_they_went_in(bank, rows):
                 raise
             return
         entries, opening, later = (
-            rows_of(found, table=each) for each in ("entries", "opening", "later")
+            rows_of(found, table=name) for name in ("entries", "opening", "later")
         )
 
     end = START_MS + 86_400_000
@@ -112,9 +112,9 @@ def test_rows_come_out_as_they_went_in(bank, rows):
         (opening, [row for row in rows if row["booked"] < START_MS]),
         (later, [row for row in rows if row["booked"] >= end]),
     ):
-        assert sum(each["amount"] for each in table) == sum(each["amount"] for each in wanted)
-        assert sum(each["rows"] for each in table) == len(wanted)
-        named = {(each["account"], each["role"], each["currency"]) for each in table}
+        assert sum(row["amount"] for row in table) == sum(row["amount"] for row in wanted)
+        assert sum(row["rows"] for row in table) == len(wanted)
+        named = {(row["account"], row["role"], row["currency"]) for row in table}
         assert len(named) == len(table)
 
 
@@ -148,7 +148,7 @@ def test_decimals_and_moments_keep_all_their_digits(bank, rows):
         entries = rows_of(found)
 
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    assert [(each["amount"], each["booked_ms"]) for each in entries] == [
+    assert [(entry["amount"], entry["booked_ms"]) for entry in entries] == [
         (
             int(Decimal(amount) * 100),
             int((moment.replace(tzinfo=UTC) - epoch) / (epoch.resolution * 1000)),

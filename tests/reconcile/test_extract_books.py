@@ -92,7 +92,7 @@ def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
     _, folder = taken(rules_of(tmp_path, bank_of(bank, recorded="recorded")))
 
     assert rows_of(folder) == [entry(amount=1, booked_ms=before)]
-    assert [each["amount"] for each in rows_of(folder, table="opening")] == [2]
+    assert [row["amount"] for row in rows_of(folder, table="opening")] == [2]
 
 
 def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, tmp_path):
@@ -102,8 +102,8 @@ def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, t
     _, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
     found = rows_of(folder)
-    assert [each["kind"] for each in found] == ["debit", "credit", "return", "other", "other"]
-    assert {each["key"] for each in found} == {None}
+    assert [row["kind"] for row in found] == ["debit", "credit", "return", "other", "other"]
+    assert {row["key"] for row in found} == {None}
 
 
 def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
@@ -127,11 +127,11 @@ def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
 
 
 def test_unsigned_amounts_are_less_than_nothing_where_their_kind_is_a_debit(bank, tmp_path):
-    bank.journal([{"amount": 5, "kind": each} for each in ("debit", "credit", "return", "fee")])
+    bank.journal([{"amount": 5, "kind": name} for name in ("debit", "credit", "return", "fee")])
 
     _, folder = taken(rules_of(tmp_path, bank_of(bank, amounts="unsigned")))
 
-    assert {each["kind"]: each["amount"] for each in rows_of(folder)} == {
+    assert {row["kind"]: row["amount"] for row in rows_of(folder)} == {
         "debit": -5,
         "credit": 5,
         "return": 5,
@@ -149,14 +149,14 @@ def test_major_units_become_minor_ones_as_each_currency_has_them(bank, tmp_path,
         ("0.07", "USD"),
     ]
     bank.journal(
-        [{"amount": each, "currency": currency} for each, currency in amounts],
+        [{"amount": amount, "currency": currency} for amount, currency in amounts],
         JOURNAL | {"amount": type_},
     )
     money = {"CNY": {}, "JPY": {"digits": 0}, "BHD": {"digits": 3}, "USD": {}}
 
     _, folder = taken(rules_of(tmp_path, bank_of(bank, units="major"), money=money))
 
-    assert [each["amount"] for each in rows_of(folder)] == [1234, -700, 500, 1, 7]
+    assert [row["amount"] for row in rows_of(folder)] == [1234, -700, 500, 1, 7]
 
 
 def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
@@ -180,13 +180,15 @@ def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
     _, folder = taken(rules_of(tmp_path, *told))
 
     expected = NOON_MS - 8 * 3_600_000 + 123
-    assert [each["booked_ms"] for each in rows_of(folder, "local")] == [expected]
-    assert [each["booked_ms"] for each in rows_of(folder, "zoned")] == [expected]
+    assert [row["booked_ms"] for row in rows_of(folder, "local")] == [expected]
+    assert [row["booked_ms"] for row in rows_of(folder, "zoned")] == [expected]
 
 
 def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
-    columns = {"row": "BIGINT"} | {each: JOURNAL[each] for each in JOURNAL if each != "id"}
-    columns = {("the order" if each == "transfer" else each): columns[each] for each in columns}
+    columns = {"row": "BIGINT"} | {item: JOURNAL[item] for item in JOURNAL if item != "id"}
+    columns = {
+        ("the order" if column == "transfer" else column): columns[column] for column in columns
+    }
     bank.run(
         'CREATE TABLE "odd book" (' + ", ".join(f'"{n}" {t}' for n, t in columns.items()) + ")"
     )
@@ -206,7 +208,7 @@ def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
 
     _, folder = taken(rules_of(tmp_path, told))
 
-    assert [each["role"] for each in rows_of(folder)] == ["customer", "suspense"]
+    assert [row["role"] for row in rows_of(folder)] == ["customer", "suspense"]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_an_id_that_is_no_number_is_refused_and_an_empty_one_is_not(bank, tmp_pa
     bank.journal([{"id": None}, {"id": "17"}], JOURNAL | {"id": "TEXT"})
     rules = rules_of(tmp_path, bank_of(bank))
     _, folder = taken(rules)
-    assert [each["id"] for each in rows_of(folder)] == [None, 17]
+    assert [row["id"] for row in rows_of(folder)] == [None, 17]
 
     bank.add([{"id": "A-18"}])
 
@@ -271,18 +273,18 @@ def test_books_without_rows_make_an_extract_without_rows(bank, tmp_path):
     manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
     assert rows_of(folder) == rows_of(folder, table="opening") == []
-    assert {each.rows for each in manifest.controls} == {0}
+    assert {control.rows for control in manifest.controls} == {0}
 
 
 def test_totals_that_no_longer_fit_into_64_bits_are_added_up_all_the_same(bank, tmp_path):
-    many = [{"id": (1 << 62) + each, "amount": (1 << 61) - each} for each in range(5)]
+    many = [{"id": (1 << 62) + index, "amount": (1 << 61) - index} for index in range(5)]
     bank.journal(many)
 
     manifest, _ = taken(rules_of(tmp_path, bank_of(bank)))
 
     control = manifest.sources[0].tables[0].told
-    assert control.amounts == {"CNY": sum(each["amount"] for each in many)}
-    whole = sum(each["id"] + each["amount"] + 2 * NOON_MS for each in many)
+    assert control.amounts == {"CNY": sum(row["amount"] for row in many)}
+    whole = sum(row["id"] + row["amount"] + 2 * NOON_MS for row in many)
     assert control.hash_total == whole % (1 << 63)
 
 
@@ -297,7 +299,7 @@ def test_the_same_books_give_the_same_extract_and_others_another(bank, tmp_path)
     other, elsewhere = taken(rules)
 
     assert other.extract_id != first.extract_id
-    assert {each.name for each in folder.parent.iterdir()} == {folder.name, elsewhere.name}
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, elsewhere.name}
 
 
 @pytest.mark.parametrize(
@@ -311,8 +313,8 @@ def test_books_that_differ_by_a_text_alone_give_another(bank, tmp_path, change):
     bank.run(f"UPDATE journal SET {change} WHERE id = 2")
     other, elsewhere = taken(rules)
 
-    assert [each.written for each in other.sources[0].tables] == [
-        each.written for each in first.sources[0].tables
+    assert [table.written for table in other.sources[0].tables] == [
+        table.written for table in first.sources[0].tables
     ]
     assert other.extract_id != first.extract_id
     assert rows_of(elsewhere) != rows_of(folder)
@@ -324,7 +326,7 @@ def test_the_log_is_read_when_all_banks_are_there(bank, tmp_path):
     told = []
 
     def take_log(rules, window, directory):
-        told.append({each.parent.parent.name for each in directory.rglob("*.parquet")})
+        told.append({path.parent.parent.name for path in directory.rglob("*.parquet")})
         return no_log(rules, window, directory)
 
     take(rules, DAY, take_log=take_log, progress=lambda source, rows: told.append((source, rows)))
@@ -361,12 +363,12 @@ def test_a_schema_is_named_before_its_table(postgres, tmp_path):
 
         _, folder = taken(rules_of(tmp_path, bank_of(bank, table="core.journal")))
 
-    assert [each["amount"] for each in rows_of(folder)] == [9]
+    assert [row["amount"] for row in rows_of(folder)] == [9]
 
 
 def test_a_view_has_no_pages_and_is_read_as_a_whole(postgres, tmp_path):
     with book("postgresql", postgres, tmp_path) as bank:
-        bank.journal([{"amount": each} for each in range(100)])
+        bank.journal([{"amount": index} for index in range(100)])
         bank.run("CREATE VIEW seen AS SELECT * FROM journal")
 
         _, folder = taken(rules_of(tmp_path, bank_of(bank, table="seen")))
@@ -401,4 +403,4 @@ def test_large_tables_are_read_in_slices_and_every_row_once(postgres, tmp_path):
     entries = manifest.sources[0].tables[0]
     assert entries.told.rows == 150_000
     assert len(entries.parts) > 1
-    assert [each["id"] for each in rows_of(folder)] == list(range(1, 150_001))
+    assert [row["id"] for row in rows_of(folder)] == list(range(1, 150_001))

@@ -45,7 +45,7 @@ def test_what_a_killed_one_has_left_goes_with_the_next(rules):
     manifest, folder = taken(rules)
 
     assert begun(rules) == []
-    assert {each.name for each in folder.parent.iterdir()} == {manifest.extract_id}
+    assert {path.name for path in folder.parent.iterdir()} == {manifest.extract_id}
 
 
 def test_what_cannot_be_opened_is_in_nobodys_way(rules):

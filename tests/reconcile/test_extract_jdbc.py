@@ -27,7 +27,7 @@ def asked(spark, values, types, money=None, **entries):
     frame = spark.sql(f"SELECT * FROM VALUES {values} AS t({', '.join(types)})")
     frame = frame.selectExpr(*(f"CAST({name} AS {held}) AS {name}" for name, held in types.items()))
     frame.createOrReplaceTempView("journal")
-    dialect = SparkDialect({each.name: each.dataType.typeName() for each in frame.schema})
+    dialect = SparkDialect({item.name: item.dataType.typeName() for item in frame.schema})
     window = Day().window(DAY)
     return EntryStatements(bank(**entries), money or {}, window, dialect), dialect
 
@@ -56,12 +56,12 @@ def test_sparks_words_make_the_same_rows(spark):
         suspense=["o'neil"],
     )
 
-    found = sorted(tuple(each) for each in spark.sql(statements.rows()).collect())
-    sums = [tuple(each) for each in spark.sql(statements.sums()).collect()]
+    found = sorted(tuple(row) for row in spark.sql(statements.rows()).collect())
+    sums = [tuple(row) for row in spark.sql(statements.sums()).collect()]
     control = told_control(
         "icbc",
         ENTRIES,
-        [tuple(each) for each in spark.sql(told(statements.rows(), ENTRIES, dialect)).collect()],
+        [tuple(row) for row in spark.sql(told(statements.rows(), ENTRIES, dialect)).collect()],
     )
 
     at = NOON_MS
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_found(spark, amount, currency, column):
     types = TYPES | {"amount": "STRING", "booked": "BIGINT"}
     statements, _ = asked(spark, f"(1, 2, 'alice', {amount}, {currency}, 'D', {START_MS})", types)
 
-    found = {each.column for each in statements.faults() if spark.sql(each.statement).collect()}
+    found = {fault.column for fault in statements.faults() if spark.sql(fault.statement).collect()}
 
     assert found == {column}
 

@@ -26,11 +26,11 @@ def made(tmp_path_factory):
         bank.journal(
             [
                 {
-                    "amount": each,
-                    "transfer": f"t-{each}",
-                    "booked": START_MS - 86_400_000 * (each % 2),
+                    "amount": index,
+                    "transfer": f"t-{index}",
+                    "booked": START_MS - 86_400_000 * (index % 2),
                 }
-                for each in range(2 * ROWS)
+                for index in range(2 * ROWS)
             ]
         )
         bank.run("CREATE TABLE balances (account TEXT, balance BIGINT)")
@@ -68,7 +68,7 @@ def part(folder, source="icbc"):
 def test_all_ledgers_have_their_columns_and_the_banks_name(spark, made):
     found = load(spark, read_manifest(made[0]), made[0])
 
-    assert {each.bank for each in found.entries.select("bank").distinct().collect()} == {
+    assert {row.bank for row in found.entries.select("bank").distinct().collect()} == {
         "icbc",
         "ccb",
     }
@@ -79,7 +79,7 @@ def test_all_ledgers_have_their_columns_and_the_banks_name(spark, made):
     assert found.accounts.count() == 1
     assert found.messages.count() == found.failures.count() == found.offsets.count() == 0
     rows = sorted(found.entries.where("bank = 'icbc'").drop("bank").collect())
-    assert [each.asDict() for each in rows] == rows_of(made[0])
+    assert [row.asDict() for row in rows] == rows_of(made[0])
 
 
 @pytest.mark.fault("R5")
@@ -146,7 +146,7 @@ def test_a_file_that_belongs_to_nothing_is_told(spark, extract):
             lambda t: t.set_column(
                 5,
                 "amount",
-                [[each + (place == 3) for place, each in enumerate(t["amount"].to_pylist())]],
+                [[row + (place == 3) for place, row in enumerate(t["amount"].to_pylist())]],
             ),
             "icbc/entries: the sum of CNY was 999000 when it was extracted and is 999001",
         ),
@@ -182,7 +182,9 @@ def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(extra
 
 def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
     with book("sqlite", None, tmp_path) as bank:
-        bank.journal([{"id": (1 << 62) + each, "amount": -(1 << 61) - each} for each in range(9)])
+        bank.journal(
+            [{"id": (1 << 62) + index, "amount": -(1 << 61) - index} for index in range(9)]
+        )
         manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
     see_totals(manifest, folder)
@@ -216,7 +218,7 @@ def test_only_texts_that_come_again_have_a_dictionary(made):
     group = pq.read_metadata(part(made[0])).row_group(0)
     columns = [group.column(place) for place in range(group.num_columns)]
 
-    with_one = {each.path_in_schema for each in columns if each.has_dictionary_page}
+    with_one = {column.path_in_schema for column in columns if column.has_dictionary_page}
     assert with_one == {"kind", "role", "currency"}
 
 
@@ -227,7 +229,7 @@ def test_a_block_that_fails_leaves_no_file(tmp_path):
     def fail():
         with TableWriter(ENTRIES, folder, rows_a_part=1) as writer:
             writer.write(batch)
-            assert [each.name for each in folder.iterdir()] == ["part-00000.parquet"]
+            assert [path.name for path in folder.iterdir()] == ["part-00000.parquet"]
             writer.write(batch.slice(0, 0))
             raise KeyError
 

@@ -47,18 +47,18 @@ class Bookings:
                 self.count += 1
 
     def __enter__(self):
-        for each in self.threads:
-            each.start()
+        for thread in self.threads:
+            thread.start()
         return self
 
     def __exit__(self, *problem):
         self.stopped.set()
-        for each in self.threads:
-            each.join()
+        for thread in self.threads:
+            thread.join()
 
 
 def sums_of(folder):
-    rows = [row for each in (folder / "icbc" / "entries").iterdir() for row in _amounts(each)]
+    rows = [row for path in (folder / "icbc" / "entries").iterdir() for row in _amounts(path)]
     return len(rows), sum(rows)
 
 
@@ -114,7 +114,7 @@ def test_what_is_booked_after_the_snapshot_is_in_no_table(bank, tmp_path, monkey
     _, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
     for table in ("entries", "opening", "later"):
-        assert "late" not in {each["account"] for each in rows_of(folder, table=table)}
+        assert "late" not in {row["account"] for row in rows_of(folder, table=table)}
 
 
 def test_a_lock_that_nobody_releases_is_told(bank, tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_lock_that_nobody_releases_is_told(bank, tmp_path, monkeypatch):
 def test_a_sqlite_bank_is_read_in_one_state_too(tmp_path):
     with book("sqlite", None, tmp_path) as bank:
         bank.run("PRAGMA journal_mode = WAL")
-        bank.journal([{"amount": each} for each in (-7, 7)])
+        bank.journal([{"amount": item} for item in (-7, 7)])
         rules = rules_of(tmp_path, bank_of(bank))
         stopped = threading.Event()
 

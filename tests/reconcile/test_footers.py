@@ -16,11 +16,11 @@ def written(rows, columns, groups):
     """A file with statistics, nested columns, metadata and as many groups of rows."""
     table = pa.table(
         {
-            **{f"n{each}": pa.array(range(rows), pa.int64()) for each in range(columns)},
-            "s": [f"text {each % 3}" if each % 4 else None for each in range(rows)],
-            "d": pa.array([each / 7 for each in range(rows)], pa.float64()),
-            "b": pa.array([each % 2 == 0 for each in range(rows)], pa.bool_()),
-            "l": pa.array([[each] * (each % 3) for each in range(rows)], pa.list_(pa.int32())),
+            **{f"n{index}": pa.array(range(rows), pa.int64()) for index in range(columns)},
+            "s": [f"text {index % 3}" if index % 4 else None for index in range(rows)],
+            "d": pa.array([index / 7 for index in range(rows)], pa.float64()),
+            "b": pa.array([index % 2 == 0 for index in range(rows)], pa.bool_()),
+            "l": pa.array([[index] * (index % 3) for index in range(rows)], pa.list_(pa.int32())),
         }
     )
     sink = pa.BufferOutputStream()
@@ -39,9 +39,9 @@ def encodings(data):
     """Of every column of every group."""
     known = pq.ParquetFile(pa.BufferReader(data)).metadata
     return [
-        known.row_group(group).column(each).encodings
+        known.row_group(group).column(index).encodings
         for group in range(known.num_row_groups)
-        for each in range(known.num_columns)
+        for index in range(known.num_columns)
     ]
 
 
@@ -52,8 +52,8 @@ def test_nothing_changes_but_the_order_of_encodings(rows, columns, groups):
 
     assert len(ordered) == len(data)
     assert in_order(ordered) == ordered
-    assert [sorted(each) for each in encodings(ordered)] == [
-        sorted(each) for each in encodings(data)
+    assert [sorted(encoding) for encoding in encodings(ordered)] == [
+        sorted(encoding) for encoding in encodings(data)
     ]
     assert pq.read_table(pa.BufferReader(ordered)).equals(pq.read_table(pa.BufferReader(data)))
 
@@ -63,7 +63,7 @@ def test_encodings_in_any_order_come_to_the_same(chance):
     data = written(20, 2, 2)
     # PLAIN, RLE and RLE_DICTIONARY, as a list of three numbers: each twice, and in one byte.
     shuffled, found = data, 0
-    mark = next(each for each in (bytes((0x35, *p)) for p in permutations()) if each in data)
+    mark = next(item for item in (bytes((0x35, *p)) for p in permutations()) if item in data)
     while (found := shuffled.find(mark, found)) >= 0:
         codes = list(mark[1:])
         chance.shuffle(codes)

@@ -37,9 +37,9 @@ def live(spark):
         def frame(rows, ddl):
             return spark.createDataFrame(rows, ddl) if rows else None
 
-        before = [tuple(each[name] for name in ITEMS.names) for each in previous]
-        told = [breaks.explained(*each) for each in explained]
-        again = [(each, None) for each in agreed or ()] + list(history or ())
+        before = [tuple(earlier[name] for name in ITEMS.names) for earlier in previous]
+        told = [breaks.explained(*item) for item in explained]
+        again = [(item, None) for item in agreed or ()] + list(history or ())
         lived = carry(
             breaks.today(spark, today, more),
             frame(before, ITEMS.ddl),
@@ -48,11 +48,11 @@ def live(spark):
             day,
             frame(again, "key STRING, history STRING"),
         )
-        found = [[each.asDict() for each in rows.collect()] for rows in parted(lived)]
-        items, closed = ({each["key"]: each for each in rows} for rows in found)
+        found = [[row.asDict() for row in rows.collect()] for rows in parted(lived)]
+        items, closed = ({row["key"]: row for row in rows} for rows in found)
         assert len(items.keys() | closed.keys()) == sum(map(len, found))
-        assert {each["status"] for each in closed.values()} <= {"closed"}
-        assert "closed" not in {each["status"] for each in items.values()}
+        assert {row["status"] for row in closed.values()} <= {"closed"}
+        assert "closed" not in {item["status"] for item in items.values()}
         return items, closed
 
     return live
@@ -67,18 +67,18 @@ def test_a_break_has_the_same_id_on_every_day(live):
 
 
 def test_an_item_is_new_then_open_then_changed_then_closed(live):
-    days = [MONDAY + timedelta(days=each) for each in range(4)]
+    days = [MONDAY + timedelta(days=index) for index in range(4)]
     first, _ = live({"icbc/1": "in-flight"}, day=days[0])
     second, _ = live({"icbc/1": "in-flight"}, first.values(), days[1])
     third, _ = live({"icbc/1": "dead-letter"}, second.values(), days[2])
     fourth, closed = live({"icbc/1": "matched"}, third.values(), days[3])
 
-    assert [each["icbc/1"]["status"] for each in (first, second, third)] == [
+    assert [row["icbc/1"]["status"] for row in (first, second, third)] == [
         "new",
         "open",
         "changed",
     ]
-    assert [each["icbc/1"]["group"] for each in (first, second, third)] == ["open", "open", "break"]
+    assert [row["icbc/1"]["group"] for row in (first, second, third)] == ["open", "open", "break"]
     assert fourth == {}
     item = closed["icbc/1"]
     assert (item["class"], item["group"], item["status"]) == ("matched", "agreed", "closed")
@@ -108,7 +108,7 @@ def test_what_today_does_not_know_stays_and_grows_older(live):
 
 
 def test_an_explanation_holds_as_long_as_the_class_is_the_same(live):
-    days = [MONDAY + timedelta(days=each) for each in range(4)]
+    days = [MONDAY + timedelta(days=index) for index in range(4)]
     first, _ = live({"icbc/1": "amount-mismatch"}, day=days[0])
     said = [("icbc/1", "amount-mismatch")]
 
@@ -128,7 +128,7 @@ def test_an_explanation_holds_as_long_as_the_class_is_the_same(live):
     item = fourth["icbc/1"]
     assert (item["class"], item["was"], item["group"]) == ("double-credit", None, "break")
     assert (item["status"], item["explained_by"]) == ("changed", None)
-    assert [each.split()[1:] for each in item["history"].split(",")] == [
+    assert [word.split()[1:] for word in item["history"].split(",")] == [
         ["amount-mismatch", "new"],
         ["amount-mismatch", "explained"],
         ["double-credit", "changed"],
@@ -144,11 +144,11 @@ MORE = {
 
 
 def test_an_explanation_holds_for_none_of_whose_figures_is_another(live):
-    said = [(f"icbc/{each}", "double-credit") for each in (*MORE, "quiet")]
+    said = [(f"icbc/{item}", "double-credit") for item in (*MORE, "quiet")]
     plain = dict(said)
     first, _ = live(plain)
     second, _ = live(plain, first.values(), explained=said)
-    assert {each["status"] for each in second.values()} == {"explained"}
+    assert {row["status"] for row in second.values()} == {"explained"}
 
     more = {f"icbc/{name}": {name: value} for name, value in MORE.items()}
     # Where messages are and how far their consumers have come is no other break.
@@ -162,14 +162,14 @@ def test_an_explanation_holds_for_none_of_whose_figures_is_another(live):
     )
     assert set(MORE) == set(FIGURES)
     assert set(third) == set(more) - {"icbc/quiet"}
-    for each in third.values():
-        assert (each["class"], each["was"], each["group"]) == ("double-credit", None, "break")
-        assert (each["status"], each["explained_by"], each["explanation"]) == (
+    for row in third.values():
+        assert (row["class"], row["was"], row["group"]) == ("double-credit", None, "break")
+        assert (row["status"], row["explained_by"], row["explanation"]) == (
             "changed",
             None,
             None,
         )
-        assert each["history"].endswith(f",{FRIDAY} double-credit changed")
+        assert row["history"].endswith(f",{FRIDAY} double-credit changed")
 
 
 def test_what_is_explained_anew_is_explained_as_what_it_is_now(live):
@@ -230,7 +230,7 @@ def test_an_explained_item_of_which_today_says_nothing_stays_explained(live):
 
 def test_what_was_agreed_before_is_reopened_and_not_new(live):
     items, _ = live({"icbc/1": "double-credit", "icbc/2": "parked"}, agreed=["icbc/1", "icbc/1"])
-    assert {key: each["status"] for key, each in items.items()} == {
+    assert {key: item["status"] for key, item in items.items()} == {
         "icbc/1": "reopened",
         "icbc/2": "new",
     }
@@ -253,7 +253,7 @@ def test_what_was_closed_is_reopened_with_its_history(live):
 def test_a_long_history_keeps_its_beginning_and_its_end(live):
     first, _ = live({"icbc/1": "parked"})
     item = first["icbc/1"]
-    item["history"] = ",".join(f"day-{each} parked open" for each in range(HISTORY))
+    item["history"] = ",".join(f"day-{index} parked open" for index in range(HISTORY))
 
     then, _ = live({"icbc/1": "dead-letter"}, [item])
     told = then["icbc/1"]["history"].split(",")
@@ -275,14 +275,14 @@ DATES = st.dates(date(2025, 1, 1), date(2027, 12, 31))
 def test_ages_are_those_of_the_calendar(live, weekend, holidays, firsts, today):
     day = Day(weekend=weekend, holidays=holidays)
     rules = breaks.rules(day=day)
-    previous, _ = live({f"icbc/{each}": "parked" for each in range(len(firsts))}, rules=rules)
-    for each, first in enumerate(firsts):
-        previous[f"icbc/{each}"]["first_seen"] = first.isoformat()
+    previous, _ = live({f"icbc/{index}": "parked" for index in range(len(firsts))}, rules=rules)
+    for first_, first in enumerate(firsts):
+        previous[f"icbc/{first_}"]["first_seen"] = first.isoformat()
 
     items, _ = live({"icbc/new": "parked"}, previous.values(), today, rules=rules)
 
-    for each, first in enumerate(firsts):
-        item = items[f"icbc/{each}"]
+    for first_, first in enumerate(firsts):
+        item = items[f"icbc/{first_}"]
         assert item["age_days"] == day.age(first, today)
         assert item["bucket"] == bucket(item["age_days"])
     assert items["icbc/new"]["age_days"] == 0
@@ -296,8 +296,8 @@ def test_a_weekend_makes_nothing_older(live):
     rules = breaks.rules(day=Day(holidays=frozenset({date(2026, 11, 23)})))
     first, _ = live({"icbc/1": "parked"}, day=FRIDAY, rules=rules)
     ages = []
-    for each in range(1, 5):
-        day = FRIDAY + timedelta(days=each)
+    for index in range(1, 5):
+        day = FRIDAY + timedelta(days=index)
         then, _ = live({"icbc/1": "parked"}, first.values(), day, rules=rules)
         ages.append(then["icbc/1"]["age_days"])
 
@@ -340,7 +340,7 @@ class Model:
         return closed
 
 
-KEYS = [f"icbc/{each}" for each in range(12)]
+KEYS = [f"icbc/{index}" for index in range(12)]
 CLASSES = st.sampled_from(["matched", "rolled-back", "in-flight", "parked", "dead-letter"])
 CREDITS = st.integers(0, 1)
 DAYS = st.tuples(
@@ -356,8 +356,8 @@ DAYS = st.tuples(
 @given(days=st.lists(DAYS, min_size=2, max_size=4))
 def test_any_life_is_that_of_the_model(live, days):
     model, items, gone = Model(), {}, []
-    for each, (classes, paid, said) in enumerate(days):
-        day = MONDAY + timedelta(days=each)
+    for day_, (classes, paid, said) in enumerate(days):
+        day = MONDAY + timedelta(days=day_)
         told = [(key, class_, {"credits": one}) for key, (class_, one) in said.items()]
         more = {key: {"credits": one} for key, one in paid.items()}
         again = {"agreed": sorted(model.agreed), "history": tuple(gone)}
@@ -382,7 +382,7 @@ def seen(item):
 
 
 def changes(item):
-    return [tuple(each.split()[:3]) for each in item["history"].split(",")]
+    return [tuple(word.split()[:3]) for word in item["history"].split(",")]
 
 
 def test_days_that_are_run_again_come_to_the_same_with_the_same_ids(live):
@@ -401,7 +401,7 @@ def test_days_that_are_run_again_come_to_the_same_with_the_same_ids(live):
             items = carried[0]
         return results
 
-    days = [(MONDAY + timedelta(days=each), classes) for each, classes in enumerate(week)]
+    days = [(MONDAY + timedelta(days=item), classes) for item, classes in enumerate(week)]
     once = run(days, {})
     assert run(days[1:], once[0][0]) == once[1:]
 

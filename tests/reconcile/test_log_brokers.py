@@ -48,7 +48,7 @@ class Stage:
         self.desk = world.machine("desk")
 
     def ports(self):
-        return {each: getattr(self.desk, each) for each in ("network", "clock", "entropy")}
+        return {name: getattr(self.desk, name) for name in ("network", "clock", "entropy")}
 
     def now_ms(self):
         return self.desk.clock.wall_ms()
@@ -111,7 +111,9 @@ async def test_what_became_of_transactions(stage):
         "5": "rolled_back",
         "6": "prepared",
     }
-    by = {each["key"][-1]: (each["decided_by"], each["reason"]) for each in taken.messages}
+    by = {
+        message["key"][-1]: (message["decided_by"], message["reason"]) for message in taken.messages
+    }
     assert by == {
         "1": ("producer", None),
         "2": ("producer", None),
@@ -222,7 +224,7 @@ async def test_only_the_messages_of_the_flows_count(stage):
         )
         taken = stage.taken(flows=flows)
 
-    assert [each["key"] for each in taken.messages] == ["icbc/1", "ccb/9"]
+    assert [message["key"] for message in taken.messages] == ["icbc/1", "ccb/9"]
     back = taken.messages[1]
     assert (back["payer"], back["payee"], back["amount"]) == ("a", "4711", 7)
     assert (back["currency"], back["problem"]) == ("USD", None)
@@ -250,7 +252,7 @@ async def test_what_cannot_be_read_is_told(stage):
         await producer.send(Message(topic="Transfers", body=order("c", note="x" * 9000)))
         taken = stage.taken()
 
-    told = {name: each["problem"] for name, each in zip(bodies, taken.messages, strict=False)}
+    told = {name: body["problem"] for name, body in zip(bodies, taken.messages, strict=False)}
     assert told["float"] == "amount is no whole number of minor units but 1.5"
     assert told["text"] == "amount is no whole number of minor units but '100'"
     assert told["huge"].startswith("amount is no whole number of minor units but 92233")
@@ -262,8 +264,8 @@ async def test_what_cannot_be_read_is_told(stage):
     assert told["no-json"].startswith("its body is no JSON: ")
     assert told["deep"].startswith("its body is no JSON: ")
     assert told["no-key"] == "it has no id"
-    assert [each["amount"] for each in taken.messages[:4]] == [None] * 4
-    keys = [each["key"] for each in taken.messages]
+    assert [message["amount"] for message in taken.messages[:4]] == [None] * 4
+    keys = [message["key"] for message in taken.messages]
     assert keys[:7] == ["icbc/x"] * 7
     assert keys[7:] == ["icbc/list", "icbc/no-json", "icbc/deep", "icbc/no-key", None, "icbc/c"]
     assert taken.messages[-1]["problem"] is None  # It was compressed on its way.
@@ -291,9 +293,9 @@ async def test_what_consumers_give_back(stage):
             await asyncio.sleep(60)
         taken = stage.taken()
 
-    assert {each["state"] for each in early.failures} == {"retrying"}
-    assert {each["attempts"] for each in early.failures} == {1}
-    assert [each["state"] for each in taken.failures] == ["retrying", "retrying", "dead"]
+    assert {failure["state"] for failure in early.failures} == {"retrying"}
+    assert {failure["attempts"] for failure in early.failures} == {1}
+    assert [failure["state"] for failure in taken.failures] == ["retrying", "retrying", "dead"]
     dead = taken.failures[-1]
     assert (dead["key"], dead["id"], dead["group"]) == ("icbc/bad", bad.id, "ccb")
     assert (dead["attempts"], dead["reason"]) == (
@@ -301,8 +303,10 @@ async def test_what_consumers_give_back(stage):
         "1 retry failed, 1 is allowed: ValueError: no such account",
     )
     assert taken.states() == {"good": "sent", "bad": "sent"}
-    offsets = {(each["topic"], each["queue"]): each["next_offset"] for each in taken.offsets}
-    assert {each["group"] for each in taken.offsets} == {"ccb"}
+    offsets = {
+        (offset["topic"], offset["queue"]): offset["next_offset"] for offset in taken.offsets
+    }
+    assert {offset["group"] for offset in taken.offsets} == {"ccb"}
     assert offsets["Transfers", good.queue.number] >= 1
     assert offsets["Transfers", bad.queue.number] >= 1
     assert offsets["%RETRY%ccb", 0] == 1
@@ -327,7 +331,7 @@ def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
                 rounds = 0
                 while not done.is_set():
                     taken = await asyncio.to_thread(Taken, data, tmp_path / f"out{rounds}")
-                    keys = [int(each["key"].removeprefix("icbc/")) for each in taken.messages]
+                    keys = [int(message["key"].removeprefix("icbc/")) for message in taken.messages]
                     assert keys == list(range(len(keys)))
                     assert len(keys) >= seen
                     assert taken.log.position >= positions

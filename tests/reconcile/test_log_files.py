@@ -37,8 +37,8 @@ def open_shelf(data):
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for item in made:
+        item.close()
 
 
 def fill(shelf, count=COUNT, first=0):
@@ -52,7 +52,7 @@ def files(data):
 
 
 def keys(taken):
-    return [int(each["key"].removeprefix("icbc/")) for each in taken.messages]
+    return [int(message["key"].removeprefix("icbc/")) for message in taken.messages]
 
 
 def flip(path, at):
@@ -69,9 +69,9 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
 
     assert keys(taken) == list(range(COUNT))
     assert taken.log.records == COUNT
-    assert taken.log.position == sum(each.stat().st_size for each in files(data))
-    assert [each["position"] for each in taken.messages] == [
-        each.position for each in read_log(data)
+    assert taken.log.position == sum(file.stat().st_size for file in files(data))
+    assert [message["position"] for message in taken.messages] == [
+        item.position for item in read_log(data)
     ]
 
 
@@ -112,10 +112,10 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
         assert not oldest.file.path.exists()
 
         found = [
-            each
+            one
             for opened in log.files
             for _, some in found_from(opened, opened.file.start, opened.file.end)
-            for each in some
+            for one in some
         ]
 
     assert len(found) == COUNT
@@ -231,13 +231,15 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
                          strict=True):  # fmt: skip
         shelf.decide(key, kind)
         shelf.flush()
-    halves = [each for each in read_log(data) if each.kind == "half"]
+    halves = [item for item in read_log(data) if item.kind == "half"]
 
     taken = Taken(data, tmp_path / "out", Window(start, start + 100))
 
     assert taken.states() == {"1": "committed", "2": "rolled_back", "3": "parked"}
-    assert [each["position"] for each in taken.messages] == [each.position for each in halves[:3]]
-    assert [each["stored_ms"] for each in taken.messages] == [START_MS + n for n in range(3)]
+    assert [message["position"] for message in taken.messages] == [
+        half.position for half in halves[:3]
+    ]
+    assert [message["stored_ms"] for message in taken.messages] == [START_MS + n for n in range(3)]
     assert taken.message("1")["queue_offset"] == shelf.queues()["Transfers", 0].max_offset - 1
     assert taken.log.records < 20
     assert taken.log.gone == 0
@@ -268,7 +270,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
 
     assert whole.messages == cut.messages
-    assert [each["id"] for each in cut.messages].count("forged") == 1
+    assert [message["id"] for message in cut.messages].count("forged") == 1
     assert len(cut.messages) == 2 * COUNT + 1
 
 
@@ -303,9 +305,9 @@ def test_many_processes_read_the_same(data, tmp_path, open_shelf):
 
     assert alone.log == together.log._replace(moment_ms=alone.log.moment_ms)
     assert alone.messages == together.messages
-    for each in (tmp_path / "alone/log").rglob("*.parquet"):
-        other = tmp_path / "together/log" / each.relative_to(tmp_path / "alone/log")
-        assert other.read_bytes() == each.read_bytes()
+    for path in (tmp_path / "alone/log").rglob("*.parquet"):
+        other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
+        assert other.read_bytes() == path.read_bytes()
 
 
 class Told:
@@ -324,7 +326,7 @@ class Told:
                 break
             state, decided_ms = kind.name.lower(), at_ms
         times = [self.at_ms] if decided_ms is None else [self.at_ms, decided_ms]
-        has_row = any(window.start_ms <= each < window.end_ms for each in times)
+        has_row = any(window.start_ms <= time < window.end_ms for time in times)
         return (state, decided_ms) if self.counts and has_row else None
 
 
@@ -357,8 +359,8 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
                 shelf.flush()  # What is decided was seen before.
                 open_ = [
                     name
-                    for name, each in told.items()
-                    if each.is_half and all(kind is Kind.PARKED for kind, _ in each.decisions)
+                    for name, item in told.items()
+                    if item.is_half and all(kind is Kind.PARKED for kind, _ in item.decisions)
                 ]
                 which, kind = more
                 if open_ and not (kind is Kind.PARKED and open_[which % len(open_)] in is_parked):
@@ -383,11 +385,13 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
 
     taken = Taken(data, folder / "out", window, stretch_bytes=stretch)
 
-    expected = {name: row for name, each in told.items() if (row := each.row(window))}
-    assert {each["id"]: (each["state"], each["decided_ms"]) for each in taken.messages} == expected
+    expected = {name: row for name, item in told.items() if (row := item.row(window))}
+    assert {
+        message["id"]: (message["state"], message["decided_ms"]) for message in taken.messages
+    } == expected
     assert len(taken.messages) == len(expected)
-    for each in taken.messages:
-        is_seen = each["state"] in ("sent", "committed")
-        assert each["queue_offset"] == (offsets[order(each["id"])] if is_seen else None)
-        assert each["stored_ms"] == told[each["id"]].at_ms
-        assert each["key"] == f"icbc/{each['id']}"
+    for message in taken.messages:
+        is_seen = message["state"] in ("sent", "committed")
+        assert message["queue_offset"] == (offsets[order(message["id"])] if is_seen else None)
+        assert message["stored_ms"] == told[message["id"]].at_ms
+        assert message["key"] == f"icbc/{message['id']}"

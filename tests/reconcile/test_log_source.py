@@ -51,8 +51,8 @@ def test_every_record_is_there_once(session, data, stretch):
     rows = sorted(Raw(**row.asDict()) for row in found.collect())
 
     assert found.columns == list(Raw._fields)
-    assert [each._replace(body=each.body and bytes(each.body)) for each in rows] == plain
-    assert {each.kind for each in plain} == {
+    assert [row._replace(body=row.body and bytes(row.body)) for row in rows] == plain
+    assert {item.kind for item in plain} == {
         "message", "half", "decision", "retry", "dead_letter", "parked",
     }  # fmt: skip
     count = len(list((data / "log").iterdir()))
@@ -72,10 +72,10 @@ def test_it_is_asked_as_any_table(session, data):
         "SELECT DISTINCT properties['TAGS'], tags FROM log WHERE kind = 'half'"
     ).collect()
 
-    decisions = [each for each in read_log(data) if each.kind == "decision"]
-    assert [each.outcome for each in rows] == ["committed", "parked", "rolled_back"]
-    assert sum(each.n for each in rows) == len(decisions)
-    assert {each.why for each in rows} == {"ann: because"}
+    decisions = [item for item in read_log(data) if item.kind == "decision"]
+    assert [row.outcome for row in rows] == ["committed", "parked", "rolled_back"]
+    assert sum(row.n for row in rows) == len(decisions)
+    assert {row.why for row in rows} == {"ann: because"}
     assert tuple(tags) == ("pay", "pay")
     assert read(session, data).where("kind = 'half'").count() == 40
 
@@ -85,7 +85,7 @@ def test_a_damaged_log_is_refused(session, data):
 
     file = sorted((data / "log").iterdir())[1]
     bad = list(read_log(data))
-    at = next(each.position for each in bad if each.position > int(file.stem) + 1000)
+    at = next(item.position for item in bad if item.position > int(file.stem) + 1000)
     content = bytearray(file.read_bytes())
     content[at - int(file.stem)] ^= 1
     file.write_bytes(content)
@@ -103,4 +103,4 @@ def test_a_damaged_log_is_refused(session, data):
 def test_its_columns_are_explained():
     told = LogSource.__doc__ or ""
 
-    assert all(f"``{each}``" in told for each in Raw._fields)
+    assert all(f"``{field_}``" in told for field_ in Raw._fields)

@@ -58,7 +58,7 @@ def written(outcome, folder):
 
 def shuffled(ledgers, parts):
     """The same rows in another order, in so many partitions."""
-    return Ledgers(*(each.orderBy(f.rand(parts)).repartition(parts) for each in ledgers))
+    return Ledgers(*(ledger.orderBy(f.rand(parts)).repartition(parts) for ledger in ledgers))
 
 
 def breaks(rows, *, renamed=str):
@@ -169,7 +169,7 @@ def test_however_many_copies_of_a_message_there_are_it_is_one(spark, day, matchi
 
 def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):
     ledgers = read(spark, day.folder)
-    twice = Ledgers(*(each.unionByName(each.limit(0)) for each in ledgers))
+    twice = Ledgers(*(ledger.unionByName(ledger.limit(0)) for ledger in ledgers))
 
     assert _but_matches(written(run(twice), tmp_path)) == _but_matches(first)
 
@@ -180,7 +180,7 @@ def test_other_keys_are_other_names_for_the_same_breaks(spark, day):
         return f"{bank}/{number[::-1]}"
 
     def rename(frame):
-        bank, number = (f.split("key", "/")[each] for each in (0, 1))
+        bank, number = (f.split("key", "/")[item] for item in (0, 1))
         return frame.withColumn("key", f.concat_ws("/", bank, f.reverse(number)))
 
     ledgers = read(spark, day.folder)
@@ -209,7 +209,7 @@ def test_a_day_in_two_parts_comes_to_the_same(spark, day):
     ledgers = read(spark, day.folder)
     whole = run(ledgers)
 
-    parts = [part(ledgers, halved, each) for each in (morning, evening)]
+    parts = [part(ledgers, halved, item) for item in (morning, evening)]
     noon = halved.day.window(morning).end_ms
     one = reconcile(parts[0], Yesterday(), halved, morning, noon)
     names = ("items", "entries", "messages", "failures", "balances")
@@ -217,11 +217,11 @@ def test_a_day_in_two_parts_comes_to_the_same(spark, day):
     two = reconcile(parts[1], Yesterday(**left, history=parts[0]), halved, evening, END_MS)
 
     expected, found = (
-        {row.key: row["class"] for row in each.items.where("class <> 'prior-period'").collect()}
-        for each in (whole, two)
+        {row.key: row["class"] for row in item.items.where("class <> 'prior-period'").collect()}
+        for item in (whole, two)
     )
     assert found == expected
-    agreed = [{row.key: row["class"] for row in each.matches.collect()} for each in (one, two)]
+    agreed = [{row.key: row["class"] for row in item.matches.collect()} for item in (one, two)]
     agreed_in_all = reduce(dict.__or__, agreed)
     for key in expected:
         agreed_in_all.pop(key, None)
@@ -234,7 +234,7 @@ def test_a_day_in_two_parts_comes_to_the_same(spark, day):
 def part(ledgers: Ledgers, rules, on: date) -> Ledgers:
     """What an extract of a part of the time holds; balances are not asked for."""
     start, end = rules.day.window(on)
-    stored, decided = (f.col(each).between(start, end - 1) for each in ("stored_ms", "decided_ms"))
+    stored, decided = (f.col(name).between(start, end - 1) for name in ("stored_ms", "decided_ms"))
     return ledgers._replace(
         entries=ledgers.entries.where(f.col("recorded_ms").between(start, end - 1)),
         messages=ledgers.messages.where(stored | decided),

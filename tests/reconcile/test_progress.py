@@ -72,7 +72,7 @@ def test_nobody_gets_nothing():
         pass
 
     assert stream.getvalue() == ""
-    assert [each.name for each in progress.stages] == ["load"]
+    assert [stage.name for stage in progress.stages] == ["load"]
 
 
 def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):

@@ -43,19 +43,19 @@ def rows(url):
     engine = create_engine(url)
 
     def rows(table, *columns):
-        chosen = [table.c[each] for each in columns] or [table]
+        chosen = [table.c[column] for column in columns] or [table]
         with engine.connect() as connection:
             found = connection.execute(select(*chosen).order_by(*table.primary_key.columns))
-            return [tuple(each) for each in found]
+            return [tuple(item) for item in found]
 
     yield rows
     engine.dispose()
 
 
 def items(spark, count):
-    classes = {f"icbc/{each}": "parked" for each in range(count)}
+    classes = {f"icbc/{index}": "parked" for index in range(count)}
     carried = breaks.carried(spark, classes, DAY)
-    return (each.asDict() for each in carried.items.toLocalIterator())
+    return (item.asDict() for item in carried.items.toLocalIterator())
 
 
 def row(number, **changes):
@@ -102,15 +102,15 @@ def test_tables_are_where_they_are_looked_for(schema, url):
     if engine.dialect.name == "postgresql":
         assert set(there.get_table_names("recon")) == NAMES
     else:
-        assert set(there.get_table_names()) == {f"recon_{each}" for each in NAMES}
+        assert set(there.get_table_names()) == {f"recon_{name}" for name in NAMES}
     engine.dispose()
 
 
 def test_a_run_replaces_itself_and_the_former_is_current_no_more(schema, rows):
     first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16)
     other = breaks.run(date(2026, 11, 19), "c" * 16)
-    for each in (other, first, second, second):
-        schema.write(each, [row(1), row(2)])
+    for item in (other, first, second, second):
+        schema.write(item, [row(1), row(2)])
     schema.write(second, [row(3)])
 
     assert rows(schema.runs, "run_id", "is_current") == [
@@ -130,13 +130,13 @@ def test_a_run_that_cannot_be_written_whole_is_not_written(schema, rows):
     schema.write(run, [row(1)])
 
     def broken():
-        yield from (row(each) for each in range(2_500))
+        yield from (row(index) for index in range(2_500))
         yield row(1)  # The same break twice.
 
     with pytest.raises(DatabaseFailed, match="tables of recon could not be written"):
         schema.write(breaks.run(DAY, "b" * 16), broken())
     with pytest.raises(ZeroDivisionError):
-        schema.write(run, (row(each // 0) for each in range(2)))
+        schema.write(run, (row(index // 0) for index in range(2)))
 
     assert rows(schema.runs, "run_id", "is_current") == [(run.run_id, True)]
     assert rows(schema.items, "run_id", "key") == [(run.run_id, "icbc/1")]
@@ -146,9 +146,9 @@ def test_items_are_taken_from_where_they_are_a_batch_at_a_time(schema, rows):
     taken = []
 
     def many():
-        for each in range(2_345):
-            taken.append(each)
-            yield row(each)
+        for index in range(2_345):
+            taken.append(index)
+            yield row(index)
 
     assert schema.write(breaks.run(DAY), many()) == 2_345
     assert len(rows(schema.items, "key")) == len(taken) == 2_345
@@ -178,7 +178,7 @@ def test_who_may_make_no_schema_uses_the_one_that_is_there(postgres):
             connection.execute(text("CREATE ROLE clerk LOGIN"))
             connection.execute(text("CREATE SCHEMA books AUTHORIZATION clerk"))
         of_clerk = url.set(username="clerk", password=None).render_as_string(hide_password=False)
-        books, others = (ReconSchema(Recon(of_clerk, each)) for each in ("books", "others"))
+        books, others = (ReconSchema(Recon(of_clerk, name)) for name in ("books", "others"))
         try:
             assert books.write(breaks.run(DAY), [row(1)]) == 1
             with pytest.raises(DatabaseFailed, match="permission denied"):

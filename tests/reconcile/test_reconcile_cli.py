@@ -85,10 +85,10 @@ def test_what_is_wrongly_called_is_no_verdict(wrong):
         (("--config", "RULES", "--spark", "x=1"), "'x=1' is no setting of Spark's"),
         (("breaks", "--config", "RULES", "--class", "bad-luck"), "there is no class 'bad-luck'"),
     ],
-    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+    ids=lambda name: " ".join(name) if isinstance(name, tuple) else "",
 )
 def test_what_cannot_be_is_one_sentence(rules, arguments, said):
-    found = run(*(rules if each == "RULES" else each for each in arguments))
+    found = run(*(rules if argument == "RULES" else argument for argument in arguments))
 
     assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (3, "", 1)
     assert found.stderr.startswith("txmq: ")
@@ -170,13 +170,13 @@ def test_the_line_for_cron_runs_what_there_is():
 def test_the_dag_runs_what_there_is_and_tries_no_verdict_again(tmp_path):
     tree = ast.parse((HOWTO / "airflow_reconcile.py").read_text())
     said = {}
-    for each in tree.body:
-        if isinstance(each, ast.Assign):
-            exec(ast.unparse(each), said)
+    for item in tree.body:
+        if isinstance(item, ast.Assign):
+            exec(ast.unparse(item), said)
     tasks = {
-        each.targets[0].id: {one.arg: ast.unparse(one.value) for one in each.value.keywords}
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Assign) and ast.unparse(each.value).startswith("BashOperator(")
+        item.targets[0].id: {one.arg: ast.unparse(one.value) for one in item.value.keywords}
+        for item in ast.walk(tree)
+        if isinstance(item, ast.Assign) and ast.unparse(item.value).startswith("BashOperator(")
     }
 
     assert "data_interval_start.in_timezone('Asia/Shanghai') | ds" in said["RECONCILE"]

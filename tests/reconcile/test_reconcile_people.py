@@ -31,7 +31,9 @@ KNOWN = {"break_id": "b4cc", "class": "explained", "was": "parked", "group": "op
 
 def item(**more):
     plain = {"string": "", "long": 0, "int": 0, "boolean": False}
-    made = {each.name: None if each.is_optional else plain[each.type] for each in ITEMS.columns}
+    made = {
+        column.name: None if column.is_optional else plain[column.type] for column in ITEMS.columns
+    }
     made |= {"status": "new", "amount": 100, "currency": "CNY", "bucket": "0"}
     return made | {"key": "icbc/1", "payer": "6222020200011112222", "payee": "p\x1b[2J"} | more
 
@@ -86,7 +88,7 @@ def home(tmp_path):
     results = tmp_path / "results"
     place = results / "results" / "items" / f"business_date={DAY}" / "run=one"
     place.mkdir(parents=True)
-    rows = [item(**each) for each in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
+    rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
     parquet.write_table(pa.Table.from_pylist(rows, schema_of(ITEMS)), place / "part-0.parquet")
     publish(results, "one", result(contents={"items": "5-0"}))
     return tmp_path
@@ -107,7 +109,7 @@ def told(found):
 
 
 def ids(found):
-    return [each["break_id"] for each in json.loads(told(found))]
+    return [load["break_id"] for load in json.loads(told(found))]
 
 
 def test_breaks_come_oldest_and_worthiest_first(asking):
@@ -135,8 +137,8 @@ def test_the_table_says_amounts_in_major_units_and_obeys_no_ledger(asking):
 
 
 def test_items_that_are_gone_are_no_clean_day(asking, home):
-    for each in (home / "results" / "results").rglob("*.parquet"):
-        each.unlink()
+    for path in (home / "results" / "results").rglob("*.parquet"):
+        path.unlink()
 
     found = asking("breaks")
 
@@ -154,7 +156,7 @@ def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
         "changes\n"
     )
     known = item(**OLD)
-    assert msgspec.to_builtins(held.figures) == {each: known[each] for each in FIGURES}
+    assert msgspec.to_builtins(held.figures) == {figure: known[figure] for figure in FIGURES}
 
 
 def test_what_is_explained_is_explained_as_what_it_was(asking, home):
@@ -192,14 +194,14 @@ def test_two_people_sign(asking):
     assert "somebody else has to review it" in same.stderr
     assert second.startswith("2026-03-31: signed, ")
     assert (shown["state"], shown["outdated"]) == ("signed", None)
-    assert [each["by"] for each in shown["signatures"]] == ["Li", "Wu"]
+    assert [row["by"] for row in shown["signatures"]] == ["Li", "Wu"]
 
 
 def test_the_page_and_the_summary_say_who_has_signed(asking, home):
     run = Results(home / "results").current(DAY)
 
     def said():
-        files = {each: Results(home / "results").file(run, each) for each in TOLD}
+        files = {value: Results(home / "results").file(run, value) for value in TOLD}
         summary = json.loads(files["summary.json"].read_bytes())
         by = summary["sign_off"] and summary["sign_off"]["reviewer"]
         page = files["report.html"].read_text() if files["report.html"].exists() else ""

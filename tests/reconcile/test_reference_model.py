@@ -37,8 +37,8 @@ FIELDS = (
 
 def told_by(history):
     by_message = defaultdict(list)
-    for each in history.failures:
-        by_message[each.id].append(each)
+    for failure in history.failures:
+        by_message[failure.id].append(failure)
     return Told(history.entries, history.messages, by_message, OFFSETS)
 
 
@@ -49,7 +49,7 @@ def extract(spark, history, window):
     def is_inside(ms):
         return ms is not None and start <= ms < end
 
-    entries = [each for each in history.entries if is_inside(each.recorded_ms)]
+    entries = [entry for entry in history.entries if is_inside(entry.recorded_ms)]
     messages = [m for m in history.messages if is_inside(m.stored_ms) or is_inside(m.decided_ms)]
     return ledgers_of(spark, entries, messages, history.failures, OFFSETS)
 
@@ -70,7 +70,7 @@ def see(history, found, expected):
         rows[row.key].append(row)
     wrong = [key for key in rows if not agrees(found.get(key), expected.get(key))]
     if wrong:
-        smallest = sorted(wrong, key=lambda each: len(rows[each]))[:3]
+        smallest = sorted(wrong, key=lambda item: len(rows[item]))[:3]
         told = "\n".join(
             "\n".join([*map(str, rows[key]), f"found    {found.get(key)}"])
             + f"\nexpected {expected.get(key) and tuple(expected[key])}"
@@ -101,7 +101,7 @@ def agrees(found, expected):
 @pytest.mark.slow
 @pytest.mark.timeout(7200 if SOAK else 600)
 def test_two_days_are_what_the_reference_says(spark, seed):
-    windows = [RULES.day.window(each) for each in (FIRST, SECOND)]
+    windows = [RULES.day.window(item) for item in (FIRST, SECOND)]
     history = History(seed, windows, RULES.day.grace_ms, TRANSFERS)
     told = told_by(history)
 

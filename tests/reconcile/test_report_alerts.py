@@ -13,8 +13,8 @@ from txmq.reconcile.report.figures import METRICS, exposition
 PAGE = (Path(__file__).resolve().parents[2] / "docs/howto/reconcile-alerts.md").read_text()
 ROW = re.compile(r"^\| `(\w+)` \| (.*?) ?\| (.+) \|$", re.MULTILINE)
 VALUES = {
-    "class": {each.value for each in Class},
-    "group": {each.group for each in ABOUT.values()},
+    "class": {class_.value for class_ in Class},
+    "group": {item.group for item in ABOUT.values()},
     "verdict": set(VERDICTS),
 }
 
@@ -37,7 +37,7 @@ def test_the_table_has_the_labels_of_each_figure(metric):
 
 def test_alerts_ask_for_figures_that_there_are():
     rules = re.findall(r"expr: (.+)", PAGE)
-    asked = {each for rule in rules for each in re.findall(r"txmq_reconcile_(\w+)", rule)}
+    asked = {item for rule in rules for item in re.findall(r"txmq_reconcile_(\w+)", rule)}
 
     assert len(rules) == PAGE.count("- alert: ")
     assert {"verdict", "broken_proofs", "at_risk"} < asked

@@ -58,7 +58,7 @@ def opened(browser, tmp_path):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         shown = context.new_page()
-        shown.on("pageerror", lambda problem: said.append(str(problem)))
+        shown.on("pageerror", lambda error: said.append(str(error)))
         shown.on("console", lambda told: said.append(told.text))
         shown.on("request", lambda request: asked.append(request.url))
         shown.goto(file.as_uri())
@@ -148,7 +148,7 @@ def test_every_text_stands_out_from_its_ground(opened, busy, scheme, day):
     found = shown.evaluate(TEXTS)
 
     assert len(found) > 150
-    assert [each for each in found if each[0] < CONTRAST_MIN] == []
+    assert [row for row in found if row[0] < CONTRAST_MIN] == []
 
 
 def test_dark_is_dark_and_paper_is_light(opened, busy):
@@ -158,7 +158,7 @@ def test_dark_is_dark_and_paper_is_light(opened, busy):
     assert shown.evaluate(ground) == "rgb(15, 20, 32)"
     shown.emulate_media(media="print", color_scheme="dark")
     assert shown.evaluate(ground) == "rgb(255, 255, 255)"
-    assert [each for each in shown.evaluate(TEXTS) if each[0] < CONTRAST_MIN] == []
+    assert [row for row in shown.evaluate(TEXTS) if row[0] < CONTRAST_MIN] == []
 
 
 def test_paper_has_lines_to_sign_on_and_nothing_to_click(opened, busy):

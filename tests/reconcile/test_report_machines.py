@@ -63,10 +63,10 @@ def test_json_is_read_back_as_the_same_run(busy):
 def test_json_is_sorted_and_has_the_figures(busy):
     pairs = []
     plain = json.loads(
-        as_json(busy), object_pairs_hook=lambda each: pairs.append(each) or dict(each)
+        as_json(busy), object_pairs_hook=lambda item: pairs.append(item) or dict(item)
     )
 
-    assert all([name for name, _ in each] == sorted(name for name, _ in each) for each in pairs)
+    assert all([name for name, _ in pair] == sorted(name for name, _ in pair) for pair in pairs)
     assert plain["figures"] == {
         "match_rate": busy.result.match_rate, "transfers": 1_000_004, "breaks": 43, "open": 450,
         "at_risk": {"CNY": 18_422_700, "USD": 184_000},
@@ -109,7 +109,9 @@ def test_figures_say_what_the_run_says(busy):
 def test_every_class_is_there_so_that_an_alert_can_end(busy):
     quiet = samples(runs.run(runs.clean()))
 
-    assert quiet.keys() >= {each for each in samples(busy) if each[0] in {"transfers", "at_risk"}}
+    assert quiet.keys() >= {
+        sample for sample in samples(busy) if sample[0] in {"transfers", "at_risk"}
+    }
     for name in Class:
         if name not in {Class.MATCHED, Class.RETURNED, Class.ROLLED_BACK}:
             assert value(quiet, "transfers", class_=name.value, currency="CNY") == "0"
@@ -119,10 +121,10 @@ def test_every_class_is_there_so_that_an_alert_can_end(busy):
 
 def test_figures_add_up(busy):
     found = samples(busy)
-    counts = [int(each) for (name, _), each in found.items() if name == "transfers"]
+    counts = [int(item) for (name, _), item in found.items() if name == "transfers"]
     risks = [
-        Decimal(each)
-        for (name, labels), each in found.items()
+        Decimal(item)
+        for (name, labels), item in found.items()
         if name == "at_risk" and {("group", "break"), ("currency", "CNY")} <= labels
     ]
 
@@ -141,9 +143,9 @@ def test_each_figure_has_one_help_and_one_type(busy):
 def test_prometheus_own_parser_reads_the_figures(busy):
     from prometheus_client.parser import text_string_to_metric_families
 
-    families = {each.name: each for each in text_string_to_metric_families(exposition(busy))}
+    families = {family.name: family for family in text_string_to_metric_families(exposition(busy))}
 
-    assert {each.removeprefix("txmq_reconcile_") for each in families} == set(METRICS)
+    assert {family.removeprefix("txmq_reconcile_") for family in families} == set(METRICS)
     assert families["txmq_reconcile_breaks"].samples[0].value == 43
 
 
@@ -167,8 +169,8 @@ def test_a_hostile_label_stays_a_label():
 )
 def test_the_oldest_age_says_how_well_it_is_known(ages, days, is_exact):
     aging = tuple(
-        Aged(class_="parked", bucket=each, currency="CNY", transfers=count, at_risk=count)
-        for each, count in ages
+        Aged(class_="parked", bucket=age, currency="CNY", transfers=count, at_risk=count)
+        for age, count in ages
     )
 
     assert facts.oldest(runs.result(aging=aging)) == (days, is_exact)
@@ -184,7 +186,7 @@ def test_a_terminal_shows_verdict_classes_and_what_does_not_hold(busy):
     said = shown(busy, report="results/report.html")
 
     assert said.index("Over the limits") < said.index("double-credit") < said.index("1 balance")
-    assert all(each in said for each in busy.result.why)
+    assert all(item in said for item in busy.result.why)
     assert re.search(r"dead-letter +break +13 +11,895\.00 +0\.00 +11,895\.00 +CNY", said)
     assert "account-table of ccb, 62…0045: 124,500.00 expected, 174,500.00 found" in said
     assert "5 transactions were decided by hand; the report says why." in said

@@ -23,18 +23,18 @@ class Node:
         self.tag, self.attrs, self.parent, self.parts = tag, attrs, parent, []
 
     def all(self, *tags):
-        for each in self.parts:
-            if isinstance(each, Node):
-                if not tags or each.tag in tags:
-                    yield each
-                yield from each.all(*tags)
+        for part in self.parts:
+            if isinstance(part, Node):
+                if not tags or part.tag in tags:
+                    yield part
+                yield from part.all(*tags)
 
     def one(self, tag=None, **attrs):
         wanted = {name.rstrip("_"): text for name, text in attrs.items()}
         hits = [
-            each
-            for each in self.all(*([tag] if tag else []))
-            if wanted.items() <= each.attrs.items()
+            node
+            for node in self.all(*([tag] if tag else []))
+            if wanted.items() <= node.attrs.items()
         ]
         assert len(hits) == 1, (tag, attrs, len(hits))
         return hits[0]
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def text(self):
-        told = (each if isinstance(each, str) else each.text for each in self.parts)
+        told = (part if isinstance(part, str) else part.text for part in self.parts)
         return " ".join(" ".join(told).split())
 
     def has(self, name):
@@ -107,21 +107,21 @@ def every_kind():
     }
 
 
-@pytest.fixture(params=every_kind().items(), ids=lambda each: each[0])
+@pytest.fixture(params=every_kind().items(), ids=lambda row: row[0])
 def any_page(request):
     return tree(request.param[1])
 
 
 def cells(row):
-    return [each.text for each in row.parts if isinstance(each, Node)]
+    return [part.text for part in row.parts if isinstance(part, Node)]
 
 
 def rows(table, part):
-    return [row for each in table.all(part) for row in each.all("tr")]
+    return [row for node in table.all(part) for row in node.all("tr")]
 
 
 def charts(page):
-    return [each for each in page.all("svg") if each.attrs.get("role") == "img"]
+    return [node for node in page.all("svg") if node.attrs.get("role") == "img"]
 
 
 def number(text):
@@ -133,7 +133,7 @@ def test_the_same_run_is_the_same_page(busy):
 
 
 def test_headings_are_in_order(any_page):
-    levels = [int(each.tag[1]) for each in any_page.all("h1", "h2", "h3", "h4", "h5", "h6")]
+    levels = [int(node.tag[1]) for node in any_page.all("h1", "h2", "h3", "h4", "h5", "h6")]
 
     assert levels.count(1) == 1
     assert levels[0] == 1
@@ -141,17 +141,17 @@ def test_headings_are_in_order(any_page):
 
 
 def test_landmarks_and_links_lead_somewhere(any_page):
-    ids = [each.attrs["id"] for each in any_page.all() if "id" in each.attrs]
-    links = [each.attrs["href"] for each in any_page.all("a", "use")]
+    ids = [node.attrs["id"] for node in any_page.all() if "id" in node.attrs]
+    links = [node.attrs["href"] for node in any_page.all("a", "use")]
     labels = {
-        each.attrs[name]
-        for each in any_page.all()
+        node.attrs[name]
+        for node in any_page.all()
         for name in ("aria-labelledby", "aria-describedby")
-        if name in each.attrs
+        if name in node.attrs
     }
 
     assert len(set(ids)) == len(ids)
-    assert all(each[0] == "#" and each[1:] in ids for each in links)
+    assert all(link[0] == "#" and link[1:] in ids for link in links)
     assert labels <= set(ids)
     assert any_page.one("html").attrs["lang"] == "en"
     assert any_page.one("body").parts[1].attrs == {"class": "skip", "href": "#main"}
@@ -167,7 +167,7 @@ def test_every_table_is_named_and_its_headings_say_what_they_head(any_page):
         assert table.parts[1].tag == "caption"
         assert table.one("caption").text
         assert all(
-            each.attrs.get("scope") in {"col", "row", "rowgroup"} for each in table.all("th")
+            node.attrs.get("scope") in {"col", "row", "rowgroup"} for node in table.all("th")
         )
         region = table.parent
         assert region.attrs["role"] == "region"
@@ -175,18 +175,20 @@ def test_every_table_is_named_and_its_headings_say_what_they_head(any_page):
         assert region.attrs["aria-label"]
         columns = len(list(table.one("thead").all("th")))
         for row in rows(table, "tbody") + rows(table, "tfoot"):
-            spans = [int(each.attrs.get("colspan", 1)) for each in row.all("th", "td")]
+            spans = [int(node.attrs.get("colspan", 1)) for node in row.all("th", "td")]
             assert sum(spans) == columns
 
 
 def test_regions_have_names_of_their_own(any_page):
-    names = [each.attrs["aria-label"] for each in any_page.all() if "aria-label" in each.attrs]
+    names = [node.attrs["aria-label"] for node in any_page.all() if "aria-label" in node.attrs]
 
     assert len(set(names)) == len(names)
 
 
 def test_every_chart_is_told(any_page):
-    titles = [each.one("title", id=each.attrs["aria-labelledby"]).text for each in charts(any_page)]
+    titles = [
+        chart.one("title", id=chart.attrs["aria-labelledby"]).text for chart in charts(any_page)
+    ]
 
     assert len(set(titles)) == len(titles)
     for chart in any_page.all("svg"):
@@ -202,11 +204,11 @@ def test_charts_of_days_show_what_their_table_says(busy):
     found = tree(busy)
     said = {cells(row)[0]: row.text for row in rows(found.one("table", id="days"), "tbody")}
     told = [
-        each.text.split(": ")
+        node.text.split(": ")
         for chart in found.all("figure")
         if chart.has("trend")
-        for each in chart.all("title")
-        if ": " in each.text
+        for node in chart.all("title")
+        if ": " in node.text
     ]
 
     assert len(told) == 4 * len(said)
@@ -224,18 +226,18 @@ def test_charts_of_classes_show_what_their_table_says(busy):
     for chart in found.all("svg"):
         if chart.attrs.get("aria-labelledby", "").startswith("worth-"):
             for bar in chart.all("svg"):
-                label, value = (each.text for each in bar.all("text"))
+                label, value = (node.text for node in bar.all("text"))
                 amount, currency = value.split()
                 drawn[label, currency] = amount
 
     breaks = {name.value for name in Class if ABOUT[name].group == "break"}
-    assert drawn == {each: worth for each, worth in at_risk.items() if each[0] in breaks}
+    assert drawn == {row: worth for row, worth in at_risk.items() if row[0] in breaks}
 
 
 def test_charts_of_ages_show_what_their_table_says(busy):
     found = tree(busy)
     table = found.one("table", id="aging")
-    buckets = [each.parts[0] for each in table.one("thead").all("th")][2:-1]
+    buckets = [node.parts[0] for node in table.one("thead").all("th")][2:-1]
     counted = {}
     for row in rows(table, "tbody"):
         name, _, *counts = cells(row)
@@ -243,13 +245,13 @@ def test_charts_of_ages_show_what_their_table_says(busy):
             if number(count) and name != "in-flight":
                 counted[name, bucket] = counted.get((name, bucket), 0) + number(count)
     chart = next(
-        each
-        for each in found.all("svg")
-        if each.attrs.get("aria-labelledby", "").startswith("ages-")
+        node
+        for node in found.all("svg")
+        if node.attrs.get("aria-labelledby", "").startswith("ages-")
     )
     drawn = {}
-    for each in chart.all("title"):
-        if told := re.fullmatch(r"(.+), (\S+) business days: ([\d,]+)", each.text):
+    for node in chart.all("title"):
+        if told := re.fullmatch(r"(.+), (\S+) business days: ([\d,]+)", node.text):
             drawn[told[1], told[2]] = number(told[3])
 
     assert drawn == counted
@@ -265,11 +267,11 @@ def test_the_last_row_is_the_sum_of_all_classes(busy):
             sums[currency] = [a + number(b) for a, b in zip(so_far, numbers, strict=True)]
 
     said = {
-        cells(row)[1]: [number(each) for each in cells(row)[2:]] for row in rows(table, "tfoot")
+        cells(row)[1]: [number(cell) for cell in cells(row)[2:]] for row in rows(table, "tfoot")
     }
     assert said == sums
     assert said["CNY"][1] == Decimal(
-        sum(each.debited for each in busy.result.totals if each.currency == "CNY")
+        sum(total.debited for total in busy.result.totals if total.currency == "CNY")
     ).scaleb(-2)
 
 
@@ -278,18 +280,18 @@ def test_ages_add_up_in_both_directions(busy):
     body = [cells(row) for row in rows(table, "tbody")]
 
     for row in body:
-        assert sum(number(each) for each in row[2:-1]) == number(row[-1])
+        assert sum(number(item) for item in row[2:-1]) == number(row[-1])
     for _, currency, *numbers in (cells(row) for row in rows(table, "tfoot")):
         columns = zip(*(row[2:] for row in body if row[1] == currency), strict=True)
-        assert [sum(map(number, each)) for each in columns] == list(map(number, numbers))
+        assert [sum(map(number, column)) for column in columns] == list(map(number, numbers))
 
 
 def test_every_class_is_either_there_or_said_to_be_looked_for(busy):
     section = next(
-        each for each in tree(busy).all("section") if each.attrs["aria-labelledby"] == "classes"
+        node for node in tree(busy).all("section") if node.attrs["aria-labelledby"] == "classes"
     )
 
-    assert [each.value for each in Class if each.value not in section.text] == []
+    assert [class_.value for class_ in Class if class_.value not in section.text] == []
 
 
 def test_the_verdict_is_in_words_and_has_its_reasons(busy):
@@ -302,15 +304,15 @@ def test_the_verdict_is_in_words_and_has_its_reasons(busy):
             "Breaks within limits",
         ),
     ):
-        verdict = next(each for each in tree(made).all("section") if each.has("verdict"))
+        verdict = next(node for node in tree(made).all("section") if node.has("verdict"))
         assert verdict.has(mood)
         assert verdict.one("h2").text == words
         assert verdict.one("use").attrs["href"] == f"#icon-{mood}"
-        assert [each.text for each in verdict.all("li")] == list(made.result.why)
+        assert [node.text for node in verdict.all("li")] == list(made.result.why)
 
 
 def test_evidence_shows_all_sides_of_a_transfer(busy):
-    one = next(each for each in busy.result.items if each.class_ == "dead-letter")
+    one = next(item for item in busy.result.items if item.class_ == "dead-letter")
     row = next(row for row in tree(busy).all("tr") if one.break_id in row.text and row.one("th"))
 
     for told in (one.key, one.payer, one.payee, one.message_id, one.reason, one.status, "915.00"):
@@ -320,7 +322,7 @@ def test_evidence_shows_all_sides_of_a_transfer(busy):
 
 
 def test_what_was_decided_by_hand_is_told_with_its_reason(busy):
-    sections = {each.attrs.get("aria-labelledby"): each for each in tree(busy).all("section")}
+    sections = {node.attrs.get("aria-labelledby"): node for node in tree(busy).all("section")}
     first, second = busy.result.decisions
 
     told = sections["decisions"].text
@@ -329,7 +331,7 @@ def test_what_was_decided_by_hand_is_told_with_its_reason(busy):
     assert told.index(first.key) < told.index(first.reason) < told.index(second.reason)
     for shown in (first.message_id, first.payer, first.payee, "8,800.00 CNY", "rolled back"):
         assert shown in told
-    clean = {each.attrs.get("aria-labelledby"): each for each in tree(runs.run(runs.clean())).all()}
+    clean = {node.attrs.get("aria-labelledby"): node for node in tree(runs.run(runs.clean())).all()}
     assert "Nobody has" in clean["decisions"].text
 
 
@@ -343,7 +345,7 @@ def test_what_was_decided_by_hand_is_told_with_its_reason(busy):
     ],
 )
 def test_signatures_say_where_they_are(busy, made, state):
-    section = next(each for each in tree(made(busy)).all("section") if each.has("signatures"))
+    section = next(node for node in tree(made(busy)).all("section") if node.has("signatures"))
 
     assert next(section.all("p")).text.split()[0] == state
     assert busy.result_digest in section.text
@@ -373,8 +375,8 @@ def test_amounts_have_the_digits_of_their_currency():
 def test_a_hostile_text_is_only_text():
     tame, hostile = tree(runs.with_texts("tame")), tree(runs.with_texts(HOSTILE))
 
-    assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
-    assert [set(each.attrs) for each in hostile.all()] == [set(each.attrs) for each in tame.all()]
+    assert [node.tag for node in hostile.all()] == [node.tag for node in tame.all()]
+    assert [set(node.attrs) for node in hostile.all()] == [set(node.attrs) for node in tame.all()]
     assert hostile.text.count('</td><script>alert("x")</script>') >= 30
 
 
@@ -390,9 +392,9 @@ def test_nothing_unseen_gets_into_the_page():
 
 def test_the_page_asks_for_nothing(any_page):
     assert not list(any_page.all("script", "link", "img", "iframe", "object", "form", "base"))
-    for each in any_page.all():
-        assert {"src", "srcset", "style", "action", "data"} & set(each.attrs) == set()
-        assert not any(name.startswith("on") for name in each.attrs)
+    for node in any_page.all():
+        assert {"src", "srcset", "style", "action", "data"} & set(node.attrs) == set()
+        assert not any(name.startswith("on") for name in node.attrs)
     style = "".join(any_page.one("style").parts)
     assert "url(" not in style
     assert "@import" not in style
@@ -402,9 +404,9 @@ def test_the_policy_allows_our_style_and_nothing_else(any_page):
     style = "".join(any_page.one("style").parts)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = next(
-        each.attrs["content"]
-        for each in any_page.all("meta")
-        if each.attrs.get("http-equiv") == "Content-Security-Policy"
+        node.attrs["content"]
+        for node in any_page.all("meta")
+        if node.attrs.get("http-equiv") == "Content-Security-Policy"
     )
 
     assert policy.split("; ") == [
@@ -421,8 +423,8 @@ def test_many_days_are_drawn_with_few_labels():
         for day in range(1, 32)
     )
     found = tree(runs.run(runs.busy(), trend=trend))
-    chart = next(each for each in found.all("figure") if each.has("trend"))
+    chart = next(node for node in found.all("figure") if node.has("trend"))
 
     assert len(list(chart.all("circle"))) == 32
-    assert len([each for each in chart.all("text") if re.fullmatch(r"\d\d-\d\d", each.text)]) <= 8
-    assert all(0 <= Decimal(each.attrs["cy"]) <= 120 for each in chart.all("circle"))
+    assert len([node for node in chart.all("text") if re.fullmatch(r"\d\d-\d\d", node.text)]) <= 8
+    assert all(0 <= Decimal(node.attrs["cy"]) <= 120 for node in chart.all("circle"))

@@ -32,17 +32,17 @@ def with_dictionary(path):
     """The columns of a Parquet file that have one."""
     group = pq.read_metadata(path).row_group(0)
     columns = [group.column(place) for place in range(group.num_columns)]
-    return {each.path_in_schema for each in columns if each.has_dictionary_page}
+    return {column.path_in_schema for column in columns if column.has_dictionary_page}
 
 
 def files(directory):
     """Each file below with its bytes."""
-    found = sorted(each for each in directory.rglob("*") if each.is_file())
-    return {str(each.relative_to(directory)): each.read_bytes() for each in found}
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(item.relative_to(directory)): item.read_bytes() for item in found}
 
 
 def items(spark, count, *, partitions=1):
-    classes = {f"icbc/{each}": "parked" for each in range(count)}
+    classes = {f"icbc/{index}": "parked" for index in range(count)}
     return breaks.carried(spark, classes, DAY).items.repartition(partitions)
 
 
@@ -63,7 +63,7 @@ def test_a_run_is_named_after_all_that_goes_in():
 
     assert len(named) == 6
     assert run_id(*plain) == run_id(*plain[:4])
-    assert all(len(each) == 16 and int(each, 16) for each in named)
+    assert all(len(item) == 16 and int(item, 16) for item in named)
 
 
 def test_the_hash_of_a_table_is_about_rows_and_not_about_their_places(spark):
@@ -84,13 +84,13 @@ def test_a_table_is_the_same_bytes_in_whatever_partitions_it_comes(spark, tmp_pa
         with open_results(tmp_path / str(partitions)) as results:
             hashes.append(dying_run.write(results, spark, DAY, partitions=partitions))
 
-    one, three = (files(tmp_path / str(each) / "results") for each in (1, 3))
+    one, three = (files(tmp_path / str(item) / "results") for item in (1, 3))
     assert one == three
     assert hashes[0] == hashes[1]
     assert list(one)[0] == f"closed/business_date={DAY}/run={dying_run.RUN}/part-00000.parquet"
-    assert sum(each.startswith("matches/") for each in one) == dying_run.PARTS
-    assert sum(each.startswith("items/") for each in one) == 1
-    of_matches = next(each for each in one if each.startswith("matches/"))
+    assert sum(item.startswith("matches/") for item in one) == dying_run.PARTS
+    assert sum(item.startswith("items/") for item in one) == 1
+    of_matches = next(item for item in one if item.startswith("matches/"))
     assert with_dictionary(tmp_path / "1" / "results" / of_matches) == {"class", "currency"}
 
 
@@ -102,7 +102,7 @@ def test_what_was_written_is_read_and_hashed_the_same(spark, results):
 
     read = results.read_table(spark, "items", run)
     assert hashed == content_hash(read) == content_hash(table)
-    assert [each.key for each in read.collect()] == sorted(f"icbc/{each}" for each in range(30))
+    assert [row.key for row in read.collect()] == sorted(f"icbc/{index}" for index in range(30))
     closed = results.read_table(spark, "closed", run)
     assert (closed.count(), closed.columns) == (0, read.columns)
     assert nothing == content_hash(closed)
@@ -165,7 +165,7 @@ def test_the_day_before_is_the_last_that_has_a_result(results):
     assert results.previous(DAY - timedelta(days=1)).result.business_date == "2026-11-16"
     assert results.previous(DAY - timedelta(days=9)) is None
     past = results.trend(DAY, 2)
-    assert [(each.business_date, each.breaks) for each in past] == [
+    assert [(item.business_date, item.breaks) for item in past] == [
         ("2026-11-16", 1), ("2026-11-19", 0),
     ]  # fmt: skip
     assert (past[0].transfers, past[0].at_risk, past[0].verdict) == (
@@ -176,7 +176,7 @@ def test_the_day_before_is_the_last_that_has_a_result(results):
 
 
 def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results):
-    days = [DAY - timedelta(days=each) for each in (3, 2, 1)]
+    days = [DAY - timedelta(days=item) for item in (3, 2, 1)]
     runs, past = [], None
     for day, letter in zip(days, "abc", strict=True):
         run = msgspec.structs.replace(breaks.run(day, letter * 16), previous_run_id=past)
@@ -223,7 +223,7 @@ def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path
     found = results.yesterday(spark, window, run)
     assert found.items.count() == 3
     for name, row in left.items():
-        assert [tuple(each) for each in getattr(found, name).collect()] == [row]
+        assert [tuple(row) for row in getattr(found, name).collect()] == [row]
     late = msgspec.structs.replace(run, result=msgspec.structs.replace(result, end_ms=1))
     assert results.yesterday(spark, window, late).balances is None
 
@@ -269,7 +269,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
     assert died.returncode == -signal.SIGKILL, (tmp_path / "said").read_text()
     assert before.items() <= files(here).items()
     assert Results(here).current(DAY) == former
-    assert sorted(each.parent.parent.name for each in here.glob(f"**/run={dying_run.RUN}")) == [
+    assert sorted(path.parent.parent.name for path in here.glob(f"**/run={dying_run.RUN}")) == [
         "items", "matches",
     ]  # fmt: skip
     (draft,) = here.rglob(f".run={dying_run.RUN}.draft")
@@ -277,7 +277,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
         assert not draft.exists()
     assert before.items() <= files(here).items()
 
-    written = {each: each.stat().st_ino for each in here.glob(f"**/run={dying_run.RUN}/*")}
+    written = {path: path.stat().st_ino for path in here.glob(f"**/run={dying_run.RUN}/*")}
     again = breaks.run(DAY, dying_run.RUN, parked=1)
     for directory in (here, elsewhere):
         with open_results(directory) as results:
@@ -288,14 +288,14 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
         one, other = files(here / run), files(elsewhere / run)
         assert one == other != {}
     # The files of the one that died were the same already.
-    assert {each: each.stat().st_ino for each in written} == written != {}
+    assert {item: item.stat().st_ino for item in written} == written != {}
     assert results.current(DAY) == again
     assert not list(here.rglob(".*draft*"))
 
 
 def test_a_run_that_is_done_again_touches_nothing(spark, results, tmp_path):
     def seen():
-        return {each: each.stat().st_ino for each in (tmp_path / "results").rglob("*.parquet")}
+        return {path: path.stat().st_ino for path in (tmp_path / "results").rglob("*.parquet")}
 
     dying_run.write(results, spark, DAY)
     results.publish(breaks.run(DAY, dying_run.RUN), {})
@@ -369,7 +369,7 @@ def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):
 
     assert (again, files(tmp_path / "results")) == (hashed, before)
     assert results.current(DAY).sign_off.preparer == "Ann"
-    place = tmp_path / next(f"results/{each}" for each in before)
+    place = tmp_path / next(f"results/{item}" for item in before)
     place.write_bytes(b"no rows")
     with pytest.raises(ReconcileRefused, match="is signed, and matches would be another"):
         results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)

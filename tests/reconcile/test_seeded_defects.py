@@ -25,7 +25,7 @@ PLAN = Plan(
     altered=2,
 )
 END_MS = PLAN.rules.day.window(PLAN.day).end_ms
-AGREED = [each for each, about in ABOUT.items() if about.group == "agreed"]
+AGREED = [item for item, about in ABOUT.items() if about.group == "agreed"]
 SUMS = ("debited", "returned", "credited", "ordered", "at_risk")
 pytestmark = pytest.mark.timeout(1800 if SOAK else 180)
 
@@ -63,7 +63,7 @@ def truth_by_key(day, *, is_agreed):
 def _array(values):
     import pyarrow as pa
 
-    return pa.array([str(each) for each in values])
+    return pa.array([str(value) for value in values])
 
 
 def rows_of(folder, source, table, type_, *bank):
@@ -77,7 +77,7 @@ def test_every_class_is_planted_often_enough(day):
 
     assert counted.keys() == set(Class) - {Class.EXPLAINED}
     assert min(counted.values()) >= PLAN.planted
-    assert {each.name for each in SHAPES} == set(day.truth()["shape"].to_pylist())
+    assert {shape.name for shape in SHAPES} == set(day.truth()["shape"].to_pylist())
 
 
 def test_few_accounts_have_a_fifth_of_the_rows(day):
@@ -93,8 +93,8 @@ def test_few_accounts_have_a_fifth_of_the_rows(day):
 def test_the_reference_knows_what_was_planted(listed):
     folder = listed.folder
     failures = defaultdict(list)
-    for each in rows_of(folder, "log", "failures", Failure):
-        failures[each.id].append(each)
+    for row_ in rows_of(folder, "log", "failures", Failure):
+        failures[row_.id].append(row_)
     offsets = pq.read_table(folder / "log" / "offsets").to_pylist()
     told = Told(
         [row for bank in BANKS for row in rows_of(folder, bank, "entries", Entry, bank)],
@@ -136,18 +136,18 @@ def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(d
     window = PLAN.rules.day.window(PLAN.day)
     messages = pq.read_table(day.folder / "log" / "messages").to_pylist()
     planted = {
-        each["id"]: (each["key"], each["state"], each["reason"])
-        for each in messages
-        if each["decided_by"] == "operator"
-        and window.start_ms <= each["decided_ms"] < window.end_ms
+        message["id"]: (message["key"], message["state"], message["reason"])
+        for message in messages
+        if message["decided_by"] == "operator"
+        and window.start_ms <= message["decided_ms"] < window.end_ms
     }
 
     listed = outcome.by_hand.collect()
 
-    assert {each.id: (each.key, each.state, each.reason) for each in listed} == planted
-    assert all(each.reason for each in listed)
+    assert {item.id: (item.key, item.state, item.reason) for item in listed} == planted
+    assert all(item.reason for item in listed)
     agreed = set(truth_by_key(day, is_agreed=True)["key"].to_pylist())
-    assert agreed.intersection(each.key for each in listed)
+    assert agreed.intersection(item.key for item in listed)
 
 
 @pytest.mark.fault("R2")
@@ -213,7 +213,7 @@ def test_what_somebody_has_explained_is_explained(spark, day, items):
     breaks = [row for row in items if row.group == "break"][: PLAN.planted]
     said = {"explained_by": "anna", "explanation": "the branch has called"}
     told = [row.asDict() | said for row in breaks]
-    rows = [tuple(each[name] for name in EXPLANATIONS.names) for each in told]
+    rows = [tuple(row[name] for name in EXPLANATIONS.names) for row in told]
     yesterday = Yesterday(explanations=spark.createDataFrame(rows, EXPLANATIONS.ddl))
 
     again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)

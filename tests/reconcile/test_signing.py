@@ -141,10 +141,10 @@ def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp
     signatures.prepare(third, "Ann", 7)
 
     results.publish(breaks.run(DAY, "b" * 16), {})  # It is the same.
-    assert [signatures.state(each) for each in (second, third)] == ["signed", "prepared"]
+    assert [signatures.state(value) for value in (second, third)] == ["signed", "prepared"]
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
 
-    assert [signatures.state(each) for each in (second, third)] == ["invalidated"] * 2
+    assert [signatures.state(value) for value in (second, third)] == ["invalidated"] * 2
     assert signatures.state(first) == "unsigned"
     with pytest.raises(UsageError) as refused:
         signatures.review(third, "Bo", 8)
@@ -155,7 +155,7 @@ def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp
     assert str(refused.value) == not_from(21, 20, 21)
 
     results.publish(first, {})
-    assert [signatures.state(each) for each in (second, third)] == ["signed", "prepared"]
+    assert [signatures.state(value) for value in (second, third)] == ["signed", "prepared"]
 
 
 def test_the_first_day_that_does_not_hold_is_told(tmp_path):
@@ -197,7 +197,7 @@ def test_every_signature_stays_in_the_file(signatures, tmp_path):
             signatures.review(run, "Bo", at)
 
     kept = json.loads((tmp_path / "runs" / "2026-11-20" / "signoffs.json").read_text())
-    assert [(each["role"], each["at_ms"]) for each in kept] == [
+    assert [(row["role"], row["at_ms"]) for row in kept] == [
         ("preparer", 1), ("preparer", 2), ("reviewer", 3),
     ]  # fmt: skip
 
@@ -230,19 +230,21 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
 
     rows = explanations.frame(spark).collect()
     said = ("break_id", "class", "explained_by", "explanation")
-    assert [tuple(row[each] for each in said) for row in rows] == [
+    assert [tuple(row[value] for value in said) for row in rows] == [
         ("a" * 16, "double-credit", "Ann", "a fee"),
         ("b" * 16, "dead-letter", "Bo", "a new\nreason"),
     ]
     for row, class_ in zip(rows, ("double-credit", "dead-letter"), strict=True):
         known = breaks.transfer("icbc/1", class_)
-        assert {each: row[each] for each in FIGURES} == {each: known[each] for each in FIGURES}
+        assert {figure: row[figure] for figure in FIGURES} == {
+            figure: known[figure] for figure in FIGURES
+        }
 
     explanations.withdraw("a" * 16, "Cy", "it was none", 4)
-    assert [each.break_id for each in explanations.in_force()] == ["b" * 16]
+    assert [value.break_id for value in explanations.in_force()] == ["b" * 16]
     with pytest.raises(UsageError, match="nobody has explained"):
         explanations.withdraw("a" * 16, "Cy", "again", 5)
-    assert [(each.at_ms, each.is_withdrawn) for each in explanations.all()] == [
+    assert [(node.at_ms, node.is_withdrawn) for node in explanations.all()] == [
         (1, False), (2, False), (3, False), (4, True),
     ]  # fmt: skip
 
@@ -273,7 +275,7 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark,
     (tmp_path / "explanations.jsonl").write_text(json.dumps(line) + "\n")
     explanations = Explanations(tmp_path)
 
-    assert [each.by for each in explanations.all()] == ["Ann"]
+    assert [node.by for node in explanations.all()] == ["Ann"]
     assert (explanations.in_force(), explanations.digest, explanations.frame(spark)) == (
         [],
         "",
@@ -281,7 +283,7 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark,
     )
 
     explanations.explain(item("a", "parked"), "Ann", "known", 2)
-    assert [each.at_ms for each in explanations.in_force()] == [2]
+    assert [value.at_ms for value in explanations.in_force()] == [2]
 
 
 def test_a_file_without_explanations_is_told(tmp_path):

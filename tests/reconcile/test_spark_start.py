@@ -61,13 +61,13 @@ class Driver:
             ["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True, check=True
         )
         return [
-            int(each.split()[0])
-            for each in listed.stdout.splitlines()
-            if str(self.temporary) in each and "java" in each
+            int(line.split()[0])
+            for line in listed.stdout.splitlines()
+            if str(self.temporary) in line and "java" in line
         ]
 
     def left(self):
-        return sorted(each.name for each in (*self.here.iterdir(), *self.temporary.iterdir()))
+        return sorted(item.name for item in (*self.here.iterdir(), *self.temporary.iterdir()))
 
     def first_java(self):
         pause = threading.Event()
@@ -218,8 +218,8 @@ def test_a_java_that_is_killed_is_told_of(driver):
     process = driver.start(LOCAL, "endless")
     assert process.stdout.readline() == "working\n"
 
-    for each in driver.javas():
-        os.kill(each, signal.SIGKILL)
+    for java in driver.javas():
+        os.kill(java, signal.SIGKILL)
 
     code, _, err = driver.ended(process)
     assert (code, err.count("\n")) == (3, 1)

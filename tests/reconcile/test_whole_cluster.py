@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def files(directory):
     """All that the tables hold, byte by byte."""
     places = sorted((directory / "results").glob("*/*/*/part-*"))
-    assert len({each.parts[-4] for each in places}) == len(Outcome._fields)
-    return {str(each.relative_to(directory)): each.read_bytes() for each in places}
+    assert len({place.parts[-4] for place in places}) == len(Outcome._fields)
+    return {str(place.relative_to(directory)): place.read_bytes() for place in places}
 
 
 def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
@@ -47,6 +47,6 @@ def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     for name, said in together.result.contents.items():
         assert content_hash(results.read_table(spark, name, together)) == said
     assert files(there) == files(here)
-    found = {each["class"] for each in results.read_table(spark, "items", together).collect()}
+    found = {row["class"] for row in results.read_table(spark, "items", together).collect()}
     assert found > {Class.DOUBLE_CREDIT, Class.PARKED, Class.IN_FLIGHT}
-    assert sum(each.transfers for each in alone.result.totals) == PLAN.transfers
+    assert sum(total.transfers for total in alone.result.totals) == PLAN.transfers

@@ -57,11 +57,11 @@ def second(spark, first, tmp_path_factory):
 
 
 def counted(done):
-    return {each.class_: each.transfers for each in done.result.totals}
+    return {total.class_: total.transfers for total in done.result.totals}
 
 
 def proofs_of(done, name):
-    return [each for each in done.result.proofs if each.proof == name]
+    return [proof for proof in done.result.proofs if proof.proof == name]
 
 
 def sign(stage, done):
@@ -93,10 +93,10 @@ def test_an_honest_day_is_clean(first):
 
     assert (done.result.verdict, done.result.why) == ("clean", ())
     assert counted(done) == {"in-flight": 1, "rolled-back": 1, "matched": 8}
-    assert all(each.holds for each in done.result.proofs)
+    assert all(proof.holds for proof in done.result.proofs)
     found = stage.results().current(WEDNESDAY)
     assert found == done
-    told = {each: stage.results().file(done, each).read_bytes() for each in FILES}
+    told = {file: stage.results().file(done, file).read_bytes() for file in FILES}
     assert sorted(os.listdir(stage.results().file(done, "run.json").parent)) == FILES
     assert told["summary.json"] == as_json(done)
     assert done.run_id in told["report.html"].decode()
@@ -127,7 +127,7 @@ def test_the_same_date_again_is_the_same_to_the_byte(spark, first, tmp_path):
     assert again.result_digest == done.result_digest
     assert again.result == done.result
     assert stage.bytes_of(done.run_id) == before
-    assert any(each.endswith(".parquet") for each in before)
+    assert any(item.endswith(".parquet") for item in before)
     assert os.listdir(stage.extract_of(done).parent) == [done.extract_id]
     assert stage.recon("SELECT run_id, is_current FROM recon_runs") == [(done.run_id, 1)]
     assert stage.recon('SELECT "key" FROM recon_items') == [("icbc/night",)]
@@ -152,14 +152,14 @@ def test_what_crosses_the_cut_off_is_matched_on_the_next_day(spark, first, secon
     assert closed["history"] == (f"{WEDNESDAY} in-flight new,{THURSDAY} matched closed {arrived}")
     assert counted(done) == {"delivered-uncredited": 1, "matched": 4}
     assert done.result.closed == 1
-    assert all(each.holds for each in done.result.proofs)
+    assert all(proof.holds for proof in done.result.proofs)
     (way,), (still,) = proofs_of(first[1], "clearing"), proofs_of(done, "clearing")
     assert (way.found, still.found) == (88_00, 300_00)
-    whole = {each.currency: each for each in proofs_of(done, "conservation")}
+    whole = {item.currency: item for item in proofs_of(done, "conservation")}
     # Of what customers have less, 300.00 went on their way today and 88.00 have arrived.
     assert whole["CNY"].found == 88_00 - 300_00
     assert done.previous_run_id == first[1].run_id
-    assert [each.business_date for each in done.trend] == [WEDNESDAY.isoformat()]
+    assert [item.business_date for item in done.trend] == [WEDNESDAY.isoformat()]
 
 
 def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
@@ -182,8 +182,8 @@ def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
     again = stage.rows(spark, last)["lost"]
 
     lives = (young, old, explained, again)
-    assert len({each["break_id"] for each in lives}) == 1
-    assert {each["first_seen"] for each in lives} == {THURSDAY.isoformat()}
+    assert len({live["break_id"] for live in lives}) == 1
+    assert {live["first_seen"] for live in lives} == {THURSDAY.isoformat()}
     assert (old["class"], old["status"], old["age_days"], old["bucket"]) == (
         "delivered-uncredited",
         "open",
@@ -350,9 +350,9 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     next_ = stage.run(spark, THURSDAY)
 
     broken = [
-        (each.proof, each.bank, each.account, each.found - each.expected)
-        for each in next_.result.proofs
-        if not each.holds and each.account
+        (proof.proof, proof.bank, proof.account, proof.found - proof.expected)
+        for proof in next_.result.proofs
+        if not proof.holds and proof.account
     ]
     assert broken == [
         ("roll-forward", "icbc", "62…0001", 600_00),
@@ -369,7 +369,7 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     twice = stage.rows(spark, next_)["T0"]
     assert (twice["class"], twice["status"]) == ("double-credit", "reopened")
     assert (twice["debited"], twice["credited"]) == (100_00, 200_00)
-    assert all(each.holds for each in proofs_of(next_, "conservation"))
+    assert all(item.holds for item in proofs_of(next_, "conservation"))
     assert signatures.state(stage.results().current(WEDNESDAY)) == "signed"
 
     # The day is run again, and dies before it is published.
@@ -378,11 +378,11 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     kept = stage.results().current(WEDNESDAY)
     assert (kept.run_id, kept.sign_off.is_complete) == (signed.run_id, True)
     (died,) = {
-        each.name.removeprefix("run=")
-        for each in stage.directory.glob(f"results/items/business_date={WEDNESDAY}/run=*")
+        path.name.removeprefix("run=")
+        for path in stage.directory.glob(f"results/items/business_date={WEDNESDAY}/run=*")
     } - {signed.run_id}
     left = stage.bytes_of(died)
-    assert len({each.split("/")[1] for each in left}) == 10
+    assert len({item.split("/")[1] for item in left}) == 10
 
     again = stage.run(spark, WEDNESDAY)
 
@@ -409,7 +409,7 @@ def lost_row(extract):
     manifest = msgspec.json.decode((extract / FILE).read_bytes(), type=Manifest)
     text = msgspec.json.encode(manifest).decode()
     (part,) = (
-        part for each in manifest.sources for table in each.tables for part in table.parts
+        part for source in manifest.sources for table in source.tables for part in table.parts
         if part.path == name
     )  # fmt: skip
     now = msgspec.structs.replace(

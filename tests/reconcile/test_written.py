@@ -23,7 +23,7 @@ ORDER = (("number", "descending"), ("id", "ascending"))
 def in_pieces(rows, cuts):
     """Rows with an id for each, cut anywhere; some pieces have none."""
     rows = [row | {"id": number} for number, row in enumerate(rows)]
-    ends = sorted({0, *(min(each, len(rows)) for each in cuts), len(rows)})
+    ends = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
     pieces = [pa.Table.from_pylist(rows[a:b], SCHEMA) for a, b in pairwise(ends)]
     return rows, [SCHEMA.empty_table(), *pieces]
 

@@ -30,16 +30,16 @@ def extracted(directory, folder):
     """The seeded day as an extract of these rules; returns its id."""
     write_day(folder, PLAN)
     early, rules = directory / "early", rules_in(directory)
-    banks = [each.name for each in rules.bank]
+    banks = [bank.name for bank in rules.bank]
     sources = tuple(
         Source(
             name,
             "sqlite" if name in banks else "log",
             "",
             *[rules.day.window(PLAN.day).end_ms] * 2,
-            tuple(written(folder, early, name, each) for each in tables),
+            tuple(written(folder, early, name, table) for table in tables),
         )
-        for name, tables in [*((each, OF_BANKS) for each in banks), ("log", OF_THE_LOG)]
+        for name, tables in [*((bank, OF_BANKS) for bank in banks), ("log", OF_THE_LOG)]
     )
     manifest = Manifest.of(rules, PLAN.day, sources)
     write_manifest(early, manifest)
@@ -51,8 +51,8 @@ def extracted(directory, folder):
 
 def written(folder, directory, source, table):
     with TableWriter(table, directory / source / table.name) as writer:
-        for each in pq.read_table(folder / source / table.name).to_batches():
-            writer.write(each)
+        for batch in pq.read_table(folder / source / table.name).to_batches():
+            writer.write(batch)
     return writer.extracted(source)
 
 

@@ -23,7 +23,7 @@ from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.rules import Money, read_rules
 from txmq.runtime.disk import LocalDisk
 
-WEDNESDAY, THURSDAY, FRIDAY, SATURDAY = (date(2024, 3, each) for each in range(6, 10))
+WEDNESDAY, THURSDAY, FRIDAY, SATURDAY = (date(2024, 3, index) for index in range(6, 10))
 """They were over before anybody ran this."""
 COMMITTED, ROLLED_BACK = Kind.COMMITTED, Kind.ROLLED_BACK
 PAYER, PAYEE = "6222000011110001", "6217000022220002"
@@ -74,7 +74,7 @@ topic = "{TOPIC}"
 namespace = "icbc"
 group = "{GROUP}"
 key = "id"
-""" + "".join(_BANK.format(name=each) for each in ACCOUNTS)
+""" + "".join(_BANK.format(name=account) for account in ACCOUNTS)
 
 
 class Posting(NamedTuple):
@@ -166,7 +166,7 @@ class Stage:
 
     def book(self, bank, transfer, kind, postings, at_ms, *, booked_ms=None):
         """Both sides of a booking, and the accounts in step with it."""
-        assert sum(each.amount for each in postings) == 0
+        assert sum(posting.amount for posting in postings) == 0
         for account, amount in postings:
             row = transfer, account, amount, "CNY", kind, booked_ms or at_ms, at_ms
             names = "transfer, account, amount, currency, kind, booked_ms, recorded_ms"
@@ -249,7 +249,7 @@ class Stage:
     def rows(self, spark, done, table="items"):
         """The rows of a run's table by the transfers' own ids."""
         rows = self.results().read_table(spark, table, done).collect()
-        return {each["key"].removeprefix("icbc/"): each for each in rows}
+        return {row["key"].removeprefix("icbc/"): row for row in rows}
 
     def recon(self, statement):
         """What the database says that results are written to as well."""
@@ -261,4 +261,4 @@ class Stage:
     def bytes_of(self, run_id):
         """All that a run's tables hold, byte by byte."""
         places = sorted(self.directory.glob(f"results/*/*/run={run_id}/*"))
-        return {str(each.relative_to(self.directory)): each.read_bytes() for each in places}
+        return {str(place.relative_to(self.directory)): place.read_bytes() for place in places}

@@ -109,7 +109,7 @@ def reconcile(
             raise ConfigError("--extract names the one extract of one date")
         started = Started(master, memory, cores, jar or [], spark or [], ui)
         verdicts = _run_all(wanted, started, extract, reuse=reuse, quiet=quiet, json=json)
-    raise typer.Exit(max(_CODES[each] for each in verdicts))
+    raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
 
 
 @app.command(name="extract")
@@ -133,15 +133,15 @@ def extract_(
             ("source", "table", "rows", "amounts", "least id", "most", "hash total"),
             (
                 (
-                    each.source,
-                    each.table,
-                    each.rows,
-                    ", ".join(f"{sum_} {name}" for name, sum_ in sorted(each.amounts.items())),
-                    "" if each.least is None else each.least,
-                    "" if each.most is None else each.most,
-                    each.hash_total,
+                    control.source,
+                    control.table,
+                    control.rows,
+                    ", ".join(f"{sum_} {name}" for name, sum_ in sorted(control.amounts.items())),
+                    "" if control.least is None else control.least,
+                    "" if control.most is None else control.most,
+                    control.hash_total,
                 )
-                for each in manifest.controls
+                for control in manifest.controls
             ),
         )
 
@@ -156,7 +156,7 @@ def _take(wanted: Asked, jars: list[Path], *, quiet: bool) -> "Manifest":
     session = None
     with ExitStack() as stack:
         progress = stack.enter_context(shown(quiet=quiet))
-        if any(each.database.startswith("jdbc:") for each in rules.bank):
+        if any(bank.database.startswith("jdbc:") for bank in rules.bank):
             from txmq.reconcile.spark import opened
 
             session = stack.enter_context(opened(memory="1g", jars=jars, log=_log(rules, day)))
@@ -177,7 +177,7 @@ def _run_all(
     wanted: Asked, started: Started, extract: str | None, *, reuse: bool, quiet: bool, json: bool
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    settings = dict(_setting(each) for each in started.settings)
+    settings = dict(_setting(setting) for setting in started.settings)
     from txmq.reconcile.job import run
     from txmq.reconcile.listing import latest_extract
     from txmq.reconcile.progress import shown

@@ -63,10 +63,10 @@ def _wrong_use_is_no_verdict() -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):
         raise
-    except Exception as problem:
+    except Exception as error:
         # Whose class it is depends on typer's version; what it says to the shell does not.
-        if getattr(problem, "exit_code", None) == 2:
-            problem.exit_code = NOT_RUN  # type: ignore[attr-defined]  # it was there
+        if getattr(error, "exit_code", None) == 2:
+            error.exit_code = NOT_RUN  # type: ignore[attr-defined]  # it was there
         raise
 
 
@@ -120,7 +120,7 @@ def asked(
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
         return Asked(
-            rules, [first + timedelta(days=each) for each in range((last - first).days + 1)]
+            rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
         )
     return Asked(rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)])
 
@@ -205,16 +205,16 @@ def told() -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as problem:
-        fail(str(problem), NOT_RUN)
+    except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as error:
+        fail(str(error), NOT_RUN)
     except (typer.Exit, typer.Abort):
         raise
-    except Exception as problem:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
-        if isinstance(problem, ModuleNotFoundError) and _root(problem) in _EXTRA:
-            fail(f"this command needs {_root(problem)}: pip install 'txmq[spark]'", NOT_RUN)
+    except Exception as error:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
+        if isinstance(error, ModuleNotFoundError) and _root(error) in _EXTRA:
+            fail(f"this command needs {_root(error)}: pip install 'txmq[spark]'", NOT_RUN)
         note_lines(traceback.format_exc().rstrip("\n"))
         raise typer.Exit(NOT_RUN) from None
 
 
-def _root(problem: ModuleNotFoundError) -> str:
-    return (problem.name or "").partition(".")[0]
+def _root(error: ModuleNotFoundError) -> str:
+    return (error.name or "").partition(".")[0]

@@ -56,9 +56,9 @@ class Books(NamedTuple):
     def banks(self, which: str) -> list[str]:
         """The names of the banks whose rules say so."""
         return [
-            each.name
-            for each in self.rules.bank
-            if (each.accounts if which == "accounts" else getattr(each.entries, which))
+            bank.name
+            for bank in self.rules.bank
+            if (bank.accounts if which == "accounts" else getattr(bank.entries, which))
         ]
 
 
@@ -78,19 +78,19 @@ def balances_of(
     # Rows of the day first add up where they are, so that an account of many is no heap of rows,
     # and with nothing beside them that is added later.
     kind = place_of("kind", _KINDS)
-    numbered = [each.name for each in rules.bank if each.entries.gapless]
+    numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
     number = f.when(f.col("bank").isin(numbered), f.col("id"))
     # Where nobody asks for numbers they are not read.
     numbers = {"first_id": f.min(number), "last_id": f.max(number)} if numbered else {}
     moved = _coded(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
         f.count(f.lit(1)).alias("rows"),
-        *(each.alias(name) for name, each in numbers.items()),
+        *(column.alias(name) for name, column in numbers.items()),
         *(f.sum(f.when(f.col("kind") == at, amount)).alias(k) for at, k in enumerate(_KINDS)),
     )  # fmt: skip
     parts = together(
         _part(_coded(ledgers.opening), opening="amount", opening_rows="rows"),
-        _part(moved, **{each: each for each in ("rows", *numbers, *_KINDS)}),
+        _part(moved, **{name: name for name in ("rows", *numbers, *_KINDS)}),
         _part(_coded(ledgers.later), later="amount"),
         _part(ledgers.accounts, told="balance"),
         # Also what nothing is left of stays an account, with what was its last number.
@@ -102,7 +102,7 @@ def balances_of(
     found = (
         parts.repartition(*_ACCOUNT)
         .groupBy(*_ACCOUNT)
-        .agg(f.max("role_code").alias("role_code"), *(f.sum(each).alias(each) for each in _SUMS))
+        .agg(f.max("role_code").alias("role_code"), *(f.sum(name).alias(name) for name in _SUMS))
     )
     found = found.withColumn("moved", reduce(add, map(f.col, _KINDS)))
     names = f.array(*map(f.lit, _ROLES))
@@ -123,10 +123,10 @@ def _part(table: DataFrame, **given: str) -> DataFrame:
     """A table with all that is added up of accounts; what is given by its name is in a column."""
     code = "role_code" if "role_code" in table.columns else "NULL"
     numbers = []
-    for each in _SUMS:
-        none = "NULL" if each in _MAY_BE_NONE else "0"
-        found = f"coalesce(`{given[each]}`, {none})" if each in given else none
-        numbers.append(f"CAST({found} AS BIGINT) AS `{each}`")
+    for name in _SUMS:
+        none = "NULL" if name in _MAY_BE_NONE else "0"
+        found = f"coalesce(`{given[name]}`, {none})" if name in given else none
+        numbers.append(f"CAST({found} AS BIGINT) AS `{name}`")
     return table.selectExpr(*_ACCOUNT, f"CAST({code} AS INT) AS role_code", *numbers)
 
 
@@ -256,7 +256,7 @@ def _by_currency(books: Books) -> DataFrame:
         legs = books.before.where(is_transfer()).select(
             "role",
             "currency",
-            *(f.when(kind == each, amount).alias(each) for each, _, _ in _CLASSED),
+            *(f.when(kind == kind_, amount).alias(kind_) for kind_, _, _ in _CLASSED),
             (-amount).alias("began"),
         )
         rows = rows.unionByName(legs, allowMissingColumns=True)
@@ -265,12 +265,12 @@ def _by_currency(books: Books) -> DataFrame:
         f.sum(f.when(role.isin(*_HELD), f.col("moved"))).alias("moved"),
         f.sum(f.when(role == "clearing", f.col("moved"))).alias("cleared"),
         *(
-            f.sum(f.when(role != "clearing", f.col(each))).alias(each)
-            for each in ("began", *(kind for kind, _, _ in _CLASSED))
+            f.sum(f.when(role != "clearing", f.col(name))).alias(name)
+            for name in ("began", *(kind for kind, _, _ in _CLASSED))
         ),
     )
     classed = books.totals.groupBy("currency").agg(
-        *(f.sum(each).alias(each) for _, each, _ in _CLASSED)
+        *(f.sum(name).alias(name) for _, name, _ in _CLASSED)
     )
     ended = f.col("debited") - f.col("returned") - f.col("credited")
     found = booked.join(classed, "currency", "full_outer").na.fill(0)

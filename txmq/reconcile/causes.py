@@ -27,19 +27,19 @@ _GONE: Final = (
 )
 
 
-def cause_of(problem: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """The first cause of a failure, as one line without Java's names around it.
 
     Args:
-        problem: One of :data:`SPARKS_OWN`, while Spark is still there to be asked.
+        error: One of :data:`SPARKS_OWN`, while Spark is still there to be asked.
     """
-    if isinstance(problem, Py4JNetworkError | ConnectionError):
+    if isinstance(error, Py4JNetworkError | ConnectionError):
         return _GONE
-    if isinstance(problem, Py4JJavaError):
-        text = str(problem).partition("\n: ")[2]
+    if isinstance(error, Py4JJavaError):
+        text = str(error).partition("\n: ")[2]
     else:
         try:
-            text = str(problem)
+            text = str(error)
         except Exception:  # noqa: BLE001  # it asks a Java that may be gone, and all sorts come back
             return _GONE
     causes = _CAUSED_BY.findall(text)
@@ -49,15 +49,15 @@ def cause_of(problem: BaseException) -> str:
 def last_words(log: Path) -> str:
     """What a Java that did not start has said of it."""
     try:
-        lines = [each for each in log.read_text(errors="replace").splitlines() if each.strip()]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    telling = [each for each in lines if _TOLD.search(each)]
+    telling = [line for line in lines if _TOLD.search(line)]
     return _plain((telling or lines or [""])[0])
 
 
 def _plain(text: str) -> str:
-    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = lines[0] if lines else "it does not say why"
     line = _JAVA_NAME.sub(r"\1: ", line).rstrip(": ")
     return line if len(line) <= LENGTH_MAX else f"{line[: LENGTH_MAX - 1]}…"

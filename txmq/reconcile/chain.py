@@ -37,7 +37,7 @@ class _Link(Struct, frozen=True):
 def days(directory: Path) -> list[date]:
     """The days that have a run in force, oldest first."""
     found = (directory / "runs").glob("????-??-??/current")
-    return sorted(date.fromisoformat(each.parent.name) for each in found)
+    return sorted(date.fromisoformat(file.parent.name) for file in found)
 
 
 def in_force(directory: Path, day: date) -> Path | None:
@@ -52,8 +52,8 @@ def in_force(directory: Path, day: date) -> Path | None:
         return place / named["run_id"] / "run.json"
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, KeyError) as problem:
-        raise ReconcileRefused(f"{place / 'current'} names no run: {problem}") from problem
+    except (msgspec.DecodeError, KeyError) as error:
+        raise ReconcileRefused(f"{place / 'current'} names no run: {error}") from error
 
 
 def outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
@@ -73,15 +73,15 @@ def outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
     day = own = date.fromisoformat(run.result.business_date)
     link: _Link | Run = run
     first: tuple[date, date] | None = None
-    for each in reversed(days(directory)):
-        if each >= own or (path := in_force(directory, each)) is None:
+    for earlier in reversed(days(directory)):
+        if earlier >= own or (path := in_force(directory, earlier)) is None:
             continue
         before = said_of(path, _Link)
         if before.result.end_ms < link.result.start_ms:
             break  # There are days between that have none: here it has begun anew.
         if link.previous_digest != before.result_digest:
-            first = day, each
-        day, link = each, before
+            first = day, earlier
+        day, link = earlier, before
     if first is None:
         return None
     return (
@@ -98,5 +98,5 @@ def said_of(path: Path, type_: type[Said]) -> Said:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)
-    except (OSError, msgspec.DecodeError) as problem:
-        raise ReconcileRefused(f"{path} says of no run what it came to: {problem}") from problem
+    except (OSError, msgspec.DecodeError) as error:
+        raise ReconcileRefused(f"{path} says of no run what it came to: {error}") from error

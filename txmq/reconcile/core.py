@@ -62,7 +62,7 @@ def reconcile(
     passed = settled(sieved(transfers, messages, carried, rules, window))
     others = few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
     is_suspect, is_rolled_back = (
-        f.col("plain") == each for each in (SUSPECT, PLAIN[Class.ROLLED_BACK])
+        f.col("plain") == code for code in (SUSPECT, PLAIN[Class.ROLLED_BACK])
     )
     # Of all rows but these only those that are suspect are kept.
     suspects = others.where(is_suspect).select("hash")
@@ -118,10 +118,10 @@ def reconcile(
 
 def _keys(yesterday: Yesterday) -> DataFrame | None:
     """The transfers that were left open."""
-    some = [each for each in (yesterday.entries, yesterday.messages) if each is not None]
+    some = [table for table in (yesterday.entries, yesterday.messages) if table is not None]
     if not some:
         return None
-    return few(together(*(each.select("key") for each in some)).distinct())
+    return few(together(*(table.select("key") for table in some)).distinct())
 
 
 def _orphans(
@@ -155,11 +155,11 @@ def _agreed_before(history: Ledgers | None, closed: DataFrame | None) -> DataFra
         return closed
     told = f.lit(None).cast("string").alias("history")
     rows = (legs_of(history.entries), history.messages)
-    return together(*(each.select("key", told) for each in rows), closed)
+    return together(*(table.select("key", told) for table in rows), closed)
 
 
 def _under(*some: DataFrame | None) -> DataFrame | None:
-    there = [each for each in some if each is not None]
+    there = [table for table in some if table is not None]
     return together(*there) if there else None
 
 
@@ -197,7 +197,7 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
         "class",
         "currency",
         f.lit(1).cast("long").alias("transfers"),
-        *(zero.alias(each) for each in _SUMS),
+        *(zero.alias(name) for name in _SUMS),
         f.col("ordered").cast("long").alias("ordered"),
         f.when(is_agreed, zero).otherwise(f.col("amount")).alias("at_risk"),
     )
@@ -220,7 +220,7 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
     found = (
         together(of_plain, of_units, of_rows)
         .groupBy("class", "currency")
-        .agg(*(f.sum(each).alias(each) for each in numbers))
+        .agg(*(f.sum(name).alias(name) for name in numbers))
     )
     return found.withColumn("group", group_of_class()).select(*tables.TOTALS.names)
 

@@ -25,7 +25,7 @@ _TOLD: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
 EXPLANATIONS: Final = Table(
     "explanations",
     "What people have said about breaks, and what these were when it was said.",
-    tuple(each for each in ITEMS.columns if each.name in _TOLD),
+    tuple(column for column in ITEMS.columns if column.name in _TOLD),
 )
 
 
@@ -65,7 +65,7 @@ class Explanations:
             UsageError: There is no name or no reason.
         """
         class_ = item["was"] or item["class"]  # Of what is explained already, what it was.
-        figures = Figures(**{each: item[each] for each in FIGURES})
+        figures = Figures(**{name: item[name] for name in FIGURES})
         said = by.strip(), reason.strip(), now_ms
         return self._add(Explanation(item["break_id"], class_, *said, figures=figures))
 
@@ -75,7 +75,7 @@ class Explanations:
         Raises:
             UsageError: Nothing was said about it, or there is no name or no reason.
         """
-        found = {each.break_id: each for each in self.in_force()}.get(break_id)
+        found = {explanation.break_id: explanation for explanation in self.in_force()}.get(break_id)
         if found is None:
             raise UsageError(f"nobody has explained the break {break_id}")
         said = by.strip(), reason.strip(), now_ms
@@ -90,17 +90,21 @@ class Explanations:
         path = self._directory / _FILE
         try:
             lines = path.read_bytes().splitlines()
-            return [msgspec.json.decode(each, type=Explanation) for each in lines if each.strip()]
+            return [msgspec.json.decode(line, type=Explanation) for line in lines if line.strip()]
         except FileNotFoundError:
             return []
-        except msgspec.DecodeError as problem:
-            raise ReconcileRefused(f"{path} holds no explanations: {problem}") from problem
+        except msgspec.DecodeError as error:
+            raise ReconcileRefused(f"{path} holds no explanations: {error}") from error
 
     def in_force(self) -> list[Explanation]:
         """Those that hold, by the breaks' ids."""
-        last = {each.break_id: each for each in self.all()}
-        held = (last[each] for each in sorted(last))
-        return [each for each in held if each.figures is not None and not each.is_withdrawn]
+        last = {explanation.break_id: explanation for explanation in self.all()}
+        held = (last[break_id] for break_id in sorted(last))
+        return [
+            explanation
+            for explanation in held
+            if explanation.figures is not None and not explanation.is_withdrawn
+        ]
 
     @property
     def digest(self) -> str:
@@ -116,9 +120,13 @@ class Explanations:
     def _rows(self) -> list[tuple[Any, ...]]:
         """Those that hold, as rows of ``EXPLANATIONS``."""
         found = []
-        for each in self.in_force():
-            said = {"break_id": each.break_id, "class": each.class_, "explained_by": each.by}
-            said |= {"explanation": each.reason, **msgspec.to_builtins(each.figures)}
+        for explanation in self.in_force():
+            said = {
+                "break_id": explanation.break_id,
+                "class": explanation.class_,
+                "explained_by": explanation.by,
+            }
+            said |= {"explanation": explanation.reason, **msgspec.to_builtins(explanation.figures)}
             found.append(tuple(said[name] for name in EXPLANATIONS.names))
         return found
 
@@ -126,6 +134,6 @@ class Explanations:
         if not one.by or not one.reason:
             raise UsageError("an explanation has a name and a reason, so that others can ask")
         with desk(self._directory) as disk:
-            lines = [msgspec.json.encode(each) for each in (*self.all(), one)]
+            lines = [msgspec.json.encode(explanation) for explanation in (*self.all(), one)]
             disk.replace(_FILE, b"\n".join(lines) + b"\n")
         return one

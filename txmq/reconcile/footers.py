@@ -101,10 +101,10 @@ class _Walk:
 
     def _number(self) -> int:
         found = shift = 0
-        while (each := self._byte()) & 128:
-            found |= (each & 127) << shift
+        while (byte := self._byte()) & 128:
+            found |= (byte & 127) << shift
             shift += 7
-        return found | each << shift
+        return found | byte << shift
 
     def _zigzag(self) -> int:
         found = self._number()

@@ -73,7 +73,7 @@ def run(
     manifest = _extracted(rules, day, spark, progress, extract_id)
     directory = place(rules.directory, manifest)
     with progress.stage("check the extract") as stage:
-        stage.rows = sum(each.rows for each in manifest.controls)
+        stage.rows = sum(control.rows for control in manifest.controls)
         sized(spark, stage.rows)
         ledgers = load(spark, manifest, directory)
     told = Explanations(results.directory).digest
@@ -176,12 +176,12 @@ def _worked_out(
         history=_history(rules, spark, looked_back), closed=results.closed(spark, looked_back)
     )
     with progress.stage("match") as stage:
-        stage.rows = sum(each.rows for each in manifest.controls)
+        stage.rows = sum(control.rows for control in manifest.controls)
         outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
     with progress.stage("prove and write"):
         contents = {
-            each: results.write_table(each, table, day, name)
-            for each, table in outcome._asdict().items()
+            table_name: results.write_table(table_name, table, day, name)
+            for table_name, table in outcome._asdict().items()
         }
     with progress.stage("judge"):
         return judged(results.written(day, name, contents), rules, manifest, contents)
@@ -190,14 +190,14 @@ def _worked_out(
 def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
     """What was extracted for these runs, as far as it is still there."""
     some: list[Ledgers] = []
-    for each in runs:
-        day = each.result.business_date
-        directory = Path(rules.directory) / "extracts" / day / each.extract_id
+    for earlier in runs:
+        day = earlier.result.business_date
+        directory = Path(rules.directory) / "extracts" / day / earlier.extract_id
         if (directory / FILE).exists():
             some.append(load_unchecked(spark, read_manifest(directory), directory))
     if not some:
         return None
-    return Ledgers(*(reduce(DataFrame.unionByName, each) for each in zip(*some, strict=True)))
+    return Ledgers(*(reduce(DataFrame.unionByName, tables) for tables in zip(*some, strict=True)))
 
 
 def _write_back(rules: Rules, spark: SparkSession, results: Results, done: Run) -> None:
@@ -206,6 +206,6 @@ def _write_back(rules: Rules, spark: SparkSession, results: Results, done: Run) 
     try:
         schema.create()
         items = results.read_table(spark, "items", done)
-        schema.write(done, (each.asDict() for each in items.toLocalIterator()))
+        schema.write(done, (item.asDict() for item in items.toLocalIterator()))
     finally:
         schema.close()

@@ -24,7 +24,7 @@ from txmq.reconcile.written import Order, Written, added, foremost
 
 __all__ = ["judged"]
 
-_ORDER: Final = {each.value: place for place, each in enumerate(Class)}
+_ORDER: Final = {class_.value: place for place, class_ in enumerate(Class)}
 _OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs whose rows are accounts; those of the others are transfers, or nothing."""
 _WORST: Final[Order] = (
@@ -59,7 +59,7 @@ def judged(
     items = _items(tables["items"], rules)
     aging, oldest = _aging(tables["items"])
     verdict, why = _verdict(totals, proofs, off, oldest, rules)
-    currencies = {each.currency for each in totals} | {each.currency or "" for each in proofs}
+    currencies = {total.currency for total in totals} | {proof.currency or "" for proof in proofs}
     return Result(
         name=rules.name,
         business_date=manifest.business_date,
@@ -80,7 +80,9 @@ def judged(
         closed=tables["closed"].rows,
         decisions=_decisions(tables["by_hand"], rules),
         decided_by_hand=tables["by_hand"].rows,
-        digits={each: _money(rules, each).digits for each in sorted(currencies) if each},
+        digits={
+            currency: _money(rules, currency).digits for currency in sorted(currencies) if currency
+        },
         contents=dict(contents),
     )
 
@@ -97,26 +99,26 @@ def _see_all_was_read(balances: Written, manifest: Manifest) -> None:
     for (bank, currency), (_, count, sum_) in sums.items():
         rows[bank] += count
         amounts[bank, currency] = sum_
-    for each in manifest.controls:
-        if each.table != ENTRIES.name:
+    for control in manifest.controls:
+        if control.table != ENTRIES.name:
             continue
-        bank, now = each.source, rows[each.source]
-        if now != each.rows:
+        bank, now = control.source, rows[control.source]
+        if now != control.rows:
+            was = quantity(control.rows, "row was", "rows were")
             raise ReconcileRefused(
-                f"{bank}/{each.table}: {quantity(each.rows, 'row was', 'rows were')} extracted and "
-                f"Spark has read {now}"
+                f"{bank}/{control.table}: {was} extracted and Spark has read {now}"
             )
-        for currency, was in each.amounts.items():
-            if (found := amounts.get((bank, currency), 0)) != was:
+        for currency, sum_ in control.amounts.items():
+            if (found := amounts.get((bank, currency), 0)) != sum_:
                 raise ReconcileRefused(
-                    f"{bank}/{each.table}: the sum of {currency} was {was} when it was "
+                    f"{bank}/{control.table}: the sum of {currency} was {sum_} when it was "
                     f"extracted, and is {found} of what Spark has read"
                 )
 
 
 def _totals(totals: Written) -> tuple[Total, ...]:
     found = [Total(*row.values()) for piece in totals.pieces() for row in piece.to_pylist()]
-    return tuple(sorted(found, key=lambda each: (_ORDER[each.class_], each.currency)))
+    return tuple(sorted(found, key=lambda total: (_ORDER[total.class_], total.currency)))
 
 
 def _proofs(
@@ -134,22 +136,22 @@ def _proofs(
     off = {(proof, currency or ""): sum_ for (proof, currency), (_, sum_) in sums.items()}
     broken = sum(count for count, _ in sums.values())
     named = {proof for proof, _ in off}
-    for each in found:
-        if each.account is not None or each.holds:
+    for proof in found:
+        if proof.account is not None or proof.holds:
             continue
-        if each.proof.startswith("classes-"):
+        if proof.proof.startswith("classes-"):
             raise ReconcileRefused(
-                f"the classes do not add up: {each.about}, but {each.expected} is not "
-                f"{each.found} in {each.currency}; that is a mistake of txmq's, please report it"
+                f"the classes do not add up: {proof.about}, but {proof.expected} is not "
+                f"{proof.found} in {proof.currency}; that is a mistake of txmq's, please report it"
             )
-        off.setdefault((each.proof, each.currency or ""), abs(each.expected - each.found))
+        off.setdefault((proof.proof, proof.currency or ""), abs(proof.expected - proof.found))
     # Of what is named by accounts or transfers the whole is no more than their sum.
     whole = sum(
-        not each.holds and each.account is None and each.proof not in named for each in found
+        not proof.holds and proof.account is None and proof.proof not in named for proof in found
     )
-    found.sort(key=lambda each: (
-        each.proof, each.account is not None, each.bank or "", each.currency or "",
-        -abs(each.expected - each.found), each.account or "",
+    found.sort(key=lambda proof: (
+        proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
+        -abs(proof.expected - proof.found), proof.account or "",
     ))  # fmt: skip
     return tuple(found), broken + whole, off
 
@@ -177,7 +179,7 @@ def _items(items: Written, rules: Rules) -> tuple[Item, ...]:
     """Some of each class: the oldest, and of these the largest."""
     shown = foremost(items.pieces(), rules.limits.evidence, _OLDEST, by="class")
     # The places of rows of a class stay as they are.
-    return tuple(map(_item, sorted(shown, key=lambda each: _ORDER[each["class"]])))
+    return tuple(map(_item, sorted(shown, key=lambda row: _ORDER[row["class"]])))
 
 
 def _item(row: dict[str, Any]) -> Item:
@@ -208,13 +210,15 @@ def _aging(items: Written) -> tuple[tuple[Aged, ...], int]:
         Aged(class_, bucket, currency, transfers, at_risk)
         for (class_, bucket, currency), (transfers, at_risk) in sums.items()
     ]
-    found.sort(key=lambda each: (
-        _ORDER[each.class_], each.currency, BUCKETS.index(each.bucket)
+    found.sort(key=lambda cell: (
+        _ORDER[cell.class_], cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
     breaks = (
         piece.filter(pc.field("group") == "break") for piece in items.pieces("group", "age_days")
     )
-    return tuple(found), max((pc.max(each["age_days"]).as_py() or 0 for each in breaks), default=0)
+    return tuple(found), max(
+        (pc.max(piece["age_days"]).as_py() or 0 for piece in breaks), default=0
+    )
 
 
 def _verdict(
@@ -224,15 +228,15 @@ def _verdict(
     oldest: int,
     rules: Rules,
 ) -> tuple[Verdict, list[str]]:
-    breaks = sum(each.transfers for each in totals if each.group == "break")
-    failed = sorted({each.proof for each in proofs if not each.holds})
+    breaks = sum(total.transfers for total in totals if total.group == "break")
+    failed = sorted({proof.proof for proof in proofs if not proof.holds})
     over = list(_over(totals, off, breaks, oldest, rules))
     if over:
         return "over limits", over
     if not breaks and not failed:
         return "clean", []
     why = [f"{breaks} {'break is' if breaks == 1 else 'breaks are'} within the limits"]
-    why += [f"the proof {each} does not hold, by an amount within the limits" for each in failed]
+    why += [f"the proof {proof} does not hold, by an amount within the limits" for proof in failed]
     return "within limits", why[not breaks :]
 
 
@@ -245,9 +249,9 @@ def _over(
 ) -> Iterator[str]:
     """What is more than the rules forgive."""
     limits, at_risk = rules.limits, Counter[str]()
-    for each in totals:
-        if each.group == "break":
-            at_risk[each.currency] += each.at_risk
+    for total in totals:
+        if total.group == "break":
+            at_risk[total.currency] += total.at_risk
     if breaks > limits.breaks:
         yield f"{quantity(breaks, 'break is', 'breaks are')} more than {limits.breaks}"
     if oldest > limits.age_days:

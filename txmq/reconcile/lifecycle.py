@@ -32,10 +32,10 @@ _LIFE: Final = frozenset(
     }
 )  # fmt: skip
 
-FACTS_OF_ITEMS: Final = tuple(each for each in ITEMS.names if each not in _LIFE)
+FACTS_OF_ITEMS: Final = tuple(name for name in ITEMS.names if name not in _LIFE)
 """What is known of an item from its own day alone: the columns that :func:`carry` is given."""
 
-_OPEN: Final = tuple(each.value for each in Class if ABOUT[each].group == "open")
+_OPEN: Final = tuple(class_.value for class_ in Class if ABOUT[class_].group == "open")
 _MONDAY: Final = date(1969, 12, 29)
 """The last one before days are counted; weeks begin here."""
 
@@ -95,7 +95,7 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
         nothing = F.lit(None).cast("string")
         return today.select(
             *FACTS_OF_ITEMS,
-            *(nothing.alias(each) for each in ("_was", "_class", "_first_seen", "_history")),
+            *(nothing.alias(name) for name in ("_was", "_class", "_first_seen", "_history")),
             F.lit(False).alias("_is_same"),
         ).where(F.col("group") != "agreed")
     # An explained item goes on under its own class: whether it is explained is seen anew.
@@ -114,8 +114,8 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
     )
     return joined.select(
         *(
-            F.when(is_told, F.col(f"now.{each}")).otherwise(F.col(f"then.{each}")).alias(each)
-            for each in FACTS_OF_ITEMS
+            F.when(is_told, F.col(f"now.{name}")).otherwise(F.col(f"then.{name}")).alias(name)
+            for name in FACTS_OF_ITEMS
         ),
         F.col("then._was").alias("_was"),
         F.col("then._class").alias("_class"),
@@ -152,7 +152,7 @@ def _with_explanations(told: DataFrame, explanations: DataFrame | None) -> DataF
 
 def _are_same(one: str, other: str, *names: str) -> Column:
     """Whether two rows say the same here; nothing is the same as nothing."""
-    pairs = ((F.col(f"{one}.{each}"), F.col(f"{other}.{each}")) for each in names)
+    pairs = ((F.col(f"{one}.{name}"), F.col(f"{other}.{name}")) for name in names)
     return reduce(and_, (mine.eqNullSafe(theirs) for mine, theirs in pairs))
 
 
@@ -212,15 +212,15 @@ def _age(rule: Day, day: date) -> Column:
 def _business_days(rule: Day, at: Column) -> Column:
     """How many there were up to a date, since a Monday long ago."""
     weeks = msgspec.structs.replace(rule, holidays=frozenset())
-    works = [weeks.is_business(_MONDAY + timedelta(days=each)) for each in range(7)]
+    works = [weeks.is_business(_MONDAY + timedelta(days=index)) for index in range(7)]
     days = F.datediff(at, F.lit(_MONDAY))
-    of_week = F.array(*(F.lit(sum(works[: each + 1])) for each in range(7)))
+    of_week = F.array(*(F.lit(sum(works[: index + 1])) for index in range(7)))
     counted = F.floor(days / 7) * sum(works) + of_week[F.pmod(days, F.lit(7))]
     # A holiday on a weekend is none: it does not count already.
-    holidays = sorted(each for each in rule.holidays if weeks.is_business(each))
+    holidays = sorted(holiday for holiday in rule.holidays if weeks.is_business(holiday))
     if not holidays:
         return counted
-    passed = F.filter(F.array(*map(F.lit, holidays)), lambda each: each <= at)
+    passed = F.filter(F.array(*map(F.lit, holidays)), lambda holiday: holiday <= at)
     return counted - F.size(passed)
 
 

@@ -44,25 +44,25 @@ def items_of(
     day = run.result.business_date
     place = Path(directory, "results", "items", f"business_date={day}", f"run={run.run_id}")
     try:
-        read = [parquet.ParquetFile(each).read() for each in sorted(place.glob("*.parquet"))]
+        read = [parquet.ParquetFile(path).read() for path in sorted(place.glob("*.parquet"))]
         rows: list[dict[str, Any]] = pa.concat_tables(read).to_pylist() if read else []
-    except (OSError, pa.ArrowException) as problem:
-        raise ReconcileRefused(f"the items of {day} cannot be read: {problem}") from problem
+    except (OSError, pa.ArrowException) as error:
+        raise ReconcileRefused(f"the items of {day} cannot be read: {error}") from error
     if not read:
         raise ReconcileRefused(f"the items of {day} are gone from {place}: run the day again")
     takes_all = is_complete or class_ is not None or status is not None
     found = [
-        each
-        for each in rows
-        if (takes_all or ABOUT[Class(each["class"])].group == "break")
-        and class_ in {None, each["class"]}
-        and status in {None, each["status"]}
+        item
+        for item in rows
+        if (takes_all or ABOUT[Class(item["class"])].group == "break")
+        and class_ in {None, item["class"]}
+        and status in {None, item["status"]}
     ]
     if is_masked:
-        for each in found:
+        for item in found:
             for side in ("payer", "payee"):
-                each[side] = each[side] and mask(each[side])
-    return sorted(found, key=lambda each: (-each["age_days"], -each["amount"], each["break_id"]))
+                item[side] = item[side] and mask(item[side])
+    return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
 def one_of(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def one_of(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
     Raises:
         UsageError: There is none, or more than one.
     """
-    found = [each for each in items if each["break_id"].startswith(break_id)]
+    found = [item for item in items if item["break_id"].startswith(break_id)]
     if len(found) != 1 or not break_id:
         many = "is of several breaks" if found else "is of no break of this day"
         raise UsageError(f"{break_id!r} {many}; see txmq reconcile breaks --all")
@@ -85,8 +85,12 @@ def latest_extract(directory: str | Path, day: date) -> str:
         ReconcileRefused: There is none.
     """
     places = Path(directory, "extracts", day.isoformat()).glob(f"*/{FILE}")
-    found = [read_manifest(each.parent) for each in places if not each.parent.name.startswith(".")]
+    found = [
+        read_manifest(place.parent) for place in places if not place.parent.name.startswith(".")
+    ]
     if not found:
         raise ReconcileRefused(f"{day} has no extract yet: leave --reuse-extract out")
-    last = max(found, key=lambda one: (max(each.taken_ms for each in one.sources), one.extract_id))
+    last = max(
+        found, key=lambda one: (max(source.taken_ms for source in one.sources), one.extract_id)
+    )
     return last.extract_id

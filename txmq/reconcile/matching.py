@@ -27,7 +27,7 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
         as_of_ms: When the day ended, or the books were read before that.
     """
     found = f.coalesce(
-        *(f.when(condition, each.value) for each, condition in _table(rules, as_of_ms)),
+        *(f.when(condition, class_.value) for class_, condition in _table(rules, as_of_ms)),
         f.raise_error(f.concat(f.lit("no class knows transfer "), f.col("key"))),
     )
     return (
@@ -45,7 +45,7 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
 
 def group_of_class() -> Column:
     """The group of what ``class`` says."""
-    pairs = ", ".join(f"'{each.value}', '{about.group}'" for each, about in ABOUT.items())
+    pairs = ", ".join(f"'{class_.value}', '{about.group}'" for class_, about in ABOUT.items())
     return f.expr(f"map({pairs})[class]")
 
 
@@ -80,8 +80,8 @@ def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:
     is_given_up = (col("delivery") == "dead") | (col("parked") > 0)
     incomplete = list(_incomplete(debited, was_taken, credited, is_visible, is_undecided))
     waits = incomplete[0][1]
-    for _, each in incomplete[1:]:
-        waits |= each
+    for _, condition in incomplete[1:]:
+        waits |= condition
     # Before all that it may still become, and after all that no time mends. Money that was given
     # out is not on its way.
     can_wait = is_young & ~credited & ~is_paid & ~f.coalesce(is_given_up, f.lit(False))

@@ -22,7 +22,7 @@ def laid_out(names: Iterable[str]) -> dict[str, str]:
     layout: dict[str, str] = {}
     for option in ("parquet.enable.dictionary", "parquet.column.statistics.enabled"):
         layout[option] = "false"
-        layout |= {f"{option}#{each}": "true" for each in names if each in RECURRING}
+        layout |= {f"{option}#{name}": "true" for name in names if name in RECURRING}
     return layout
 
 
@@ -31,13 +31,13 @@ def settled(folder: Path) -> None:
     else Spark has left there goes.
     """
     parts = []
-    for each in sorted(folder.iterdir()):
-        if each.name.startswith("part-"):
-            parts.append(each)
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("part-"):
+            parts.append(path)
         else:
-            each.unlink()
-    for number, each in enumerate(parts):
-        named = each.rename(folder / f"part-{number:05d}.parquet")
+            path.unlink()
+    for number, part in enumerate(parts):
+        named = part.rename(folder / f"part-{number:05d}.parquet")
         _put_in_order(named)
         _sync(named)
     _sync(folder)
@@ -47,8 +47,8 @@ def are_same(one: Path, other: Path) -> bool:
     """Whether two folders hold the same files, byte for byte."""
     if not other.is_dir():
         return False
-    names = sorted(each.name for each in one.iterdir())
-    if names != sorted(each.name for each in other.iterdir()):
+    names = sorted(path.name for path in one.iterdir())
+    if names != sorted(path.name for path in other.iterdir()):
         return False
     _, *differing = filecmp.cmpfiles(one, other, names, shallow=False)
     return not any(differing)
@@ -57,7 +57,7 @@ def are_same(one: Path, other: Path) -> bool:
 def fingerprint(folder: Path) -> str:
     """A hash of a folder's files and their names, but for those that Spark does not read."""
     there = sorted(folder.iterdir()) if folder.is_dir() else []
-    parts = [each for each in there if not each.name.startswith((".", "_"))]
+    parts = [path for path in there if not path.name.startswith((".", "_"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         hashes = pool.map(_sha256, parts)
         told = [f"{part.name} {hash_}\n" for part, hash_ in zip(parts, hashes, strict=True)]

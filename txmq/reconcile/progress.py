@@ -147,15 +147,15 @@ class OnTerminal(Silent):
         tracker = spark.sparkContext.statusTracker()
         while not ended.wait(LOOK_S):
             try:
-                found = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+                found = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
             except SPARKS_OWN:
                 return  # Spark is gone, and whoever works with it says so.
             row = self._row
             if row is None or row not in self._bar.task_ids:
                 continue
-            infos = [each for each in found if each is not None]
-            total = sum(each.numTasks for each in infos)
-            completed = sum(each.numCompletedTasks for each in infos)
+            infos = [info for info in found if info is not None]
+            total = sum(info.numTasks for info in infos)
+            completed = sum(info.numCompletedTasks for info in infos)
             self._bar.update(row, total=total or None, completed=completed)
 
 

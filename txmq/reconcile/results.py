@@ -117,10 +117,10 @@ def open_results(directory: str | Path) -> Iterator[Results]:
     """
     try:
         lock = LocalDisk(directory).lock()
-    except BlockingIOError as problem:
+    except BlockingIOError as error:
         raise ReconcileRefused(
             f"another run is at work in {directory}: wait until it has ended, and try again"
-        ) from problem
+        ) from error
     try:
         for left in Path(directory).glob("results/*/*/.run=*.draft"):
             shutil.rmtree(left)  # By a run that was killed.
@@ -163,13 +163,13 @@ class Results:
     def written(self, day: date, run: str, names: Iterable[str]) -> dict[str, Written]:
         """Some tables of a run, to be read without Spark."""
         return {
-            each: Written(each, sorted(self._table(each, day, run).glob("*.parquet")))
-            for each in names
+            name: Written(name, sorted(self._table(name, day, run).glob("*.parquet")))
+            for name in names
         }
 
     def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
         """Of the files of some tables of a run, as they lie there."""
-        return {each: fingerprint(self._table(each, day, run)) for each in names}
+        return {name: fingerprint(self._table(name, day, run)) for name in names}
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Keep what was said of a run, and make it the one that is in force.
@@ -221,7 +221,7 @@ class Results:
 
     def previous(self, day: date) -> Run | None:
         """The current run of the latest day before; there may be days between that have none."""
-        before = [each for each in self.days() if each < day]
+        before = [earlier for earlier in self.days() if earlier < day]
         return self.current(before[-1]) if before else None
 
     def chain(self, run: Run | None, since: date) -> list[Run]:
@@ -246,9 +246,9 @@ class Results:
 
     def trend(self, day: date, most: int) -> tuple[Past, ...]:
         """The last days before this one, oldest first, so many at most."""
-        before = [each for each in self.days() if each < day]
-        runs = [self.current(each) for each in before[len(before) - most :] if most]
-        return tuple(_past(each) for each in runs if each is not None)
+        before = [earlier for earlier in self.days() if earlier < day]
+        runs = [self.current(earlier) for earlier in before[len(before) - most :] if most]
+        return tuple(_past(run) for run in runs if run is not None)
 
     def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
         """A table of a run."""
@@ -261,7 +261,7 @@ class Results:
         if run is None:
             return Yesterday(explanations=told)
         items, entries, messages, failures, balances = (
-            self.read_table(spark, each, run) for each in CARRIED_ON
+            self.read_table(spark, name, run) for name in CARRIED_ON
         )
         is_next = run.result.end_ms == window.start_ms
         return Yesterday(
@@ -270,8 +270,10 @@ class Results:
 
     def closed(self, spark: SparkSession, runs: Sequence[Run]) -> DataFrame | None:
         """What runs have closed, as far as it is still there: key, and the history of each."""
-        days = ((date.fromisoformat(each.result.business_date), each.run_id) for each in runs)
-        places = [place for each in days if (place := self._table("closed", *each)).exists()]
+        days = (
+            (date.fromisoformat(earlier.result.business_date), earlier.run_id) for earlier in runs
+        )
+        places = [place for named in days if (place := self._table("closed", *named)).exists()]
         return self._read(spark, "closed", *places).select("key", "history") if places else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
@@ -303,7 +305,7 @@ class Results:
         reader = spark.read
         if name in _TABLES:
             reader = reader.schema(_TABLES[name])
-        return reader.parquet(*(_url(each) for each in places))
+        return reader.parquet(*(_url(place) for place in places))
 
     def _holds(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
         """Whether the same rows lie there in other files: so many cores make so many parts."""
@@ -352,25 +354,25 @@ def _hashed(table: DataFrame) -> DataFrame:
     """With two hashes of each row. A place that is empty leaves a hash as it is, so that it is told
     which are.
     """
-    names = [f"`{each}`" for each in sorted(table.columns)]
-    empty = (f"shiftleft(bigint({each} IS NULL), {at})" for at, each in enumerate(names))
+    names = [f"`{name}`" for name in sorted(table.columns)]
+    empty = (f"shiftleft(bigint({name} IS NULL), {at})" for at, name in enumerate(names))
     row = ", ".join([*names, " | ".join(empty)])
     # In words of SQL: hundreds of columns that are made one by one are as many questions to Java.
-    hashes = (f"xxhash64('{each}', {row}) AS {each}" for each in _HASHES)
+    hashes = (f"xxhash64('{name}', {row}) AS {name}" for name in _HASHES)
     return table.selectExpr("*", *hashes)
 
 
 def _sums() -> list[Column]:
     """Of the hashes, in halves, whose sums fit."""
     sums = ["count(1) AS rows"]
-    for each in _HASHES:
-        sums.append(f"sum({each} & {_LOW}L) AS {each}_low")
-        sums.append(f"sum(shiftright({each}, 32)) AS {each}_high")
-    return [F.expr(each) for each in sums]
+    for name in _HASHES:
+        sums.append(f"sum({name} & {_LOW}L) AS {name}_low")
+        sums.append(f"sum(shiftright({name}, 32)) AS {name}_high")
+    return [F.expr(expression) for expression in sums]
 
 
 def _word(found: Mapping[str, Any]) -> str:
-    halves = [[int(found[f"{each}_{half}"] or 0) for half in ("low", "high")] for each in _HASHES]
+    halves = [[int(found[f"{name}_{half}"] or 0) for half in ("low", "high")] for name in _HASHES]
     one, other = ((low + (high << 32)) % 2**64 for low, high in halves)
     return f"{found['rows']}-{one:016x}{other:016x}"
 
@@ -382,7 +384,7 @@ def _past(run: Run) -> Past:
         transfers=result.transfers,
         match_rate=result.match_rate,
         breaks=result.breaks,
-        open=sum(each.transfers for each in result.totals if each.group == "open"),
+        open=sum(total.transfers for total in result.totals if total.group == "open"),
         at_risk=result.at_risk,
         verdict=result.verdict,
     )

@@ -128,12 +128,12 @@ def hashed_in(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> D
 def place_of(name: str, values: Sequence[str]) -> Column:
     """Where the text of a column is among these, each of which is looked at once."""
     at = f.lit(None).cast("int")
-    for place, each in reversed(list(enumerate(values))):
-        at = f.when(f.col(name) == each, place).otherwise(at)
+    for place, value in reversed(list(enumerate(values))):
+        at = f.when(f.col(name) == value, place).otherwise(at)
     return at
 
 
 def together(*some: DataFrame | None) -> DataFrame:
     """One under the other, those that there are."""
-    there = [each for each in some if each is not None]
+    there = [table for table in some if table is not None]
     return reduce(DataFrame.unionByName, there)

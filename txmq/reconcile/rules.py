@@ -90,10 +90,12 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
 
     def window(self, day: date) -> Window:
         """The moments of a date."""
-        hour, minute = (int(each) for each in self.cut_off.split(":"))
+        hour, minute = (int(part) for part in self.cut_off.split(":"))
         at, zone = time(hour, minute), ZoneInfo(self.zone)
         last = day if (hour, minute) != (0, 0) else day + timedelta(days=1)
-        start, end = (datetime.combine(each, at, zone) for each in (last - timedelta(days=1), last))
+        start, end = (
+            datetime.combine(end_date, at, zone) for end_date in (last - timedelta(days=1), last)
+        )
         return Window(_ms(start), _ms(end))
 
     def of(self, ms: int) -> date:
@@ -112,7 +114,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
     def age(self, first: date, today: date) -> int:
         """How many business days lie between two dates; 0 on the same day."""
         days = (today - first).days
-        return sum(self.is_business(first + timedelta(days=each)) for each in range(1, days + 1))
+        return sum(self.is_business(first + timedelta(days=days)) for days in range(1, days + 1))
 
 
 class Money(Struct, frozen=True, forbid_unknown_fields=True):
@@ -290,7 +292,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         plain, day = self._plain(), self.day
         del plain["version"], plain["limits"]
         plain["day"] = [day.zone, day.cut_off]
-        plain["money"] = {code: each.digits for code, each in self.money.items()}
+        plain["money"] = {code: money.digits for code, money in self.money.items()}
         return _digest(plain)
 
     def _plain(self) -> dict[str, Any]:
@@ -315,15 +317,15 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
     try:
         text = path.read_text()
         plain = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"the rules cannot be read: {problem}") from problem
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"{path} is no TOML: {problem}") from problem
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the rules cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
     plain = _filled(plain, os.environ if environ is None else environ, path)
     try:
         rules = msgspec.convert(plain, Rules)
-    except msgspec.ValidationError as problem:
-        raise ConfigError(f"{path}: {problem}") from problem
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
     _see(rules, path)
     here, recon = path.resolve().parent, rules.recon
     if recon is not None:
@@ -333,8 +335,8 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
         directory=str(here / rules.directory),
         log=msgspec.structs.replace(rules.log, directory=str(here / rules.log.directory)),
         bank=tuple(
-            msgspec.structs.replace(each, database=_located(each.database, here))
-            for each in rules.bank
+            msgspec.structs.replace(bank, database=_located(bank.database, here))
+            for bank in rules.bank
         ),
         recon=recon,
     )
@@ -347,9 +349,9 @@ def _digest(plain: dict[str, Any]) -> str:
 def _filled(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
     """All texts with what their variables hold."""
     if isinstance(plain, dict):
-        return {name: _filled(each, environ, path) for name, each in plain.items()}
+        return {name: _filled(value, environ, path) for name, value in plain.items()}
     if isinstance(plain, list):
-        return [_filled(each, environ, path) for each in plain]
+        return [_filled(value, environ, path) for value in plain]
     if not isinstance(plain, str):
         return plain
 
@@ -376,12 +378,12 @@ def _see(rules: Rules, path: Path) -> None:
         ConfigError: The rules cannot work.
     """
     seen = (_of_the_day, _of_the_banks, _of_the_flows, _of_the_namespaces, _of_the_money)
-    for problem in chain.from_iterable(each(rules) for each in seen):
-        raise ConfigError(f"{path}: {problem}")
+    for error in chain.from_iterable(check(rules) for check in seen):
+        raise ConfigError(f"{path}: {error}")
 
 
 def _of_the_day(rules: Rules) -> Iterator[str]:
-    zones = {"day": rules.day.zone} | {each.name: each.zone for each in rules.bank}
+    zones = {"day": rules.day.zone} | {bank.name: bank.zone for bank in rules.bank}
     for where, zone in zones.items():
         try:
             ZoneInfo(zone)
@@ -391,23 +393,23 @@ def _of_the_day(rules: Rules) -> Iterator[str]:
         yield f"cut_off {rules.day.cut_off!r} is no time; write one such as 17:00"
     try:
         _ = rules.day.grace_ms
-    except ValueError as problem:
-        yield f"grace {rules.day.grace!r} is none: write {problem}"
+    except ValueError as error:
+        yield f"grace {rules.day.grace!r} is none: write {error}"
 
 
 def _of_the_banks(rules: Rules) -> Iterator[str]:
-    names = {each.name.casefold() for each in rules.bank}
+    names = {bank.name.casefold() for bank in rules.bank}
     if len(names) < len(rules.bank) or "log" in names:
         yield "every bank has a name of its own, and none is called log"
     for bank in rules.bank:
         for kind in bank.entries.kinds.keys() - {"debit", "credit", "return"}:
             yield f"{bank.name}: kinds are debit, credit and return, not {kind}"
         entries = bank.entries
-        for each in _twice(chain.from_iterable(map(set, entries.kinds.values()))):
-            yield f"{bank.name}: {each!r} is of one of kinds and not of two"
+        for word in _twice(chain.from_iterable(map(set, entries.kinds.values()))):
+            yield f"{bank.name}: {word!r} is of one of kinds and not of two"
         roles = (entries.clearing, entries.suspense, entries.capital)
-        for each in _twice(chain.from_iterable(map(set, roles))):
-            yield f"{bank.name}: {each!r} is one of clearing, suspense and capital and not two"
+        for account in _twice(chain.from_iterable(map(set, roles))):
+            yield f"{bank.name}: {account!r} is one of clearing, suspense and capital and not two"
         if entries.gapless and not entries.id:
             yield f"{bank.name}: gapless is about ids, so id has to name their column"
 
@@ -418,13 +420,13 @@ def _of_the_flows(rules: Rules) -> Iterator[str]:
         groups.setdefault(flow.topic, set()).add(flow.group)
     for topic, found in groups.items():
         if len(found) > 1:
-            named = " and ".join(repr(each) for each in sorted(found))
+            named = " and ".join(repr(group) for group in sorted(found))
             yield f"the flows of the topic {topic} have to have one group, and have {named}"
 
 
 def _of_the_namespaces(rules: Rules) -> Iterator[str]:
-    named = [(each.name, each.entries.namespace) for each in rules.bank]
-    named += [(f"the flow of {each.topic}", each.namespace) for each in rules.log.flow]
+    named = [(bank.name, bank.entries.namespace) for bank in rules.bank]
+    named += [(f"the flow of {flow.topic}", flow.namespace) for flow in rules.log.flow]
     ledgers = Counter(namespace for _, namespace in named)
     for where, namespace in named:
         if ledgers[namespace] == 1 < len(named):
@@ -435,7 +437,7 @@ def _of_the_namespaces(rules: Rules) -> Iterator[str]:
 
 
 def _twice(names: Iterable[str]) -> list[str]:
-    return sorted(each for each, count in Counter(names).items() if count > 1)
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def _of_the_money(rules: Rules) -> Iterator[str]:

@@ -148,8 +148,8 @@ class ReconSchema:
         self.create()
         result, of_run = run.result, {"run_id": run.run_id}
         with self._transaction() as connection:
-            for each in (self.items, self.proofs, self.totals, self.runs):
-                connection.execute(delete(each).where(each.c.run_id == run.run_id))
+            for table in (self.items, self.proofs, self.totals, self.runs):
+                connection.execute(delete(table).where(table.c.run_id == run.run_id))
             of_day = self.runs.c.business_date == result.business_date
             former = update(self.runs).where(of_day, self.runs.c.name == result.name)
             connection.execute(former.values(is_current=False))
@@ -157,7 +157,7 @@ class ReconSchema:
             for table, parts in ((self.proofs, result.proofs), (self.totals, result.totals)):
                 numbered = enumerate(parts)
                 _put(connection, table, (of_run | {"number": n} | _plain(p) for n, p in numbered))
-            written = _put(connection, self.items, (of_run | _named(each) for each in items))
+            written = _put(connection, self.items, (of_run | _named(item) for item in items))
             self._sign(connection, run)
         return written
 
@@ -195,10 +195,10 @@ class ReconSchema:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except SQLAlchemyError as problem:
+        except SQLAlchemyError as error:
             raise DatabaseFailed(
-                f"the tables of {self._name} could not be written: {words(problem)}"
-            ) from problem
+                f"the tables of {self._name} could not be written: {words(error)}"
+            ) from error
 
 
 def _key(name: str) -> Column[Any]:
@@ -216,8 +216,10 @@ def _columns(named: Mapping[str, Any]) -> list[Column[Any]]:
 def _copied(columns: Sequence[tables.Column]) -> list[Column[Any]]:
     """The columns of a table of a run's, in SQL."""
     return [
-        Column(_OURS.get(each.name, each.name), _TYPES[each.type], nullable=each.is_optional)
-        for each in columns
+        Column(
+            _OURS.get(column.name, column.name), _TYPES[column.type], nullable=column.is_optional
+        )
+        for column in columns
     ]
 
 

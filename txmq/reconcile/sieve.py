@@ -80,9 +80,9 @@ def sieved(
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     met = narrow.repartition(parts, "hash").groupBy("hash").agg(
         f.sum("tags").alias("tags"),
-        *(f.min(each).alias(each) for each in _ONE_THING),
-        *(f.max(each).alias(f"{each}_hi") for each in _ONE_THING),
-        *(f.sum(each).alias(each) for each in sums),
+        *(f.min(name).alias(name) for name in _ONE_THING),
+        *(f.max(name).alias(f"{name}_hi") for name in _ONE_THING),
+        *(f.sum(name).alias(name) for name in sums),
     )  # fmt: skip
     found = met.select(
         "hash",
@@ -92,20 +92,20 @@ def sieved(
         f.coalesce(f.shiftright("worth", _digits(rules)), f.lit(0)).alias("amount"),
     )
     is_other = f.col("plain") != PLAIN[Class.MATCHED]
-    each = f.when(is_other, f.col("hash")).alias("hash")
-    return found.groupBy(each, "plain", "money", "is_ordered").agg(
+    other_hash = f.when(is_other, f.col("hash")).alias("hash")
+    return found.groupBy(other_hash, "plain", "money", "is_ordered").agg(
         f.count(f.lit(1)).alias("transfers"), f.sum("amount").alias("amount")
     )
 
 
 def plain_class(plain: Column) -> Column:
     """The class of what fell through."""
-    return f.get(f.array(*(f.lit(each.value) for each in PLAIN)), plain - 1)
+    return f.get(f.array(*(f.lit(class_.value) for class_ in PLAIN)), plain - 1)
 
 
 def plain_currency(money: Column, rules: Rules) -> Column:
     """The currency of what fell through; what was rolled back has none."""
-    names = f.array(*(f.lit(each) for each in sorted(rules.money)))
+    names = f.array(*(f.lit(currency) for currency in sorted(rules.money)))
     return f.coalesce(f.get(names, money), f.lit(""))
 
 
@@ -117,11 +117,11 @@ def _number(tag: int) -> Column:
 def _plain(sums: dict[str, Column]) -> Column:
     col = f.col
     is_whole = col("tags") < (_MOST + 1) * _ROW
-    for each in sums:
-        is_whole &= f.coalesce(col(each), f.lit(0)) == 0
-    for each in _ONE_THING:
+    for name in sums:
+        is_whole &= f.coalesce(col(name), f.lit(0)) == 0
+    for name in _ONE_THING:
         # Where no row says anything of it, none says anything else.
-        is_whole &= f.coalesce(col(each) == col(f"{each}_hi"), f.lit(True))
+        is_whole &= f.coalesce(col(name) == col(f"{name}_hi"), f.lit(True))
     debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
     told, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
     is_told, is_void = (told > 0) & (void == 0), (told == 0) & (void > 0)
@@ -143,12 +143,12 @@ def _sums(rules: Rules) -> dict[str, Column]:
     amount, kind = f.col("amount"), f.col("kind")
     zero = f.lit(0).cast("long")
     found: dict[str, Column] = {}
-    both_sides = [each.name for each in rules.bank if each.entries.double_entry]
+    both_sides = [bank.name for bank in rules.bank if bank.entries.double_entry]
     if both_sides:
         is_theirs = f.col("bank").isin(both_sides)
-        for each in ("debit", "credit", "return"):
-            found[f"{each}_sum"] = f.when(is_theirs & (kind == each), amount).otherwise(zero)
-    if all(each.entries.clearing for each in rules.bank):
+        for side in ("debit", "credit", "return"):
+            found[f"{side}_sum"] = f.when(is_theirs & (kind == side), amount).otherwise(zero)
+    if all(bank.entries.clearing for bank in rules.bank):
         found["cleared"] = f.when(f.col("role") == "clearing", amount).otherwise(zero)
     return found
 
@@ -178,7 +178,7 @@ def _of_entries(
         f.when((tag == _DEBIT) | (tag == _RETURN), f.col("mark")).alias("payer"),
         f.when(tag == _CREDIT, f.col("mark")).alias("payee"),
         f.when(tag != _CLEARING, _worth(f.abs(amount), rules)).alias("worth"),
-        *(each.alias(name) for name, each in sums.items()),
+        *(column.alias(name) for name, column in sums.items()),
     )
 
 

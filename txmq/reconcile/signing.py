@@ -52,10 +52,10 @@ def desk(directory: Path) -> Iterator[LocalDisk]:
     disk = LocalDisk(directory / "runs")
     try:
         lock = disk.lock()
-    except BlockingIOError as problem:
+    except BlockingIOError as error:
         raise UsageError(
             f"somebody else is signing or explaining in {directory} at this moment; try again"
-        ) from problem
+        ) from error
     try:
         yield LocalDisk(directory)
     finally:
@@ -152,23 +152,28 @@ class Signatures:
             return msgspec.json.decode(path.read_bytes(), type=list[Signature])
         except FileNotFoundError:
             return []
-        except msgspec.DecodeError as problem:
-            raise ReconcileRefused(f"{path} holds no signatures: {problem}") from problem
+        except msgspec.DecodeError as error:
+            raise ReconcileRefused(f"{path} holds no signatures: {error}") from error
 
     def signed_runs(self, day: str) -> set[str]:
         """The runs of a day that anybody has signed: nothing of them is ever replaced."""
-        return {each.run_id for each in self.all(day)}
+        return {signature.run_id for signature in self.all(day)}
 
     def _by_result(self, run: Run) -> dict[str, SignOff]:
         """The names under each result of a day, in the order in which they were prepared."""
         found: dict[str, SignOff] = {}
-        for each in self.all(run.result.business_date):
-            if each.role == "preparer":
-                one = SignOff(each.result_digest, each.by, each.at_ms, each.note)
-                found[each.result_digest] = one
-            elif (prepared := found.get(each.result_digest)) is not None:
-                found[each.result_digest] = msgspec.structs.replace(
-                    prepared, reviewer=each.by, reviewed_ms=each.at_ms, reviewed_note=each.note
+        for signature in self.all(run.result.business_date):
+            if signature.role == "preparer":
+                one = SignOff(
+                    signature.result_digest, signature.by, signature.at_ms, signature.note
+                )
+                found[signature.result_digest] = one
+            elif (prepared := found.get(signature.result_digest)) is not None:
+                found[signature.result_digest] = msgspec.structs.replace(
+                    prepared,
+                    reviewer=signature.by,
+                    reviewed_ms=signature.at_ms,
+                    reviewed_note=signature.note,
                 )
         return found
 

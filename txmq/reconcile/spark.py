@@ -164,11 +164,11 @@ def opened(
         ):
             try:
                 yield session
-            except SPARKS_OWN as problem:
-                if isinstance(problem, OSError) and _is_reached(*_java_of(session)):
+            except SPARKS_OWN as error:
+                if isinstance(error, OSError) and _is_reached(*_java_of(session)):
                     raise  # Not Spark's fault.
                 # It cannot be told any more once Java is gone.
-                why = cause_of(problem)
+                why = cause_of(error)
                 said.write(traceback.format_exc().encode())
                 raise ReconcileRefused(f"Spark failed: {why}; its log is {log}") from None
     except ReconcileRefused as refused:
@@ -209,8 +209,8 @@ class _Plan(NamedTuple):
         if not self.master.startswith(_STANDALONE):
             return []
         found = []
-        for each in self.master.removeprefix(_STANDALONE).split(","):
-            host, _, port = each.rpartition(":")
+        for address in self.master.removeprefix(_STANDALONE).split(","):
+            host, _, port = address.rpartition(":")
             if not host or not port.isdecimal():
                 raise ConfigError(f"{self.master!r} is no master; write spark://host:7077")
             found.append((host.strip("[]"), int(port)))
@@ -227,12 +227,12 @@ def _see(plan: _Plan) -> None:
     """See what can be seen before anything is started."""
     if _MEMORY.fullmatch(plan.memory) is None:
         raise ConfigError(f"memory {plan.memory!r} is no size; write one such as 4g or 800m")
-    for each in plan.jars:
-        if not each.is_file():
-            raise ConfigError(f"there is no jar {each}")
+    for jar in plan.jars:
+        if not jar.is_file():
+            raise ConfigError(f"there is no jar {jar}")
     if _PORT not in os.environ:  # Else spark-submit has started Java.
         see_java(os.environ)
-    if plan.addresses and not any(_is_reached(*each) for each in plan.addresses):
+    if plan.addresses and not any(_is_reached(*address) for address in plan.addresses):
         raise ReconcileRefused(
             f"nobody answers at {plan.master}: see that the master of the cluster runs, "
             "or leave --master out to work on this machine"
@@ -258,14 +258,14 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
         "-XX:-UsePerfData",  # It would leave a file in /tmp.
         *_COMPILED_ONCE,
     ]
-    if not any(_COLLECTOR.search(each) for each in plan.settings.values()):
+    if not any(_COLLECTOR.search(setting) for setting in plan.settings.values()):
         options.append(_THROUGHPUT)  # Two of them are refused by Java.
     found = {
         "spark.app.name": "txmq reconcile",
         "spark.master": plan.master,
         "spark.ui.enabled": str(ui).lower(),
         "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
-        "spark.driver.defaultJavaOptions": " ".join(f'"{each}"' for each in options),
+        "spark.driver.defaultJavaOptions": " ".join(f'"{option}"' for option in options),
         **_SAME_EVERYWHERE,
     }
     if not ui:
@@ -280,17 +280,17 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
     if plan.is_here:
         found["spark.driver.host"] = found["spark.driver.bindAddress"] = "127.0.0.1"
     if plan.jars:
-        found["spark.jars"] = ",".join(each.resolve().as_uri() for each in plan.jars)
+        found["spark.jars"] = ",".join(jar.resolve().as_uri() for jar in plan.jars)
     return SparkConf(loadDefaults=False).setAll(list({**found, **plan.settings}.items()))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """What Spark's Python would tell by itself is told once, by what is raised."""
-    loggers = [PySparkLogger.getLogger(each) for each in _LOGGERS]
-    before = [each.disabled for each in loggers]
-    for each in loggers:
-        each.disabled = True
+    loggers = [PySparkLogger.getLogger(logger) for logger in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     # An interrupted question to Java is told to the root, which would find itself a handler.
     handler = logging.NullHandler()
     logging.root.addHandler(handler)
@@ -298,8 +298,8 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.root.removeHandler(handler)
-        for each, was in zip(loggers, before, strict=True):
-            each.disabled = was
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
 
 
 @contextmanager
@@ -323,9 +323,9 @@ def _started(plan: _Plan, conf: SparkConf, home: Path, said: BinaryIO) -> Iterat
                     context = SparkContext(gateway=gateway, conf=conf)
                     session = SparkSession(context)
                 _wait_for_a_worker(plan, session)
-        except SPARKS_OWN as problem:
+        except SPARKS_OWN as error:
             said.write(traceback.format_exc().encode())
-            why = cause_of(problem) if gateway is not None else last_words(Path(said.name))
+            why = cause_of(error) if gateway is not None else last_words(Path(said.name))
             raise ReconcileRefused(
                 f"Spark does not start with {plan.master}: {why}; its log is {said.name}"
             ) from None

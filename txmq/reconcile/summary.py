@@ -209,27 +209,27 @@ class Result(Struct, frozen=True):
     @property
     def transfers(self) -> int:
         """All of them."""
-        return sum(each.transfers for each in self.totals)
+        return sum(total.transfers for total in self.totals)
 
     @property
     def match_rate(self) -> float:
         """The share of transfers that need nobody; 1 where there are none."""
-        agreed = sum(each.transfers for each in self.totals if each.group == "agreed")
+        agreed = sum(total.transfers for total in self.totals if total.group == "agreed")
         return agreed / self.transfers if self.transfers else 1.0
 
     @property
     def at_risk(self) -> dict[str, int]:
         """What breaks are worth, by currency."""
         found: dict[str, int] = {}
-        for each in self.totals:
-            if each.group == "break":
-                found[each.currency] = found.get(each.currency, 0) + each.at_risk
+        for total in self.totals:
+            if total.group == "break":
+                found[total.currency] = found.get(total.currency, 0) + total.at_risk
         return found
 
     @property
     def breaks(self) -> int:
         """How many."""
-        return sum(each.transfers for each in self.totals if each.group == "break")
+        return sum(total.transfers for total in self.totals if total.group == "break")
 
 
 class Past(Struct, frozen=True):

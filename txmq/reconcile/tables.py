@@ -52,15 +52,15 @@ class Table(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """What its columns are called."""
-        return tuple(each.name for each in self.columns)
+        return tuple(column.name for column in self.columns)
 
     @property
     def ddl(self) -> str:
         """Its columns as Spark and SQL declare them."""
         words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
         return ", ".join(
-            f"{each.name} {words[each.type]}{'' if each.is_optional else ' NOT NULL'}"
-            for each in self.columns
+            f"{column.name} {words[column.type]}{'' if column.is_optional else ' NOT NULL'}"
+            for column in self.columns
         )
 
 

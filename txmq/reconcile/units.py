@@ -150,7 +150,7 @@ def _rank(states: tuple[str, ...]) -> Column:
 
 def _with_group(messages: DataFrame, rules: Rules) -> DataFrame:
     """With who consumes each, as its topic says."""
-    of_topics = {each.topic: each.group for each in reversed(rules.log.flow) if each.group}
+    of_topics = {flow.topic: flow.group for flow in reversed(rules.log.flow) if flow.group}
     group = f.lit(None).cast("string")
     for topic, name in sorted(of_topics.items()):
         group = f.when(f.col("topic") == topic, name).otherwise(group)
@@ -190,7 +190,7 @@ def _facts() -> list[Column]:
     )
     zero = f.lit(0)
     return [
-        *(f.coalesce(each, zero).alias(each) for each in numbers),
+        *(f.coalesce(name, zero).alias(name) for name in numbers),
         *(_union(a, b).alias(a) for a, b in pairs.items()),
         _union("debit_banks").alias("debit_banks"),
         _union("credit_banks").alias("credit_banks"),
@@ -213,5 +213,5 @@ def _facts() -> list[Column]:
 def _union(*names: str) -> Column:
     """What there is in any of these sets, once each and in order."""
     empty = f.array()
-    found = [f.coalesce(f.col(each), empty) for each in names]
+    found = [f.coalesce(f.col(name), empty) for name in names]
     return f.sort_array(f.array_distinct(f.concat(*found)))

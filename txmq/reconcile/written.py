@@ -39,9 +39,9 @@ class Written(NamedTuple):
             ReconcileRefused: One of them cannot be read.
         """
         try:
-            return sum(parquet.read_metadata(each).num_rows for each in self.parts)
-        except (OSError, pa.ArrowException) as problem:
-            raise self._refused(problem) from problem
+            return sum(parquet.read_metadata(part).num_rows for part in self.parts)
+        except (OSError, pa.ArrowException) as error:
+            raise self._refused(error) from error
 
     def pieces(self, *columns: str) -> Iterator[pa.Table]:
         """All of it, or of some columns.
@@ -50,15 +50,15 @@ class Written(NamedTuple):
             ReconcileRefused: It cannot be read.
         """
         try:
-            for each in self.parts:
-                with parquet.ParquetFile(each) as file:
+            for part in self.parts:
+                with parquet.ParquetFile(part) as file:
                     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
                         yield pa.Table.from_batches([batch])
-        except (OSError, pa.ArrowException) as problem:
-            raise self._refused(problem) from problem
+        except (OSError, pa.ArrowException) as error:
+            raise self._refused(error) from error
 
-    def _refused(self, problem: Exception) -> ReconcileRefused:
-        return ReconcileRefused(f"the {self.name} that were written cannot be read: {problem}")
+    def _refused(self, error: Exception) -> ReconcileRefused:
+        return ReconcileRefused(f"the {self.name} that were written cannot be read: {error}")
 
 
 def added(
@@ -67,16 +67,16 @@ def added(
     """What rows of each group come to: how many they are, and the sums of their numbers."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for piece in pieces:
-        columns = {each: piece[each] for each in by} | {
-            each: piece[each].cast(_WIDE) for each in numbers
+        columns = {name: piece[name] for name in by} | {
+            name: piece[name].cast(_WIDE) for name in numbers
         }
         groups = pa.table(columns).group_by(list(by))
-        sums = [(each, "sum") for each in numbers]
+        sums = [(name, "sum") for name in numbers]
         for row in groups.aggregate([([], "count_all"), *sums]).to_pylist():
-            so_far = found.setdefault(tuple(row[each] for each in by), [0] * (1 + len(numbers)))
+            so_far = found.setdefault(tuple(row[name] for name in by), [0] * (1 + len(numbers)))
             so_far[0] += row["count_all"]
-            for place, each in enumerate(numbers, 1):
-                so_far[place] += int(row[f"{each}_sum"] or 0)
+            for place, name in enumerate(numbers, 1):
+                so_far[place] += int(row[f"{name}_sum"] or 0)
     return found
 
 

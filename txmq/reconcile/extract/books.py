@@ -48,16 +48,16 @@ class Books(NamedTuple):
     """The bank's in the extract."""
 
 
-def words(problem: BaseException, url: str = "") -> str:
+def words(error: BaseException, url: str = "") -> str:
     """What an exception of a database says, in a line and without the URL's password."""
-    text = str(problem).strip().partition("\n")[0] or type(problem).__name__
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
     text = text.partition("[libpq] ")[2] or text
     try:
         secret = urlsplit(url).password
     except ValueError:
         return "its URL is none"
-    for each in {secret, unquote(secret)} if secret else ():
-        text = text.replace(each, "***")
+    for written in {secret, unquote(secret)} if secret else ():
+        text = text.replace(written, "***")
     return text
 
 
@@ -73,8 +73,8 @@ def see_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None
         ReconcileRefused: One is missing.
     """
     there = list(found)
-    for each in sorted(set(wanted) - set(there)):
-        raise ReconcileRefused(f"{where}: there is no column {each}, but {', '.join(there)}")
+    for name in sorted(set(wanted) - set(there)):
+        raise ReconcileRefused(f"{where}: there is no column {name}, but {', '.join(there)}")
 
 
 def blamed(where: str, faults: Iterable[Fault], ask: Ask) -> None:
@@ -88,12 +88,12 @@ def blamed(where: str, faults: Iterable[Fault], ask: Ask) -> None:
     Raises:
         ReconcileRefused: There is one; it says which.
     """
-    for each in faults:
-        for number, key, held in ask(each.statement):
+    for fault in faults:
+        for number, key, held in ask(fault.statement):
             given = {"id": number, "key": key}
             row = ", ".join(f"{name} {one}" for name, one in given.items() if one is not None)
-            what = "is empty" if held is None else f"is {held!r}: {each.expected}"
-            raise ReconcileRefused(f"{where}: {each.column} of the row {row or 'found'} {what}")
+            what = "is empty" if held is None else f"is {held!r}: {fault.expected}"
+            raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {what}")
 
 
 def extracted(source: str, told: Control, writer: TableWriter) -> Extracted:
@@ -103,8 +103,8 @@ def extracted(source: str, told: Control, writer: TableWriter) -> Extracted:
         ReconcileRefused: The source has counted something else than was written.
     """
     found = writer.extracted(source, told)
-    if (problem := difference(told, found.written)) is not None:
-        raise ReconcileRefused(f"{problem}: it was lost or doubled on its way into the extract")
+    if (differs := difference(told, found.written)) is not None:
+        raise ReconcileRefused(f"{differs}: it was lost or doubled on its way into the extract")
     return found
 
 
@@ -119,7 +119,7 @@ def write_sums(books: Books, answer: pa.Table) -> tuple[Extracted, Extracted]:
         ReconcileRefused: Something of it does not fit.
     """
     answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
-    if any(answer[each].null_count for each in ("period", "amount", "lines")):
+    if any(answer[name].null_count for name in ("period", "amount", "lines")):
         raise ReconcileRefused(
             f"{books.bank.name}/entries: there are moments or amounts that do not fit"
         )
@@ -141,14 +141,14 @@ def _written(books: Books, table: Table, answer: pa.Table) -> Extracted:
         table,
         (
             (
-                each["currency"],
-                each["accounts"],
+                row["currency"],
+                row["accounts"],
                 None,
                 None,
-                each["amount"],
-                each["amount"] + each["lines"],
+                row["amount"],
+                row["amount"] + row["lines"],
             )
-            for each in answer.filter(is_sum).to_pylist()
+            for row in answer.filter(is_sum).to_pylist()
         ),
     )
     return extracted(books.bank.name, told, writer)

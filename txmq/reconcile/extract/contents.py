@@ -29,7 +29,7 @@ _ROWS_AT_ONCE: Final = 1 << 14
 """All that is worked on stays close to the processor."""
 _LONG: Final = 32 * _WORD
 """Texts that are longer are few, and are hashed one by one."""
-_KEPT: Final = np.array([(1 << 8 * each) - 1 for each in range(_WORD + 1)], np.uint64)
+_KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 """By how many bytes of a word are left of a text, the bits that are its own."""
 
 
@@ -53,15 +53,15 @@ class Contents:
         for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
             some = batch.slice(first, _ROWS_AT_ONCE)
             rows = np.zeros(some.num_rows, np.uint64)
-            for each in self._names:
-                rows ^= _hashes(some.column(each))
+            for name in self._names:
+                rows ^= _hashes(some.column(name))
                 _mix(rows)
             self._sums.append((some.num_rows, int(rows.sum())))
 
     @property
     def word(self) -> str:
         """What was taken in so far."""
-        count, total = (sum(each[at] for each in self._sums) for at in (0, 1))
+        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
         return f"{count}-{total % (1 << 64):016x}"
 
 
@@ -101,9 +101,9 @@ def _of_texts(column: pa.Array) -> _Hashes:
         more = found[begun] ^ (words[first[begun] + at] & _KEPT[left])
         _mix(more)
         found[begun] = more
-    for each in long:
-        text = held[first[each] : first[each] + lengths[each]]
-        found[each] = int.from_bytes(hashlib.blake2b(text, digest_size=_WORD).digest())
+    for row in long:
+        text = held[first[row] : first[row] + lengths[row]]
+        found[row] = int.from_bytes(hashlib.blake2b(text, digest_size=_WORD).digest())
     return found
 
 

@@ -27,22 +27,22 @@ _OTHERS: Final = {
 
 def numbers_of(table: Table) -> tuple[str, ...]:
     """The columns that its hash total adds up: all its numbers."""
-    return tuple(each.name for each in table.columns if each.type in ("long", "int"))
+    return tuple(column.name for column in table.columns if column.type in ("long", "int"))
 
 
 def money_of(table: Table) -> str | None:
     """The column that is added up by currency; none in a table without money."""
-    return next((each for each in ("amount", "balance") if each in table.names), None)
+    return next((name for name in ("amount", "balance") if name in table.names), None)
 
 
 def has_number(table: Table) -> bool:
     """Whether its rows have numbers of their own."""
-    return any(each.name == "id" and each.type == "long" for each in table.columns)
+    return any(column.name == "id" and column.type == "long" for column in table.columns)
 
 
 def whole(halves: Sequence[Any]) -> int:
     """A sum, from the sums of its lower and of its upper halves, or from itself."""
-    return sum(int(each or 0) << 32 * place for place, each in enumerate(halves))
+    return sum(int(half or 0) << 32 * place for place, half in enumerate(halves))
 
 
 def control_of(source: str, table: Table, rows: Iterable[Sequence[Any]]) -> Control:
@@ -58,7 +58,7 @@ def control_of(source: str, table: Table, rows: Iterable[Sequence[Any]]) -> Cont
     for currency, counted, least, most, money, numbers in rows:
         count += counted
         total += numbers
-        ends += [each for each in (least, most) if each is not None]
+        ends += [id_ for id_ in (least, most) if id_ is not None]
         if money_of(table) is not None:
             amounts[currency or ""] = amounts.get(currency or "", 0) + money
     if not amounts.get("", 1):

@@ -90,7 +90,7 @@ class Sums:
         Args:
             batch: Has the columns that are added up, and perhaps others.
         """
-        numbers = sum(_sum(batch.column(each)) for each in self._numbers)
+        numbers = sum(_sum(batch.column(name)) for name in self._numbers)
         least = most = None
         if self._has_number:
             ends: Any = pc.min_max(batch.column("id")).as_py()

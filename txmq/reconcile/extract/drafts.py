@@ -32,11 +32,11 @@ def drafted(home: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         # Nobody clears up between making a folder and holding it.
         with _held(home):
-            for each in home.glob(".*.writing"):
+            for path in home.glob(".*.writing"):
                 # It may get its name at this very moment, and it may be somebody else's.
-                with suppress(OSError), _held(each, fcntl.LOCK_NB) as is_left:
+                with suppress(OSError), _held(path, fcntl.LOCK_NB) as is_left:
                     if is_left:
-                        shutil.rmtree(each, ignore_errors=True)
+                        shutil.rmtree(path, ignore_errors=True)
             draft.mkdir()
             stack.enter_context(_held(draft))
         stack.callback(shutil.rmtree, draft, ignore_errors=True)

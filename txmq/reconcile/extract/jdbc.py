@@ -147,8 +147,8 @@ def read_jdbc(
     reader = _Reader(books, money, spark)
     try:
         tables = (*reader.entries(), *reader.accounts())
-    except (PySparkException, Py4JError) as problem:
-        raise ReconcileRefused(f"{name}: {_said(problem, books.bank.database)}") from problem
+    except (PySparkException, Py4JError) as error:
+        raise ReconcileRefused(f"{name}: {_said(error, books.bank.database)}") from error
     finally:
         shutil.rmtree(books.directory / _RAW, ignore_errors=True)
     return Source(name, "jdbc", "", taken_ms, taken_ms, tables)
@@ -180,11 +180,11 @@ class _Reader:
             bank.name, ENTRIES, self._ask(told(statements.rows(), ENTRIES, dialect))
         )
         parts = self._written(statements.rows())
-        paths = [self._books.directory.parent / each.path for each in parts]
+        paths = [self._books.directory.parent / part.path for part in parts]
         contents = Contents(ENTRIES)
         written = counted(bank.name, ENTRIES, paths, contents)
-        if (problem := difference(control, written)) is not None:
-            raise ReconcileRefused(problem)
+        if (differs := difference(control, written)) is not None:
+            raise ReconcileRefused(differs)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
         return (Extracted(ENTRIES.name, control, written, contents.word, parts), *sums)
 
@@ -218,11 +218,11 @@ class _Reader:
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
-        types = {each.name: each.dataType.typeName() for each in frame.schema}
+        types = {field.name: field.dataType.typeName() for field in frame.schema}
         types |= {
-            each.name: "whole decimal"
-            for each in frame.schema
-            if isinstance(each.dataType, DecimalType) and not each.dataType.scale
+            field.name: "whole decimal"
+            for field in frame.schema
+            if isinstance(field.dataType, DecimalType) and not field.dataType.scale
         }
         wanted = _named(columns)
         see_columns(where, wanted, types)
@@ -230,7 +230,7 @@ class _Reader:
         if number and isinstance(frame.schema[number].dataType, NumericType):
             frame = _partitioned(given, frame, number, bank.readers)
         place = self._books.directory / _RAW / where.partition("/")[2]
-        frame.select(*(f.col(f"`{each}`") for each in sorted(wanted))).write.parquet(str(place))
+        frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(str(place))
         view = "txmq_" + hashlib.sha256(str(place).encode()).hexdigest()[:16]
         self._spark.read.parquet(str(place)).createOrReplaceTempView(view)
         return view, types
@@ -245,17 +245,17 @@ class _Reader:
         final.mkdir(parents=True)
         names = enumerate(sorted(early.glob("part-*.parquet")))
         moved = [path.rename(final / f"part-{number:05}.parquet") for number, path in names]
-        return tuple(part_of(each) for each in moved)
+        return tuple(part_of(path) for path in moved)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        return [tuple(each) for each in self._spark.sql(statement).collect()]
+        return [tuple(row) for row in self._spark.sql(statement).collect()]
 
 
 def _named(columns: EntryColumns | AccountColumns) -> frozenset[str]:
     """The bank's columns that are read."""
-    given = [getattr(columns, each, "") for each in ("id", "key", "account", "amount", "balance")]
-    given += [getattr(columns, each, "") for each in ("booked", "recorded", "kind", "currency")]
-    return frozenset(each for each in given if isinstance(each, str) and each)
+    given = [getattr(columns, name, "") for name in ("id", "key", "account", "amount", "balance")]
+    given += [getattr(columns, name, "") for name in ("booked", "recorded", "kind", "currency")]
+    return frozenset(name for name in given if isinstance(name, str) and name)
 
 
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
@@ -269,14 +269,14 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
     return found
 
 
-def _said(problem: PySparkException | Py4JError, url: str) -> str:
+def _said(error: PySparkException | Py4JError, url: str) -> str:
     """What went wrong, in a sentence."""
-    text = str(problem)
+    text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         kind = ":".join(url.split(":")[:2])
         return (
             f"Spark has no driver for {kind}; name the jar that has it in spark.jars, and its "
             "class as driver in the bank's properties"
         )
-    java = getattr(problem, "java_exception", None)
-    return words(Exception(java.getMessage() or text) if java is not None else problem, url)
+    java = getattr(error, "java_exception", None)
+    return words(Exception(java.getMessage() or text) if java is not None else error, url)

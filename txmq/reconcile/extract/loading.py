@@ -43,7 +43,7 @@ __all__ = ["load", "load_unchecked", "see_files", "see_totals"]
 
 _OF_BANKS: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
 _OF_THE_LOG: Final = (MESSAGES, FAILURES, OFFSETS)
-_TABLES: Final = {each.name: each for each in SOURCES}
+_TABLES: Final = {table.name: table for table in SOURCES}
 
 
 class _Place(NamedTuple):
@@ -79,15 +79,15 @@ def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> 
     found: dict[str, DataFrame] = {}
     for table in _OF_BANKS:
         frames = [
-            _frame(spark, each, directory).withColumn("bank", f.lit(each.source.name))
-            for each in _places(manifest)
-            if each.table == table
+            _frame(spark, place, directory).withColumn("bank", f.lit(place.source.name))
+            for place in _places(manifest)
+            if place.table == table
         ]
         empty = spark.createDataFrame([], f"{table.ddl}, bank STRING")
         found[table.name] = reduce(DataFrame.unionByName, frames) if frames else empty
     for table in _OF_THE_LOG:
         frames = [
-            _frame(spark, each, directory) for each in _places(manifest) if each.table == table
+            _frame(spark, place, directory) for place in _places(manifest) if place.table == table
         ]
         found[table.name] = frames[0] if frames else spark.createDataFrame([], table.ddl)
     return Ledgers(**found)
@@ -101,19 +101,19 @@ def see_files(manifest: Manifest, directory: Path) -> None:
     """
     try:
         there = {
-            str(each.relative_to(directory))
-            for each in directory.rglob("*")
-            if each.is_file() and each.name != FILE and not each.name.startswith((".", "_"))
+            str(path.relative_to(directory))
+            for path in directory.rglob("*")
+            if path.is_file() and path.name != FILE and not path.name.startswith((".", "_"))
         }
-        told = [part for each in _places(manifest) for part in each.extracted.parts]
-        for each in _places(manifest):
-            _see_names(each, {one for one in there if _is_of(one, each)}, directory)
-        for one in sorted(there - {each.path for each in told}):
+        told = [part for place in _places(manifest) for part in place.extracted.parts]
+        for place in _places(manifest):
+            _see_names(place, {one for one in there if _is_of(one, place)}, directory)
+        for one in sorted(there - {part.path for part in told}):
             raise ReconcileRefused(f"{one} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda part: _see_content(part, directory), told))
-    except OSError as problem:
-        raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
+    except OSError as error:
+        raise ReconcileRefused(f"the extract cannot be read: {error}") from error
 
 
 def see_totals(manifest: Manifest, directory: Path) -> None:
@@ -123,23 +123,23 @@ def see_totals(manifest: Manifest, directory: Path) -> None:
         ReconcileRefused: A control total differs; it says which.
     """
     for place in _places(manifest):
-        paths = [directory / each.path for each in place.extracted.parts]
+        paths = [directory / part.path for part in place.extracted.parts]
         try:
             now = counted(place.source.name, place.table, paths)
-        except (OSError, pa.ArrowException) as problem:
-            raise ReconcileRefused(f"the extract cannot be read: {problem}") from problem
+        except (OSError, pa.ArrowException) as error:
+            raise ReconcileRefused(f"the extract cannot be read: {error}") from error
         if (differs := difference(place.extracted.written, now)) is not None:
             raise ReconcileRefused(differs)
 
 
 def _places(manifest: Manifest) -> Iterator[_Place]:
     for source in manifest.sources:
-        for each in source.tables:
-            yield _Place(source, _TABLES[each.table], each)
+        for table in source.tables:
+            yield _Place(source, _TABLES[table.table], table)
 
 
 def _frame(spark: SparkSession, place: _Place, directory: Path) -> DataFrame:
-    paths = [str(directory / each.path) for each in place.extracted.parts]
+    paths = [str(directory / part.path) for part in place.extracted.parts]
     return spark.read.schema(place.table.ddl).parquet(*paths)
 
 
@@ -149,15 +149,15 @@ def _is_of(path: str, place: _Place) -> bool:
 
 def _see_names(place: _Place, there: Iterable[str], directory: Path) -> None:
     """Each part is there once; the rows tell what is wrong, and the files where."""
-    parts = {each.path: each for each in place.extracted.parts}
+    parts = {part.path: part for part in place.extracted.parts}
     missing, foreign = sorted(parts.keys() - set(there)), sorted(set(there) - parts.keys())
     if not missing and not foreign:
         return
-    was = sum(each.rows for each in parts.values())
-    now = was - sum(parts[each].rows for each in missing)
-    now += sum(_rows(directory / each) for each in foreign)
-    why = [f"{each} is missing" for each in missing]
-    why += [f"{each} was not extracted" for each in foreign]
+    was = sum(part.rows for part in parts.values())
+    now = was - sum(parts[path].rows for path in missing)
+    now += sum(_rows(directory / path) for path in foreign)
+    why = [f"{path} is missing" for path in missing]
+    why += [f"{path} was not extracted" for path in foreign]
     raise ReconcileRefused(
         f"{place.source.name}/{place.table.name}: {quantity(was, 'row was', 'rows were')} "
         f"extracted and {quantity(now, 'is', 'are')} there; {', '.join(why)}"

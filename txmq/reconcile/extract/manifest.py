@@ -105,7 +105,9 @@ class Manifest(Struct, frozen=True):
     def of(cls, rules: Rules, day: date, sources: tuple[Source, ...]) -> Manifest:
         """The manifest of what was extracted."""
         window = rules.day.window(day)
-        as_of_ms = min(window.end_ms, *(min(each.taken_ms, each.source_ms) for each in sources))
+        as_of_ms = min(
+            window.end_ms, *(min(source.taken_ms, source.source_ms) for source in sources)
+        )
         return cls(
             extract_id(rules.reading_digest, window, as_of_ms, sources),
             rules.name,
@@ -123,7 +125,7 @@ def extract_id(
     reading_digest: str, window: Window, as_of_ms: int, sources: tuple[Source, ...]
 ) -> str:
     """The name of an extract: nothing of it depends on when the books of a past day were read."""
-    held = [(each.written, each.content) for source in sources for each in source.tables]
+    held = [(table.written, table.content) for source in sources for table in source.tables]
     text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 
@@ -152,8 +154,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         early.rename(directory / FILE)
-    except OSError as problem:
-        raise ReconcileRefused(f"the manifest cannot be written: {problem}") from problem
+    except OSError as error:
+        raise ReconcileRefused(f"the manifest cannot be written: {error}") from error
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -165,10 +167,10 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / FILE
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except FileNotFoundError as problem:
-        raise ReconcileRefused(f"there is no whole extract in {directory}") from problem
-    except (OSError, msgspec.DecodeError) as problem:
-        raise ReconcileRefused(f"{path} cannot be read: {problem}") from problem
+    except FileNotFoundError as error:
+        raise ReconcileRefused(f"there is no whole extract in {directory}") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     if manifest.format != _FORMAT:
         raise ReconcileRefused(f"{path} is of format {manifest.format}, and this reads {_FORMAT}")
     window = Window(manifest.start_ms, manifest.end_ms)

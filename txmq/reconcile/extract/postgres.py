@@ -170,8 +170,8 @@ def read_postgres(books: Books, money: Mapping[str, Money], clock: Clock) -> Sou
                 snapshot.source_ms,
                 reader.read(first),
             )
-    except (adbc.Error, pa.ArrowException, OSError) as problem:
-        raise ReconcileRefused(f"{books.bank.name}: {words(problem, url)}") from problem
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        raise ReconcileRefused(f"{books.bank.name}: {words(error, url)}") from error
 
 
 class _Reader:
@@ -200,14 +200,14 @@ class _Reader:
         self._see_zones(where, types)
         if bank.entries.id and types[bank.entries.id] not in _WHOLE:
             # No empty place would show it, since a row may have no number.
-            blamed(where, statements.faults()[-1:], lambda each: _asked(first, each))
+            blamed(where, statements.faults()[-1:], lambda statement: _asked(first, statement))
         slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
         try:
             return (*self._entries(statements, dialect, slices), *self._accounts(first))
         except (ReconcileRefused, adbc.Error):
             with _connected(self._url) as another:
                 self._join(another)
-                blamed(where, statements.faults(), lambda each: _asked(another, each))
+                blamed(where, statements.faults(), lambda statement: _asked(another, statement))
             raise
 
     def _entries(
@@ -227,12 +227,12 @@ class _Reader:
             ]
             try:
                 done, _ = wait([*answers, *readers], return_when=FIRST_EXCEPTION)
-                for each in done:
-                    each.result()
+                for future in done:
+                    future.result()
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-        counted, sums = (each.result() for each in answers)
+        counted, sums = (answer.result() for answer in answers)
         control = told_control(bank.name, ENTRIES, _rows(counted))
         return extracted(bank.name, control, writer), *write_sums(books, sums)
 
@@ -240,9 +240,9 @@ class _Reader:
         """What one connection does: a slice after the other, as long as there are any."""
         with _connected(self._url) as connection:
             self._join(connection)
-            for each in slices:
+            for slice_ in slices:
                 with closing(connection.cursor()) as cursor:
-                    cursor.execute(statements.rows(each))
+                    cursor.execute(statements.rows(slice_))
                     for batch in cursor.fetch_record_batch():
                         if self._stopped.is_set():
                             return
@@ -262,7 +262,9 @@ class _Reader:
         dialect = PostgresDialect(types)
         statements = AccountStatements(accounts, bank.entries.units, self._money, dialect)
         see_columns(f"{bank.name}/accounts", statements.columns, types)
-        blamed(f"{bank.name}/accounts", statements.faults(), lambda each: _asked(first, each))
+        blamed(
+            f"{bank.name}/accounts", statements.faults(), lambda statement: _asked(first, statement)
+        )
         counted = _asked(first, told(statements.rows(), ACCOUNTS, dialect))
         with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
             for batch in _table(first, statements.rows()).to_batches():
@@ -279,10 +281,10 @@ class _Reader:
         """A moment in the wrong zone is wrong by hours, and nothing else would say so."""
         entries = self._books.bank.entries
         other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
-        for each in (entries.booked, entries.recorded):
-            if each and types[each] == other:
+        for column in (entries.booked, entries.recorded):
+            if column and types[column] == other:
                 raise ReconcileRefused(
-                    f'{where}: {each} is a {other}, and the rules say time = "{entries.time}"'
+                    f'{where}: {column} is a {other}, and the rules say time = "{entries.time}"'
                 )
 
 
@@ -363,7 +365,7 @@ def _types(connection: Any, relation: str) -> dict[str, str]:
     """What the columns of a table are."""
     schema = _table(connection, f"SELECT * FROM {relation} LIMIT 0").schema
     return {
-        each.name: (each.metadata or {}).get(b"POSTGRESQL:type", b"").decode() for each in schema
+        field.name: (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode() for field in schema
     }
 
 
@@ -383,4 +385,4 @@ def _asked(connection: Any, statement: str) -> list[tuple[Any, ...]]:
 
 
 def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
-    return list(zip(*(each.to_pylist() for each in answer.columns), strict=True))
+    return list(zip(*(column.to_pylist() for column in answer.columns), strict=True))

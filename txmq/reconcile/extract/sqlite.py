@@ -116,8 +116,8 @@ def read_sqlite(books: Books, money: Mapping[str, Money], clock: Clock) -> Sourc
             taken_ms = clock.wall_ms()
             reader = _Reader(books, money, connection)
             tables = (*reader.entries(), *reader.accounts())
-    except sqlite3.Error as problem:
-        raise ReconcileRefused(f"{name}: {words(problem)} ({path})") from problem
+    except sqlite3.Error as error:
+        raise ReconcileRefused(f"{name}: {words(error)} ({path})") from error
     return Source(name, "sqlite", "", taken_ms, taken_ms, tables)
 
 
@@ -141,7 +141,7 @@ class _Reader:
         blamed(where, statements.faults(), self._ask)
         entries = self._written(ENTRIES, statements.rows())
         cursor = self._connection.execute(statements.sums())
-        names = [each[0] for each in cursor.description]
+        names = [field[0] for field in cursor.description]
         columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
         return (entries, *write_sums(books, pa.table([*map(pa.array, columns)], names)))
 
@@ -163,7 +163,7 @@ class _Reader:
             cursor = self._connection.execute(statement)
             while rows := cursor.fetchmany(_BATCH):
                 columns = zip(zip(*rows, strict=True), types, strict=True)
-                arrays = [pa.array(each, type_) for each, type_ in columns]
+                arrays = [pa.array(column, type_) for column, type_ in columns]
                 writer.write(pa.RecordBatch.from_arrays(arrays, names=list(table.names)))
         counted = self._ask(told(statement, table, self._dialect))
         return extracted(name, told_control(name, table, counted), writer)
@@ -171,9 +171,9 @@ class _Reader:
     def _see(self, where: str, relation: str, columns: frozenset[str]) -> None:
         """SQLite takes a name that it does not know for a text."""
         cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
-        there = [each[0] for each in cursor.description]
-        known = {each.casefold() for each in there}
-        see_columns(where, (each for each in columns if each.casefold() not in known), there)
+        there = [field[0] for field in cursor.description]
+        known = {name.casefold() for name in there}
+        see_columns(where, (name for name in columns if name.casefold() not in known), there)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()

@@ -95,7 +95,7 @@ class _Statements:
     @property
     def relation(self) -> str:
         """The table's name, quoted."""
-        return ".".join(self._dialect.quoted(each) for each in self._columns.table.split("."))
+        return ".".join(self._dialect.quoted(part) for part in self._columns.table.split("."))
 
     def currency(self) -> str:
         """The currency, where it is known."""
@@ -105,7 +105,7 @@ class _Statements:
         text = self._dialect.text(given)
         if not self._money:
             return f"CASE WHEN {self._dialect.code(text)} THEN {text} END"
-        known = ", ".join(self._dialect.literal(each) for each in sorted(self._money))
+        known = ", ".join(self._dialect.literal(currency) for currency in sorted(self._money))
         return f"CASE WHEN {text} IN ({known}) THEN {text} END"
 
     def _minor(self, column: str) -> str:
@@ -118,16 +118,20 @@ class _Statements:
             return "1"
         if isinstance(given, Constant):
             return str(_POWERS[self._money.get(given.value, Money()).digits])
-        powers = {each: _POWERS[money.digits] for each, money in sorted(self._money.items())}
+        powers = {
+            currency: _POWERS[money.digits] for currency, money in sorted(self._money.items())
+        }
         if len(set(powers.values())) <= 1:
             return str(next(iter(powers.values()), _POWERS[Money().digits]))
         text = self._dialect.text(given)
-        whens = (f"WHEN {self._dialect.literal(each)} THEN {powers[each]}" for each in powers)
+        whens = (
+            f"WHEN {self._dialect.literal(currency)} THEN {powers[currency]}" for currency in powers
+        )
         return f"(CASE {text} {' '.join(whens)} END)"
 
     def _from(self, *conditions: str) -> str:
         given = [f"({self._columns.where})"] if self._columns.where else []
-        all_ = " AND ".join([*given, *(each for each in conditions if each)])
+        all_ = " AND ".join([*given, *(condition for condition in conditions if condition)])
         return f"FROM {self.relation}" + (f" WHERE {all_}" if all_ else "")
 
     def _fault(
@@ -175,7 +179,7 @@ class EntryStatements(_Statements):
         entries = self._entries
         given: list[From] = [entries.currency, entries.kind, entries.id, entries.recorded]
         given += [entries.key, entries.account, entries.amount, entries.booked]
-        return frozenset(each for each in given if isinstance(each, str) and each)
+        return frozenset(name for name in given if isinstance(name, str) and name)
 
     def rows(self, slice_: str = "") -> str:
         """The day's entries; the columns are those of ``ENTRIES``.
@@ -196,7 +200,7 @@ class EntryStatements(_Statements):
             "booked_ms": booked,
             "recorded_ms": self._moment(recorded) if recorded else booked,
         }
-        chosen = ", ".join(f"{values[each]} AS {each}" for each in ENTRIES.names)
+        chosen = ", ".join(f"{values[name]} AS {name}" for name in ENTRIES.names)
         by = self._deciding()
         start_ms, end_ms = self._window
         within = f"{by} >= {start_ms} AND {by} < {end_ms}"
@@ -233,7 +237,7 @@ class EntryStatements(_Statements):
             self._fault(entries.account, self._dialect.text(entries.account), "no account"),
         ]
         moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
-        found += [self._fault(each, self._moment(each), "no moment") for each in moments]
+        found += [self._fault(moment, self._moment(moment), "no moment") for moment in moments]
         if entries.id:
             found.append(self._fault(entries.id, self._id(), "no whole number", optional=True))
         return found
@@ -265,7 +269,7 @@ class EntryStatements(_Statements):
 
     def _chosen(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
         text, literal = self._dialect.text(column), self._dialect.literal
-        whens = [f"WHEN {literal(each)} THEN {literal(word)}" for each, word in words.items()]
+        whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
         if not whens:
             return literal(otherwise)
         return f"CASE {text} {' '.join(whens)} ELSE {literal(otherwise)} END"
@@ -305,7 +309,7 @@ class AccountStatements(_Statements):
         """The names of the bank's columns that are read."""
         given: list[From] = [self._accounts.account, self._accounts.balance]
         given.append(self._accounts.currency)
-        return frozenset(each for each in given if isinstance(each, str))
+        return frozenset(name for name in given if isinstance(name, str))
 
     def rows(self) -> str:
         """All of it; the columns are those of ``ACCOUNTS``."""
@@ -334,7 +338,7 @@ def told(rows: str, table: Table, dialect: Dialect) -> str:
         dialect: The database's.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for each in numbers_of(table) for half in dialect.sums(each))
+    sums = (half for column in numbers_of(table) for half in dialect.sums(column))
     return (
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"
@@ -347,10 +351,10 @@ def told_control(source: str, table: Table, rows: Sequence[Sequence[Any]]) -> Co
     found = []
     for currency, count, least, most, *sums in rows:
         halves = len(sums) // len(numbers)
-        each = {
+        totals = {
             name: whole(sums[place * halves : (place + 1) * halves])
             for place, name in enumerate(numbers)
         }
-        total = each[money] if money is not None else 0
-        found.append((currency, count, least, most, total, sum(each.values())))
+        total = totals[money] if money is not None else 0
+        found.append((currency, count, least, most, total, sum(totals.values())))
     return control_of(source, table, found)

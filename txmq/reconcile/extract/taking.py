@@ -102,8 +102,8 @@ def take(
             manifest = Manifest.of(rules, day, sources)
             write_manifest(early, manifest)
             return _kept(early, place(rules.directory, manifest), manifest)
-    except OSError as problem:
-        raise ReconcileRefused(f"the extract cannot be written: {problem}") from problem
+    except OSError as error:
+        raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
 
 def _sources(
@@ -117,15 +117,15 @@ def _sources(
 ) -> tuple[Source, ...]:
     def told(source: Source) -> Source:
         if progress is not None:
-            progress(source.name, sum(each.written.rows for each in source.tables))
+            progress(source.name, sum(table.written.rows for table in source.tables))
         return source
 
     with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
         waited = [
-            pool.submit(_read, rules, Books(each, window, directory / each.name), spark, clock)
-            for each in rules.bank
+            pool.submit(_read, rules, Books(bank, window, directory / bank.name), spark, clock)
+            for bank in rules.bank
         ]
-        banks = [told(each.result()) for each in waited]
+        banks = [told(future.result()) for future in waited]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
     return (*banks, told(Source("log", "log", "", moment, moment, log.tables, log.position)))

@@ -41,7 +41,7 @@ _TYPES: Final = {
 def schema_of(table: Table) -> pa.Schema:
     """A table's columns as Arrow declares them."""
     return pa.schema(
-        [pa.field(each.name, _TYPES[each.type], each.is_optional) for each in table.columns]
+        [pa.field(column.name, _TYPES[column.type], column.is_optional) for column in table.columns]
     )
 
 
@@ -105,19 +105,19 @@ class TableWriter:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         left, self._open = list(self._open.values()), {}
-        if problem is not None:
-            for each in left:
-                each.drop()
+        if error is not None:
+            for part in left:
+                part.drop()
             for done in self._done:
                 (self._directory / Path(done.path).name).unlink()
             return
         if not left and not self._done:
             left = [self._begin()]  # A table without rows has its columns.
-        self._done += [each.finish() for each in left]
+        self._done += [part.finish() for part in left]
         self.parts = tuple(sorted(self._done))
         _sync(self._directory)
 
@@ -162,15 +162,15 @@ class TableWriter:
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         where = f"{self._directory.parent.name}/{self._table.name}"
         columns = []
-        for each in self._schema:
-            found = batch.column(each.name)
-            if found.null_count and not each.nullable:
+        for field in self._schema:
+            found = batch.column(field.name)
+            if found.null_count and not field.nullable:
                 rows = quantity(found.null_count, "row")
-                raise ReconcileRefused(f"{where}: {each.name} is empty in {rows}")
+                raise ReconcileRefused(f"{where}: {field.name} is empty in {rows}")
             try:
-                columns.append(found.cast(each.type))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-                raise ReconcileRefused(f"{where}: {each.name} does not fit: {problem}") from problem
+                columns.append(found.cast(field.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise ReconcileRefused(f"{where}: {field.name} does not fit: {error}") from error
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 

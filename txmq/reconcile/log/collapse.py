@@ -31,7 +31,7 @@ _STATES: Final = {
     Kind.ROLLED_BACK: "rolled_back",
     Kind.PARKED: "parked",
 }
-_SOURCES: Final = {each: each.name.lower() for each in Source}
+_SOURCES: Final = {source: source.name.lower() for source in Source}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 
 HalfAt: TypeAlias = Callable[[int], Record | None]
@@ -101,18 +101,18 @@ class Collapse:
 
     def take(self, found: Iterable[Found]) -> None:
         """Take the next records."""
-        for each in found:
-            if isinstance(each, Decision):
-                self._take_decision(each)
-            elif isinstance(each, Loss):
+        for item in found:
+            if isinstance(item, Decision):
+                self._take_decision(item)
+            elif isinstance(item, Loss):
                 # It says that offsets are missing, not which messages had them; a break shows each.
                 continue
-            elif each.sys_flag & _TYPE_BITS == _PREPARED:
-                self._take_half(each)
-            elif each.sys_flag & _TYPE_BITS == _COMMITTED:
-                self._take_copy(each)
+            elif item.sys_flag & _TYPE_BITS == _PREPARED:
+                self._take_half(item)
+            elif item.sys_flag & _TYPE_BITS == _COMMITTED:
+                self._take_copy(item)
             else:
-                self._take_plain(each)
+                self._take_plain(item)
 
     def _take_half(self, record: Record) -> None:
         row = self._flows.message(record, "prepared") if record.stored_ms < self._end_ms else None
@@ -234,8 +234,8 @@ class Collapse:
         positions = self._waiting_by_id.get(id_)
         if positions is None:
             return False
-        for each in sorted(positions):
-            row = self._leave(each)
+        for position in sorted(positions):
+            row = self._leave(position)
             assert row is not None, "what waits is known by its id"
             if at_ms < self._end_ms:  # On the evening of the day it was still to come.
                 row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
@@ -262,14 +262,14 @@ class Collapse:
             later: The next part's.
             half_at: Finds half messages of before the first part.
         """
-        for each in later.orphans:
-            if isinstance(each, _Decided):
-                self._decide_before(each, half_at)
-            elif isinstance(each, _Arrived):
-                if not self._arrive(each.waited_at, each.row):
-                    self._keep(each.row)
+        for orphan in later.orphans:
+            if isinstance(orphan, _Decided):
+                self._decide_before(orphan, half_at)
+            elif isinstance(orphan, _Arrived):
+                if not self._arrive(orphan.waited_at, orphan.row):
+                    self._keep(orphan.row)
             else:
-                self._recall(each.id, each.at_ms)
+                self._recall(orphan.id, orphan.at_ms)
         self._held |= later.held
         self._others |= later.others
         for position, row in later.waiting.items():
@@ -294,7 +294,7 @@ class Collapse:
 
     def finish(self) -> None:
         """The log ends here: what is undecided has its row all the same."""
-        for each in (self._held, self._waiting):
-            for row in each.values():
+        for rows in (self._held, self._waiting):
+            for row in rows.values():
                 self._keep(row)
-            each.clear()
+            rows.clear()

@@ -54,13 +54,13 @@ def files_of(directory: Path) -> tuple[LogFile, ...]:
 
 def _starts_in(directory: Path) -> dict[int, str]:
     try:
-        names = [each.name for each in (directory / FOLDER).iterdir()]
+        names = [path.name for path in (directory / FOLDER).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         raise ReconcileRefused(
             f"{directory} is no broker's directory: it has no {FOLDER} in it"
         ) from None
-    except OSError as problem:
-        raise ReconcileRefused(f"the log cannot be read: {problem}") from problem
+    except OSError as error:
+        raise ReconcileRefused(f"the log cannot be read: {error}") from error
     starts = {start: name for name in names if (start := start_in(name)) is not None}
     return {start: starts[start] for start in sorted(starts)}
 
@@ -115,7 +115,7 @@ class OpenFile:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         os.close(self._handle)
@@ -129,10 +129,10 @@ class OpenFile:
         start, end = self.file.start, self.file.end
         try:
             return os.pread(self._handle, max(0, min(size, end - position)), position - start)
-        except OSError as problem:
+        except OSError as error:
             raise ReconcileRefused(
-                f"the disk cannot read {self.file.path} at position {position}: {problem}"
-            ) from problem
+                f"the disk cannot read {self.file.path} at position {position}: {error}"
+            ) from error
 
 
 class LogFiles:
@@ -162,7 +162,7 @@ class LogFiles:
             self._all = files_of(self._directory)
             with suppress(FileNotFoundError), ExitStack() as stack:
                 matter = self._all[self._first() :]
-                self.files = tuple([stack.enter_context(OpenFile(each)) for each in matter])
+                self.files = tuple([stack.enter_context(OpenFile(file)) for file in matter])
                 self._stack = stack.pop_all()
                 return self
         raise ReconcileRefused(
@@ -172,7 +172,7 @@ class LogFiles:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
@@ -183,7 +183,7 @@ class LogFiles:
         Raises:
             ReconcileRefused: No record lies there.
         """
-        at = bisect_right(self._all, position, key=lambda each: each.start) - 1
+        at = bisect_right(self._all, position, key=lambda file: file.start) - 1
         if at < 0:
             return None
         file = self._all[at]
@@ -195,10 +195,10 @@ class LogFiles:
                 return (data + opened.read(max(0, size - len(data))))[:size]
         except FileNotFoundError:
             return None
-        except OSError as problem:
+        except OSError as error:
             raise ReconcileRefused(
-                f"{file.path} cannot be read at position {position}: {problem}"
-            ) from problem
+                f"{file.path} cannot be read at position {position}: {error}"
+            ) from error
 
     def _first(self) -> int:
         """The number of the first file that matters.

@@ -66,8 +66,8 @@ class Flows:
 
     def __init__(self, flows: Iterable[Flow]) -> None:
         self._of: dict[str, list[_Reader]] = {}
-        for each in flows:
-            self._of.setdefault(each.topic, []).append(_Reader(each))
+        for flow in flows:
+            self._of.setdefault(flow.topic, []).append(_Reader(flow))
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._of
@@ -114,12 +114,12 @@ class Flows:
         if readers is None:
             return None
         tag = None
-        for each in readers:
-            if not each.tags:
-                return each
+        for reader in readers:
+            if not reader.tags:
+                return reader
             tag = tag or properties.find(text, properties.TAGS)
-            if tag in each.tags:
-                return each
+            if tag in reader.tags:
+                return reader
         return None
 
 
@@ -150,10 +150,10 @@ class _Reader:
         """
         try:
             body = _decode(record.plain_body())
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            return self._unread(record, f"its body is no JSON: {problem}")
-        except RemoteProtocolError as problem:
-            return self._unread(record, str(problem))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return self._unread(record, f"its body is no JSON: {error}")
+        except RemoteProtocolError as error:
+            return self._unread(record, str(error))
         if not isinstance(body, dict):
             return self._unread(record, "its body is no JSON object")
         problems: list[str] = []
@@ -210,10 +210,10 @@ def _own_key(record: Record) -> str | None:
 
 
 def _at(body: Any, path: list[str]) -> Any:
-    for each in path:
+    for name in path:
         if not isinstance(body, dict):
             return _MISSING
-        body = body.get(each, _MISSING)
+        body = body.get(name, _MISSING)
     return body
 
 

@@ -21,8 +21,8 @@ __all__ = ["Raw", "raw_in", "raw_of", "read_log"]
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
-_OUTCOMES: Final = {each: each.name.lower() for each in Kind}
-_SOURCES: Final = {each: each.name.lower() for each in Source}
+_OUTCOMES: Final = {kind: kind.name.lower() for kind in Kind}
+_SOURCES: Final = {source: source.name.lower() for source in Source}
 
 
 class Raw(NamedTuple):
@@ -102,8 +102,8 @@ def raw_in(part: Stretch) -> Iterator[Raw]:
     try:
         with OpenFile(part.file) as opened:
             for _, found in found_from(opened, part.start, part.end):
-                for each, position in found:
-                    yield raw_of(each, position)
+                for item, position in found:
+                    yield raw_of(item, position)
     except FileNotFoundError:
         raise ReconcileRefused(
             f"{part.file.path} was deleted by the broker before it was read; read the log again"

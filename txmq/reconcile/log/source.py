@@ -129,7 +129,7 @@ class LogReader(DataSourceReader):
         for file in files_of(self._directory):
             try:
                 with OpenFile(file) as opened:
-                    found += [_Partition(each) for each in parts(opened, self._size)]
+                    found += [_Partition(part) for part in parts(opened, self._size)]
             except FileNotFoundError:
                 continue  # The broker has just deleted it: the log begins behind it.
         return found

@@ -93,9 +93,9 @@ def found_from(
     for position, payload in spans(log, start, end):
         first = position + HEAD_BYTES
         try:
-            found = [(each, where) for each, where, _ in found_in(payload, first)]
-        except CorruptRecord as problem:
-            raise _damage(log.file.path, problem.position, problem.reason) from problem
+            found = [(item, where) for item, where, _ in found_in(payload, first)]
+        except CorruptRecord as error:
+            raise _damage(log.file.path, error.position, error.reason) from error
         yield first + len(payload), found
 
 
@@ -173,8 +173,8 @@ def _head_behind(log: OpenFile, bad: int) -> int | None:
     head = read_head(log.read(bad, HEAD_BYTES), 0, bad)
     first = bad + (1 if head is None else head.size)
     for at in range(first, log.file.end, _READ_BYTES):
-        for each in heads_in(log.read(at, _READ_BYTES + HEAD_BYTES), at):
-            return each.position
+        for head in heads_in(log.read(at, _READ_BYTES + HEAD_BYTES), at):
+            return head.position
     return None
 
 

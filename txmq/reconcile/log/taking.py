@@ -114,8 +114,8 @@ def extract_log(
     position = count = 0
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(TableWriter(each, directory / _SOURCE / each.name))
-            for each in (MESSAGES, FAILURES, OFFSETS)
+            stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
+            for table in (MESSAGES, FAILURES, OFFSETS)
         ]
         messages, failures, offsets = writers
         _write(offsets, _offsets_batches(broker))
@@ -125,7 +125,7 @@ def extract_log(
         def half_at(at: int) -> Record | None:
             return _half_at(log, at)
 
-        cut = list(stretches((each.file for each in log.files), stretch_bytes))
+        cut = list(stretches((file.file for file in log.files), stretch_bytes))
         for part in _parts(log, job, cut, processes):
             count, position = count + part.records, part.end
             _write(messages, part.messages)
@@ -136,7 +136,7 @@ def extract_log(
         whole.finish()
         _write(messages, _batches(MESSAGES, whole.messages))
     # Nobody else counts a log; what was written of it is what it says.
-    tables = tuple(each.extracted(_SOURCE) for each in writers)
+    tables = tuple(writer.extracted(_SOURCE) for writer in writers)
     return TakenLog(tables, position, moment_ms, count, whole.gone)
 
 
@@ -146,7 +146,7 @@ def extract_log(
 def _parts(log: LogFiles, job: _Job, todo: list[Stretch], processes: int | None) -> Iterator[_Part]:
     """What became of each stretch, in order; each begins where the one before ends."""
     at = -1
-    opened = {each.file.start: each for each in log.files}
+    opened = {file.file.start: file for file in log.files}
     for stretch, part in zip(todo, _taken(log, job, todo, processes), strict=True):
         start = stretch.start if stretch.is_first else at
         if part is None or part.start != start:
@@ -165,21 +165,21 @@ def _taken(
     wanted = (os.cpu_count() or 1) if processes is None else processes
     wanted = min(wanted, len(todo) // _STRETCHES_A_PROCESS)
     if wanted <= 1:
-        opened = {each.file.start: each for each in log.files}
-        yield from (_guessed(opened[each.file.start], each, job) for each in todo)
+        opened = {file.file.start: file for file in log.files}
+        yield from (_guessed(opened[stretch.file.start], stretch, job) for stretch in todo)
         return
     # Not by fork: whoever calls may have threads, as everybody has who uses Spark.
     pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"))
     waiting: deque[Future[_Part | None]] = deque()
     try:
-        for each in todo:
-            waiting.append(pool.submit(_collapsed_elsewhere, each, job))
+        for stretch in todo:
+            waiting.append(pool.submit(_collapsed_elsewhere, stretch, job))
             if len(waiting) > 2 * wanted:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BrokenProcessPool as problem:
-        raise ReconcileRefused(f"a process that read the log has ended: {problem}") from problem
+    except BrokenProcessPool as error:
+        raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -205,7 +205,7 @@ def _collapsed(opened: OpenFile, stretch: Stretch, job: _Job, start: int) -> _Pa
     collapse = Collapse(Flows(job.flows), job.window)
     at, count = start, 0
     for at, found in found_from(opened, start, stretch.end):  # noqa: B007 - it is where they end
-        collapse.take(each for each, _ in found)
+        collapse.take(item for item, _ in found)
         count += len(found)
     return _Part(
         start,
@@ -223,10 +223,10 @@ def _half_at(log: LogFiles, position: int) -> Record | None:
         return None
     try:
         record, _ = records.unpack(data)
-    except RemoteProtocolError as problem:
+    except RemoteProtocolError as error:
         raise ReconcileRefused(
-            f"the log is damaged at position {position}, where a half message lies: {problem}"
-        ) from problem
+            f"the log is damaged at position {position}, where a half message lies: {error}"
+        ) from error
     if record.position != position:
         raise ReconcileRefused(f"no half message lies at position {position} of the log")
     return record
@@ -236,8 +236,8 @@ def _half_at(log: LogFiles, position: int) -> Record | None:
 
 
 def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
-    for each in batches:
-        writer.write(each)
+    for batch in batches:
+        writer.write(batch)
 
 
 def _batches(table: Table, rows: list[Any]) -> Iterator[pa.RecordBatch]:
@@ -245,7 +245,8 @@ def _batches(table: Table, rows: list[Any]) -> Iterator[pa.RecordBatch]:
     for first in range(0, len(rows), _ROWS_A_BATCH):
         some = rows[first : first + _ROWS_A_BATCH]
         columns = [
-            pa.array(map(attrgetter(each.name), some), each.type, size=len(some)) for each in schema
+            pa.array(map(attrgetter(field.name), some), field.type, size=len(some))
+            for field in schema
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -268,8 +269,8 @@ def _offsets_batches(broker: Path) -> Iterator[pa.RecordBatch]:
         saved = ConsumerOffsets.read(unpack(path.name, path.read_bytes()).text)
     except FileNotFoundError:
         return
-    except (OSError, RemoteProtocolError) as problem:
-        raise ReconcileRefused(f"{path} cannot be read: {problem}") from problem
+    except (OSError, RemoteProtocolError) as error:
+        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     rows = []
     for name, queues in saved.offset_table.items():
         topic, _, group = name.partition("@")

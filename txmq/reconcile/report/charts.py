@@ -103,24 +103,26 @@ class Trend(NamedTuple):
 
 def classes_by_value(result: Result) -> tuple[Bars, ...]:
     """What the breaks of each class are worth; a chart for each currency."""
-    return tuple(filter(None, (_by_value(result, each) for each in facts.currencies(result))))
+    return tuple(
+        filter(None, (_by_value(result, currency) for currency in facts.currencies(result)))
+    )
 
 
 def _by_value(result: Result, currency: str) -> Bars | None:
     found = [
-        each
-        for each in result.totals
-        if each.currency == currency and each.group == "break" and each.at_risk > 0
+        total
+        for total in result.totals
+        if total.currency == currency and total.group == "break" and total.at_risk > 0
     ]
     if not found:
         return None
-    found.sort(key=lambda each: (-each.at_risk, facts.rank(each.class_)))
+    found.sort(key=lambda total: (-total.at_risk, facts.rank(total.class_)))
     places = facts.digits(result, currency)
     bars = []
-    for each in found:
-        worth = f"{amount(each.at_risk, places)} {currency}"
-        width = _share(each.at_risk, found[0].at_risk)
-        bars.append(Bar(each.class_, worth, (Piece("worth", "0%", width, worth),)))
+    for total in found:
+        worth = f"{amount(total.at_risk, places)} {currency}"
+        width = _share(total.at_risk, found[0].at_risk)
+        bars.append(Bar(total.class_, worth, (Piece("worth", "0%", width, worth),)))
     told = f"{found[0].class_} has the most: {bars[0].value}. "
     return Bars(
         f"worth-{currency}", f"Value at risk by class, {currency}", told + _told(bars), tuple(bars)
@@ -133,11 +135,11 @@ def ages(result: Result) -> Bars | None:
     What is in flight is left out: it is never old, and there is so much more of it.
     """
     counts: dict[str, dict[str, int]] = {}
-    for each in result.aging:
-        if each.class_ == Class.IN_FLIGHT:
+    for cell in result.aging:
+        if cell.class_ == Class.IN_FLIGHT:
             continue
-        row = counts.setdefault(each.class_, {})
-        row[each.bucket] = row.get(each.bucket, 0) + each.transfers
+        row = counts.setdefault(cell.class_, {})
+        row[cell.bucket] = row.get(cell.bucket, 0) + cell.transfers
     most = max((sum(row.values()) for row in counts.values()), default=0)
     if not most:
         return None
@@ -158,38 +160,38 @@ def ages(result: Result) -> Bars | None:
 def rate_trend(run: Run) -> Trend:
     """The match rate of each day, as a line."""
     days = facts.days(run)
-    rates = [rate(each.match_rate) for each in days]
-    shares = [Decimal(each.rstrip("%")) for each in rates]
-    floor = next(each for each in _FLOORS if each <= min(shares))
-    heights = [int((each - floor) * PLOT / (100 - floor)) for each in shares]
+    rates = [rate(day.match_rate) for day in days]
+    shares = [Decimal(text.rstrip("%")) for text in rates]
+    floor = next(floor for floor in _FLOORS if floor <= min(shares))
+    heights = [int((share - floor) * PLOT / (100 - floor)) for share in shares]
     lowest = rates[shares.index(min(shares))]
     about = f"{rates[-1]} on {days[-1].business_date}; the lowest is {lowest}."
-    shown = _days([each.business_date for each in days], rates, heights)
+    shown = _days([day.business_date for day in days], rates, heights)
     return Trend("rate", "Match rate", about, rates[-1], "100%", f"{floor}%", shown, True)
 
 
 def break_trend(run: Run) -> Trend:
     """How many breaks each day had."""
-    counts = [each.breaks for each in facts.days(run)]
-    return _columns(run, "breaks", "Breaks", counts, [f"{each:,}" for each in counts])
+    counts = [day.breaks for day in facts.days(run)]
+    return _columns(run, "breaks", "Breaks", counts, [f"{count:,}" for count in counts])
 
 
 def risk_trends(run: Run) -> tuple[Trend, ...]:
     """What the breaks of each day were worth; a chart for each currency that had any."""
     days, trends = facts.days(run), []
-    for currency in sorted({name for each in days for name, sum_ in each.at_risk.items() if sum_}):
+    for currency in sorted({name for day in days for name, sum_ in day.at_risk.items() if sum_}):
         places = facts.digits(run.result, currency)
-        worth = [each.at_risk.get(currency, 0) for each in days]
-        told = [amount(each, places) for each in worth]
+        worth = [day.at_risk.get(currency, 0) for day in days]
+        told = [amount(sum_, places) for sum_ in worth]
         title = f"Value at risk, {currency}"
         trends.append(_columns(run, f"risk-{currency}", title, worth, told))
     return tuple(trends)
 
 
 def _columns(run: Run, name: str, title: str, values: Sequence[int], told: Sequence[str]) -> Trend:
-    dates = [each.business_date for each in facts.days(run)]
+    dates = [day.business_date for day in facts.days(run)]
     most = max(values)
-    heights = [max(each * PLOT // most, 2 if each else 0) if most else 0 for each in values]
+    heights = [max(value * PLOT // most, 2 if value else 0) if most else 0 for value in values]
     highest = told[values.index(most)]
     about = f"{told[-1]} on {dates[-1]}; the most is {highest}."
     fits = len(dates) <= _VALUES_MAX and len(highest) <= _FITTING
@@ -221,7 +223,7 @@ def _days(
 
 
 def _told(bars: Iterable[Bar]) -> str:
-    return "; ".join(f"{each.label} {each.value}" for each in bars) + "."
+    return "; ".join(f"{bar.label} {bar.value}" for bar in bars) + "."
 
 
 def _share(part: int, whole: int) -> str:

@@ -28,7 +28,7 @@ __all__ = [
 Signature: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
 _LEAST_AGES: Final = dict(zip(BUCKETS, (0, 1, 2, 4, 8), strict=True))
-_RANKS: Final = {each.value: at for at, each in enumerate(Class)}
+_RANKS: Final = {class_.value: at for at, class_ in enumerate(Class)}
 
 
 class Headline(NamedTuple):
@@ -77,28 +77,28 @@ def digits(result: Result, currency: str | None) -> int:
 
 def currencies(result: Result) -> tuple[str, ...]:
     """All that the result has something in."""
-    return tuple(sorted({each.currency for each in result.totals} | result.digits.keys()))
+    return tuple(sorted({total.currency for total in result.totals} | result.digits.keys()))
 
 
 def in_flight(result: Result) -> tuple[int, dict[str, int]]:
     """How many transfers were under way in time, and their sums by currency."""
-    found = [each for each in result.totals if each.class_ == Class.IN_FLIGHT]
+    found = [total for total in result.totals if total.class_ == Class.IN_FLIGHT]
     sums: dict[str, int] = {}
-    for each in found:
-        sums[each.currency] = sums.get(each.currency, 0) + each.at_risk
-    return sum(each.transfers for each in found), sums
+    for total in found:
+        sums[total.currency] = sums.get(total.currency, 0) + total.at_risk
+    return sum(total.transfers for total in found), sums
 
 
 def oldest(result: Result) -> Oldest | None:
     """The age of the oldest break; none where there are no breaks."""
-    aged = [each for each in result.aging if each.transfers and _is_break(each.class_)]
+    aged = [cell for cell in result.aging if cell.transfers and _is_break(cell.class_)]
     if not aged:
         return None
-    least = max(_LEAST_AGES[each.bucket] for each in aged)
-    shown = [each.age_days for each in result.items if _is_break(each.class_)]
+    least = max(_LEAST_AGES[cell.bucket] for cell in aged)
+    shown = [item.age_days for item in result.items if _is_break(item.class_)]
     among = [age for age in shown if age >= least]
     bucket = BUCKETS[list(_LEAST_AGES.values()).index(least)]
-    all_of_it = sum(each.transfers for each in aged if each.bucket == bucket)
+    all_of_it = sum(cell.transfers for cell in aged if cell.bucket == bucket)
     return Oldest(max(among, default=least), len(among) >= all_of_it or bucket in {"0", "1"})
 
 
@@ -110,7 +110,7 @@ def days(run: Run) -> tuple[Past, ...]:
         transfers=result.transfers,
         match_rate=result.match_rate,
         breaks=result.breaks,
-        open=sum(each.transfers for each in result.totals if each.group == "open"),
+        open=sum(total.transfers for total in result.totals if total.group == "open"),
         at_risk=result.at_risk,
         verdict=result.verdict,
     )

@@ -47,7 +47,7 @@ def exposition(run: Run) -> str:
     Every class is there for every currency, also with nothing in it: an alert that begins with a
     break ends when there is none. Amounts are written out of whole numbers, in full.
     """
-    by_metric: dict[str, list[Sample]] = {each: [] for each in METRICS}
+    by_metric: dict[str, list[Sample]] = {metric: [] for metric in METRICS}
     for samples in (_of_the_run(run), _of_the_result(run), _of_the_classes(run)):
         for sample in samples:
             by_metric[sample.metric].append(sample)
@@ -74,11 +74,11 @@ def _of_the_run(run: Run) -> Iterator[Sample]:
     )
     yield Sample("run_seconds", exact(run.ended_ms - run.began_ms, 3))
     yield Sample("last_success_timestamp_seconds", exact(run.ended_ms, 3))
-    for each in run.stages:
-        stage = (("stage", each.name),)
-        yield Sample("stage_seconds", f"{each.seconds:.3f}", stage)
-        if each.rows and each.seconds:
-            yield Sample("stage_rows_per_second", f"{each.rows / each.seconds:.0f}", stage)
+    for stage in run.stages:
+        label = (("stage", stage.name),)
+        yield Sample("stage_seconds", f"{stage.seconds:.3f}", label)
+        if stage.rows and stage.seconds:
+            yield Sample("stage_rows_per_second", f"{stage.rows / stage.seconds:.0f}", label)
 
 
 def _of_the_result(run: Run) -> Iterator[Sample]:
@@ -98,7 +98,7 @@ def _of_the_result(run: Run) -> Iterator[Sample]:
 
 def _of_the_classes(run: Run) -> Iterator[Sample]:
     result = run.result
-    found = {(each.class_, each.currency): each for each in result.totals}
+    found = {(total.class_, total.currency): total for total in result.totals}
     for name in Class:
         for currency in facts.currencies(result):
             total = found.get((name.value, currency))

@@ -47,8 +47,8 @@ def read_json(text: bytes) -> Run:
     """
     try:
         return msgspec.json.decode(text, type=Run)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise ReconcileRefused(f"this is no summary of a run: {problem}") from problem
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReconcileRefused(f"this is no summary of a run: {error}") from error
 
 
 def _figures(run: Run) -> dict[str, object]:

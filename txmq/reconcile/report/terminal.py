@@ -46,7 +46,7 @@ def show(run: Run, console: Console, report: str = "") -> None:
     for why in result.why:
         _say(console, f"  - {why}")
     console.print()
-    rows = [each for group in view.groups(result) for each, _ in group.rows]
+    rows = [total for group in view.groups(result) for total, _ in group.rows]
     # An amount is never cut: where the widest table has no place a narrower one is tried, and at
     # last each class has lines of its own.
     unbounded = console.options.update(max_width=_UNBOUNDED)
@@ -82,12 +82,12 @@ def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
 
     def add(name: str, group: Text, total: Total | view.Sum, style: str = "") -> None:
         places = facts.digits(run.result, total.currency)
-        worth = (amount(getattr(total, each), places) for each in amounts)
+        worth = (amount(getattr(total, name), places) for name in amounts)
         currency = Text(printable(total.currency))
         drawn.add_row(name, group, f"{total.transfers:,}", *worth, currency, style=style)
 
-    for each in rows:
-        add(each.class_, Text(each.group, style=_GROUPS[each.group]), each)
+    for total in rows:
+        add(total.class_, Text(total.group, style=_GROUPS[total.group]), total)
     drawn.add_section()
     for sum_ in view.sums(run.result.totals):
         add("all", Text(), sum_, "bold")
@@ -95,11 +95,11 @@ def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
 
 
 def _listed(run: Run, rows: Iterable[Total], console: Console) -> None:
-    for each in rows:
-        worth = amount(each.at_risk, facts.digits(run.result, each.currency))
-        _say(console, f"{each.class_}: {each.transfers:,} ({each.group})", _GROUPS[each.group])
-        if each.at_risk:
-            _say(console, f"  {worth} {each.currency} at risk")
+    for total in rows:
+        worth = amount(total.at_risk, facts.digits(run.result, total.currency))
+        _say(console, f"{total.class_}: {total.transfers:,} ({total.group})", _GROUPS[total.group])
+        if total.at_risk:
+            _say(console, f"  {worth} {total.currency} at risk")
     console.print()
 
 
@@ -111,14 +111,15 @@ def _proofs(run: Run, console: Console) -> None:
     count = _counted(result.broken_proofs, "balance proof does", "balance proofs do")
     _say(console, f"{count} not hold:", _STYLES["bad"])
     shown = view.proofs(result)[0][:_PROOFS]
-    for each in shown:
-        places = facts.digits(result, each.currency)
-        where = ", ".join(filter(None, (each.bank, each.account)))
-        expected, found = amount(each.expected, places), amount(each.found, places)
+    for proof in shown:
+        places = facts.digits(result, proof.currency)
+        where = ", ".join(filter(None, (proof.bank, proof.account)))
+        expected, found = amount(proof.expected, places), amount(proof.found, places)
+        off = signed(proof.found - proof.expected, places)
         _say(
             console,
-            f"  - {each.proof}{f' of {where}' if where else ''}: {expected} expected, {found} "
-            f"found, {signed(each.found - each.expected, places)} {each.currency or ''}".rstrip(),
+            f"  - {proof.proof}{f' of {where}' if where else ''}: {expected} expected, "
+            f"{found} found, {off} {proof.currency or ''}".rstrip(),
         )
     if result.broken_proofs > len(shown):
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")

@@ -73,7 +73,7 @@ class Group(NamedTuple):
     @property
     def sums(self) -> tuple[Sum, ...]:
         """What they come to, by currency."""
-        return sums(each for each, _ in self.rows)
+        return sums(total for total, _ in self.rows)
 
 
 class AgedRow(NamedTuple):
@@ -132,9 +132,9 @@ def figures(run: Run) -> tuple[Figure, ...]:
 
 def _amounts(result: Result, sums: dict[str, int]) -> tuple[tuple[str, str], ...]:
     told = tuple(
-        (amount(sums[each], facts.digits(result, each)), each)
-        for each in sorted(sums)
-        if sums[each]
+        (amount(sums[currency], facts.digits(result, currency)), currency)
+        for currency in sorted(sums)
+        if sums[currency]
     )
     return told or (("0", ""),)
 
@@ -170,7 +170,7 @@ def changes(run: Run) -> tuple[Change, ...]:
     ]
     for currency in sorted(before.at_risk | now.at_risk):
         places = facts.digits(run.result, currency)
-        was, is_ = (each.at_risk.get(currency, 0) for each in (before, now))
+        was, is_ = (past.at_risk.get(currency, 0) for past in (before, now))
         shown.append(
             Change(
                 f"Value at risk, {currency}",
@@ -186,51 +186,51 @@ def groups(result: Result) -> tuple[Group, ...]:
     """The classes that have something, those that need people first."""
     found = []
     for group, title in _GROUPS:
-        rows = [each for each in result.totals if each.group == group]
-        rows.sort(key=lambda each: (facts.rank(each.class_), each.currency))
+        rows = [total for total in result.totals if total.group == group]
+        rows.sort(key=lambda total: (facts.rank(total.class_), total.currency))
         if rows:
-            found.append(Group(title, tuple((each, facts.about(each.class_)) for each in rows)))
+            found.append(Group(title, tuple((total, facts.about(total.class_)) for total in rows)))
     return tuple(found)
 
 
 def sums(totals: Iterable[Total]) -> tuple[Sum, ...]:
     """All rows together, by currency."""
     found: dict[str, Sum] = {}
-    for each in totals:
-        so_far = found.get(each.currency, Sum(each.currency, 0, 0, 0, 0, 0, 0))
-        found[each.currency] = Sum(
-            each.currency,
-            so_far.transfers + each.transfers,
-            so_far.debited + each.debited,
-            so_far.returned + each.returned,
-            so_far.credited + each.credited,
-            so_far.ordered + each.ordered,
-            so_far.at_risk + each.at_risk,
+    for total in totals:
+        so_far = found.get(total.currency, Sum(total.currency, 0, 0, 0, 0, 0, 0))
+        found[total.currency] = Sum(
+            total.currency,
+            so_far.transfers + total.transfers,
+            so_far.debited + total.debited,
+            so_far.returned + total.returned,
+            so_far.credited + total.credited,
+            so_far.ordered + total.ordered,
+            so_far.at_risk + total.at_risk,
         )
-    return tuple(found[each] for each in sorted(found))
+    return tuple(found[currency] for currency in sorted(found))
 
 
 def not_found(result: Result) -> tuple[str, ...]:
     """The classes that were looked for, and have nothing in them."""
-    there = {each.class_ for each in result.totals if each.transfers}
-    return tuple(each.value for each in Class if each not in there)
+    there = {total.class_ for total in result.totals if total.transfers}
+    return tuple(class_.value for class_ in Class if class_ not in there)
 
 
 def aged(result: Result) -> tuple[tuple[AgedRow, ...], tuple[AgedRow, ...]]:
     """The rows of the aging matrix, and their sums by currency."""
     rows: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
-    for each in result.aging:
-        cells = rows.setdefault((each.class_, each.currency), {})
-        cells[each.bucket] = (each.transfers, each.at_risk)
+    for cell in result.aging:
+        cells = rows.setdefault((cell.class_, cell.currency), {})
+        cells[cell.bucket] = (cell.transfers, cell.at_risk)
     shown = [
-        AgedRow(name, currency, tuple(cells.get(each, (0, 0)) for each in BUCKETS))
+        AgedRow(name, currency, tuple(cells.get(bucket, (0, 0)) for bucket in BUCKETS))
         for (name, currency), cells in rows.items()
     ]
-    shown.sort(key=lambda each: (facts.rank(each.name), each.currency))
+    shown.sort(key=lambda row: (facts.rank(row.name), row.currency))
     below = []
-    for currency in sorted({each.currency for each in shown}):
-        columns = zip(*(each.cells for each in shown if each.currency == currency), strict=True)
-        cells_ = tuple((sum(c for c, _ in each), sum(a for _, a in each)) for each in columns)
+    for currency in sorted({row.currency for row in shown}):
+        columns = zip(*(row.cells for row in shown if row.currency == currency), strict=True)
+        cells_ = tuple((sum(c for c, _ in column), sum(a for _, a in column)) for column in columns)
         below.append(AgedRow("All", currency, cells_))
     return tuple(shown), tuple(below)
 
@@ -238,24 +238,24 @@ def aged(result: Result) -> tuple[tuple[AgedRow, ...], tuple[AgedRow, ...]]:
 def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
     """Those that do not hold, the greatest difference first, and those that do."""
     broken = sorted(
-        (each for each in result.proofs if not each.holds),
-        key=lambda each: -abs(each.found - each.expected),
+        (proof for proof in result.proofs if not proof.holds),
+        key=lambda proof: -abs(proof.found - proof.expected),
     )
-    return tuple(broken), tuple(each for each in result.proofs if each.holds)
+    return tuple(broken), tuple(proof for proof in result.proofs if proof.holds)
 
 
 def evidence(result: Result) -> tuple[Evidence, ...]:
     """What is shown of each class."""
     by_class: dict[str, list[Item]] = {}
-    for each in result.items:
-        by_class.setdefault(each.class_, []).append(each)
+    for item in result.items:
+        by_class.setdefault(item.class_, []).append(item)
     order = {group: at for at, (group, _) in enumerate(_GROUPS)}
     return tuple(
         Evidence(
             name,
             facts.about(name),
             tuple(by_class[name]),
-            sum(each.transfers for each in result.totals if each.class_ == name),
+            sum(total.transfers for total in result.totals if total.class_ == name),
         )
         for name in sorted(
             by_class, key=lambda name: (order[facts.about(name).group], facts.rank(name))

@@ -293,7 +293,7 @@ class Broker:
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
@@ -366,8 +366,8 @@ class Broker:
         self._checker.lost(connection)
         self._client_handlers.lost(connection)
 
-    def _failed(self, problem: StoreError) -> None:
-        self.failure = problem
+    def _failed(self, error: StoreError) -> None:
+        self.failure = error
         self.stopped.set()
 
     def _complete_tables(self) -> None:
@@ -386,9 +386,9 @@ class Broker:
     def _topics_changed(self) -> None:
         try:
             self._save_topics()
-        except OSError as problem:
+        except OSError as error:
             self.topics.undo()
-            raise ServiceUnavailable(f"the topics could not be saved: {problem}") from problem
+            raise ServiceUnavailable(f"the topics could not be saved: {error}") from error
         if self._registrar is not None:
             self._registrar.changed()
 
@@ -499,8 +499,8 @@ async def _run(
     loop = asyncio.get_running_loop()
     async with Broker(settings, accept_loss=accept_loss) as broker:
         asked = asyncio.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, asked.set)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, asked.set)
         ready(broker)
         waits = [asyncio.create_task(event.wait()) for event in (asked, broker.stopped)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -24,12 +24,12 @@ from txmq.remoting.pool import split_address
 __all__ = [
     "HOW_TO_ADVERTISE",
     "BrokerSettings",
+    "CheckBackSettings",
     "DelaySettings",
     "FilterSettings",
     "RetentionSettings",
     "StoreSettings",
     "TopicDefaults",
-    "TransactionSettings",
 ]
 
 
@@ -152,7 +152,7 @@ class FilterSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionSettings:
+class CheckBackSettings:
     """How the broker finds out what became of half messages."""
 
     timeout: Duration = Duration(60.0)
@@ -216,13 +216,11 @@ class DelaySettings:
         if not 1 <= len(texts) <= DELAY_LEVELS_MAX:
             raise ConfigError(f"delay.levels has from 1 to {DELAY_LEVELS_MAX} levels")
         levels: tuple[int, ...] = ()
-        for each in texts:
+        for text in texts:
             try:
-                levels += (int(parse_duration(each) * 1000),)
-            except ValueError as problem:
-                raise ConfigError(
-                    f"delay.levels cannot hold {each!r}; write {problem}"
-                ) from problem
+                levels += (int(parse_duration(text) * 1000),)
+            except ValueError as error:
+                raise ConfigError(f"delay.levels cannot hold {text!r}; write {error}") from error
         if min(levels) <= 0:
             raise ConfigError("delay.levels are durations above 0, such as 1s 5s 10s 30s 1m")
         return levels
@@ -274,7 +272,7 @@ class BrokerSettings:
     store: StoreSettings = field(default_factory=StoreSettings)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
     filter: FilterSettings = field(default_factory=FilterSettings)
-    transaction: TransactionSettings = field(default_factory=TransactionSettings)
+    transaction: CheckBackSettings = field(default_factory=CheckBackSettings)
     delay: DelaySettings = field(default_factory=DelaySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
@@ -296,7 +294,7 @@ class BrokerSettings:
                 f"listen {self.listen!r} is every address of this machine; {HOW_TO_ADVERTISE}"
             )
         if self.names:
-            servers = [each.strip() for each in self.names.split(";") if each.strip()]
+            servers = [server.strip() for server in self.names.split(";") if server.strip()]
             for server in servers or [self.names]:
                 if "," in server:
                     raise ConfigError(f"names cannot be {server!r}; separate addresses with ';'")

@@ -43,10 +43,8 @@ class Identity:
         )
         try:
             packed = host_bytes(told_host, told_port)
-        except ValueError as problem:
-            raise ConfigError(
-                f"{told_host!r} is no numeric address; {HOW_TO_ADVERTISE}"
-            ) from problem
+        except ValueError as error:
+            raise ConfigError(f"{told_host!r} is no numeric address; {HOW_TO_ADVERTISE}") from error
         if not any(packed[:-4]):
             raise ConfigError(f"{told_host} is every address of this machine; {HOW_TO_ADVERTISE}")
         text = f"[{told_host}]:{told_port}" if ":" in told_host else f"{told_host}:{told_port}"

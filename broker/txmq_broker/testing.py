@@ -66,7 +66,7 @@ class BrokerThread:
         self._thread = threading.Thread(target=self._run, name="txmq-broker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave: asyncio.Event | None = None
-        self._problem: BaseException | None = None
+        self._error: BaseException | None = None
         self.address = ""
         self.names = ""
 
@@ -77,14 +77,14 @@ class BrokerThread:
             UsageError: It does not start; the cause is attached.
         """
         self._thread.start()
-        if not self._ready.wait(_START_S) or self._problem is not None:
-            raise UsageError("the broker did not start") from self._problem
+        if not self._ready.wait(_START_S) or self._error is not None:
+            raise UsageError("the broker did not start") from self._error
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         assert self._loop is not None
@@ -95,8 +95,8 @@ class BrokerThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits
-            self._problem = problem
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            self._error = error
             self._ready.set()
 
     async def _serve(self) -> None:

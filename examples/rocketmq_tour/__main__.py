@@ -20,7 +20,7 @@ from txmq.config import Duration
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.runtime.interrupts import restore_interrupt
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, FilterSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, FilterSettings
 
 __all__ = ["main"]
 
@@ -193,7 +193,7 @@ async def main() -> int:
             names_listen="127.0.0.1:0",
             filter=FilterSettings(sql=True),
             # Soon enough that nobody who takes the tour waits for the question.
-            transaction=TransactionSettings(timeout=Duration(1.0)),
+            transaction=CheckBackSettings(timeout=Duration(1.0)),
         )
         async with Broker(settings) as broker:
             console.print(f"a broker at {broker.address}, its name server at {broker.names}\n")

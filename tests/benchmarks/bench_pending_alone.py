@@ -18,7 +18,7 @@ from txmq.protocol.record import tail_of, topic_field
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
-from txmq_broker.config import StoreSettings, TopicDefaults, TransactionSettings
+from txmq_broker.config import CheckBackSettings, StoreSettings, TopicDefaults
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
@@ -60,7 +60,7 @@ class Stage:
         self.store.open({})
         self.count = count
         topics = Topics(self.store, TopicDefaults())
-        coordinator = Coordinator(self.store.halves, topics, TransactionSettings(check_max=9999))
+        coordinator = Coordinator(self.store.halves, topics, CheckBackSettings(check_max=9999))
         self.clients, self.producer = Clients(), Sink()
         beat = Heartbeat("client", [ProducerRegistration(GROUP)], [])
         self.clients.beat(self.producer, beat, "JAVA", 409, 0.0)

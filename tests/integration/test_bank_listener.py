@@ -34,7 +34,7 @@ from txmq import (
     TransactionState,
 )
 from txmq.config import Duration
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
@@ -44,7 +44,7 @@ OPENING = 30_000_00
 AMOUNT = 10_000_00
 SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=TransactionSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
+    transaction=CheckBackSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
 )
 DYING = """
 import os, signal

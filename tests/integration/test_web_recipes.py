@@ -22,7 +22,7 @@ from txmq.background import Background
 from txmq.config import Duration
 from txmq.errors import TopicNotFound
 from txmq.transaction.resources.schema import create_fence
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ FRAMEWORKS = ["fastapi", "flask", "django"]
 PATIENCE_S = 50
 SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=TransactionSettings(timeout=Duration(1.0), check_interval=Duration(0.2)),
+    transaction=CheckBackSettings(timeout=Duration(1.0), check_interval=Duration(0.2)),
 )
 DJANGO = """
 import socketserver, wsgiref.simple_server as simple

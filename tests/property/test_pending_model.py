@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.pending_transactions import Half, Pending
+from txmq_broker.store.pending_transactions import Half, PendingTransactions
 
 QUEUES = [ConsumeQueue(topic, number) for topic in "TU" for number in (0, 1)]
 STEP = 64 << 20
@@ -15,7 +15,7 @@ class Transactions(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pending = Pending()
+        self.pending = PendingTransactions()
         self.model: dict[int, Half] = {}
         self.parked: list[int] = []
         self.end = 0

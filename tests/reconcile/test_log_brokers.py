@@ -20,10 +20,10 @@ from txmq.reconcile.log.raw import read_log
 from txmq.reconcile.rules import Constant, Flow, Window
 from txmq.testing import World
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import settings_for_test
 
-SEEDS = TransactionSettings(timeout=Duration(20), check_interval=Duration(10), check_max=2)
+SEEDS = CheckBackSettings(timeout=Duration(20), check_interval=Duration(10), check_max=2)
 COMMIT, ROLLBACK, UNKNOWN = (
     LocalTransactionState.COMMIT,
     LocalTransactionState.ROLLBACK,

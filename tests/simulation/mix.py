@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.testing import Conditions, SeededEntropy
-from txmq_broker.config import BrokerSettings, RetentionSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, RetentionSettings, StoreSettings
 
 __all__ = ["MOODS", "OTHER_FAULTS", "POWER_FAULTS", "Mix", "SmallStore", "TransactionMix", "kib"]
 
@@ -150,9 +150,9 @@ class TransactionMix:
         checks = (self.check_max + 2) * (self.interval_s + self.beat_s)
         return REST_S + give_up_s + first + checks
 
-    def settings(self) -> TransactionSettings:
+    def settings(self) -> CheckBackSettings:
         """The settings of a broker."""
-        return TransactionSettings(
+        return CheckBackSettings(
             timeout=Duration(self.timeout_s),
             check_interval=Duration(self.interval_s),
             check_max=self.check_max,
@@ -279,7 +279,7 @@ class Mix:
             # Never deletes: what is missing was lost.
             retention=RetentionSettings(delete_above=1.0, force_above=1.0, refuse_above=1.0),
             transaction=(
-                self.transactions.settings() if self.transactions else TransactionSettings()
+                self.transactions.settings() if self.transactions else CheckBackSettings()
             ),
         )
 

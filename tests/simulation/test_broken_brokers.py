@@ -17,7 +17,7 @@ from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.half_store import HalfStore
-from txmq_broker.store.pending_transactions import Pending
+from txmq_broker.store.pending_transactions import PendingTransactions
 
 LOUD = TransactionMix(
     timeout_s=0.5,
@@ -91,13 +91,13 @@ def a_contradiction_is_answered_as_if_it_were_none(patch):
 
 def a_second_decision_is_honoured(patch):
     with_dict(patch, "closing", Forgiving)
-    closing = Pending.close
+    closing = PendingTransactions.close
 
     def close(self, key):
         if key in self:
             closing(self, key)
 
-    patch(Pending, "close", close)
+    patch(PendingTransactions, "close", close)
 
     def prepared(self, key, half):
         return Transaction(key, State.PREPARED, half, half.group, half.offset)
@@ -107,7 +107,7 @@ def a_second_decision_is_honoured(patch):
 
 
 def closing_is_forgotten(patch):
-    patch(Pending, "close", lambda self, key: None)
+    patch(PendingTransactions, "close", lambda self, key: None)
 
 
 def parking_is_forgotten(patch):

@@ -26,7 +26,7 @@ from txmq_broker.handlers.returns import ReturnHandlers
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore
-from txmq_broker.store.due_messages import NOWHERE, Waiting
+from txmq_broker.store.due_messages import NOWHERE, DueMessages
 
 RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_s=2.0)
 """Members come and go all the time."""
@@ -119,7 +119,7 @@ def what_waits_is_forgotten_at_a_restart(patch):
 
     def forgetful(self):
         recovered(self)
-        self._waiting = Waiting()
+        self._waiting = DueMessages()
 
     patch(DelayStore, "recovered", forgetful)
 

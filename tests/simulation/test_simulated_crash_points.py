@@ -13,7 +13,7 @@ from tests.simulation.mix import SmallStore, kib
 from txmq.config import Duration, Size
 from txmq.testing import Loss, Machine, MachineCrashedError, World
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings
 
 ENDS = {
     "everything unsynced is lost": Loss.EVERYTHING,
@@ -49,7 +49,7 @@ def settings_for(phase: str, machine: Machine, flush: str) -> BrokerSettings:
         store=SmallStore(
             flush=flush, segment_size=size, checkpoint_every=kib(64 if phase == SAVE else 0.5)
         ),
-        transaction=TransactionSettings(
+        transaction=CheckBackSettings(
             timeout=Duration(0.1), check_interval=Duration(1.0), check_max=1
         ),
     )

@@ -7,7 +7,7 @@ import pytest
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq_broker.core.clients import Clients
 from txmq_broker.services.checker import Checker
-from txmq_broker.store.pending_transactions import Half, Pending
+from txmq_broker.store.pending_transactions import Half, PendingTransactions
 
 GROUP = "tpg"
 COUNT = 2000
@@ -33,7 +33,7 @@ def crowd():
     for number, each in enumerate(members):
         beat = Heartbeat(f"client-{number}", [ProducerRegistration(GROUP)], [])
         clients.beat(each, beat, "PYTHON", 1, 0.0)
-    coordinator = SimpleNamespace(halves=SimpleNamespace(pending=Pending()))
+    coordinator = SimpleNamespace(halves=SimpleNamespace(pending=PendingTransactions()))
     return Checker(coordinator, clients, None, None), members, looks
 
 

@@ -27,7 +27,7 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
 
 if TYPE_CHECKING:
-    from txmq_broker.inspection.findings import Finding, Offsets, Summary
+    from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange
     from txmq_broker.inspection.log_records import Broken, Item, LogRecord, Selection
     from txmq_broker.inspection.repair import Repair
     from txmq_broker.store.log.reader import Gap, LogReader
@@ -333,7 +333,7 @@ def _log_size(disk: LocalDisk) -> int:
 # Verify and repair
 
 
-def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], Summary]":
+def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], InspectionSummary]":
     from txmq_broker.inspection.directory_inspection import Inspection
 
     findings: list[Finding] = []
@@ -361,7 +361,7 @@ def _finding_text(finding: "Finding") -> str:
     return text
 
 
-def _offsets_text(offsets: "list[Offsets]") -> str:
+def _offsets_text(offsets: "list[OffsetRange]") -> str:
     parts = [
         f"{run.topic}/{run.queue} {run.first}" + (f"-{run.last}" if run.last > run.first else "")
         for run in offsets[:_RANGES_SHOWN]
@@ -370,7 +370,7 @@ def _offsets_text(offsets: "list[Offsets]") -> str:
     return ", ".join(parts) + (f" and {more} more (--json names them)" if more > 0 else "")
 
 
-def _summary_text(summary: "Summary") -> str:
+def _summary_text(summary: "InspectionSummary") -> str:
     read = (
         f"read positions {summary.start} to {summary.end} in {_plural(summary.files, 'file')}: "
         f"{_plural(summary.messages, 'message')}, {_plural(summary.halves, 'half message')}, "

@@ -24,11 +24,11 @@ from txmq.protocol.decision import Kind, Source
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
 from txmq.quantity import quantity
-from txmq_broker.config import TransactionSettings
+from txmq_broker.config import CheckBackSettings
 from txmq_broker.core.arrival import HalfArrival
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.core.transaction import STEPS, Event, State
-from txmq_broker.store.half_store import Done, HalfStore
+from txmq_broker.store.half_store import HalfStore, RecentDecision
 from txmq_broker.store.pending_transactions import Half, transaction_key
 
 __all__ = ["Coordinator", "Tally", "Transaction"]
@@ -86,7 +86,7 @@ class Coordinator:
         self,
         halves: HalfStore,
         topics: Topics,
-        settings: TransactionSettings,
+        settings: CheckBackSettings,
     ) -> None:
         self.halves = halves
         self.settings = settings
@@ -140,7 +140,7 @@ class Coordinator:
         self.tally.prepared += 1
         return offset, position, True
 
-    def _known(self, key: int) -> Half | Done | None:
+    def _known(self, key: int) -> Half | RecentDecision | None:
         halves = self.halves
         opening = halves.opening.get(key)
         if opening is not None:
@@ -148,7 +148,7 @@ class Coordinator:
         return halves.pending.find(key) or halves.find_done(key)
 
     def _again(
-        self, known: Half | Done, key: int, topic: Topic, unique: str, body: bytes
+        self, known: Half | RecentDecision, key: int, topic: Topic, unique: str, body: bytes
     ) -> tuple[int, int, bool]:
         if isinstance(known, Half) and known.queue.topic != topic.name:
             raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
@@ -157,7 +157,9 @@ class Coordinator:
         self.tally.repeated += 1
         return known.offset, known.position, False
 
-    def _check_same(self, known: Half | Done, topic: Topic, unique: str, body: bytes) -> None:
+    def _check_same(
+        self, known: Half | RecentDecision, topic: Topic, unique: str, body: bytes
+    ) -> None:
         found = self.halves.sent_at(known.position)
         if found is not None and found != (unique, topic.name, body):
             raise MessageIllegal(f"the id {unique} belongs to another transaction")

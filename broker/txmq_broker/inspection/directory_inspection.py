@@ -18,7 +18,13 @@ from txmq.runtime.disk import Disk
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
 from txmq_broker.inspection.file_inspection import FileInspection
-from txmq_broker.inspection.findings import Finding, Offsets, Severity, Summary, joined_offsets
+from txmq_broker.inspection.findings import (
+    Finding,
+    InspectionSummary,
+    OffsetRange,
+    Severity,
+    joined_offsets,
+)
 from txmq_broker.inspection.record_inspection import RecordInspection
 from txmq_broker.names.server import FILES as NAMES_FILES
 from txmq_broker.services.keeper import Keeper
@@ -57,12 +63,12 @@ class Inspection:
     """
 
     def __init__(self, disk: Disk, progress: Callable[[int], None] = lambda _: None) -> None:
-        self.summary = Summary()
+        self.summary = InspectionSummary()
         self.log_id = 0
         self.log = LogReader(disk, 0)
         self._beyond: list[tuple[str, Chunk]] = []
         """Chunks of indexes that reach behind the log, with their files."""
-        self._lost_behind: list[Offsets] = []
+        self._lost_behind: list[OffsetRange] = []
         """The messages that they know behind the end of the log."""
         self._end: int | None = None
         self._disk = disk
@@ -407,13 +413,13 @@ def _foreign(path: str, text: str, remove: str | None = None) -> Finding:
     )
 
 
-def _lost_offsets(missing: Missing, queues: QueueEnds) -> list[Offsets]:
+def _lost_offsets(missing: Missing, queues: QueueEnds) -> list[OffsetRange]:
     found = []
     for topic, numbers in missing.offsets.items():
         for number, offset in numbers.items():
             end, _ = queues.get((topic, number), (0, 0))
             if offset > end:
-                found.append(Offsets(topic, number, end, offset - 1))
+                found.append(OffsetRange(topic, number, end, offset - 1))
     return found
 
 

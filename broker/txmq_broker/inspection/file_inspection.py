@@ -8,7 +8,7 @@ from contextlib import suppress
 from txmq.errors import CorruptRecord, ForeignFile
 from txmq.protocol.span import Found
 from txmq.protocol.topics import HALF_TOPIC
-from txmq_broker.inspection.findings import Finding, Offsets, Severity, joined_offsets
+from txmq_broker.inspection.findings import Finding, OffsetRange, Severity, joined_offsets
 from txmq_broker.inspection.record_inspection import RecordInspection
 from txmq_broker.store.consume_queue import ENTRY
 from txmq_broker.store.index_check import QueueKey, StretchEntries, indexed
@@ -41,7 +41,7 @@ class FileInspection:
         self._differences: list[str] = []
         self.beyond: list[tuple[str, Chunk]] = []
         """Chunks of the index that reach behind the log, with the file's path."""
-        self.lost_behind: list[Offsets] = []
+        self.lost_behind: list[OffsetRange] = []
         """The messages that they know behind the end of the log."""
         self.torn_at: int | None = None
         """Where a crash ended the log in this file."""

@@ -10,7 +10,7 @@ import msgspec
 
 from txmq_broker.store.index_check import QueueKey
 
-__all__ = ["Finding", "Offsets", "Severity", "Summary", "joined_offsets"]
+__all__ = ["Finding", "InspectionSummary", "OffsetRange", "Severity", "joined_offsets"]
 
 _RANGES_MAX: Final = 1000
 """Ranges of offsets that one finding names."""
@@ -27,7 +27,7 @@ class Severity(StrEnum):
     """Bytes or messages are gone."""
 
 
-class Offsets(msgspec.Struct, gc=False):
+class OffsetRange(msgspec.Struct, gc=False):
     """A run of offsets of one queue."""
 
     topic: str
@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where in the file it begins."""
     size: int | None = None
     """How many bytes it is."""
-    offsets: list[Offsets] = []
+    offsets: list[OffsetRange] = []
     """The messages it concerns, as far as they are known."""
     refuses_start: bool = False
     """Whether the broker does not start with it."""
@@ -62,7 +62,7 @@ class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether the broker can go on without what is lost, once an operator has accepted the loss."""
 
 
-class Summary(msgspec.Struct, kw_only=True):
+class InspectionSummary(msgspec.Struct, kw_only=True):
     """What was read, and how many findings there were of each severity."""
 
     kind: str = "summary"
@@ -80,15 +80,15 @@ class Summary(msgspec.Struct, kw_only=True):
     losses: int = 0
 
 
-def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[Offsets]:
+def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[OffsetRange]:
     """Runs of offsets, joined where one follows the other."""
-    found: dict[QueueKey, list[Offsets]] = {}
+    found: dict[QueueKey, list[OffsetRange]] = {}
     count = 0
     for topic, queue, first, last in items:
         runs = found.setdefault((topic, queue), [])
         if runs and first == runs[-1].last + 1:
             runs[-1].last = last
         elif count < _RANGES_MAX:
-            runs.append(Offsets(topic, queue, first, last))
+            runs.append(OffsetRange(topic, queue, first, last))
             count += 1
     return [run for runs in found.values() for run in runs]

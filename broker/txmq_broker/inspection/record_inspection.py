@@ -10,7 +10,7 @@ from txmq.protocol.decision import Decision, Kind
 from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
-from txmq_broker.inspection.findings import Finding, Offsets, Severity, Summary
+from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange, Severity
 from txmq_broker.store.index_check import Indexed, QueueKey
 from txmq_broker.store.log.reader import Gap, LogReader, WholeSpan
 from txmq_broker.store.log.segments import path_of as log_path_of
@@ -36,7 +36,7 @@ class RecordInspection:
     def __init__(
         self,
         log: LogReader,
-        summary: Summary,
+        summary: InspectionSummary,
         floors: Mapping[str, Mapping[int, int]] | None,
         *,
         has_mark: bool,
@@ -77,13 +77,13 @@ class RecordInspection:
 
     def _accepted(self, loss: Loss, position: int) -> Finding:
         """A loss that an operator accepted, from which on some queues go on at later offsets."""
-        lost: list[Offsets] = []
+        lost: list[OffsetRange] = []
         for topic, numbers in loss.offsets.items():
             for number, offset in numbers.items():
                 end, _ = self.queues.get((topic, number), (0, 0))
                 self.queues[topic, number] = (max(end, offset), position)
                 if 0 < end < offset:
-                    lost.append(Offsets(topic, number, end, offset - 1))
+                    lost.append(OffsetRange(topic, number, end, offset - 1))
         start = self.log.extent_at(position).start
         return Finding(
             kind="loss-accepted",
@@ -148,7 +148,7 @@ class RecordInspection:
             file=log_path_of(start),
             position=position,
             offset=position - start,
-            offsets=[Offsets(topic, number, entry.offset, entry.offset)],
+            offsets=[OffsetRange(topic, number, entry.offset, entry.offset)],
             text=f"offset {entry.offset} of {topic}/{number} comes after {expected - 1}: "
             "the offset was given twice",
             # The broker lets a queue begin anywhere.
@@ -164,7 +164,7 @@ class RecordInspection:
                 why = f"they ought to lie between positions {last} and {position}"
             finding.kind = "offsets-missing"
             finding.severity = Severity.LOSS
-            finding.offsets = [Offsets(topic, number, expected, entry.offset - 1)]
+            finding.offsets = [OffsetRange(topic, number, expected, entry.offset - 1)]
             missing = _range_text(expected, entry.offset - 1)
             finding.text = f"{missing} of {topic}/{number} missing: {why}"
         yield finding

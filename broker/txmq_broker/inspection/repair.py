@@ -16,7 +16,7 @@ from txmq.runtime.entropy import SystemEntropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.inspection.findings import Finding, Offsets, joined_offsets
+from txmq_broker.inspection.findings import Finding, OffsetRange, joined_offsets
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.index_check import indexed
 from txmq_broker.store.index_file import path_of
@@ -26,15 +26,15 @@ from txmq_broker.store.log.segments import CUT_FOLDER, Extent, cut_folder, keep_
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "Loss", "RemoveIndex", "Repair", "plan"]
+__all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "RemoveIndex", "Repair", "RepairLoss", "plan"]
 
 
-class Loss(NamedTuple):
+class RepairLoss(NamedTuple):
     """What a repair takes from the log."""
 
     size: int
     records: int
-    offsets: list[Offsets]
+    offsets: list[OffsetRange]
 
 
 class RemoveIndex(NamedTuple):
@@ -43,11 +43,11 @@ class RemoveIndex(NamedTuple):
     path: str
     finding: Finding
 
-    def loss(self, disk: Disk) -> Loss:  # noqa: ARG002 - as a cut has it
+    def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
         """The messages of the file of the log that is missing; nothing where it is there."""
         offsets = self.finding.offsets
         count = sum(run.last - run.first + 1 for run in offsets)
-        return Loss(self.finding.size or 0 if offsets else 0, count, offsets)
+        return RepairLoss(self.finding.size or 0 if offsets else 0, count, offsets)
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:  # noqa: ARG002 - as a cut has it
         """Delete it; nothing is kept of it.
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
     position: int
     finding: Finding
 
-    def loss(self, disk: Disk) -> Loss:
+    def loss(self, disk: Disk) -> RepairLoss:
         """Everything behind the position, as far as it can be read.
 
         Raises:
@@ -91,7 +91,7 @@ class Cut(NamedTuple):
                                     yield *entry.queue, entry.offset, entry.offset
 
             offsets = joined_offsets(places())
-            return Loss(size, records, offsets)
+            return RepairLoss(size, records, offsets)
         finally:
             log.close()
 
@@ -135,11 +135,11 @@ class AcceptLoss(NamedTuple):
 
     finding: Finding
 
-    def loss(self, disk: Disk) -> Loss:  # noqa: ARG002 - as a cut has it
+    def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
         """What is missing already."""
         offsets = self.finding.offsets
         count = sum(run.last - run.first + 1 for run in offsets)
-        return Loss(self.finding.size or 0, count, offsets)
+        return RepairLoss(self.finding.size or 0, count, offsets)
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:
         """Record the loss in the log, so that no offset is given again.

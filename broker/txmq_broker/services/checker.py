@@ -163,10 +163,10 @@ class Checker:
         for key in due:
             try:
                 self._check(key, now)
-            except Exception as problem:
+            except Exception as error:
                 # One bad transaction must not keep the others from being checked.
-                if isinstance(problem, (TxmqError, OSError)):
-                    log.error("a check failed: %s", problem)  # noqa: TRY400
+                if isinstance(error, (TxmqError, OSError)):
+                    log.error("a check failed: %s", error)  # noqa: TRY400
                 else:
                     log.exception("a check failed")
                 self.checks.arm(key, now + self._coordinator.settings.check_interval)
@@ -234,18 +234,21 @@ class Checker:
         where the transaction lies has different ones begin with different members.
         """
         others = self._clients.producers(half.group)
-        place = next((at for at, each in enumerate(others) if each.client_id == half.origin), None)
+        place = next(
+            (at for at, other in enumerate(others) if other.client_id == half.origin), None
+        )
         first = [] if place is None else [others.pop(place)]
         start = half.offset % len(others) if others else 0
         line = [*first, *others[start:], *others[:start]]
         turn = half.checks % len(line) if line else 0
         # Only as far as needed: a group may have thousands, and a million transactions.
-        able = (each for each in (*line[turn:], *line[:turn]) if self._is_able(each.connection))
+        order = (*line[turn:], *line[:turn])
+        able = (producer for producer in order if self._is_able(producer.connection))
         last: Member[Connection] | None = None
-        for each in able:
-            if each.connection is not avoided:
-                return each
-            last = each
+        for producer in able:
+            if producer.connection is not avoided:
+                return producer
+            last = producer
         return last
 
     def _is_able(self, connection: Connection) -> bool:

@@ -48,10 +48,10 @@ class Deliverer:
             now_ms = self._clock.wall_ms()
             try:
                 self.round(now_ms)
-            except (ServiceUnavailable, OSError) as problem:
+            except (ServiceUnavailable, OSError) as error:
                 # Nothing is lost: they go on waiting until the disk takes them.
                 if not self._is_refused:
-                    log.warning("messages that are due must wait: %s", problem)
+                    log.warning("messages that are due must wait: %s", error)
                 self._is_refused = True
             else:
                 self._is_refused = False
@@ -105,10 +105,10 @@ class Deliverer:
                 size += self._schedule.send(due, stored_ms)
             except (ServiceUnavailable, OSError):
                 raise  # The log still has it; it may be read later.
-            except Exception as problem:
+            except Exception as error:
                 # One bad message must not keep the others from being delivered.
-                if isinstance(problem, CorruptRecord):
-                    log.error("a message that is due cannot be read: %s", problem)  # noqa: TRY400
+                if isinstance(error, CorruptRecord):
+                    log.error("a message that is due cannot be read: %s", error)  # noqa: TRY400
                 else:
                     log.exception("a message that is due cannot be delivered")
                 delays.pass_over()

@@ -41,7 +41,7 @@ Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
 """Whom to answer once a span is safe: the requests and their answers, by connection."""
 
 
-class Waiting(NamedTuple):
+class UnsyncedSpan(NamedTuple):
     """A span that is written and not yet durable."""
 
     span: Span
@@ -49,7 +49,7 @@ class Waiting(NamedTuple):
     since: float
 
 
-class Syncing(NamedTuple):
+class RunningSync(NamedTuple):
     """The disk at work: what it makes durable, and how many of the spans that wait."""
 
     done: Awaitable[None]
@@ -80,14 +80,14 @@ class Flusher:
         self._on_published = on_published
         self._on_fatal = on_fatal
         self._tickets: Tickets = {}
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[UnsyncedSpan] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._turn_planned = False
         self._turn_ms = 0
         self._turn_end = 0
-        self._syncing: Syncing | None = None
+        self._syncing: RunningSync | None = None
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
         self._saving = asyncio.Lock()
@@ -214,12 +214,12 @@ class Flusher:
         tickets, self._tickets = self._tickets, {}
         try:
             span = self._store.write()
-        except StoreError as problem:
-            log.warning("a write failed: %s", problem)
-            self._refuse(tickets, str(problem))
+        except StoreError as error:
+            log.warning("a write failed: %s", error)
+            self._refuse(tickets, str(error))
             return
         if self._is_sync:
-            self._waiting.append(Waiting(span, tickets, self._clock.monotonic()))
+            self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
             if self._syncing is None:
                 # At once and not when a task's turn comes: the disk is what everybody waits for.
                 self._syncing = self._begin_sync()
@@ -269,8 +269,8 @@ class Flusher:
             self._write()
             if self._waiting and self._syncing is None:
                 self._syncing = self._begin_sync()
-            for each in done:
-                self._release(each.span, each.tickets)
+            for durable in done:
+                self._release(durable.span, durable.tickets)
             self._settle()
 
     async def _sync_now_and_then(self) -> None:
@@ -283,15 +283,15 @@ class Flusher:
         log_ = self._store.log
         return log_.durable == log_.end or await self._synced(self._begin_sync())
 
-    def _begin_sync(self) -> Syncing:
+    def _begin_sync(self) -> RunningSync:
         files, end = self._store.log.files_to_sync(), self._store.log.end
-        return Syncing(self._disk.sync_soon(files), files, end, len(self._waiting))
+        return RunningSync(self._disk.sync_soon(files), files, end, len(self._waiting))
 
-    async def _synced(self, syncing: Syncing) -> bool:
+    async def _synced(self, syncing: RunningSync) -> bool:
         try:
             await syncing.done
-        except OSError as problem:
-            self._fail(SyncFailed(f"the disk could not make the log durable: {problem}"))
+        except OSError as error:
+            self._fail(SyncFailed(f"the disk could not make the log durable: {error}"))
             return False
         if self._failed:
             # Somebody else's sync met the failure. A file tells of it once: that this one passed
@@ -319,32 +319,32 @@ class Flusher:
     async def _save_index(self, part: LogRange) -> bool:
         try:
             pending = self._store.checkpoints.begin(part)
-        except (OSError, CorruptRecord) as problem:
+        except (OSError, CorruptRecord) as error:
             # Indexes can be made again; only the next restart will take longer.
-            log.warning("the indexes could not be saved: %s", problem)
+            log.warning("the indexes could not be saved: %s", error)
             self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
             return False
         try:
             await self._disk.sync_soon([pending.file.file])
-        except OSError as problem:
-            self._fail(SyncFailed(f"the disk could not keep the indexes: {problem}"))
+        except OSError as error:
+            self._fail(SyncFailed(f"the disk could not keep the indexes: {error}"))
             return False
         self._store.checkpoints.confirm(pending)
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # Without it nobody would be answered any more, and nobody would know why.
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            self._break_down(problem)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break_down(error)
 
-    def _break_down(self, problem: BaseException) -> None:
-        log.error("the flusher broke down", exc_info=problem)
-        self._fail(SyncFailed(f"the flusher broke down: {problem!r}"))
+    def _break_down(self, error: BaseException) -> None:
+        log.error("the flusher broke down", exc_info=error)
+        self._fail(SyncFailed(f"the flusher broke down: {error!r}"))
 
-    def _fail(self, problem: SyncFailed) -> None:
+    def _fail(self, error: SyncFailed) -> None:
         if self._failed:
             return
         self._failed = True
         self._idle.set()
-        log.critical("%s", problem)
-        self._on_fatal(problem)
+        log.critical("%s", error)
+        self._on_fatal(error)

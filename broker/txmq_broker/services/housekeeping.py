@@ -164,8 +164,8 @@ class Housekeeping:
     def _pinned(self) -> int | None:
         try:
             return self._store.pinned()
-        except CorruptRecord as problem:
-            log.warning("nothing of the log is deleted: %s", problem)
+        except CorruptRecord as error:
+            log.warning("nothing of the log is deleted: %s", error)
             return self._store.log.start
 
     def _admit_halves(self, refuse: bool, mark: float) -> None:

@@ -60,8 +60,8 @@ class Registrar:
 
     def changed(self) -> None:
         """The topics have changed: tell the name servers now."""
-        for each in self._changed.values():
-            each.set()
+        for changed in self._changed.values():
+            changed.set()
 
     async def stop(self) -> None:
         """Say goodbye to every name server."""
@@ -99,9 +99,9 @@ class Registrar:
                 body=body,
                 timeout_s=TIMEOUT_S,
             )
-        except TxmqError as problem:
+        except TxmqError as error:
             if name not in self._silent:
-                log.warning("the name server %s cannot be told of this broker: %s", name, problem)
+                log.warning("the name server %s cannot be told of this broker: %s", name, error)
             self._silent.add(name)
             return
         self._told[name] = connection

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
-from txmq_broker.store.sealed_bytes import Sealed
+from txmq_broker.store.sealed_bytes import SealedBytes
 
 __all__ = ["ENTRY", "Block", "ConsumeQueue", "Entry"]
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     first: int
     entries: int
     segment: int
-    file: Sealed
+    file: SealedBytes
     at: int
 
 

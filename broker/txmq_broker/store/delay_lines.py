@@ -19,9 +19,9 @@ __all__ = [
     "RECALLS",
     "WHEEL_LINES",
     "WHEEL_QUEUES",
+    "DelayLines",
     "Line",
     "LineState",
-    "Lines",
 ]
 
 WHEEL_LINES: Final = 8
@@ -61,7 +61,7 @@ class Line:
         """The last that left: as a checkpoint may have it, for certain, and on its way there."""
 
 
-class Lines:
+class DelayLines:
     """The lines of one store, each made when it is first asked for."""
 
     def __init__(self, queues: QueueStore) -> None:

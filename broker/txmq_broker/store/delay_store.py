@@ -18,8 +18,8 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq_broker.store.consume_queue import Entry
-from txmq_broker.store.delay_lines import RECALLS, Line, Lines, LineState
-from txmq_broker.store.due_messages import Due, Place, Waiting, split_where, where_of
+from txmq_broker.store.delay_lines import RECALLS, DelayLines, Line, LineState
+from txmq_broker.store.due_messages import Due, DueMessages, LinePlace, split_where, where_of
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.queue_store import QueueStore
@@ -38,20 +38,20 @@ class Delayed(NamedTuple):
     recalled: list[Due]
 
 
-class DelayStore(Lines):
+class DelayStore(DelayLines):
     """The waiting messages of one store."""
 
     def __init__(self, log: CommitLog, queues: QueueStore) -> None:
         super().__init__(queues)
         self._log = log
-        self._waiting = Waiting()
+        self._waiting = DueMessages()
         self._joined: list[Due] = []
         self._left: list[Due] = []
         self._recalled: list[Due] = []
         self._joins_ms = _NEVER
         self._unsafe: deque[int] = deque()
         self._leaving = 0
-        self._marks: deque[tuple[int, dict[int, Place]]] = deque()
+        self._marks: deque[tuple[int, dict[int, LinePlace]]] = deque()
         self._gone: set[int] = set()
         """Recalled, and perhaps still in a line."""
         self._going: set[int] = set()
@@ -157,15 +157,15 @@ class DelayStore(Lines):
         """
         try:
             ((position, size, _, checksum),) = self._lines[due.line].queue.read(due.offset, 1)
-        except CorruptRecord as problem:
-            raise ServiceUnavailable(str(problem)) from problem
+        except CorruptRecord as error:
+            raise ServiceUnavailable(str(error)) from error
         data = self._log.read(position, size)
         if crc32(data) != checksum:
             raise CorruptRecord(position, "a waiting message differs from what was stored")
         try:
             return records.unpack(data)[0]
-        except RemoteProtocolError as problem:
-            raise CorruptRecord(position, str(problem)) from problem
+        except RemoteProtocolError as error:
+            raise CorruptRecord(position, str(error)) from error
 
     # What becomes of what was staged
 
@@ -211,7 +211,7 @@ class DelayStore(Lines):
         """Take what a checkpoint says of the lines."""
         for state in states:
             line = self.line(state.number)
-            line.saved = Place(state.due_ms, state.offset)
+            line.saved = LinePlace(state.due_ms, state.offset)
             line.first = state.first
 
     def found(self, record: Record) -> None:
@@ -231,7 +231,7 @@ class DelayStore(Lines):
             return  # Damaged; were it still to leave, it could not.
         line = self.line_of(waited.topic, waited.queue_id)
         if line is not None:
-            line.saved = max(line.saved, Place(waited.prepared_position, waited.queue_offset))
+            line.saved = max(line.saved, LinePlace(waited.prepared_position, waited.queue_offset))
 
     def recovered(self) -> None:
         """Find out what waits now that the log's end is known."""

@@ -13,7 +13,7 @@ import heapq
 from array import array
 from typing import Final, NamedTuple
 
-__all__ = ["LINES_MAX", "NOWHERE", "Due", "Place", "Waiting", "split_where", "where_of"]
+__all__ = ["LINES_MAX", "NOWHERE", "Due", "DueMessages", "LinePlace", "split_where", "where_of"]
 
 _OFFSET_BITS: Final = 45
 _LINE_BITS: Final = 8
@@ -37,14 +37,14 @@ def split_where(where: int) -> tuple[int, int]:
     return where >> _OFFSET_BITS, where & _OFFSET_MASK
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """How far a line has been emptied: the due time and the offset of the last that left it."""
 
     due_ms: int
     offset: int
 
 
-NOWHERE: Final = Place(-1, -1)
+NOWHERE: Final = LinePlace(-1, -1)
 """Before everything."""
 
 
@@ -56,12 +56,12 @@ class Due(NamedTuple):
     offset: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LinePlace:
         """Its place in its line."""
-        return Place(self.due_ms, self.offset)
+        return LinePlace(self.due_ms, self.offset)
 
 
-class Waiting:
+class DueMessages:
     """Every waiting message by its due time.
 
     Those of one second lie together, unsorted; they are put in order when that second begins.

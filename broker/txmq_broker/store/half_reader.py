@@ -27,8 +27,8 @@ from txmq_broker.store.queue_store import QueueStore
 
 __all__ = [
     "HIDDEN",
+    "HalfContent",
     "HalfReader",
-    "Sent",
     "moved",
     "seconds_in",
 ]
@@ -42,7 +42,7 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 _NOWHERE: Final = bytes(8)
 
 
-class Sent(NamedTuple):
+class HalfContent(NamedTuple):
     """What tells one half message from another."""
 
     unique: str
@@ -86,14 +86,14 @@ class HalfReader:
         )
         return half, properties.find(text, properties.UNIQUE_KEY) or "", data
 
-    def sent_at(self, position: int) -> Sent | None:
+    def sent_at(self, position: int) -> HalfContent | None:
         """What a producer sent that now lies at a position, or ``None`` where it is gone."""
         try:
             record, _ = _unpacked(self._record_at(position), position)
         except CorruptRecord:
             return None
         unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
-        return Sent(unique, record.topic, record.body)
+        return HalfContent(unique, record.topic, record.body)
 
     def _record_at(self, position: int) -> bytes:
         data = self._log.bytes_at(position)
@@ -247,8 +247,8 @@ def seconds_in(said: str | None) -> int:
 def _unpacked(data: bytes, position: int) -> tuple[Record, int]:
     try:
         return records.unpack(data)
-    except RemoteProtocolError as problem:
-        raise CorruptRecord(position, str(problem)) from problem
+    except RemoteProtocolError as error:
+        raise CorruptRecord(position, str(error)) from error
 
 
 def _with_real_place(record: Record) -> Record:

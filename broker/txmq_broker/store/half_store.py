@@ -24,10 +24,15 @@ from txmq.protocol.topics import PARKED_TOPIC
 from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
-from txmq_broker.store.pending_transactions import Changes, Half, Pending, transaction_key
+from txmq_broker.store.pending_transactions import (
+    Changes,
+    Half,
+    PendingTransactions,
+    transaction_key,
+)
 from txmq_broker.store.queue_store import QueueStore
 
-__all__ = ["Closing", "Done", "HalfStore", "Opening"]
+__all__ = ["Closing", "HalfStore", "Opening", "RecentDecision"]
 
 _COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
 """For every END; an enum's members are slow to reach."""
@@ -35,7 +40,7 @@ _COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKE
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
 
-class Done(NamedTuple):
+class RecentDecision(NamedTuple):
     """A transaction that was decided, as far as it is remembered."""
 
     offset: int
@@ -59,7 +64,7 @@ class HalfStore(HalfReader):
 
     def __init__(self, log: CommitLog, queues: QueueStore) -> None:
         super().__init__(log, queues)
-        self.pending = Pending()
+        self.pending = PendingTransactions()
         self.opening: dict[int, bytes] = {}
         """Half messages that are staged or written and not safe yet, as they are kept."""
         self.closing: dict[int, Kind] = {}
@@ -199,12 +204,12 @@ class HalfStore(HalfReader):
             for key, _, _, data, _ in halves:
                 del opening[key]
                 open_(key, data)
-            self.half_queue.publish_packed(b"".join([each[4] for each in halves]))
-            pending.note_opened([each[1] for each in halves])
+            self.half_queue.publish_packed(b"".join([half[4] for half in halves]))
+            pending.note_opened([half[1] for half in halves])
         closing, close = self.closing, pending.close
         closed: list[Closing] = []
-        for each in markers:
-            key, at, half, kind, _ = each
+        for marker in markers:
+            key, at, half, kind, _ = marker
             if kind is _PARKED:
                 self.parking.discard(key)
                 pending.park(key)
@@ -212,10 +217,12 @@ class HalfStore(HalfReader):
             else:
                 del closing[key]
                 close(key)
-                closed.append(each)
-        self.op_queue.publish_packed(b"".join([each[4] for each in markers]))
+                closed.append(marker)
+        self.op_queue.publish_packed(b"".join([marker[4] for marker in markers]))
         if closed:
-            pending.note_closed([each[1] for each in closed], [each[2][1] for each in closed])
+            pending.note_closed(
+                [marker[1] for marker in closed], [marker[2][1] for marker in closed]
+            )
             self._recent.put(closed)
 
     # Recovery
@@ -315,14 +322,14 @@ class HalfStore(HalfReader):
             or key in recent.old
         )
 
-    def find_done(self, key: int) -> Done | None:
+    def find_done(self, key: int) -> RecentDecision | None:
         """How a transaction was decided not long ago."""
         found = self._recent.get(key)
         if found is None:
             return None
         offset, kind = found
         entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
-        return Done(offset, entries[0][0], kind) if entries else None
+        return RecentDecision(offset, entries[0][0], kind) if entries else None
 
 
 class _Recent:

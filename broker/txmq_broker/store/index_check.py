@@ -25,7 +25,7 @@ from txmq_broker.store.half_reader import HIDDEN
 from txmq_broker.store.index_file import Chunk, IndexFile
 from txmq_broker.store.key_index import HASH_BYTES, POSITION_BYTES, key_hash, keys_in, topic_seed
 from txmq_broker.store.log.reader import LogReader
-from txmq_broker.store.pending_transactions import Pending
+from txmq_broker.store.pending_transactions import PendingTransactions
 
 __all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "StretchEntries", "indexed"]
 
@@ -110,7 +110,7 @@ class StretchEntries:
         self._keys: set[int] = set()
         """Each key's hash and position as one number, which takes less room than two."""
         self._optional_keys: set[int] = set()
-        self._changes = Pending()
+        self._changes = PendingTransactions()
 
     def add(self, entry: Indexed) -> None:
         """Take an entry."""

@@ -29,7 +29,7 @@ from txmq_broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from txmq_broker.store.delay_lines import LineState
 from txmq_broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
 from txmq_broker.store.pending_transactions import Changes
-from txmq_broker.store.sealed_bytes import Sealed
+from txmq_broker.store.sealed_bytes import SealedBytes
 
 __all__ = [
     "Chunk",
@@ -166,7 +166,7 @@ class IndexFile:
         self.file: File = disk.open(path_of(segment), create=True)
         self.size = 0
         self._unhardened: Chunk | None = None
-        self._bodies: dict[int, Sealed] = {}
+        self._bodies: dict[int, SealedBytes] = {}
 
     def load(self, end: int) -> list[Chunk]:
         """The whole chunks up to the log's end, in order; :meth:`trim` cuts off what follows them.
@@ -283,10 +283,10 @@ class IndexFile:
         queues: list[QueueRun] = []
         lines: list[LineState] = []
         here = _HEAD.size
-        for each in range(sum(counts)):
+        for row in range(sum(counts)):
             if len(data) < min(here + 512, size):
                 data = self.file.read(at, min(size, 2 * len(data) + 512))
-            if each >= counts[0]:
+            if row >= counts[0]:
                 lines.append(LineState(*_LINE.unpack_from(data, here)))
                 here += _LINE.size
                 continue
@@ -297,11 +297,11 @@ class IndexFile:
             here += 2 + length + _QUEUE.size
         return queues, lines, here, data
 
-    def _body(self, chunk: Chunk) -> Sealed:
+    def _body(self, chunk: Chunk) -> SealedBytes:
         found = self._bodies.get(chunk.at)
         if found is None:
             at, size = chunk.entries_at, chunk.at + chunk.size - chunk.entries_at
-            found = self._bodies[chunk.at] = Sealed(
+            found = self._bodies[chunk.at] = SealedBytes(
                 self.file, path_of(self.segment), chunk.part.start, at, size, chunk.checksum
             )
         return found

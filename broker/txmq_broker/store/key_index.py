@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
 from txmq.protocol.checksum import crc32
-from txmq_broker.store.sealed_bytes import Sealed
+from txmq_broker.store.sealed_bytes import SealedBytes
 
 __all__ = ["ENTRY_BYTES", "KeyIndex", "KeyRun", "key_hash", "keys_in", "topic_seed"]
 
@@ -41,7 +41,7 @@ class KeyRun(NamedTuple):
     first_ms: int
     last_ms: int
     segment: int
-    file: Sealed
+    file: SealedBytes
     at: int
     entries: int
 

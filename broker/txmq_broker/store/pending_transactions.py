@@ -15,7 +15,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq_broker.store.consume_queue import ConsumeQueue
 
-__all__ = ["Changes", "Half", "Pending", "transaction_key"]
+__all__ = ["Changes", "Half", "PendingTransactions", "transaction_key"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -98,7 +98,7 @@ class _Shared(Generic[T]):
     def uses(self, is_meant: Callable[[T], bool]) -> dict[int, int]:
         """How often each of those that are meant is used, by its number."""
         return {
-            number: self._uses[number] for number, each in self.values.items() if is_meant(each)
+            number: self._uses[number] for number, value in self.values.items() if is_meant(value)
         }
 
     def give_back(self, number: int) -> None:
@@ -110,7 +110,7 @@ class _Shared(Generic[T]):
             del self._numbers[self.values.pop(number)]
 
 
-class Pending:
+class PendingTransactions:
     """All open transactions by key, oldest first."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from txmq_broker.config import RetentionSettings
 
-__all__ = ["Age", "Verdict", "decide"]
+__all__ = ["Age", "RetentionVerdict", "decide"]
 
 FORCED_PER_ROUND: Final = 10
 """Files deleted before their time in one round: enough to win back space, few enough to notice."""
@@ -21,7 +21,7 @@ class Age(NamedTuple):
     last_ms: int
 
 
-class Verdict(NamedTuple):
+class RetentionVerdict(NamedTuple):
     """What to do now."""
 
     delete: int
@@ -36,7 +36,7 @@ def decide(
     hour: int,
     disk_used: float,
     pinned: int | None = None,
-) -> Verdict:
+) -> RetentionVerdict:
     """Decide for this moment.
 
     Args:
@@ -59,4 +59,4 @@ def decide(
         if not (is_old and may_delete) and delete >= forced:
             break
         delete += 1
-    return Verdict(delete, disk_used > settings.refuse_above)
+    return RetentionVerdict(delete, disk_used > settings.refuse_above)

@@ -6,10 +6,10 @@ from txmq.errors import CorruptRecord
 from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import File
 
-__all__ = ["Sealed"]
+__all__ = ["SealedBytes"]
 
 
-class Sealed:
+class SealedBytes:
     """Bytes of a file from one place to another, with their checksum."""
 
     __slots__ = ("_at", "_checksum", "_file", "_is_whole", "_path", "_size", "_start")
@@ -42,10 +42,10 @@ class Sealed:
         try:
             if self._is_whole or self.is_whole():
                 return self._file.read(position, size)
-        except OSError as problem:
+        except OSError as error:
             raise CorruptRecord(
-                self._start, f"the disk cannot read its index {self._path}: {problem}"
-            ) from problem
+                self._start, f"the disk cannot read its index {self._path}: {error}"
+            ) from error
         raise CorruptRecord(
             self._start,
             f"not the log itself but its index {self._path}; stop the broker and delete that file, "

@@ -15,7 +15,7 @@ from examples.bank_transfer.service import BankSettings, opened
 from tests.unit.bank.books_stage import Books
 from txmq import Client, Message, Producer
 from txmq.config import Duration
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 
 PATIENCE_S = 40
@@ -34,7 +34,7 @@ OPENING = sum(each.balance for each in (*ICBC, *CCB))
 
 def broker_settings(asks_after_s=0.3):
     """One that asks soon what became of a transaction, or not in the time of a test."""
-    again = TransactionSettings(timeout=Duration(asks_after_s), check_interval=Duration(0.2))
+    again = CheckBackSettings(timeout=Duration(asks_after_s), check_interval=Duration(0.2))
     return BrokerSettings(store=StoreSettings(flush="async"), transaction=again)
 
 

@@ -15,7 +15,7 @@ from txmq.config import Duration
 from txmq.errors import RollBack
 from txmq.transaction import ManagerSettings, TransactionState
 from txmq.transaction.resources.prepared import gid_of
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread, embedded
 
 TOPIC = "transfer"
@@ -24,7 +24,7 @@ STILL = {"icbc": OPENING, "ccb": OPENING}
 MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
 SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=TransactionSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
+    transaction=CheckBackSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
 )
 TRANSFER = Message(topic=TOPIC, keys=("t-1",), body=b"100")
 

@@ -19,7 +19,7 @@ from txmq.client import Admin, Session
 from txmq.errors import DatabaseFailed
 from txmq.protocol import properties
 from txmq.transaction import LocalTransactionState
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 
 GROUP = "icbc"
@@ -34,7 +34,7 @@ def database(txmq, tmp_path):
 
 @pytest.fixture
 def broker():
-    soon = TransactionSettings(timeout=0.5, check_interval=0.2, check_max=2)
+    soon = CheckBackSettings(timeout=0.5, check_interval=0.2, check_max=2)
     settings = BrokerSettings(store=StoreSettings(flush="async"), transaction=soon)
     with BrokerThread(settings) as running:
         yield running

@@ -12,7 +12,7 @@ from txmq.protocol.message_id import split_offset_id
 from txmq.remoting.pool import Pool
 from txmq.testing import MachineCrashedError, World
 from txmq_broker.app import Broker
-from txmq_broker.config import StoreSettings, TransactionSettings
+from txmq_broker.config import CheckBackSettings, StoreSettings
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 PREPARED = 4
@@ -29,7 +29,7 @@ DURABLE = replace(SETTINGS, store=StoreSettings(flush="sync"))
 def quick(settings=SETTINGS, **given):
     """Settings with which checks come soon."""
     wanted = {"timeout": 1.0, "check_interval": 1.0, "check_max": 3} | given
-    return replace(settings, transaction=TransactionSettings(**wanted))
+    return replace(settings, transaction=CheckBackSettings(**wanted))
 
 
 class Half:

@@ -7,7 +7,7 @@ import pytest
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
 from txmq_broker.store.consume_queue import ENTRY, Block, ConsumeQueue
-from txmq_broker.store.sealed_bytes import Sealed
+from txmq_broker.store.sealed_bytes import SealedBytes
 
 
 def entry(number):
@@ -24,7 +24,7 @@ def block(first, last, segment=0, checksum=None):
     file = MemoryDisk().open("index", create=True)
     file.write(0, data)
     checksum = zlib.crc32(data[4:]) if checksum is None else checksum
-    sealed = Sealed(file, "index", 0, 4, len(data) - 4, checksum)
+    sealed = SealedBytes(file, "index", 0, 4, len(data) - 4, checksum)
     return Block(first, last - first, segment, sealed, 4)
 
 
@@ -190,7 +190,9 @@ def test_a_block_the_disk_cannot_read_is_reported():
     file = disk.open("index", create=True)
     file.write(0, data)
     queue = ConsumeQueue("T", 0)
-    queue.add_block(Block(0, 4, 0, Sealed(file, "index", 0, 0, len(data), zlib.crc32(data)), 0))
+    queue.add_block(
+        Block(0, 4, 0, SealedBytes(file, "index", 0, 0, len(data), zlib.crc32(data)), 0)
+    )
     disk.fail_reads(times=1)
 
     with pytest.raises(CorruptRecord, match="cannot read"):

@@ -10,8 +10,8 @@ from txmq_broker.store.due_messages import (
     LINES_MAX,
     NOWHERE,
     Due,
-    Place,
-    Waiting,
+    DueMessages,
+    LinePlace,
     split_where,
     where_of,
 )
@@ -38,11 +38,11 @@ def test_a_line_and_a_place_in_it_are_one_number_that_fits_a_record(line, offset
 
 
 def test_nowhere_is_before_everything():
-    assert NOWHERE < Place(0, 0) < Place(0, 1) < Place(1, 0)
+    assert NOWHERE < LinePlace(0, 0) < LinePlace(0, 1) < LinePlace(1, 0)
 
 
 def test_nobody_waits_at_first():
-    waiting = Waiting()
+    waiting = DueMessages()
 
     assert len(waiting) == 0
     assert waiting.first(1 << 60) is None
@@ -51,7 +51,7 @@ def test_nobody_waits_at_first():
 
 @pytest.mark.parametrize("ms", [0, 1, 500, 999])
 def test_nobody_is_due_before_the_millisecond_comes(ms):
-    waiting = Waiting()
+    waiting = DueMessages()
     waiting.add(NOW + ms, 3, 17)
 
     assert waiting.first(NOW - 1) is None
@@ -67,7 +67,7 @@ def test_nobody_is_due_before_the_millisecond_comes(ms):
 
 
 def test_when_its_second_has_begun_the_time_to_look_again_is_exact():
-    waiting = Waiting()
+    waiting = DueMessages()
     waiting.add(NOW + 999, 0, 0)
 
     assert waiting.next_ms() == NOW
@@ -77,7 +77,7 @@ def test_when_its_second_has_begun_the_time_to_look_again_is_exact():
 
 @pytest.mark.parametrize("line", [0, LINES_MAX - 1])
 def test_the_greatest_numbers_are_kept_whole(line):
-    waiting = Waiting()
+    waiting = DueMessages()
     far = NOW + 999 + 100 * 365 * 86_400_000
     waiting.add(far, line, OFFSET_MAX)
 
@@ -85,7 +85,7 @@ def test_the_greatest_numbers_are_kept_whole(line):
 
 
 def test_who_is_due_at_the_same_time_comes_by_line_and_place():
-    waiting = Waiting()
+    waiting = DueMessages()
     dues = [Due(NOW, line, offset) for line in (2, 0, 1) for offset in (5, 3, 4)]
     for due in dues:
         waiting.add(*due)
@@ -94,7 +94,7 @@ def test_who_is_due_at_the_same_time_comes_by_line_and_place():
 
 
 def test_whoever_comes_late_into_a_second_that_has_begun_takes_its_place():
-    waiting = Waiting()
+    waiting = DueMessages()
     waiting.add(NOW + 500, 0, 0)
     waiting.add(NOW + 1500, 0, 1)
     assert waiting.first(NOW) is None
@@ -108,7 +108,7 @@ def test_whoever_comes_late_into_a_second_that_has_begun_takes_its_place():
 
 
 def test_who_is_put_back_is_the_first_again():
-    waiting = Waiting()
+    waiting = DueMessages()
     for offset in range(5):
         waiting.add(NOW + offset, 0, offset)
     left = taken(waiting, NOW + 10, at_most=3)
@@ -129,7 +129,7 @@ def test_who_is_put_back_is_the_first_again():
     )
 )
 def test_they_come_as_from_a_sorted_list_whatever_the_clock_does(steps):
-    waiting, expected, now = Waiting(), [], NOW
+    waiting, expected, now = DueMessages(), [], NOW
     for number, (what, ms, more) in enumerate(steps):
         if what == "add":
             waiting.add(now + ms, more, number)
@@ -151,7 +151,7 @@ def test_they_come_as_from_a_sorted_list_whatever_the_clock_does(steps):
 def bytes_each(due_times):
     tracemalloc.start()
     try:
-        waiting = Waiting()
+        waiting = DueMessages()
         for offset, due_ms in enumerate(due_times):
             waiting.add(due_ms, 3, offset)
         return tracemalloc.get_traced_memory()[0] / len(waiting)
@@ -166,7 +166,7 @@ def test_a_message_that_waits_takes_few_bytes():
 
 
 def test_a_clock_that_was_set_back_does_not_make_it_more():
-    waiting = Waiting()
+    waiting = DueMessages()
     waiting.add(NOW + 10**8, 0, 0)
     taken(waiting, NOW + 10**8)  # The clock was a day ahead.
 

@@ -12,7 +12,7 @@ from txmq.protocol.decision import Decision, Kind, Source
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
-from txmq_broker.store.half_store import Done
+from txmq_broker.store.half_store import RecentDecision
 from txmq_broker.store.log.high_water import PATH as HIGH_WATER
 from txmq_broker.store.pending_transactions import transaction_key
 from txmq_broker.store.retention import decide as retain
@@ -144,7 +144,9 @@ def test_what_is_committed_stands_where_it_was_committed_and_not_where_it_was_pr
     assert shown.stored_ms == shelf.store.stored_ms(queue, 1) == START_MS + 2
     assert shelf.transactions() == {}
     assert decisions(shelf) == {half.position: [COMMITTED]}
-    assert shelf.store.halves.find_done(transaction_key("a")) == Done(0, half.position, COMMITTED)
+    assert shelf.store.halves.find_done(transaction_key("a")) == RecentDecision(
+        0, half.position, COMMITTED
+    )
 
 
 @FORMS

@@ -8,7 +8,7 @@ from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
 from txmq.testing import MemoryDisk
 from txmq_broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun, key_hash, keys_in, topic_seed
-from txmq_broker.store.sealed_bytes import Sealed
+from txmq_broker.store.sealed_bytes import SealedBytes
 
 FOREVER = (0, 1 << 60)
 
@@ -18,7 +18,7 @@ def saved(keys, upto, first_ms=0, last_ms=0, segment=0):
     count, data = keys.before(upto)
     file = MemoryDisk().open("index", create=True)
     file.write(0, data)
-    sealed = Sealed(file, "index", 0, 0, len(data), zlib.crc32(data))
+    sealed = SealedBytes(file, "index", 0, 0, len(data), zlib.crc32(data))
     assert len(data) == count * ENTRY_BYTES
     keys.saved(KeyRun(first_ms, last_ms, segment, sealed, 0, count))
 

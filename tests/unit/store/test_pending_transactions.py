@@ -5,7 +5,12 @@ import sys
 import pytest
 
 from txmq_broker.store.consume_queue import ConsumeQueue
-from txmq_broker.store.pending_transactions import Changes, Half, Pending, transaction_key
+from txmq_broker.store.pending_transactions import (
+    Changes,
+    Half,
+    PendingTransactions,
+    transaction_key,
+)
 
 T, U = ConsumeQueue("T", 0), ConsumeQueue("U", 3)
 MANY = 20_000
@@ -21,7 +26,7 @@ def half(number=0, **given):
 
 
 def opened(*halves):
-    pending = Pending()
+    pending = PendingTransactions()
     for key, each in enumerate(halves):
         pending.open(key, pending.pack(*each))
     return pending
@@ -189,7 +194,7 @@ def test_a_key_is_a_number_that_fits_in_eight_bytes():
 
 
 def test_a_stretch_tells_what_it_opened_and_left_open():
-    pending = Pending()
+    pending = PendingTransactions()
     for position in (10, 20, 30, 40):
         pending.note_opened((position,))
     pending.note_closed((25,), (10,))
@@ -203,7 +208,7 @@ def test_a_stretch_tells_what_it_opened_and_left_open():
 
 
 def test_a_stretch_tells_what_it_closed_of_earlier_ones():
-    pending = Pending()
+    pending = PendingTransactions()
     for position in (10, 20):
         pending.note_opened((position,))
     pending.saved_before(30)
@@ -216,7 +221,7 @@ def test_a_stretch_tells_what_it_closed_of_earlier_ones():
 
 
 def test_a_stretch_tells_what_it_parked():
-    pending = Pending()
+    pending = PendingTransactions()
     pending.note_opened((10,))
     pending.note_parked(15, 10)
     pending.note_closed((18,), (10,))
@@ -227,7 +232,7 @@ def test_a_stretch_tells_what_it_parked():
 
 
 def test_what_was_saved_is_not_told_again_and_the_rest_is():
-    pending = Pending()
+    pending = PendingTransactions()
     for position in (10, 20, 30):
         pending.note_opened((position,))
     for at, position in ((22, 10), (32, 20)):

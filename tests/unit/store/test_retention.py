@@ -8,7 +8,7 @@ from tests.unit.store.shelf import START_MS, Shelf
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.config import RetentionSettings
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.store.retention import FORCED_PER_ROUND, Age, Verdict, decide
+from txmq_broker.store.retention import FORCED_PER_ROUND, Age, RetentionVerdict, decide
 
 HOUR_MS = 3_600_000
 NOW = START_MS + 1000 * HOUR_MS
@@ -25,39 +25,47 @@ def files(*hours):
 
 OLD, YOUNG = (100, 90, 80), (10, 5)
 
+FORCED = RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)
+
 
 @pytest.mark.parametrize(
     ("ages", "hour", "used", "pinned", "expected"),
     [
         # Only at the hour, unless the disk is short.
-        (OLD, 4, 0.10, None, Verdict(3, refuse_sends=False)),
-        (OLD, 3, 0.10, None, Verdict(0, refuse_sends=False)),
-        (OLD, 5, 0.10, None, Verdict(0, refuse_sends=False)),
-        (OLD, 5, 0.75, None, Verdict(0, refuse_sends=False)),
-        (OLD, 5, 0.76, None, Verdict(3, refuse_sends=False)),
+        (OLD, 4, 0.10, None, RetentionVerdict(3, refuse_sends=False)),
+        (OLD, 3, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
+        (OLD, 5, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
+        (OLD, 5, 0.75, None, RetentionVerdict(0, refuse_sends=False)),
+        (OLD, 5, 0.76, None, RetentionVerdict(3, refuse_sends=False)),
         # Only what is old, unless the disk is very short.
-        (OLD + YOUNG, 4, 0.10, None, Verdict(3, refuse_sends=False)),
-        (OLD + YOUNG, 5, 0.85, None, Verdict(3, refuse_sends=False)),
-        (OLD + YOUNG, 5, 0.86, None, Verdict(5, refuse_sends=False)),
-        (YOUNG, 4, 0.10, None, Verdict(0, refuse_sends=False)),
-        (YOUNG, 4, 0.86, None, Verdict(2, refuse_sends=False)),
+        (OLD + YOUNG, 4, 0.10, None, RetentionVerdict(3, refuse_sends=False)),
+        (OLD + YOUNG, 5, 0.85, None, RetentionVerdict(3, refuse_sends=False)),
+        (OLD + YOUNG, 5, 0.86, None, RetentionVerdict(5, refuse_sends=False)),
+        (YOUNG, 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
+        (YOUNG, 4, 0.86, None, RetentionVerdict(2, refuse_sends=False)),
         # A young file keeps the older-looking ones behind it.
-        ((10, 100), 4, 0.10, None, Verdict(0, refuse_sends=False)),
+        ((10, 100), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
         # The edge of 72 hours.
-        ((72,), 4, 0.10, None, Verdict(0, refuse_sends=False)),
-        ((72.001,), 4, 0.10, None, Verdict(1, refuse_sends=False)),
+        ((72,), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
+        ((72.001,), 4, 0.10, None, RetentionVerdict(1, refuse_sends=False)),
         # So many at once that are not old, and all that are.
-        ((1,) * 30, 5, 0.99, None, Verdict(FORCED_PER_ROUND, refuse_sends=True)),
-        ((100,) * 30, 5, 0.99, None, Verdict(30, refuse_sends=True)),
-        ((100,) * 4 + (1,) * 30, 5, 0.99, None, Verdict(FORCED_PER_ROUND, refuse_sends=True)),
+        ((1,) * 30, 5, 0.99, None, RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)),
+        ((100,) * 30, 5, 0.99, None, RetentionVerdict(30, refuse_sends=True)),
+        (
+            (100,) * 4 + (1,) * 30,
+            5,
+            0.99,
+            None,
+            RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True),
+        ),
         # Never what is pinned, nor what follows it.
-        (OLD, 4, 0.99, 0, Verdict(0, refuse_sends=True)),
-        (OLD, 4, 0.99, 1999, Verdict(1, refuse_sends=True)),
-        (OLD, 4, 0.99, 2000, Verdict(2, refuse_sends=True)),
-        (OLD, 4, 0.99, 9999, Verdict(3, refuse_sends=True)),
+        (OLD, 4, 0.99, 0, RetentionVerdict(0, refuse_sends=True)),
+        (OLD, 4, 0.99, 1999, RetentionVerdict(1, refuse_sends=True)),
+        (OLD, 4, 0.99, 2000, RetentionVerdict(2, refuse_sends=True)),
+        (OLD, 4, 0.99, 9999, RetentionVerdict(3, refuse_sends=True)),
         # Nothing there.
-        ((), 4, 0.90, None, Verdict(0, refuse_sends=False)),
-        ((), 4, 0.91, None, Verdict(0, refuse_sends=True)),
+        ((), 4, 0.90, None, RetentionVerdict(0, refuse_sends=False)),
+        ((), 4, 0.91, None, RetentionVerdict(0, refuse_sends=True)),
     ],
 )
 def test_the_verdict(ages, hour, used, pinned, expected):

@@ -15,7 +15,7 @@ from txmq.config import Duration
 from txmq.errors import TopicNotFound
 from txmq.transaction import LocalTransactionState, ManagerSettings, TransactionState
 from txmq.transaction.resources.schema import create_fence
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 
 __all__ = ["SOON", "Bank", "Order", "Stage", "on_stage", "take"]
@@ -28,7 +28,7 @@ PATIENCE_S = 8.0
 TAKE = text("UPDATE account SET balance = balance - :amount WHERE name = 'A'")
 SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=TransactionSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
+    transaction=CheckBackSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
 )
 
 

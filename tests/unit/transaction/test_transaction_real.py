@@ -27,10 +27,10 @@ from txmq.testing import World
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings
 
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
-SEEDS = TransactionSettings(timeout=Duration(20), check_interval=Duration(10), check_max=5)
+SEEDS = CheckBackSettings(timeout=Duration(20), check_interval=Duration(10), check_max=5)
 
 
 @dataclass

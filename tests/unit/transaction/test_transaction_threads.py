@@ -21,13 +21,13 @@ from txmq.runtime.threads import Threads
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.threads import Here
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread, embedded
 
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
 HURRIED = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=TransactionSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
+    transaction=CheckBackSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
 )
 REQUEST = ContextVar("REQUEST", default="none")
 

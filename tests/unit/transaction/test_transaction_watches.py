@@ -16,12 +16,12 @@ from txmq.client.trace import Decided, Kind, Sent, decode
 from txmq.config import Duration
 from txmq.transaction import TransactionProducer
 from txmq.transaction import TransactionSettings as Settings
-from txmq_broker.config import BrokerSettings, StoreSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 
 HURRIED = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=TransactionSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
+    transaction=CheckBackSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
 )
 
 

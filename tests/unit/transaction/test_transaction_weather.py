@@ -26,7 +26,7 @@ from txmq.testing import simulate
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, TransactionSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings
 
 STORM_S = 60.0
 LANES = 4
@@ -100,7 +100,7 @@ class House:
             name="broker-a",
             listen=f"{at}:10911",
             names_listen=self.names,
-            transaction=TransactionSettings(
+            transaction=CheckBackSettings(
                 timeout=Duration(3), check_interval=Duration(5), check_max=1000
             ),
         )

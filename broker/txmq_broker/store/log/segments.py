@@ -200,8 +200,8 @@ class Segments:
             return b""
         try:
             return self._files[at].read(position - self._starts[at], size)
-        except OSError as problem:
-            raise CorruptRecord(position, f"the disk cannot read it: {problem}") from problem
+        except OSError as error:
+            raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
 
     def append(self, data: bytes, *, stay: bool = False) -> None:
         """Write at the end, in a new file where the current one is full and nothing has to stay.
@@ -219,13 +219,13 @@ class Segments:
                 self._begin_file()
                 inside = 0
             self._files[-1].write(inside, data)
-        except OSError as problem:
+        except OSError as error:
             self._is_tidy = False
             with suppress(OSError):
                 self._tidy()
-            if problem.errno in NO_ROOM:
-                raise DiskFull(f"the disk is full: {problem}") from problem
-            raise WriteFailed(f"the disk refused a write: {problem}") from problem
+            if error.errno in NO_ROOM:
+                raise DiskFull(f"the disk is full: {error}") from error
+            raise WriteFailed(f"the disk refused a write: {error}") from error
         self.end += len(data)
 
     def _begin_file(self) -> None:

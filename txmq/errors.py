@@ -163,8 +163,8 @@ class BatchCutShort(TxmqError):
 
     effect = Effect.MAYBE
 
-    def __init__(self, results: Sequence[object], count: int, problem: TxmqError) -> None:
-        super().__init__(f"{len(results)} of {count} messages are stored, then: {problem}")
+    def __init__(self, results: Sequence[object], count: int, error: TxmqError) -> None:
+        super().__init__(f"{len(results)} of {count} messages are stored, then: {error}")
         self.results = tuple(results)
         """What the broker said of the first messages; the others are unknown or not sent."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Property", "PropertyError", "read_properties"]
+__all__ = ["PropertyError", "PropertyLine", "read_properties"]
 
 _BREAK: Final = re.compile(r"\r\n|\n|\r")
 _BLANKS: Final = " \t\f"
@@ -16,7 +16,7 @@ _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-class Property(NamedTuple):
+class PropertyLine(NamedTuple):
     """One entry."""
 
     line: int
@@ -34,7 +34,7 @@ class PropertyError(ValueError):
         self.line = line
 
 
-def read_properties(text: str) -> Iterator[Property]:
+def read_properties(text: str) -> Iterator[PropertyLine]:
     r"""Read the entries in the order of the text; a name can come several times.
 
     Raises:
@@ -45,7 +45,7 @@ def read_properties(text: str) -> Iterator[Property]:
         assert name is not None
         gap = _SEPARATOR.match(line, name.end())
         assert gap is not None
-        yield Property(number, _plain(number, name.group()), _plain(number, line[gap.end() :]))
+        yield PropertyLine(number, _plain(number, name.group()), _plain(number, line[gap.end() :]))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -18,7 +18,7 @@ from txmq.protocol.bodies import TopicConfigs
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
-from txmq.remoting.pool import Pool, split_address
+from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -128,7 +128,7 @@ class Broker:
             self.admission,
             settings.retention,
         )
-        self._pool = Pool(self.network, self.clock)
+        self._pool = ConnectionPool(self.network, self.clock)
         self._names: NameServer | None = None
         self._dispatch = Dispatcher({})
         self._listener: Listener | None = None

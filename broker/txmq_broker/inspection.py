@@ -13,7 +13,7 @@ from typing import Final
 
 from txmq.errors import ForeignFile, StoreError
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, Kind
+from txmq.protocol.decision import Decision, DecisionKind
 from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import FOLDER, HEAD_BYTES, Found, read_head, start_in
@@ -393,7 +393,7 @@ class Inspection:
         half = decision.half_position
         known = half in self._open
         lost_in = next((gap for gap in self._gaps if gap[0] <= half < gap[1]), None)
-        if decision.kind is not Kind.PARKED:
+        if decision.kind is not DecisionKind.PARKED:
             self._open.pop(half, None)
             self._lost_halves.pop(half, None)
             if lost_in is not None:

@@ -19,7 +19,7 @@ from txmq.client.consumer.returns import Returns
 from txmq.message import DEAD_LETTER
 from txmq.protocol import properties
 from txmq_broker.core import retry
-from txmq_broker.core.retry import Fate
+from txmq_broker.core.retry import RetryVerdict
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.deliverer import Deliverer
 from txmq_broker.flusher import Flusher
@@ -241,11 +241,11 @@ def nothing_ever_dies(patch):
 
 
 def retries_wait_no_longer_than_the_first(patch):
-    fate_of = retry.fate_of
+    fate_of = retry.judge_retry
 
     def hasty(attempts, maximum, level, words=""):
         fate = fate_of(attempts, maximum, level, words)
-        return fate if fate.reason else Fate(retry.FIRST_LEVEL)
+        return fate if fate.reason else RetryVerdict(retry.FIRST_LEVEL)
 
     patch(returns, "fate_of", hasty)
 

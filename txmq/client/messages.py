@@ -34,7 +34,7 @@ from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallM
 from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import unpack_all
 from txmq.protocol.sends import SendForm
-from txmq.remoting.connection import Answer
+from txmq.remoting.connection import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
@@ -109,7 +109,7 @@ class MessageCalls:
         form = SendForm(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
         try:
             connection = await session.connection(address)
-            opaque, waiter = connection.number(), Answer()
+            opaque, waiter = connection.number(), PendingResponse()
             head = parcel.head(form, opaque, queue.number, session.clock.wall_ms())
             deadline = session.clock.monotonic() + session.answer_s
             connection.post(opaque, waiter, deadline, head, parcel.body)

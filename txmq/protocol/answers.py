@@ -97,7 +97,7 @@ def pulled(
     next_offset, min_offset, max_offset = bounds
     if to.kind == JSON:
         header = _PULLED % (code, max_offset, min_offset, next_offset, to.opaque, _text(remark))
-        size = sum([len(each) for each in records])
+        size = sum([len(record) for record in records])
         return b"".join([_WORDS.pack(4 + len(header) + size, len(header)), header, *records])
     fields = PullAnswer(0, next_offset, min_offset, max_offset)
     return answer(to, code, fields, body=b"".join(records), remark=remark)

@@ -46,8 +46,8 @@ def pack(items: Iterable[BatchItem]) -> bytes:
                 _SHORT.pack(length),
                 property_bytes,
             )
-    except (StructError, UnicodeEncodeError) as problem:
-        raise LocalProtocolError(f"no batch can hold this: {problem}") from problem
+    except (StructError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"no batch can hold this: {error}") from error
     return b"".join(pieces)
 
 
@@ -73,8 +73,8 @@ def unpack(data: bytes) -> list[BatchItem]:
             at = end
             if len(items) > BATCH_MESSAGES_MAX:
                 raise RemoteProtocolError(f"a batch holds more than {BATCH_MESSAGES_MAX} messages")
-    except (StructError, UnicodeDecodeError) as problem:
-        raise RemoteProtocolError(f"a batch is broken: {problem}") from problem
+    except (StructError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a batch is broken: {error}") from error
     if not items:
         raise RemoteProtocolError("a batch is empty")
     return items

@@ -20,8 +20,8 @@ __all__ = [
     "Body",
     "BrokerMembers",
     "BrokerRoute",
+    "ClientConnection",
     "ClusterView",
-    "ConnectedClient",
     "ConsumeStats",
     "ConsumeTimeSpan",
     "ConsumeTimeSpans",
@@ -37,14 +37,13 @@ __all__ = [
     "GroupConfig",
     "GroupConfigList",
     "GroupConfigs",
-    "Groups",
+    "GroupList",
     "Heartbeat",
     "HeldQueue",
     "LockRequest",
     "LockedQueues",
     "MessageQueue",
     "OffsetPair",
-    "OpenTransaction",
     "OpenTransactions",
     "ProducerConnections",
     "ProducerRegistration",
@@ -53,14 +52,15 @@ __all__ = [
     "QueueRoute",
     "QueueStats",
     "RegistrationBody",
-    "Subscription",
     "SubscriptionAnswer",
     "SubscriptionCheck",
-    "Table",
+    "SubscriptionData",
+    "TextTable",
     "TopicConfig",
     "TopicConfigs",
     "TopicNames",
     "TopicRoute",
+    "TransactionEntry",
     "queue_map",
     "read_queue_map",
     "with_queue_map",
@@ -94,8 +94,8 @@ class Body(msgspec.Struct, rename=camel):
             return msgspec.convert(
                 _without_nulls(fastjson.loads(data, LAX_BODY_BYTES_MAX)), cls, strict=False
             )
-        except msgspec.ValidationError as problem:
-            raise RemoteProtocolError(f"{cls.__name__}: {problem}") from problem
+        except msgspec.ValidationError as error:
+            raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
 
     def write(self) -> bytes:
         """Write it."""
@@ -105,9 +105,9 @@ class Body(msgspec.Struct, rename=camel):
 def _without_nulls(value: fastjson.Value) -> fastjson.Value:
     # Java omits what is null, but reads and sometimes writes it; to us both mean "not given".
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 
@@ -147,15 +147,15 @@ def read_queue_map(data: bytes, member: str, kind: type[T]) -> dict[MessageQueue
             named = dict(key) if isinstance(key, tuple) else fastjson.loads(key.encode())
             queue = msgspec.convert(named, MessageQueue, strict=False)
             found[queue] = msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError as problem:
-        raise RemoteProtocolError(f"{member}: {problem}") from problem
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"{member}: {error}") from error
     return found
 
 
 # Clients and their groups
 
 
-class Subscription(Body):
+class SubscriptionData(Body):
     """What a consumer group wants of one topic."""
 
     topic: str
@@ -198,7 +198,7 @@ class ConsumerRegistration(Body):
     consume_type: str | int = "CONSUME_PASSIVELY"
     message_model: str | int = "CLUSTERING"
     consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
-    subscription_data_set: list[Subscription] = []
+    subscription_data_set: list[SubscriptionData] = []
     unit_mode: bool = False
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class SubscriptionCheck(Body):
 
     client_id: str
     group: str
-    subscription_data: Subscription
+    subscription_data: SubscriptionData
 
 
 class ConsumerIds(Body):
@@ -234,7 +234,7 @@ class ConsumerIds(Body):
     consumer_id_list: list[str]
 
 
-class OpenTransaction(Body):
+class TransactionEntry(Body):
     """A transaction that nobody has decided, as 7701 and 7702 show it."""
 
     transaction_id: str
@@ -255,14 +255,14 @@ class OpenTransaction(Body):
 class OpenTransactions(Body):
     """The answer to 7701: a page of them, and how many there are in all."""
 
-    transactions: list[OpenTransaction]
+    transactions: list[TransactionEntry]
     open: int
     parked: int
     of_group: int = 0
     """How many of those that are open belong to the producer group that was asked for."""
 
 
-class ConnectedClient(Body):
+class ClientConnection(Body):
     """One client as 203 and 204 show it."""
 
     client_addr: str
@@ -274,20 +274,20 @@ class ConnectedClient(Body):
 class ConsumerConnections(Body):
     """The answer to 203."""
 
-    connection_set: list[ConnectedClient]
+    connection_set: list[ClientConnection]
     consume_from_where: str
     consume_type: str
     message_model: str
-    subscription_table: dict[str, Subscription]
+    subscription_table: dict[str, SubscriptionData]
 
 
 class ProducerConnections(Body):
     """The answer to 204."""
 
-    connection_set: list[ConnectedClient]
+    connection_set: list[ClientConnection]
 
 
-class Groups(Body):
+class GroupList(Body):
     """The answer to 300: which groups consume a topic."""
 
     group_list: list[str]
@@ -421,7 +421,7 @@ class TopicNames(Body, omit_defaults=True):
     broker_addr: str | None = None
 
 
-class Table(Body):
+class TextTable(Body):
     """Texts by name: statistics, key-value configuration."""
 
     table: dict[str, str]
@@ -485,7 +485,7 @@ class QueueEntries(Body, omit_defaults=True):
     max_queue_index: int
     min_queue_index: int
     filter_data: str | None = None
-    subscription_data: Subscription | None = None
+    subscription_data: SubscriptionData | None = None
 
 
 class SubscriptionAnswer(Body, omit_defaults=True):
@@ -493,7 +493,7 @@ class SubscriptionAnswer(Body, omit_defaults=True):
 
     group: str
     topic: str | None = None
-    subscription_data: Subscription | None = None
+    subscription_data: SubscriptionData | None = None
 
 
 class CounterWindow(Body):

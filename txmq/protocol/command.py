@@ -86,8 +86,8 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
                 return found
         try:
             return msgspec.convert(self.field_map(), shape, strict=False)
-        except msgspec.ValidationError as problem:
-            raise RemoteProtocolError(f"{shape.__name__}: {problem}") from problem
+        except msgspec.ValidationError as error:
+            raise RemoteProtocolError(f"{shape.__name__}: {error}") from error
 
     def field_map(self) -> dict[str, str]:
         """All fields by their wire names, every value as text; of 310 and 37, those they declare.
@@ -177,8 +177,8 @@ def _decode_lax(header: bytes) -> Command:
         value.pop(ours, None)
     try:
         command = msgspec.convert(value, Command, strict=False)
-    except msgspec.ValidationError as problem:
-        raise RemoteProtocolError(f"header: {problem}") from problem
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"header: {error}") from error
     command.fields = _texts(ext) if ext is not None else {}
     return command
 
@@ -189,9 +189,9 @@ def _texts(value: fastjson.Value) -> dict[str, str]:
     if len(value) > HEADER_FIELDS_MAX:
         raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
     texts: dict[str, str] = {}
-    for name, each in value.items():
-        if isinstance(name, str) and each is not None:
-            texts[name] = _text(each)
+    for name, field in value.items():
+        if isinstance(name, str) and field is not None:
+            texts[name] = _text(field)
     return texts
 
 
@@ -271,5 +271,5 @@ def _json(code: int, opaque: int, flag: int, fields: dict[str, str], remark: str
     value["version"] = VERSION
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError as problem:
-        raise LocalProtocolError(f"no header can hold this: {problem}") from problem
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"no header can hold this: {error}") from error

@@ -42,8 +42,8 @@ def compress(body: bytes, algorithm: Algorithm = "zlib") -> tuple[int, bytes]:
 
             return _FLAGS["lz4"], bytes(lz4.frame.compress(body))
         import zstandard
-    except ImportError as problem:
-        raise ConfigError(f"{algorithm} needs a package: pip install 'txmq[broker]'") from problem
+    except ImportError as error:
+        raise ConfigError(f"{algorithm} needs a package: pip install 'txmq[broker]'") from error
     return _FLAGS["zstd"], zstandard.ZstdCompressor().compress(body)
 
 
@@ -64,12 +64,12 @@ def decompress(sys_flag: int, body: bytes, limit: int = FRAME_BYTES_MAX) -> byte
             opened = _open_zstd(body, limit)
         else:
             opened = _open_zlib(body, limit)
-    except ImportError as problem:
+    except ImportError as error:
         raise ConfigError(
             "this body needs a package to be read: pip install 'txmq[broker]'"
-        ) from problem
-    except (zlib.error, RuntimeError, EOFError, ValueError, OSError) as problem:
-        raise RemoteProtocolError(f"a body does not decompress: {problem}") from problem
+        ) from error
+    except (zlib.error, RuntimeError, EOFError, ValueError, OSError) as error:
+        raise RemoteProtocolError(f"a body does not decompress: {error}") from error
     if len(opened) > limit:
         raise RemoteProtocolError(f"a body decompresses to more than {limit} bytes")
     return opened
@@ -97,8 +97,8 @@ def _open_zstd(body: bytes, limit: int) -> bytes:
             raise ValueError(f"it claims to hold more than {limit} bytes")
         opener = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
         return opener.decompress(body, max_output_size=limit)
-    except zstandard.ZstdError as problem:
-        raise ValueError(str(problem)) from problem
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
 
 
 def _whole(opened: bytes, limit: int, *, ended: bool) -> bytes:

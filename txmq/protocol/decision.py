@@ -18,8 +18,8 @@ __all__ = [
     "MARKER_BYTES",
     "REASON_BYTES_MAX",
     "Decision",
-    "Kind",
-    "Source",
+    "DecisionKind",
+    "DecisionSource",
     "decided_ms_of",
     "marker_of",
 ]
@@ -37,7 +37,7 @@ REASON_BYTES_MAX: Final = 1024
 """Who decided by hand and why; longer texts are refused before they come here."""
 
 
-class Kind(IntEnum):
+class DecisionKind(IntEnum):
     """What was decided."""
 
     COMMITTED = 1
@@ -45,7 +45,7 @@ class Kind(IntEnum):
     PARKED = 3
 
 
-class Source(IntEnum):
+class DecisionSource(IntEnum):
     """Who decided."""
 
     PRODUCER = 1
@@ -54,16 +54,16 @@ class Source(IntEnum):
     BROKER = 4
 
 
-_KINDS: Final = {int(each): each for each in Kind}
-_SOURCES: Final = {int(each): each for each in Source}
+_KINDS: Final = {int(kind): kind for kind in DecisionKind}
+_SOURCES: Final = {int(source): source for source in DecisionSource}
 """A marker is read for every committed message that is pulled, and to call an enum is slow."""
 
 
 class Decision(NamedTuple):
     """What a marker says."""
 
-    kind: Kind
-    source: Source
+    kind: DecisionKind
+    source: DecisionSource
     offset: int
     """Its place in the op queue."""
     half_position: int
@@ -112,8 +112,8 @@ class Decision(NamedTuple):
                 decided_ms,
                 text.decode(),
             )
-        except (KeyError, UnicodeDecodeError) as problem:
-            raise CorruptRecord(position, f"a marker is broken: {problem!r}") from problem
+        except (KeyError, UnicodeDecodeError) as error:
+            raise CorruptRecord(position, f"a marker is broken: {error!r}") from error
 
 
 def marker_of(

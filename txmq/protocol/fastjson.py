@@ -52,8 +52,8 @@ def loads(data: bytes, limit: int = BYTES_MAX) -> Value:
         raise RemoteProtocolError(f"{len(data)} bytes of text are no strict JSON, and too many")
     try:
         text = data.decode()
-    except UnicodeDecodeError as problem:
-        raise RemoteProtocolError(f"text is not UTF-8: {problem.reason}") from problem
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"text is not UTF-8: {error.reason}") from error
     reader = _Reader(text)
     value = reader.value(0)
     if reader.skip() != len(text):
@@ -168,8 +168,8 @@ class _Reader:
         try:
             # Escaped halves of one character meet here; a half alone is no character at all.
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError as problem:
-            raise self.fault("half a character") from problem
+        except UnicodeDecodeError as error:
+            raise self.fault("half a character") from error
 
     def _escape(self) -> str:
         head = self._text[self._at : self._at + 1]

@@ -46,8 +46,8 @@ def unpack(data: bytes) -> BinaryHeader:
             claimed = quantity(fields_length, "byte")
             raise RemoteProtocolError(f"a binary header claims {claimed} of fields")
         fields = _fields(data, at, at + fields_length)
-    except (StructError, UnicodeDecodeError) as problem:
-        raise RemoteProtocolError(f"a binary header is broken: {problem}") from problem
+    except (StructError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a binary header is broken: {error}") from error
     return BinaryHeader(code, language, version, opaque, flag, remark, fields)
 
 
@@ -90,6 +90,6 @@ def pack(header: BinaryHeader) -> bytes:
         fixed = _FIXED.pack(
             header.code, header.language, header.version, header.opaque, header.flag, len(remark)
         )
-    except (StructError, UnicodeEncodeError) as problem:
-        raise LocalProtocolError(f"no binary header can hold this: {problem}") from problem
+    except (StructError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"no binary header can hold this: {error}") from error
     return fixed + remark + _LENGTH.pack(len(fields)) + fields

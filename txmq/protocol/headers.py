@@ -139,10 +139,10 @@ class SendMessage(Header):
 
 def _with_letters(base: type[Header], letters: str) -> type[Header]:
     fields = [
-        (each.name, each.type)
-        if each.default is msgspec.NODEFAULT
-        else (each.name, each.type, each.default)
-        for each in msgspec.structs.fields(base)
+        (field.name, field.type)
+        if field.default is msgspec.NODEFAULT
+        else (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(base)
     ]
     rename = dict(zip(base.__struct_fields__, letters, strict=True))
     made = msgspec.defstruct(

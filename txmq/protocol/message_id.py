@@ -69,8 +69,8 @@ def position_in(text: str) -> LogPosition:
 def _parts(text: str) -> tuple[bytes, int, LogPosition]:
     try:
         data = bytes.fromhex(text)
-    except ValueError as problem:
-        raise RemoteProtocolError(f"{text!r} is no message id") from problem
+    except ValueError as error:
+        raise RemoteProtocolError(f"{text!r} is no message id") from error
     if len(data) not in (16, 28):
         raise RemoteProtocolError(f"{text!r} is no message id")
     port, position = _PORT_AND_POSITION.unpack(data[-12:])

@@ -95,7 +95,7 @@ def without(text: str, name: str) -> str:
 def one_line(text: str, chars_max: int) -> str:
     """Anybody's text as a value that can be stored and shown: one line, no control characters."""
     # Not looked through whole: it may be as long as its author liked.
-    plain = "".join([each if each.isprintable() else " " for each in text[: 2 * chars_max]])
+    plain = "".join([char if char.isprintable() else " " for char in text[: 2 * chars_max]])
     return " ".join(plain.split())[:chars_max]
 
 

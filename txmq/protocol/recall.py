@@ -52,8 +52,8 @@ def decode(text: str) -> RecallHandle:
     padded = text + "=" * (-len(text) % 4)  # Java reads it with or without.
     try:
         raw = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
-    except ValueError as problem:
-        raise _nonsense(text) from problem
+    except ValueError as error:
+        raise _nonsense(text) from error
     parts = raw.split(" ", _PARTS - 1)
     if len(parts) != _PARTS or parts[0] != _VERSION or not all(parts):
         raise _nonsense(text)

@@ -299,8 +299,8 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
         topic, at = _cut(data, at + (1 if magic == MAGIC else 2), topic_length)
         property_bytes, at = _cut(data, at + 2, _SHORT.unpack_from(data, at)[0])
         text, name = property_bytes.decode(), topic.decode()
-    except (StructError, IndexError, UnicodeDecodeError) as problem:
-        raise RemoteProtocolError(f"a record is broken: {problem}") from problem
+    except (StructError, IndexError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a record is broken: {error}") from error
     if at != start + size:
         raise RemoteProtocolError(f"a record of {quantity(size, 'byte')} holds {at - start}")
     if crc and crc32(body) & 0x7FFFFFFF != crc:

@@ -29,8 +29,8 @@ def quoted(text: str) -> bytes:
     """
     try:
         return msgspec.json.encode(text)
-    except UnicodeEncodeError as problem:
-        raise LocalProtocolError(f"no header can hold this: {problem}") from problem
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"no header can hold this: {error}") from error
 
 
 class SendForm:
@@ -54,7 +54,7 @@ class SendForm:
     ) -> None:
         # A percent sign is part of some topics' names, and would be taken for a blank.
         whose, what, like, where = (
-            quoted(each).replace(b"%", b"%%") for each in (group, topic, template, broker)
+            quoted(name).replace(b"%", b"%%") for name in (group, topic, template, broker)
         )
         names = b',"extFields":{"a":%b,"b":%b,"c":%b,' % (whose, what, like)
         begins = names + b'"d":"%d",' % queues_of_new

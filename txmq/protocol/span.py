@@ -153,9 +153,9 @@ def found_in(payload: bytes, position: int) -> Iterator[tuple[Found, int, bytes]
             continue
         try:
             record, after = unpack(payload, at)
-        except RemoteProtocolError as problem:
+        except RemoteProtocolError as error:
             # The checksum holds, so these are the bytes that were written: a fault of the writer.
-            raise CorruptRecord(where, str(problem)) from problem
+            raise CorruptRecord(where, str(error)) from error
         if record.position != where:
             raise CorruptRecord(where, f"a record says it lies at {record.position}")
         yield record, where, payload[at:after]

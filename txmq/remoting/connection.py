@@ -29,7 +29,7 @@ from txmq.protocol.message_id import host_bytes
 from txmq.remoting.exchange import Exchange
 from txmq.runtime.clock import Clock
 
-__all__ = ["Answer", "Connection", "Service", "Waiter", "no_service"]
+__all__ = ["Connection", "PendingResponse", "Service", "Waiter", "no_service"]
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class Waiter(Protocol):
         """The answer is there, whatever its code."""
         ...
 
-    def failed(self, problem: TransportError) -> None:
+    def failed(self, error: TransportError) -> None:
         """There will be none."""
         ...
 
 
-class Answer:
+class PendingResponse:
     """An answer that somebody awaits."""
 
     __slots__ = ("future",)
@@ -73,10 +73,10 @@ class Answer:
         if not self.future.done():
             self.future.set_result(answer)
 
-    def failed(self, problem: TransportError) -> None:
+    def failed(self, error: TransportError) -> None:
         """See :meth:`Waiter.failed`."""
         if not self.future.done():
-            self.future.set_exception(problem)
+            self.future.set_exception(error)
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
@@ -134,8 +134,8 @@ class Connection(asyncio.Protocol):
         self.active_at = self._clock.monotonic()
         try:
             parts = self._reader.feed(data)
-        except RemoteProtocolError as problem:
-            self._give_up(problem)
+        except RemoteProtocolError as error:
+            self._give_up(error)
             return
         if not self._reader.held:
             self.partial_since = None
@@ -165,14 +165,14 @@ class Connection(asyncio.Protocol):
                         if self._unread:
                             self._unserved = parts[at:]
                             return
-        except RemoteProtocolError as problem:
-            self._give_up(problem)
+        except RemoteProtocolError as error:
+            self._give_up(error)
             return
         if out:
             self.flush()
 
-    def _give_up(self, problem: RemoteProtocolError) -> None:
-        log.warning("closing %s: %s", self.address, problem)
+    def _give_up(self, error: RemoteProtocolError) -> None:
+        log.warning("closing %s: %s", self.address, error)
         self.flush()
         self.close()
 
@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
-        waiter = Answer()
+        waiter = PendingResponse()
         opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
         try:
             self.send(commands.request(code, opaque, header, body=body))

@@ -43,7 +43,7 @@ class Dispatcher:
 
     def serve(self, handlers: Mapping[int, Handler]) -> None:
         """Serve these requests from now on, beside those that are served already."""
-        self._handlers |= {int(code): each for code, each in handlers.items()}
+        self._handlers |= {int(code): handler for code, handler in handlers.items()}
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or nothing where it comes later or nobody waits for it."""
@@ -54,14 +54,14 @@ class Dispatcher:
             return _refuse(request, _NOT_SUPPORTED, remark)
         try:
             found = handler(connection, request)
-        except BrokerRefused as problem:
-            return _refuse(request, _code_of(problem), str(problem))
-        except TxmqError as problem:
-            log.warning("request %d of %s: %s", request.code, connection.address, problem)
-            return _refuse(request, _SYSTEM_ERROR, str(problem))
-        except Exception as problem:
+        except BrokerRefused as error:
+            return _refuse(request, _code_of(error), str(error))
+        except TxmqError as error:
+            log.warning("request %d of %s: %s", request.code, connection.address, error)
+            return _refuse(request, _SYSTEM_ERROR, str(error))
+        except Exception as error:
             log.exception("request %d of %s failed", request.code, connection.address)
-            return _refuse(request, _SYSTEM_ERROR, f"{type(problem).__name__}: {problem}")
+            return _refuse(request, _SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         return None if request.flag & ONEWAY else found
 
 
@@ -69,6 +69,6 @@ def _refuse(request: Command, code: int, remark: str) -> bytes | None:
     return None if request.flag & ONEWAY else commands.answer(request, code, remark=remark)
 
 
-def _code_of(problem: BrokerRefused) -> int:
+def _code_of(error: BrokerRefused) -> int:
     # A refusal passed on from another server may have a code that no leaf stands for.
-    return problem.response_code if isinstance(problem, UnknownRefusal) else problem.code
+    return error.response_code if isinstance(error, UnknownRefusal) else error.code

@@ -44,7 +44,7 @@ class Exchange(Generic[W]):
         self._waiting[opaque] = waiter
         heapq.heappush(self._deadlines, (deadline, opaque))
         if len(self._deadlines) > 2 * len(self._waiting) + _STALE_MAX:
-            self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiting]
             heapq.heapify(self._deadlines)
 
     def take(self, opaque: int) -> W | None:

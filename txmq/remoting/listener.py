@@ -9,7 +9,7 @@ from typing import Final
 
 from txmq.remoting.connection import Connection, Service
 from txmq.runtime.clock import Clock
-from txmq.runtime.network import Listening, Network
+from txmq.runtime.network import Network, ServerSocket
 
 __all__ = ["Listener"]
 
@@ -39,7 +39,7 @@ class Listener:
         self._connections_max = connections_max
         self._lost = on_lost
         self._connections: dict[Connection, None] = {}
-        self._door: Listening | None = None
+        self._door: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
     @property

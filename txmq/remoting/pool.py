@@ -14,12 +14,12 @@ from txmq.remoting.connection import Connection, Service, no_service
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 
-__all__ = ["NOBODY_LISTENS", "Pool", "split_address"]
+__all__ = ["NO_SERVER", "ConnectionPool", "split_address"]
 
 CONNECT_TIMEOUT_S: Final = 3.0
 """How long a connection may take to open, as in stock clients."""
 
-NOBODY_LISTENS: Final = "nobody listens there"
+NO_SERVER: Final = "nobody listens there"
 """Why an address could not be reached that refuses connections."""
 
 
@@ -35,17 +35,17 @@ def split_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _why(problem: Exception) -> str:
+def _why(error: Exception) -> str:
     """Why nothing was reached, for whoever wrote the address."""
-    if isinstance(problem, ConnectionRefusedError):
-        return NOBODY_LISTENS
-    if isinstance(problem, socket.gaierror | UnicodeError):
-        said = getattr(problem, "strerror", None) or problem
+    if isinstance(error, ConnectionRefusedError):
+        return NO_SERVER
+    if isinstance(error, socket.gaierror | UnicodeError):
+        said = getattr(error, "strerror", None) or error
         return f"{said}; write host:port, several separated by ';'"
-    return str(problem) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+    return str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
 
 
-class Pool:
+class ConnectionPool:
     """Shared connections by address.
 
     Args:
@@ -99,9 +99,9 @@ class Pool:
                 made = await self._network.connect(
                     lambda: Connection(self._clock, self._service), host, port
                 )
-        except (OSError, TimeoutError, UnicodeError) as problem:
+        except (OSError, TimeoutError, UnicodeError) as error:
             # UnicodeError: what resolves names has an error of its own for what can be none.
-            raise ConnectFailed(f"cannot connect to {address}: {_why(problem)}") from problem
+            raise ConnectFailed(f"cannot connect to {address}: {_why(error)}") from error
         self._open[address] = made
         if self._on_open is not None:
             self._on_open(address, made)
@@ -114,7 +114,7 @@ class Pool:
 
     def opened(self) -> list[Connection]:
         """The connections that are open now."""
-        return [each for each in self._open.values() if each.is_open]
+        return [connection for connection in self._open.values() if connection.is_open]
 
     async def close(self) -> None:
         """Close them all."""

@@ -58,11 +58,11 @@ class _Watch:
     def _look(self) -> None:
         self._timer = None
         now = max(self.loop.time(), self._timer_at)  # Loops may call a little early.
-        for each in [each for each in self._inside if each.at <= now]:
-            del self._inside[each]
-            each.expire()
+        for deadline in [deadline for deadline in self._inside if deadline.at <= now]:
+            del self._inside[deadline]
+            deadline.expire()
         if self._inside:
-            self._wake_at(min(each.at for each in self._inside))
+            self._wake_at(min(deadline.at for deadline in self._inside))
 
 
 class Deadline:
@@ -93,7 +93,7 @@ class Deadline:
         self._task.cancel()
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: object
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._watch.leave(self)
         task, self._task = self._task, None
@@ -101,5 +101,5 @@ class Deadline:
             return
         # Somebody else may have cancelled it at the same time, and is to be obeyed.
         is_ours = task.uncancel() <= self._before
-        if is_ours and isinstance(problem, asyncio.CancelledError):
-            raise self._late() from problem
+        if is_ours and isinstance(error, asyncio.CancelledError):
+            raise self._late() from error

@@ -201,9 +201,9 @@ class LocalDisk:
         while not folder.exists():
             missing.append(folder)
             folder = folder.parent
-        for each in reversed(missing):
-            each.mkdir(exist_ok=True)
-            _sync_folder(each.parent)
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            _sync_folder(folder.parent)
 
 
 class ReadOnlyDisk(LocalDisk):

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["Listening", "Network", "SystemNetwork"]
+__all__ = ["Network", "ServerSocket", "SystemNetwork"]
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-class Listening(Protocol):
+class ServerSocket(Protocol):
     """An open door: connections arrive until it is closed."""
 
     @property
@@ -30,7 +30,7 @@ class Network(Protocol):
 
     async def listen(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
-    ) -> Listening:
+    ) -> ServerSocket:
         """Accept connections at an address, each served by one protocol object.
 
         Raises:
@@ -52,7 +52,7 @@ class SystemNetwork:
 
     async def listen(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
-    ) -> Listening:
+    ) -> ServerSocket:
         """See :meth:`Network.listen`."""
         loop = asyncio.get_running_loop()
         return _Door(await loop.create_server(factory, host, port, backlog=1024))

@@ -30,8 +30,8 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.pop(task, None)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("%s failed", task.get_name(), exc_info=problem)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
 
     async def stop(self) -> None:
         """End everything that runs, and return once it has ended."""

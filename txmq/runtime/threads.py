@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
-__all__ = ["Job", "Runner", "Threads", "called", "fail", "soon"]
+__all__ = ["Job", "Runner", "Threads", "call_in_loop", "run_job", "set_error"]
 
 Job: TypeAlias = tuple[asyncio.Future[object], Callable[[], object]]
 
@@ -23,7 +23,7 @@ class Runner(Protocol):
     """Whoever runs plain functions for the loop."""
 
     def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
-        """Have a function called; it runs to its end, also where nobody waits for that any more."""
+        """Run a function in a thread. It runs to its end even if its caller is cancelled."""
         ...
 
 
@@ -60,8 +60,8 @@ class Threads:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            tell, _ = called(*job)
-            soon(job[0], partial(self._returned, tell))
+            tell, _ = run_job(*job)
+            call_in_loop(job[0], partial(self._returned, tell))
             del job, tell  # Nothing is kept while it waits for the next.
 
     def _returned(self, tell: Callable[[], None]) -> None:
@@ -69,28 +69,28 @@ class Threads:
         tell()
 
 
-def called(
+def run_job(
     future: asyncio.Future[object], work: Callable[[], object]
 ) -> tuple[Callable[[], None], BaseException | None]:
     """How the future is to be told, and what ends more than the function."""
     try:
         return partial(_succeed, future, work()), None
-    except StopIteration as problem:
+    except StopIteration as error:
         # No future can hold it: whoever awaits it would wait for ever.
-        return partial(fail, future, _wrapped(problem)), None
-    except Exception as problem:  # noqa: BLE001 - told to whoever waits
-        return partial(fail, future, problem), None
-    except BaseException as problem:  # noqa: BLE001 - likewise; the loop itself shall not end of it
-        return partial(fail, future, _wrapped(problem)), problem
+        return partial(set_error, future, _wrapped(error)), None
+    except Exception as error:  # noqa: BLE001 - told to whoever waits
+        return partial(set_error, future, error), None
+    except BaseException as error:  # noqa: BLE001 - likewise; the loop itself shall not end of it
+        return partial(set_error, future, _wrapped(error)), error
 
 
-def _wrapped(problem: BaseException) -> RuntimeError:
-    wrapped = RuntimeError(f"a function raised {type(problem).__name__}")
-    wrapped.__cause__ = problem
+def _wrapped(error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"a function raised {type(error).__name__}")
+    wrapped.__cause__ = error
     return wrapped
 
 
-def soon(future: asyncio.Future[object], tell: Callable[[], None]) -> None:
+def call_in_loop(future: asyncio.Future[object], tell: Callable[[], None]) -> None:
     """Have the future's loop call something, from whatever thread."""
     # Where the loop is closed nobody is left to be told.
     with suppress(RuntimeError):
@@ -102,7 +102,7 @@ def _succeed(future: asyncio.Future[object], result: object) -> None:
         future.set_result(result)
 
 
-def fail(future: asyncio.Future[object], problem: BaseException) -> None:
+def set_error(future: asyncio.Future[object], error: BaseException) -> None:
     """Tell the future, unless nobody waits for it any more."""
     if not future.done():
-        future.set_exception(problem)
+        future.set_exception(error)

@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
 
-__all__ = ["Asked", "Checks"]
+__all__ = ["Checks", "OpenCheck"]
 
 C = TypeVar("C", bound=Hashable)
 
@@ -32,7 +32,7 @@ _TIDIED: Final = 4
 """For each who leaves, so many of the line are looked at."""
 
 
-class Asked(NamedTuple, Generic[C]):
+class OpenCheck(NamedTuple, Generic[C]):
     """A check that is under way."""
 
     connection: C
@@ -89,7 +89,7 @@ class _Crowd:
 
     def discard(self, key: int) -> None:
         if self._left(key):
-            self._tidy.extend([each for each in self._line.take(_TIDIED) if each in self])
+            self._tidy.extend([key for key in self._line.take(_TIDIED) if key in self])
             if not self._line:
                 self._line, self._tidy = self._tidy, self._line
 
@@ -122,7 +122,7 @@ class Checks(Generic[C]):
         self._again = _Line()
         """Due though still under way; these need no room of their own."""
         self._ready = _Line()
-        self._asked: dict[int, Asked[C]] = {}
+        self._asked: dict[int, OpenCheck[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
         self._stranded: dict[str, _Crowd] = {}
 
@@ -209,10 +209,10 @@ class Checks(Generic[C]):
 
     def ask(self, key: int, connection: C, now: float) -> None:
         """Note that a producer was asked."""
-        self._asked[key] = Asked(connection, now)
+        self._asked[key] = OpenCheck(connection, now)
         self._at.setdefault(connection, {})[key] = None
 
-    def settle(self, key: int) -> Asked[C] | None:
+    def settle(self, key: int) -> OpenCheck[C] | None:
         """The check that was under way, which counts as over from now on."""
         asked = self._asked.pop(key, None)
         if asked is not None:

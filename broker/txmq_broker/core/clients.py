@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, Subscription
+from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, SubscriptionData
 
 __all__ = ["SILENCE_S", "Clients", "ConsumerGroup", "Member"]
 
@@ -35,7 +35,7 @@ class ConsumerGroup(Generic[C]):
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     members: dict[C, Member[C]] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     attempts_max: int | None = None
     """How often its messages may come again, where one of its members said a number of its own."""
 
@@ -85,7 +85,7 @@ class Clients(Generic[C]):
                 return member
         return None
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What a connected group wants of a topic."""
         found = self._consumers.get(group)
         return None if found is None else found.subscriptions.get(topic)
@@ -129,7 +129,7 @@ class Clients(Generic[C]):
         group.consume_from_where = str(said.consume_from_where)
         is_new = member.connection not in group.members
         group.members[member.connection] = member
-        wanted = {each.topic: each for each in said.subscription_data_set}
+        wanted = {subscription.topic: subscription for subscription in said.subscription_data_set}
         topics_changed = wanted.keys() != group.subscriptions.keys()
         for topic, subscription in wanted.items():
             known = group.subscriptions.get(topic)
@@ -169,10 +169,12 @@ class Clients(Generic[C]):
         quiet: dict[C, None] = {}
         for group in self._consumers.values():
             quiet |= {
-                each.connection: None for each in group.members.values() if _silent(each, now)
+                member.connection: None for member in group.members.values() if _silent(member, now)
             }
         for members in self._producers.values():
-            quiet |= {each.connection: None for each in members.values() if _silent(each, now)}
+            quiet |= {
+                member.connection: None for member in members.values() if _silent(member, now)
+            }
         return list(quiet)
 
 

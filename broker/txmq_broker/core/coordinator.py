@@ -20,7 +20,7 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
-from txmq.protocol.decision import Kind, Source
+from txmq.protocol.decision import DecisionKind, DecisionSource
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
 from txmq.quantity import quantity
@@ -31,26 +31,29 @@ from txmq_broker.core.transaction import STEPS, Event, State
 from txmq_broker.store.half_store import Done, HalfStore
 from txmq_broker.store.pending import Half, transaction_key
 
-__all__ = ["Coordinator", "Tally", "Transaction"]
+__all__ = ["Coordinator", "Tally", "TransactionStatus"]
 
 log = logging.getLogger(__name__)
 
 _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
-_OPERATOR: Final = Source.OPERATOR
+_OPERATOR: Final = DecisionSource.OPERATOR
 """For every END; an enum's members are slow to reach."""
 
 _new: Final = tuple.__new__
 _SPEAKERS: Final = {
-    Source.PRODUCER: "its producer",
-    Source.CHECK: "a producer that was asked",
-    Source.OPERATOR: "an operator",
-    Source.BROKER: "the broker",
+    DecisionSource.PRODUCER: "its producer",
+    DecisionSource.CHECK: "a producer that was asked",
+    DecisionSource.OPERATOR: "an operator",
+    DecisionSource.BROKER: "the broker",
 }
-_EVENTS: Final = {Event.COMMIT: Kind.COMMITTED, Event.ROLL_BACK: Kind.ROLLED_BACK}
-_STATES: Final = {Kind.COMMITTED: State.COMMITTED, Kind.ROLLED_BACK: State.ROLLED_BACK}
+_EVENTS: Final = {Event.COMMIT: DecisionKind.COMMITTED, Event.ROLL_BACK: DecisionKind.ROLLED_BACK}
+_STATES: Final = {
+    DecisionKind.COMMITTED: State.COMMITTED,
+    DecisionKind.ROLLED_BACK: State.ROLLED_BACK,
+}
 
 
-class Transaction(NamedTuple):
+class TransactionStatus(NamedTuple):
     """A transaction as it stands: open with its half message, or decided."""
 
     key: int
@@ -164,7 +167,7 @@ class Coordinator:
 
     # Deciding
 
-    def find(self, header: EndTransaction) -> Transaction:
+    def find(self, header: EndTransaction) -> TransactionStatus:
         """The transaction that an END names.
 
         Raises:
@@ -184,7 +187,7 @@ class Coordinator:
         elif half.group == header.producer_group and key not in halves.closing:
             # Nearly always; the rest is for whoever says something twice, or something else.
             state = _PARKED if half.is_parked else _PREPARED
-            return _new(Transaction, (key, state, half, half.group, offset))
+            return _new(TransactionStatus, (key, state, half, half.group, offset))
         if half.group != header.producer_group:
             raise TransactionGroupWrong(
                 f"the transaction belongs to {half.group}, not to {header.producer_group}"
@@ -211,29 +214,34 @@ class Coordinator:
             return key, known, True
         return key, half, False
 
-    def find_by_key(self, key: int) -> Transaction | None:
+    def find_by_key(self, key: int) -> TransactionStatus | None:
         """An open transaction."""
         half = self.halves.pending.find(key)
         return None if half is None else self._as_it_stands(key, half)
 
-    def _as_it_stands(self, key: int, half: Half) -> Transaction:
+    def _as_it_stands(self, key: int, half: Half) -> TransactionStatus:
         kind = self.halves.closing.get(key)
         if kind is not None:
-            return Transaction(key, _STATES[kind], None, half.group, half.offset)
+            return TransactionStatus(key, _STATES[kind], None, half.group, half.offset)
         state = _PARKED if half.is_parked else _PREPARED
-        return Transaction(key, state, half, half.group, half.offset)
+        return TransactionStatus(key, state, half, half.group, half.offset)
 
-    def _decided(self, key: int, half: Half) -> Transaction:
+    def _decided(self, key: int, half: Half) -> TransactionStatus:
         done = self.halves.find_done(key)
         if done is not None and done.offset == half.offset:
-            return Transaction(key, _STATES[done.kind], None, half.group, half.offset)
+            return TransactionStatus(key, _STATES[done.kind], None, half.group, half.offset)
         marker = self.halves.decision_on(half)
         if marker is None:
             raise NotFound(f"nothing is known of the half message at {half.offset}")
-        return Transaction(key, _STATES[marker.kind], None, half.group, half.offset)
+        return TransactionStatus(key, _STATES[marker.kind], None, half.group, half.offset)
 
     def decide(
-        self, found: Transaction, event: Event, source: Source, now_ms: int, reason: str = ""
+        self,
+        found: TransactionStatus,
+        event: Event,
+        source: DecisionSource,
+        now_ms: int,
+        reason: str = "",
     ) -> bool:
         """Stage a decision; whether there was anything to do.
 
@@ -261,7 +269,7 @@ class Coordinator:
             self.tally.forced += 1
         return True
 
-    def _conflict(self, found: Transaction, event: Event, source: Source) -> None:
+    def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1
         log.error(
             "the transaction of %s at %d in the half queue is %s and was told %s by %s; "
@@ -288,7 +296,7 @@ class Coordinator:
         """Stage that a transaction waits for an operator."""
         if key in self.halves.parking or key in self.halves.closing:
             return
-        self.halves.decide(key, half, Kind.PARKED, Source.BROKER, now_ms)
+        self.halves.decide(key, half, DecisionKind.PARKED, DecisionSource.BROKER, now_ms)
         self.tally.parked += 1
         sent = self.halves.sent_at(half.position)
         log.error(

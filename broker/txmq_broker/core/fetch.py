@@ -21,7 +21,7 @@ from txmq_broker.core.filter.tags import TagFilter
 from txmq_broker.store.consume_queue import ConsumeQueue, Entry
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["Fetched", "Outcome", "fetch"]
+__all__ = ["FetchOutcome", "FetchResult", "fetch"]
 
 _LOW: Final = 0xFFFFFFFF
 _OPERAND_CHARS: Final = 1_024
@@ -30,7 +30,7 @@ _READ_TOGETHER: Final = 4
 """Records spread over at most so many times their size are read in one go and cut apart."""
 
 
-class Outcome(Enum):
+class FetchOutcome(Enum):
     """What a pull came to."""
 
     FOUND = "FOUND"
@@ -41,10 +41,10 @@ class Outcome(Enum):
     EMPTY = "NO_MESSAGE_IN_QUEUE"
 
 
-class Fetched(NamedTuple):
+class FetchResult(NamedTuple):
     """Messages, and where to go on."""
 
-    outcome: Outcome
+    outcome: FetchOutcome
     next_offset: int
     records: list[bytes]
 
@@ -56,7 +56,7 @@ def fetch(
     count_max: int,
     bytes_max: int = PULL_BYTES_MAX,
     wanted: Filter | None = None,
-) -> Fetched:
+) -> FetchResult:
     """Read a queue from an offset on.
 
     Raises:
@@ -65,13 +65,15 @@ def fetch(
     low, high = queue.min_offset, queue.max_offset
     if high in (0, low):
         if offset == high:
-            return Fetched(Outcome.AT_END if high else Outcome.EMPTY, offset, [])
-        return Fetched(Outcome.PAST_END if offset > high else Outcome.TOO_SMALL, high, [])
+            return FetchResult(FetchOutcome.AT_END if high else FetchOutcome.EMPTY, offset, [])
+        return FetchResult(
+            FetchOutcome.PAST_END if offset > high else FetchOutcome.TOO_SMALL, high, []
+        )
     if offset < low:
-        return Fetched(Outcome.TOO_SMALL, low, [])
+        return FetchResult(FetchOutcome.TOO_SMALL, low, [])
     if offset >= high:
         at_end = offset == high
-        return Fetched(Outcome.AT_END if at_end else Outcome.PAST_END, high, [])
+        return FetchResult(FetchOutcome.AT_END if at_end else FetchOutcome.PAST_END, high, [])
     count_max = max(1, min(count_max, PULL_MESSAGES_MAX))
     bytes_max = max(1, min(bytes_max, PULL_BYTES_MAX))
     if isinstance(wanted, Condition):
@@ -86,7 +88,7 @@ def _collect(
     count_max: int,
     bytes_max: int,
     wanted: TagFilter | None,
-) -> Fetched:
+) -> FetchResult:
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     while at < end:
@@ -107,7 +109,7 @@ def _collect(
         )
         if is_full or len(found) >= count_max or (found and bytes_max <= 0):
             break
-    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+    return FetchResult(FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found)
 
 
 def _sift(
@@ -117,7 +119,7 @@ def _sift(
     count_max: int,
     bytes_max: int,
     wanted: Condition,
-) -> Fetched:
+) -> FetchResult:
     """The same by a condition, for which every message has to be read."""
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
@@ -135,13 +137,15 @@ def _sift(
             work -= (_OPERAND_CHARS + len(text)) * wanted.operands
             if wanted.admits(text):
                 if found and size > bytes_max:
-                    return Fetched(Outcome.FOUND, at, found)
+                    return FetchResult(FetchOutcome.FOUND, at, found)
                 found.append(record)
                 bytes_max -= size
             at += 1
             if len(found) == count_max or work <= 0 or (found and bytes_max <= 0):
-                return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
-    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+                return FetchResult(
+                    FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found
+                )
+    return FetchResult(FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found)
 
 
 def _take(

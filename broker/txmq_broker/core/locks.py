@@ -13,7 +13,7 @@ EXPIRY_S: Final = 60.0
 """A lock not renewed for this long may be taken by others; clients renew every 20 s."""
 
 
-class Holder(NamedTuple):
+class LockHolder(NamedTuple):
     """Who has a queue, and since when without renewal."""
 
     client_id: str
@@ -24,7 +24,7 @@ class Locks:
     """All locks, by group and queue."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, dict[MessageQueue, Holder]] = {}
+        self._locks: dict[str, dict[MessageQueue, LockHolder]] = {}
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
@@ -35,7 +35,7 @@ class Locks:
         for queue in queues:
             holder = table.get(queue)
             if holder is None or holder.client_id == client_id or now - holder.at > EXPIRY_S:
-                table[queue] = Holder(client_id, now)
+                table[queue] = LockHolder(client_id, now)
                 owned.append(queue)
         return owned
 
@@ -57,7 +57,7 @@ class Locks:
         """Forget what nobody has renewed."""
         for group in list(self._locks):
             table = self._locks[group]
-            for queue in [each for each, holder in table.items() if now - holder.at > EXPIRY_S]:
+            for queue in [queue for queue, holder in table.items() if now - holder.at > EXPIRY_S]:
                 del table[queue]
             if not table:
                 del self._locks[group]

@@ -12,7 +12,7 @@ from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["NO_CORRECTION", "Progress"]
+__all__ = ["NO_CORRECTION", "ConsumeProgress"]
 
 C = TypeVar("C")
 
@@ -22,7 +22,7 @@ NO_CORRECTION: Final = 2**63 - 1
 _UNKNOWN: Final = -1
 
 
-class Progress(Generic[C]):
+class ConsumeProgress(Generic[C]):
     """Puts side by side what a broker's tables say."""
 
     def __init__(

@@ -18,7 +18,7 @@ from txmq.protocol.topics import RETRY
 from txmq.quantity import quantity
 from txmq_broker.core.clients import ConsumerGroup
 
-__all__ = ["Fate", "buried", "fate_of", "returned", "settle_maximum", "why_exhausted"]
+__all__ = ["RetryVerdict", "buried", "judge_retry", "returned", "settle_maximum", "why_exhausted"]
 
 C = TypeVar("C")
 
@@ -46,7 +46,7 @@ _WRITTEN_ANEW: Final = frozenset(
 )
 
 
-class Fate(NamedTuple):
+class RetryVerdict(NamedTuple):
     """What is to become of a message."""
 
     level: int
@@ -82,7 +82,7 @@ def why_exhausted(attempts: int, maximum: int) -> str:
     return f"{failed} failed, {quantity(maximum, 'is', 'are')} allowed"
 
 
-def fate_of(attempts: int, maximum: int, level: int, words: str = "") -> Fate:
+def judge_retry(attempts: int, maximum: int, level: int, words: str = "") -> RetryVerdict:
     """What becomes of a message.
 
     Args:
@@ -93,26 +93,28 @@ def fate_of(attempts: int, maximum: int, level: int, words: str = "") -> Fate:
     """
     reason = "its consumer gave it up" if level < 0 else why_exhausted(attempts, maximum)
     if not reason:
-        return Fate(level or FIRST_LEVEL + max(0, attempts))
+        return RetryVerdict(level or FIRST_LEVEL + max(0, attempts))
     words = properties.one_line(words, REASON_CHARS_MAX)
-    return Fate(0, f"{reason}: {words}" if words else reason)
+    return RetryVerdict(0, f"{reason}: {words}" if words else reason)
 
 
-def returned(record: Record, group: str, fate: Fate) -> tuple[Fate, str]:
-    """A message that a group gave back, as it is stored: its fate, and its properties.
+def returned(record: Record, group: str, verdict: RetryVerdict) -> tuple[RetryVerdict, str]:
+    """A message that a group gave back, as it is stored: its verdict, and its properties.
 
     It is a dead letter, too, where its properties leave no room for those of a retry.
     """
     origin = properties.find(record.properties, properties.ORIGIN_ID) or record.offset_id
     more = {properties.RETRY_TOPIC: _topic_of(record, group), properties.ORIGIN_ID: origin}
-    if not fate.reason:
-        text = _with(record.properties, more | {properties.DELAY: str(fate.level)})
+    if not verdict.reason:
+        text = _with(record.properties, more | {properties.DELAY: str(verdict.level)})
         # They are stored with the place they really go to.
         if len(text.encode()) <= PROPERTIES_OF_HALF_MAX:
-            return fate, text
-        fate = Fate(0, "its properties leave no room for those of a retry")
+            return verdict, text
+        verdict = RetryVerdict(0, "its properties leave no room for those of a retry")
     unique = properties.find(record.properties, properties.UNIQUE_KEY) or origin
-    return fate, _with(record.properties, more | _marks(more[properties.RETRY_TOPIC], unique, fate))
+    return verdict, _with(
+        record.properties, more | _marks(more[properties.RETRY_TOPIC], unique, verdict)
+    )
 
 
 def buried(text: str, reason: str) -> str:
@@ -124,7 +126,7 @@ def buried(text: str, reason: str) -> str:
         if name in found
     }
     origin = found.get(properties.UNIQUE_KEY) or found.get(properties.ORIGIN_ID, "")
-    marks = _marks(found.get(properties.RETRY_TOPIC, ""), origin, Fate(0, reason))
+    marks = _marks(found.get(properties.RETRY_TOPIC, ""), origin, RetryVerdict(0, reason))
     return _with(text, kept | marks)
 
 
@@ -136,11 +138,11 @@ def _topic_of(record: Record, group: str) -> str:
     return properties.find(record.properties, properties.RETRY_TOPIC) or record.topic
 
 
-def _marks(topic: str, unique: str, fate: Fate) -> dict[str, str]:
+def _marks(topic: str, unique: str, verdict: RetryVerdict) -> dict[str, str]:
     marks = {
         properties.DEAD_TOPIC: topic,
         properties.DEAD_ID: unique,
-        properties.DEAD_REASON: fate.reason,
+        properties.DEAD_REASON: verdict.reason,
     }
     return {name: value for name, value in marks.items() if value}
 

@@ -19,7 +19,7 @@ from txmq_broker.store.lines import WHEEL_LINES, Line
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.waiting import Due
 
-__all__ = ["Schedule", "Wish"]
+__all__ = ["DueTime", "Schedule"]
 
 _CLASSES_MS: Final = tuple(seconds * 1000 for seconds in (60, 600, 3600, 6 * 3600, 86_400))
 """Messages that wait about as long as each other share a line of the wheel: so what has left a line
@@ -29,7 +29,7 @@ _LONG_MAX: Final = 19
 """Digits of a Java long."""
 
 
-class Wish(NamedTuple):
+class DueTime(NamedTuple):
     """When a message wants to come."""
 
     level: int
@@ -57,7 +57,7 @@ class Schedule:
 
     # When
 
-    def wish_in(self, special: Mapping[str, str], now_ms: int) -> Wish | None:
+    def due_time_in(self, special: Mapping[str, str], now_ms: int) -> DueTime | None:
         """When a message with these properties wants to come, or ``None`` where it is now.
 
         A level counts before a time, as with RocketMQ.
@@ -68,18 +68,18 @@ class Schedule:
         """
         level = _number("DELAY", special)
         if level > 0:
-            return self.wish_of_level(level, now_ms)
+            return self.due_time_of_level(level, now_ms)
         for name, unit in (("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1)):
             if name in special:
-                return self._wish_at(now_ms + max(0, _number(name, special)) * unit, now_ms)
-        return self._wish_at(_number("TIMER_DELIVER_MS", special), now_ms)
+                return self._due_time_at(now_ms + max(0, _number(name, special)) * unit, now_ms)
+        return self._due_time_at(_number("TIMER_DELIVER_MS", special), now_ms)
 
-    def wish_of_level(self, level: int, now_ms: int) -> Wish:
+    def due_time_of_level(self, level: int, now_ms: int) -> DueTime:
         """When a message of a level comes; those above the highest come as if they had that."""
         level = min(level, len(self._levels))
-        return Wish(level, now_ms + self._levels[level - 1])
+        return DueTime(level, now_ms + self._levels[level - 1])
 
-    def _wish_at(self, due_ms: int, now_ms: int) -> Wish | None:
+    def _due_time_at(self, due_ms: int, now_ms: int) -> DueTime | None:
         if due_ms <= now_ms:
             return None
         if due_ms - now_ms > self._longest_ms:
@@ -87,7 +87,7 @@ class Schedule:
                 f"a message waits at most {self._longest_ms // 1000} s here (delay.longest), "
                 f"not {(due_ms - now_ms) // 1000} s"
             )
-        return Wish(0, due_ms)
+        return DueTime(0, due_ms)
 
     # In
 
@@ -103,8 +103,8 @@ class Schedule:
         now_ms: int,
     ) -> tuple[int, int]:
         """Stage a message that waits as long as a level says; see :meth:`put`."""
-        wish = self.wish_of_level(level, now_ms)
-        return self.put(topic, number, postmark, flag, body, data, wish, now_ms)
+        due_time = self.due_time_of_level(level, now_ms)
+        return self.put(topic, number, postmark, flag, body, data, due_time, now_ms)
 
     def put(
         self,
@@ -114,7 +114,7 @@ class Schedule:
         flag: int,
         body: bytes,
         data: bytes,
-        wish: Wish,
+        due_time: DueTime,
         now_ms: int,
     ) -> tuple[int, int]:
         """Stage a message that waits, and return its offset there and its position.
@@ -122,32 +122,32 @@ class Schedule:
         Raises:
             MessageIllegal: There is no room left in its properties for where it really goes.
         """
-        data = _told(data, wish.level, records.real_place(topic.name, number))
+        data = _told(data, due_time.level, records.real_place(topic.name, number))
         if len(data) > PROPERTIES_BYTES_MAX:
             raise MessageIllegal(
                 f"properties have at most {PROPERTIES_BYTES_MAX} bytes, and a message that waits "
                 "has its topic among them"
             )
-        line, due_ms = self._line_for(wish, now_ms)
+        line, due_ms = self._line_for(due_time, now_ms)
         return self._delays.join(line, due_ms, postmark, flag, body, data)
 
-    def _line_for(self, wish: Wish, now_ms: int) -> tuple[Line, int]:
+    def _line_for(self, due_time: DueTime, now_ms: int) -> tuple[Line, int]:
         """A line that has let go of nobody who is due later; that needs a clock set back.
 
         Where there is none, the message waits for those: it may come late, but never early, and
         never be taken for one that has left.
         """
-        due_ms = wish.due_ms
+        due_ms = due_time.due_ms
         wait_ms = due_ms - now_ms
         number = sum(wait_ms > limit for limit in _CLASSES_MS)
-        lines = [self._delays.wheel_line(each) for each in range(number, WHEEL_LINES)]
-        if wish.level:
-            lines.insert(0, self._delays.line(wish.level - 1))
+        lines = [self._delays.wheel_line(wheel) for wheel in range(number, WHEEL_LINES)]
+        if due_time.level:
+            lines.insert(0, self._delays.line(due_time.level - 1))
         for line in lines:
             if due_ms >= line.leaving.due_ms:
                 return line, due_ms
         self.held_back += 1
-        line = min(lines, key=lambda each: each.leaving.due_ms)
+        line = min(lines, key=lambda candidate: candidate.leaving.due_ms)
         return line, line.leaving.due_ms
 
     # Out

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from txmq_broker.core.topics import Topics
 
-__all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "Mornings", "Rate", "Statistics"]
+__all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "MidnightTotals", "Rate", "Statistics"]
 
 SAMPLE_S: Final = 10.0
 MINUTE_S: Final = 60.0
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     """Until when it had stood where the sample before this one says."""
 
 
-class Trail:
+class SampleHistory:
     """Where a counter stood at moments some gap apart, but for those at which it had not moved."""
 
     __slots__ = ("_gap", "_samples", "_still_at")
@@ -80,9 +80,9 @@ class Meter:
 
     def __init__(self) -> None:
         self.total = 0
-        self._minutes = Trail(SAMPLE_S, 61)
-        self._hours = Trail(600.0, 7)
-        self._days = Trail(HOUR_S, 25)
+        self._minutes = SampleHistory(SAMPLE_S, 61)
+        self._hours = SampleHistory(600.0, 7)
+        self._days = SampleHistory(HOUR_S, 25)
 
     def sample(self, now: float) -> None:
         """Remember where the counter stands."""
@@ -100,7 +100,7 @@ class Meter:
         return " ".join(f"{self.rate(window, now).per_second:.4f}" for window in _WINDOWS)
 
 
-class Mornings:
+class MidnightTotals:
     """What a total was at the last two midnights: tools subtract to show yesterday and today."""
 
     def __init__(self) -> None:
@@ -120,8 +120,8 @@ class Statistics:
 
     def __init__(self) -> None:
         self._meters: dict[tuple[str, str], Meter] = {}
-        self.put_mornings = Mornings()
-        self.get_mornings = Mornings()
+        self.put_midnights = MidnightTotals()
+        self.get_midnights = MidnightTotals()
 
     def meter(self, name: str, key: str) -> Meter:
         """A counter, made when first named."""
@@ -150,8 +150,8 @@ class Statistics:
         """Remember where all counters stand; ``day`` is the number of today's date."""
         for meter in self._meters.values():
             meter.sample(now)
-        self.put_mornings.note(day, self.meter("BROKER_PUT_NUMS", "").total)
-        self.get_mornings.note(day, self.meter("BROKER_GET_NUMS", "").total)
+        self.put_midnights.note(day, self.meter("BROKER_PUT_NUMS", "").total)
+        self.get_midnights.note(day, self.meter("BROKER_GET_NUMS", "").total)
 
     def forget_topic(self, topic: str) -> None:
         """Drop what was counted for a topic, and for groups in it."""

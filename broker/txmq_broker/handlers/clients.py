@@ -9,7 +9,7 @@ import msgspec
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
 from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
 from txmq.protocol.bodies import (
-    ConnectedClient,
+    ClientConnection,
     ConsumerConnections,
     ConsumerIds,
     Heartbeat,
@@ -78,13 +78,13 @@ class ClientHandlers:
         check_client_id(beat.client_id)
         for producer in beat.producer_data_set:
             check_producer_group(producer.group_name)
-        self._make_groups([each.group_name for each in beat.consumer_data_set])
+        self._make_groups([consumer.group_name for consumer in beat.consumer_data_set])
         changed = self._clients.beat(
             connection, beat, request.client_language, request.version, self._clock.monotonic()
         )
         self.notify(changed)
         if beat.producer_data_set:
-            self._producers_seen([each.group_name for each in beat.producer_data_set])
+            self._producers_seen([producer.group_name for producer in beat.producer_data_set])
         return answer(request)
 
     def _make_groups(self, names: list[str]) -> None:
@@ -176,7 +176,9 @@ class ClientHandlers:
         found = self._clients.producers(name)
         if not found:
             raise InternalError(f"the producer group[{name}] not exist")
-        return answer(request, body=ProducerConnections([_shown(each) for each in found]).write())
+        return answer(
+            request, body=ProducerConnections([_shown(member) for member in found]).write()
+        )
 
     def all_producers(self, connection: Connection, request: Command) -> bytes:
         """328: every producer by group."""
@@ -185,20 +187,20 @@ class ClientHandlers:
         data = {
             group: [
                 {
-                    "clientId": each.client_id,
-                    "remoteIP": each.connection.address,
-                    "language": each.language,
-                    "version": each.version,
-                    "lastUpdateTimestamp": age + int(each.seen_at * 1000),
+                    "clientId": member.client_id,
+                    "remoteIP": member.connection.address,
+                    "language": member.language,
+                    "version": member.version,
+                    "lastUpdateTimestamp": age + int(member.seen_at * 1000),
                 }
-                for each in members
+                for member in members
             ]
             for group, members in self._clients.producer_groups().items()
         }
         return answer(request, body=msgspec.json.encode({"data": data}))
 
 
-def _shown(member: Member[Connection]) -> ConnectedClient:
-    return ConnectedClient(
+def _shown(member: Member[Connection]) -> ClientConnection:
+    return ClientConnection(
         member.connection.address, member.client_id, member.language, member.version
     )

@@ -10,14 +10,14 @@ from txmq.errors import InternalError
 from txmq.protocol.bodies import (
     ConsumeTimeSpans,
     CorrectionOffsets,
+    GroupList,
     QueueEntries,
     QueueEntry,
-    Subscription,
     SubscriptionAnswer,
+    SubscriptionData,
     TopicNames,
     with_queue_map,
 )
-from txmq.protocol.bodies import Groups as GroupNames
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import (
@@ -39,7 +39,7 @@ from txmq_broker.core.clients import Clients
 from txmq_broker.core.filter.tags import tag_filter
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.progress import Progress
+from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import MINUTE_S, Statistics
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.identity import Identity
@@ -74,7 +74,7 @@ class ProgressHandlers:
         self._store = store
         self._statistics = statistics
         self._clock = clock
-        self._progress = Progress(identity.name, topics, offsets, clients, store)
+        self._progress = ConsumeProgress(identity.name, topics, offsets, clients, store)
 
     def table(self) -> dict[int, Handler]:
         """Which request goes where."""
@@ -125,7 +125,7 @@ class ProgressHandlers:
                 if only_ordered and not topic.config.order:
                     continue
                 pairs = self._progress.of_group(group.group_name, topic)
-                lag += sum(each.broker_offset - each.consumer_offset for each in pairs.values())
+                lag += sum(pair.broker_offset - pair.consumer_offset for pair in pairs.values())
                 rate = {"consumeTps": self._rate(group.group_name, topic)}
                 stats.append(msgspec.Raw(with_queue_map("offsetTable", pairs, rate)))
             shown.append({group.group_name: stats})
@@ -144,7 +144,7 @@ class ProgressHandlers:
             group.name for group in self._clients.consumer_groups() if topic in group.subscriptions
         ]
         names = sorted({*online, *self._offsets.groups_of(topic)})
-        return answer(request, body=GroupNames(names).write())
+        return answer(request, body=GroupList(names).write())
 
     def topics_of_group(self, connection: Connection, request: Command) -> bytes:
         """343: in which topics a group has come anywhere."""
@@ -199,7 +199,7 @@ class ProgressHandlers:
         queue = topic.queues[header.queue_id]
         found = _entries(queue, header.index, min(header.count, _ENTRIES_MAX))
         body = QueueEntries(
-            [QueueEntry(*each[:3]) for each in found], queue.max_offset, queue.min_offset
+            [QueueEntry(*entry[:3]) for entry in found], queue.max_offset, queue.min_offset
         )
         if header.consumer_group:
             wanted = self._clients.subscription(header.consumer_group, header.topic)
@@ -227,7 +227,7 @@ def _entries(queue: ConsumeQueue, start: int, count: int) -> list[Entry]:
     return found
 
 
-def _shown(wanted: Subscription) -> str:
+def _shown(wanted: SubscriptionData) -> str:
     if wanted.expression_type not in ("", "TAG"):
         return wanted.sub_string
     tags = tag_filter(wanted.sub_string)

@@ -21,7 +21,7 @@ from txmq.errors import (
 )
 from txmq.limits import HELD_FILTERS_CHARS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
 from txmq.protocol import answers, command
-from txmq.protocol.bodies import Subscription
+from txmq.protocol.bodies import SubscriptionData
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
@@ -31,11 +31,11 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.fetch import Fetched, Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter, Filters
 from txmq_broker.core.groups import Groups
-from txmq_broker.core.hold import Holds
+from txmq_broker.core.held_pulls import HeldPulls
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topic, Topics
@@ -47,14 +47,14 @@ __all__ = ["PullHandlers"]
 log = logging.getLogger(__name__)
 
 _CODES: Final = {
-    Outcome.FOUND: SUCCESS,
-    Outcome.NO_MATCH: PullRetryImmediately.code,
-    Outcome.AT_END: PullNotFound.code,
-    Outcome.EMPTY: PullNotFound.code,
-    Outcome.PAST_END: OffsetMoved.code,
-    Outcome.TOO_SMALL: OffsetMoved.code,
+    FetchOutcome.FOUND: SUCCESS,
+    FetchOutcome.NO_MATCH: PullRetryImmediately.code,
+    FetchOutcome.AT_END: PullNotFound.code,
+    FetchOutcome.EMPTY: PullNotFound.code,
+    FetchOutcome.PAST_END: OffsetMoved.code,
+    FetchOutcome.TOO_SMALL: OffsetMoved.code,
 }
-_WAITING: Final = (Outcome.AT_END, Outcome.EMPTY)
+_WAITING: Final = (FetchOutcome.AT_END, FetchOutcome.EMPTY)
 _COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
 _NO_FIELDS: Final = msgspec.Raw(b"")
 _SUSPEND: Final = int(PullFlag.SUSPEND)
@@ -101,7 +101,7 @@ class PullHandlers:
         self._missed = statistics.meter("PULLS_MISSED", "")
         self._clock = clock
         self.wait_max = wait_max
-        self._holds: Holds[HeldPull] = Holds()
+        self._holds: HeldPulls[HeldPull] = HeldPulls()
         self._held_chars = 0
         self._woken: deque[HeldPull] = deque()
         self._is_resuming = False
@@ -157,9 +157,9 @@ class PullHandlers:
             return self._filters.of(self._subscription(header))
         kind = header.expression_type or "TAG"
         text = header.subscription or ""
-        return self._filters.of(Subscription(header.topic, text, expression_type=kind))
+        return self._filters.of(SubscriptionData(header.topic, text, expression_type=kind))
 
-    def _subscription(self, header: PullMessage) -> Subscription:
+    def _subscription(self, header: PullMessage) -> SubscriptionData:
         group = self._clients.consumer_group(header.consumer_group)
         if group is None:
             raise SubscriptionMissing(f"the group {header.consumer_group} is not online")
@@ -189,18 +189,18 @@ class PullHandlers:
                 self._hold(pull)
                 return None
             at_end = found.next_offset >= pull.queue.max_offset
-            if is_woken and found.outcome is Outcome.NO_MATCH and at_end:
+            if is_woken and found.outcome is FetchOutcome.NO_MATCH and at_end:
                 # What arrived is for others: go on waiting behind it.
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
         return self._answer(pull, found)
 
-    def _answer(self, pull: HeldPull, found: Fetched) -> bytes:
+    def _answer(self, pull: HeldPull, found: FetchResult) -> bytes:
         queue = pull.queue
         code = _CODES[found.outcome]
         if found.records:
             key = f"{queue.topic}@{pull.header.consumer_group}"
-            size = sum([len(each) for each in found.records])
+            size = sum([len(record) for record in found.records])
             self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
             self._given.total += len(found.records)
@@ -243,7 +243,7 @@ class PullHandlers:
         """Wake the pulls that wait at the queues a span has reached."""
         if not len(self._holds):
             return
-        reached = {(queue.topic, queue.number) for queue in {each[0] for each in span.staged}}
+        reached = {(queue.topic, queue.number) for queue in {entry[0] for entry in span.staged}}
         if span.halves:
             reached.add((HALF_TOPIC, 0))
         if span.markers:
@@ -271,9 +271,9 @@ class PullHandlers:
             return
         try:
             answer = self._serve(self._renewed(pull), may_hold=may_hold, is_woken=True)
-        except (TxmqError, OSError) as problem:
-            log.error("a held pull of %s failed: %s", pull.queue.topic, problem)  # noqa: TRY400
-            answer = command.answer(pull.request, InternalError.code, remark=str(problem))
+        except (TxmqError, OSError) as error:
+            log.error("a held pull of %s failed: %s", pull.queue.topic, error)  # noqa: TRY400
+            answer = command.answer(pull.request, InternalError.code, remark=str(error))
         if answer is not None:
             connection.send(answer)
             connection.flush()
@@ -306,4 +306,4 @@ def _size_of(wanted: Filter | None) -> int:
     """How long the text was that is left of a filter: its own, or its group's."""
     if isinstance(wanted, Condition):
         return len(wanted.expression)
-    return 0 if wanted is None else sum([len(each) + 2 for each in wanted.words])
+    return 0 if wanted is None else sum([len(word) + 2 for word in wanted.words])

@@ -129,13 +129,13 @@ class RelayHandlers:
     ) -> None:
         try:
             found = await work
-        except TxmqError as problem:
-            code = problem.code if isinstance(problem, BrokerRefused) else InternalError.code
-            found = answer(request, code, remark=str(problem))
-        except Exception as problem:
+        except TxmqError as error:
+            code = error.code if isinstance(error, BrokerRefused) else InternalError.code
+            found = answer(request, code, remark=str(error))
+        except Exception as error:
             # As in Dispatcher: whoever waits hears of it, whatever it is.
             log.exception("request %d of %s failed", request.code, connection.address)
-            remark = f"{type(problem).__name__}: {problem}"
+            remark = f"{type(error).__name__}: {error}"
             found = answer(request, InternalError.code, remark=remark)
         if not request.is_oneway:
             connection.send(found)
@@ -294,10 +294,10 @@ async def _call(
 ) -> bytes:
     try:
         found = await member.connection.ask(request.code, fields, body=body, timeout_s=CALL_S)
-    except RequestTimeout as problem:
-        raise ConsumeTimeout(f"consumer <{member.client_id}> Timeout: {problem}") from problem
-    except TransportError as problem:
-        raise InternalError(f"consumer <{member.client_id}> is lost: {problem}") from problem
+    except RequestTimeout as error:
+        raise ConsumeTimeout(f"consumer <{member.client_id}> Timeout: {error}") from error
+    except TransportError as error:
+        raise InternalError(f"consumer <{member.client_id}> is lost: {error}") from error
     return answer(request, found.code, found.field_map(), body=found.body, remark=found.remark)
 
 
@@ -308,8 +308,8 @@ async def _status(
     try:
         found = await member.connection.request(code, query, timeout_s=STATUS_S)
         return read_queue_map(found.body, "messageQueueTable", int)
-    except (TransportError, BrokerRefused, RemoteProtocolError) as problem:
-        log.warning("%s does not say how far it is: %s", member.client_id, problem)
+    except (TransportError, BrokerRefused, RemoteProtocolError) as error:
+        log.warning("%s does not say how far it is: %s", member.client_id, error)
         return None
 
 
@@ -317,8 +317,8 @@ async def _push(to: Connection, request: Command, push: ReplyPush, asker: str) -
     code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
     try:
         found = await to.ask(code, push, body=request.body, timeout_s=CALL_S)
-    except TransportError as problem:
-        raise InternalError(f"push reply message to {asker} fail: {problem}") from problem
+    except TransportError as error:
+        raise InternalError(f"push reply message to {asker} fail: {error}") from error
     if found.code != SUCCESS:
         raise InternalError(f"push reply message to {asker} fail: {found.remark or found.code}")
     # The reply is handed over and not stored, so it has no place in the log.

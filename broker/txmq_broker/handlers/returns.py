@@ -20,7 +20,7 @@ from txmq.runtime.entropy import Entropy
 from txmq_broker.core.arrival import examine
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.groups import Groups
-from txmq_broker.core.retry import ATTEMPTS_TOP, Fate, fate_of, returned, settle_maximum
+from txmq_broker.core.retry import ATTEMPTS_TOP, RetryVerdict, judge_retry, returned, settle_maximum
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topic, Topics, check_name
@@ -92,15 +92,15 @@ class ReturnHandlers:
         said = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
         online = self._clients.consumer_group(group)
         maximum = settle_maximum(said, online, connection, config)
-        fate = fate_of(record.attempts, maximum, header.delay_level, header.reason or "")
-        fate, text = returned(record, group, fate)
-        if fate.reason:
+        verdict = judge_retry(record.attempts, maximum, header.delay_level, header.reason or "")
+        verdict, text = returned(record, group, verdict)
+        if verdict.reason:
             topic, number = self._topic_of_group(DLQ + group, 1, now_ms), 0
-            log.info("%s is a dead letter of group %s: %s", record.offset_id, group, fate.reason)
+            log.info("%s is a dead letter of group %s: %s", record.offset_id, group, verdict.reason)
         else:
             topic = self._topic_of_group(RETRY + group, config.retry_queue_nums, now_ms)
             number = self._entropy.below(queues_to_write(topic))
-        self._put(topic, number, record, text, fate, now_ms)
+        self._put(topic, number, record, text, verdict, now_ms)
         self._count(record, group)
         if not request.is_oneway:
             self._flusher.staged(connection, request, answer(request))
@@ -115,7 +115,13 @@ class ReturnHandlers:
         return record
 
     def _put(
-        self, topic: Topic, number: int, record: Record, text: str, fate: Fate, now_ms: int
+        self,
+        topic: Topic,
+        number: int,
+        record: Record,
+        text: str,
+        verdict: RetryVerdict,
+        now_ms: int,
     ) -> None:
         arrival = examine(text, self._cluster, topic.key_seed, self._identity.unique_id)
         data, _, tags_code, hashes, _ = arrival
@@ -125,7 +131,7 @@ class ReturnHandlers:
             sys_flag, record.born_ms, record.born_host, now_ms, self._store_host, attempts, 0
         )  # fmt: skip
         flag, body = record.flag, record.body
-        if fate.reason:
+        if verdict.reason:
             queue, tail = topic.queues[number], tail_of(topic.name_field, data)
             self._store.append(queue, postmark, flag, body, tail, tags_code, hashes)
             topic.put_count += 1
@@ -134,7 +140,7 @@ class ReturnHandlers:
             # A turn's time may be ahead, where the clock was set back.
             clock_ms = self._clock.wall_ms()
             self._schedule.put_at_level(
-                topic, number, postmark, flag, body, data, fate.level, clock_ms
+                topic, number, postmark, flag, body, data, verdict.level, clock_ms
             )
 
     def _count(self, record: Record, group: str) -> None:

@@ -33,7 +33,7 @@ from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.retry import buried, why_exhausted
-from txmq_broker.core.schedule import Schedule, Wish
+from txmq_broker.core.schedule import DueTime, Schedule
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.flusher import Flusher
 from txmq_broker.identity import Identity
@@ -135,8 +135,8 @@ class SendHandlers:
                         connection, request, header, topic, number, postmark, arrival
                     )
                 wall_ms = self._clock.wall_ms()
-                wish = self._schedule.wish_in(special or {}, wall_ms)
-                if wish is not None:
+                due_time = self._schedule.due_time_in(special or {}, wall_ms)
+                if due_time is not None:
                     return self._take_for_later(
                         connection,
                         request,
@@ -145,7 +145,7 @@ class SendHandlers:
                         number,
                         postmark,
                         arrival,
-                        wish,
+                        due_time,
                         wall_ms,
                     )
             tail = tail_of(topic.name_field, data)
@@ -200,13 +200,15 @@ class SendHandlers:
         number: int,
         postmark: Postmark,
         arrival: Arrival,
-        wish: Wish,
+        due_time: DueTime,
         wall_ms: int,
     ) -> bytes | None:
         data, unique = arrival[:2]
-        handle = recall.encode(RecallHandle(topic.name, self._identity.name, wish.due_ms, unique))
+        handle = recall.encode(
+            RecallHandle(topic.name, self._identity.name, due_time.due_ms, unique)
+        )
         offset, position = self._schedule.put(
-            topic, number, postmark, header.flag, request.body, data, wish, wall_ms
+            topic, number, postmark, header.flag, request.body, data, due_time, wall_ms
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)

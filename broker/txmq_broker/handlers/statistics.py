@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from txmq.errors import InternalError
-from txmq.protocol.bodies import CounterView, CounterWindow, Table
+from txmq.protocol.bodies import CounterView, CounterWindow, TextTable
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import VERSION, Command, answer
 from txmq.protocol.headers import StatsQuery, camel
@@ -110,7 +110,7 @@ class StatisticsHandlers:
             **self._transactions(),
             **self._delays(),
         }
-        return answer(request, body=Table(dict(sorted(table.items()))).write())
+        return answer(request, body=TextTable(dict(sorted(table.items()))).write())
 
     def _times(self) -> dict[str, str]:
         up_s = max(0, self._clock.wall_ms() - self._started_ms) // 1000
@@ -129,11 +129,11 @@ class StatisticsHandlers:
         puts = statistics.meter("BROKER_PUT_NUMS", "").total
         size = statistics.meter("BROKER_PUT_SIZE", "").total
         return {
-            "msgPutTotalYesterdayMorning": str(statistics.put_mornings.yesterday),
-            "msgPutTotalTodayMorning": str(statistics.put_mornings.today),
+            "msgPutTotalYesterdayMorning": str(statistics.put_midnights.yesterday),
+            "msgPutTotalTodayMorning": str(statistics.put_midnights.today),
             "msgPutTotalTodayNow": str(puts),
-            "msgGetTotalYesterdayMorning": str(statistics.get_mornings.yesterday),
-            "msgGetTotalTodayMorning": str(statistics.get_mornings.today),
+            "msgGetTotalYesterdayMorning": str(statistics.get_midnights.yesterday),
+            "msgGetTotalTodayMorning": str(statistics.get_midnights.today),
             "msgGetTotalTodayNow": str(statistics.meter("BROKER_GET_NUMS", "").total),
             "putMessageTimesTotal": str(puts),
             "putMessageSizeTotal": str(size),
@@ -146,7 +146,7 @@ class StatisticsHandlers:
 
         def three(*names: str) -> str:
             rates = [self._statistics.meter(name, "").three(now).split() for name in names]
-            return " ".join(f"{sum(map(float, each)):.4f}" for each in zip(*rates, strict=True))
+            return " ".join(f"{sum(map(float, column)):.4f}" for column in zip(*rates, strict=True))
 
         transferred = three("BROKER_GET_NUMS")
         return {
@@ -211,7 +211,7 @@ class StatisticsHandlers:
             if name.endswith("_SIZE")
             else None
         )
-        windows = [self._window(found, counted, each) for each in (MINUTE_S, HOUR_S, DAY_S)]
+        windows = [self._window(found, counted, length) for length in (MINUTE_S, HOUR_S, DAY_S)]
         return answer(request, body=CounterView(*windows).write())
 
     def _window(self, meter: Meter, counted: Meter | None, seconds: float) -> CounterWindow:

@@ -20,10 +20,10 @@ from txmq.errors import (
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.answers import done
-from txmq.protocol.bodies import OpenTransaction, OpenTransactions
+from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command, answer
-from txmq.protocol.decision import REASON_BYTES_MAX, Source
+from txmq.protocol.decision import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.headers import (
     DecideTransaction,
     EndTransaction,
@@ -36,7 +36,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq_broker.checker import Checker
-from txmq_broker.core.coordinator import Coordinator, Transaction
+from txmq_broker.core.coordinator import Coordinator, TransactionStatus
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.flusher import Flusher
 from txmq_broker.store.pending import Half, transaction_key
@@ -45,7 +45,7 @@ __all__ = ["TransactionHandlers"]
 
 _EVENTS: Final = {int(SysFlag.COMMITTED): Event.COMMIT, int(SysFlag.ROLLED_BACK): Event.ROLL_BACK}
 _BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
-_CHECK, _PRODUCER = Source.CHECK, Source.PRODUCER
+_CHECK, _PRODUCER = DecisionSource.CHECK, DecisionSource.PRODUCER
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
 
@@ -97,18 +97,18 @@ class TransactionHandlers:
         self,
         connection: Connection,
         request: Command,
-        found: Transaction,
+        found: TransactionStatus,
         event: Event,
-        source: Source,
+        source: DecisionSource,
         now_ms: int,
         reason: str = "",
     ) -> None:
         try:
             is_staged = self._coordinator.decide(found, event, source, now_ms, reason)
-        except (ShouldCommit, ShouldRollBack) as problem:
+        except (ShouldCommit, ShouldRollBack) as error:
             is_staged = False
             # Also a refusal waits until what it speaks of is safe.
-            said = _refused(request, problem)
+            said = _refused(request, error)
         else:
             said = done(request)
         if not request.flag & ONEWAY:
@@ -148,7 +148,7 @@ class TransactionHandlers:
             raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
         now_ms = self._flusher.decision_ms()
         found = self._named(header.transaction_id)
-        self._decide(connection, request, found, event, Source.OPERATOR, now_ms, reason)
+        self._decide(connection, request, found, event, DecisionSource.OPERATOR, now_ms, reason)
         return None
 
     def show(self, connection: Connection, request: Command) -> bytes:
@@ -170,7 +170,7 @@ class TransactionHandlers:
         matching = self._matching(header)
         if header.state == "parked":
             # They come as they were parked; a page that went by that would skip late ones.
-            page = nsmallest(count, matching, key=lambda each: each[1].offset)
+            page = nsmallest(count, matching, key=lambda item: item[1].offset)
         else:
             page = list(islice(matching, count))
         body = OpenTransactions(
@@ -199,7 +199,7 @@ class TransactionHandlers:
             if is_parked is None or half.is_parked is is_parked:
                 yield key, half
 
-    def _described(self, key: int, half: Half) -> OpenTransaction:
+    def _described(self, key: int, half: Half) -> TransactionEntry:
         unique = offset_id = keys = ""
         stored_ms = 0
         # One that cannot be read is shown as far as it is known, and hides no other.
@@ -208,7 +208,7 @@ class TransactionHandlers:
             unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
             keys = properties.find(record.properties, properties.KEYS) or ""
             offset_id, stored_ms = record.offset_id, record.stored_ms
-        return OpenTransaction(
+        return TransactionEntry(
             transaction_id=unique,
             state=(State.PARKED if half.is_parked else State.PREPARED).value,
             producer_group=half.group,
@@ -224,7 +224,7 @@ class TransactionHandlers:
             is_being_decided=key in self._coordinator.halves.closing,
         )
 
-    def _named(self, name: str) -> Transaction:
+    def _named(self, name: str) -> TransactionStatus:
         """The open transaction with this id, or whose half message has this id."""
         coordinator = self._coordinator
         found = coordinator.find_by_key(transaction_key(name))
@@ -234,7 +234,7 @@ class TransactionHandlers:
             raise NotFound(f"no transaction {name} is open")
         return found
 
-    def _with_offset_id(self, name: str) -> Transaction | None:
+    def _with_offset_id(self, name: str) -> TransactionStatus | None:
         try:
             *_, position = split_offset_id(name)
         except RemoteProtocolError:
@@ -243,5 +243,5 @@ class TransactionHandlers:
         return None if sent is None else self._coordinator.find_by_key(transaction_key(sent.unique))
 
 
-def _refused(request: Command, problem: BrokerRefused) -> bytes:
-    return answer(request, problem.code, remark=str(problem))
+def _refused(request: Command, error: BrokerRefused) -> bytes:
+    return answer(request, error.code, remark=str(error))

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from txmq.errors import InternalError, NotFound, RemoteProtocolError
-from txmq.protocol.bodies import BrokerMembers, DataVersion, Table, TopicRoute
+from txmq.protocol.bodies import BrokerMembers, DataVersion, TextTable, TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import (
@@ -30,7 +30,7 @@ from txmq.runtime.clock import Clock
 from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
 from txmq_broker.names.options import OptionTable
 from txmq_broker.names.registration import read_registration
-from txmq_broker.names.routes import RouteTable
+from txmq_broker.names.routes import RouteRegistry
 
 __all__ = ["NameHandlers"]
 
@@ -42,7 +42,7 @@ class NameHandlers:
     """Every request a name server serves, over the tables it keeps."""
 
     def __init__(
-        self, routes: RouteTable, values: KeyValues, options: OptionTable, clock: Clock
+        self, routes: RouteRegistry, values: KeyValues, options: OptionTable, clock: Clock
     ) -> None:
         self._routes = routes
         self._values = values
@@ -88,7 +88,7 @@ class NameHandlers:
         body = b""
         if self._options.current.return_order_topic_config_to_broker:
             orders = self._values.space(ORDER_TOPICS)
-            body = Table(table=orders).write() if orders else b""
+            body = TextTable(table=orders).write() if orders else b""
         return answer(request, header=found, body=body)
 
     def _unregister(self, _: Connection, request: Command) -> bytes:
@@ -221,7 +221,7 @@ class NameHandlers:
         found = self._values.space(namespace)
         if not found:
             raise NotFound(f"No config item, Namespace: {namespace}")
-        return answer(request, body=Table(table=found).write())
+        return answer(request, body=TextTable(table=found).write())
 
     def _update_options(self, _: Connection, request: Command) -> bytes:
         """318: change options."""

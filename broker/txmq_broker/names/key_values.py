@@ -36,8 +36,8 @@ class KeyValues:
         if data is not None:
             try:
                 self._table = msgspec.json.decode(data, type=_Written).table
-            except msgspec.MsgspecError as problem:
-                raise ConfigError(f"the saved key-value table is damaged: {problem}") from problem
+            except msgspec.MsgspecError as error:
+                raise ConfigError(f"the saved key-value table is damaged: {error}") from error
 
     def get(self, namespace: str, key: str) -> str | None:
         """The text kept under a key, if there is one."""
@@ -54,7 +54,7 @@ class KeyValues:
             LimitExceeded: It is one too many.
         """
         space = self._table.get(namespace, {})
-        count = sum(len(each) for each in self._table.values()) + 1
+        count = sum(len(texts) for texts in self._table.values()) + 1
         # Most entries are one a topic, so there may be as many as topics.
         if key not in space and count > ROUTE_TOPICS_MAX:
             raise LimitExceeded("the number of key-value entries", ROUTE_TOPICS_MAX, count)

@@ -32,7 +32,7 @@ class NameOptions:
     """Whether anybody may ask for the names of all topics."""
 
 
-_NAMES: Final = {camel(each.name): each.name for each in fields(NameOptions)}
+_NAMES: Final = {camel(option.name): option.name for option in fields(NameOptions)}
 _TRUTHS: Final = {"true": True, "false": False}
 
 

@@ -35,7 +35,7 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
     version = DataVersion.read(pieces.chunk())
     topics = [_topic(pieces.text()) for _ in range(pieces.number())]
     return TopicConfigs(
-        data_version=version, topic_config_table={each.topic_name: each for each in topics}
+        data_version=version, topic_config_table={topic.topic_name: topic for topic in topics}
     )
 
 
@@ -58,8 +58,8 @@ class _Pieces:
     def text(self) -> str:
         try:
             return self.chunk().decode()
-        except UnicodeDecodeError as problem:
-            raise RemoteProtocolError(f"registration: no UTF-8: {problem.reason}") from problem
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"registration: no UTF-8: {error.reason}") from error
 
     def _take(self, size: int) -> bytes:
         end = self._at + size
@@ -84,5 +84,5 @@ def _topic(text: str) -> TopicConfig:
             perm=int(perm),
             topic_filter_type=filter_type,
         )
-    except ValueError as problem:
-        raise RemoteProtocolError(f"registration: {text!r} describes no topic") from problem
+    except ValueError as error:
+        raise RemoteProtocolError(f"registration: {text!r} describes no topic") from error

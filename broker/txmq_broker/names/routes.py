@@ -29,7 +29,7 @@ from txmq.protocol.bodies import (
 from txmq.protocol.codes import Perm
 from txmq.protocol.headers import BrokerRegistration, RegistrationAnswer
 
-__all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteTable"]
+__all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteRegistry"]
 
 LIFETIME_S: Final = 120.0
 """Silence after which a broker is taken for dead, unless it named a time of its own."""
@@ -66,14 +66,16 @@ class _Broker:
     replicas: dict[int, Replica] = field(default_factory=dict)
 
     def at(self, address: str) -> Replica | None:
-        return next((each for each in self.replicas.values() if each.address == address), None)
+        return next(
+            (replica for replica in self.replicas.values() if replica.address == address), None
+        )
 
     def route(self) -> BrokerRoute:
         addresses = {number: self.replicas[number].address for number in sorted(self.replicas)}
         return BrokerRoute(broker_name=self.name, broker_addrs=addresses, cluster=self.cluster)
 
 
-class RouteTable:
+class RouteRegistry:
     """Brokers by name, topics by name, and who has which."""
 
     def __init__(self, topics_max: int = ROUTE_TOPICS_MAX) -> None:
@@ -117,8 +119,8 @@ class RouteTable:
             seen_at=now,
             lifetime_s=millis / 1000 if millis > 0 else LIFETIME_S,
         )
-        for each in topics:
-            self._put(each.topic_name, _queues(who.broker_name, each))
+        for topic in topics:
+            self._put(topic.topic_name, _queues(who.broker_name, topic))
         return _master_of(broker, who.broker_id)
 
     def refresh(self, broker_name: str, address: str, now: float) -> None:
@@ -135,16 +137,16 @@ class RouteTable:
     def unregister(self, broker_name: str, address: str) -> list[Replica]:
         """Forget a broker that says goodbye, by address: its id may be another's by now."""
         return self._remove(
-            lambda each: each.broker_name == broker_name and each.address == address
+            lambda replica: replica.broker_name == broker_name and replica.address == address
         )
 
     def disconnect(self, holder: object) -> list[Replica]:
         """Forget the brokers that registered last over a connection that is no more."""
-        return self._remove(lambda each: each.holder is holder)
+        return self._remove(lambda replica: replica.holder is holder)
 
     def expire(self, now: float) -> list[Replica]:
         """Forget the brokers that have been silent too long."""
-        return self._remove(lambda each: now - each.seen_at > each.lifetime_s)
+        return self._remove(lambda replica: now - replica.seen_at > replica.lifetime_s)
 
     def add_topic(self, topic: str, queues: Iterable[QueueRoute]) -> None:
         """Take note of a topic that somebody else speaks for; ends at the first unknown broker.
@@ -152,12 +154,12 @@ class RouteTable:
         Raises:
             LimitExceeded: It is one topic too many.
         """
-        for each in queues:
-            if each.broker_name not in self._brokers:
+        for route in queues:
+            if route.broker_name not in self._brokers:
                 return
             if topic not in self._topics:
                 self._check_topics(1)
-            self._put(topic, each)
+            self._put(topic, route)
 
     # What clients want to know
 
@@ -236,7 +238,7 @@ class RouteTable:
             self._topics.pop(topic, None)
             return
         names = self._names_in(cluster)
-        for broker_name in [each for each in self._topics.get(topic, {}) if each in names]:
+        for broker_name in [name for name in self._topics.get(topic, {}) if name in names]:
             self._take(topic, broker_name)
 
     # Inside
@@ -256,7 +258,7 @@ class RouteTable:
         count = sum(len(broker.replicas) for broker in self._brokers.values())
         if fresh and count >= ROUTE_BROKERS_MAX:
             raise LimitExceeded("the number of brokers", ROUTE_BROKERS_MAX, count + 1)
-        self._check_topics(len({each.topic_name for each in topics} - self._topics.keys()))
+        self._check_topics(len({topic.topic_name for topic in topics} - self._topics.keys()))
 
     def _check_topics(self, fresh: int) -> None:
         count = len(self._topics) + fresh
@@ -273,7 +275,7 @@ class RouteTable:
             del self._topics[topic]
 
     def _remove(self, condemned: Callable[[Replica], bool]) -> list[Replica]:
-        removed = [each for each in self._replicas() if condemned(each)]
+        removed = [replica for replica in self._replicas() if condemned(replica)]
         for replica in removed:
             broker = self._brokers[replica.broker_name]
             del broker.replicas[replica.broker_id]

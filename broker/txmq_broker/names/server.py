@@ -25,7 +25,7 @@ from txmq.runtime.network import Network
 from txmq_broker.names.handlers import NameHandlers
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
-from txmq_broker.names.routes import Replica, RouteTable
+from txmq_broker.names.routes import Replica, RouteRegistry
 from txmq_broker.store.checked_file import CheckedFile
 
 __all__ = ["FILES", "NameServer"]
@@ -65,7 +65,7 @@ class NameServer:
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self.routes = RouteTable()
+        self.routes = RouteRegistry()
         """What it knows of brokers and topics."""
 
     async def __aenter__(self) -> Self:
@@ -81,8 +81,8 @@ class NameServer:
         values = KeyValues(save_values, values_data)
         try:
             self._options = OptionTable(self._chosen, save_options, options_data)
-        except (BrokerRefused, ProtocolError) as problem:
-            raise ConfigError(f"{_OPTIONS}: {problem}") from problem
+        except (BrokerRefused, ProtocolError) as error:
+            raise ConfigError(f"{_OPTIONS}: {error}") from error
         # Upstream's name, and its unit, for something operators look at but cannot change.
         self._options.facts["scanNotActiveBrokerInterval"] = int(SWEEP_S * 1000)
         handlers = NameHandlers(self.routes, values, self._options, self._clock)
@@ -100,7 +100,7 @@ class NameServer:
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         """Close the door and every connection."""
@@ -145,8 +145,8 @@ class NameServer:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._expire)
 
     def _expire(self) -> None:
-        for each in self.routes.expire(self._clock.monotonic()):
-            _tell(each, f"silent for {each.lifetime_s:g} s")
+        for replica in self.routes.expire(self._clock.monotonic()):
+            _tell(replica, f"silent for {replica.lifetime_s:g} s")
         self._schedule()
 
     # The disk

@@ -6,7 +6,7 @@ from txmq.protocol.bodies import (
     ConsumerRegistration,
     Heartbeat,
     ProducerRegistration,
-    Subscription,
+    SubscriptionData,
 )
 from txmq_broker.core.clients import SILENCE_S, Clients
 
@@ -18,7 +18,7 @@ def clients():
 
 def consumer(group="g", *topics, **given):
     return ConsumerRegistration(
-        group, subscription_data_set=[Subscription(each) for each in topics], **given
+        group, subscription_data_set=[SubscriptionData(each) for each in topics], **given
     )
 
 
@@ -53,14 +53,18 @@ def test_other_topics_are_news(clients, topics):
 
 def test_a_newer_expression_replaces_the_older_without_news(clients):
     beat(clients, "a", consumer("g", "T"))
-    newer = ConsumerRegistration("g", subscription_data_set=[Subscription("T", "A", sub_version=2)])
+    newer = ConsumerRegistration(
+        "g", subscription_data_set=[SubscriptionData("T", "A", sub_version=2)]
+    )
 
     assert beat(clients, "a", newer) == []
     assert clients.subscription("g", "T").sub_string == "A"
 
 
 def test_an_older_expression_replaces_nothing(clients):
-    newer = ConsumerRegistration("g", subscription_data_set=[Subscription("T", "A", sub_version=2)])
+    newer = ConsumerRegistration(
+        "g", subscription_data_set=[SubscriptionData("T", "A", sub_version=2)]
+    )
     beat(clients, "a", newer)
     beat(clients, "b", consumer("g", "T"))
 

@@ -8,7 +8,7 @@ import pytest
 from txmq.errors import InternalError, SubscriptionInvalid
 from txmq.limits import FILTER_DEPTH_MAX, FILTER_OPERANDS_MAX, SUBSCRIPTION_CHARS_MAX
 from txmq.protocol import properties
-from txmq.protocol.bodies import Subscription
+from txmq.protocol.bodies import SubscriptionData
 from txmq_broker.config import FilterSettings
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filters
@@ -636,7 +636,7 @@ def filters(*, sql=True, chars_max=100):
 
 
 def sql(text, kind="SQL92"):
-    return Subscription("T", text, expression_type=kind)
+    return SubscriptionData("T", text, expression_type=kind)
 
 
 def test_a_condition_is_read_once():

@@ -8,7 +8,7 @@ from txmq.limits import GROUPS_PER_CLIENT_MAX, LAX_HEADER_BYTES_MAX, SUBSCRIPTIO
 from txmq.protocol import batch, fastjson
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq.protocol.headers import PullMessage, SendMessageV2
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.core import topics as topic_table
@@ -27,7 +27,7 @@ def ask():
     def run(*questions, check=None):
         async def main():
             async with embedded() as broker:
-                pool = Pool(SystemNetwork(), SystemClock())
+                pool = ConnectionPool(SystemNetwork(), SystemClock())
                 connection = await pool.connection(broker.address)
                 codes = [
                     (await connection.ask(code, header, body=body, timeout_s=20)).code

@@ -9,7 +9,7 @@ from remoting_stage import ADDRESS, PORT, SERVER, Stage, echo, failure, in_world
 from txmq.errors import ConnectFailed
 from txmq.protocol import command as commands
 from txmq.remoting.listener import IDLE_S, SWEEP_S
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 
 CODE = 10
 
@@ -128,7 +128,7 @@ async def test_a_closed_door_lets_nobody_in_and_nobody_out(world):
         stage.listener.close_door()
         stage.listener.close_door()
 
-        pool = Pool(stage.client.network, stage.client.clock)
+        pool = ConnectionPool(stage.client.network, stage.client.clock)
         with pytest.raises(ConnectFailed):
             await pool.connection(ADDRESS)
         assert await answered(inside)

@@ -18,23 +18,23 @@ from typing import Final, TypeAlias
 from txmq.protocol import properties
 from txmq_broker.core.filter.parser import parse
 from txmq_broker.core.filter.syntax import (
+    And,
     Between,
-    Either,
+    Comparison,
+    ConditionNode,
     Equal,
-    Every,
     Flag,
-    Kind,
-    Member,
+    Membership,
     Negative,
     Node,
     Not,
     Number,
-    Ordered,
-    Property,
-    Searched,
+    NumberKind,
+    Or,
+    PropertyName,
     Text,
+    TextSearch,
     Truth,
-    Truthful,
 )
 from txmq_broker.core.filter.values import READERS, Value, equal, order, truth
 
@@ -80,22 +80,22 @@ class Condition:
             return False
 
 
-def _test_of(node: Truthful) -> Test:  # noqa: PLR0911 - one for each shape of the tree
-    if isinstance(node, Every):
-        return _every([_test_of(each) for each in node.parts])
-    if isinstance(node, Either):
-        return _either([_test_of(each) for each in node.parts])
+def _test_of(node: ConditionNode) -> Test:  # noqa: PLR0911 - one for each shape of the tree
+    if isinstance(node, And):
+        return _every([_test_of(part) for part in node.parts])
+    if isinstance(node, Or):
+        return _either([_test_of(part) for part in node.parts])
     if isinstance(node, Not):
         return _opposite(_test_of(node.of))
-    if isinstance(node, Ordered):
+    if isinstance(node, Comparison):
         return _ordered(node)
     if isinstance(node, Between):
         return _between(node)
     if isinstance(node, Equal):
         return _equal(node)
-    if isinstance(node, Member):
+    if isinstance(node, Membership):
         return _member(node)
-    if isinstance(node, Searched):
+    if isinstance(node, TextSearch):
         return _searched(node)
     if isinstance(node, Flag):
         read = _reader(node.name)
@@ -107,8 +107,8 @@ def _test_of(node: Truthful) -> Test:  # noqa: PLR0911 - one for each shape of t
 def _every(tests: list[Test]) -> Test:
     def test(text: str) -> bool | None:
         answer: bool | None = True
-        for each in tests:
-            one = each(text)
+        for inner in tests:
+            one = inner(text)
             if one is False:
                 return False
             if one is None:
@@ -121,8 +121,8 @@ def _every(tests: list[Test]) -> Test:
 def _either(tests: list[Test]) -> Test:
     def test(text: str) -> bool | None:
         answer: bool | None = False
-        for each in tests:
-            one = each(text)
+        for inner in tests:
+            one = inner(text)
             if one is True:
                 return True
             if one is None:
@@ -158,7 +158,7 @@ def _reader(name: str) -> Reader:
     return read
 
 
-def _member(node: Member) -> Test:
+def _member(node: Membership) -> Test:
     read, texts, is_denied = _reader(node.name), node.texts, node.is_denied
 
     def test(text: str) -> bool | None:
@@ -168,7 +168,7 @@ def _member(node: Member) -> Test:
     return test
 
 
-def _searched(node: Searched) -> Test:
+def _searched(node: TextSearch) -> Test:
     if not node.sought:
         return lambda text: False  # noqa: ARG005
     value_of, search = _value_of(node.of), _SEARCHES[node.verb]
@@ -195,7 +195,7 @@ def _constant(node: Node) -> Number | None:
     return None
 
 
-def _on_number(name: str, kind: Kind, judge: Callable[[float], bool]) -> Test:
+def _on_number(name: str, kind: NumberKind, judge: Callable[[float], bool]) -> Test:
     """Look at a property that is a number."""
     mark = f"{_PAIR_END}{name}\x01"
     size, number_of = len(mark), READERS[kind]
@@ -217,9 +217,9 @@ def _on_number(name: str, kind: Kind, judge: Callable[[float], bool]) -> Test:
     return test
 
 
-def _ordered(node: Ordered) -> Test:
+def _ordered(node: Comparison) -> Test:
     number = _constant(node.right)
-    if isinstance(node.left, Property) and number is not None:
+    if isinstance(node.left, PropertyName) and number is not None:
         judge = partial(_MIRRORED[node.sign], number.value)
         return _on_number(node.left.name, number.kind, judge)
     left_of, right_of, compare = _value_of(node.left), _value_of(node.right), _ORDERS[node.sign]
@@ -240,15 +240,20 @@ def _ordered(node: Ordered) -> Test:
 
 def _between(node: Between) -> Test:
     low, high = _constant(node.low), _constant(node.high)
-    if not isinstance(node.of, Property) or low is None or high is None or low.kind != high.kind:
-        parts = (Ordered(">=", node.of, node.low), Ordered("<=", node.of, node.high))
-        return _every([_ordered(each) for each in parts])
+    if (
+        not isinstance(node.of, PropertyName)
+        or low is None
+        or high is None
+        or low.kind != high.kind
+    ):
+        parts = (Comparison(">=", node.of, node.low), Comparison("<=", node.of, node.high))
+        return _every([_ordered(part) for part in parts])
     least, most = low.value, high.value
     return _on_number(node.of.name, low.kind, lambda number: least <= number <= most)
 
 
 def _equal(node: Equal) -> Test:
-    if not isinstance(node.left, Property):
+    if not isinstance(node.left, PropertyName):
         return _equal_values(node.left, node.right)
     number = _constant(node.right)
     if number is not None:
@@ -274,7 +279,7 @@ def _equal_values(left: Node, right: Node) -> Test:
 
 
 def _value_of(node: Node) -> Callable[[str], Value]:
-    if isinstance(node, Property):
+    if isinstance(node, PropertyName):
         return _reader(node.name)
     if isinstance(node, Number | Negative):
         number = _constant(node)

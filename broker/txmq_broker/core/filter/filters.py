@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from txmq.errors import InternalError, SubscriptionInvalid
 from txmq.limits import FILTERS_CHARS_MAX, SUBSCRIPTION_CHARS_MAX
-from txmq.protocol.bodies import Subscription
+from txmq.protocol.bodies import SubscriptionData
 from txmq_broker.config import FilterSettings
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.tags import TagFilter, tag_filter
@@ -34,7 +34,7 @@ class Filters:
         self._chars = 0
         self._kept: OrderedDict[str, Condition | str] = OrderedDict()
 
-    def of(self, wanted: Subscription) -> Filter | None:
+    def of(self, wanted: SubscriptionData) -> Filter | None:
         """The filter of a subscription, or ``None`` where it wants everything.
 
         Raises:

@@ -13,23 +13,23 @@ from typing import Final, NamedTuple
 
 from txmq.limits import FILTER_DEPTH_MAX, FILTER_OPERANDS_MAX
 from txmq_broker.core.filter.syntax import (
+    And,
     Between,
-    Either,
+    Comparison,
+    ConditionNode,
     Equal,
-    Every,
     Flag,
-    Kind,
-    Member,
+    Membership,
     Negative,
     Node,
     Not,
     Number,
-    Ordered,
-    Property,
-    Searched,
+    NumberKind,
+    Or,
+    PropertyName,
     Text,
+    TextSearch,
     Truth,
-    Truthful,
 )
 from txmq_broker.core.filter.tokens import (
     DECIMAL,
@@ -59,7 +59,7 @@ _INFINITE: Final = float("inf")
 class Parsed(NamedTuple):
     """A condition as a tree, and how many properties and constants it looks at."""
 
-    root: Truthful
+    root: ConditionNode
     operands: int
 
 
@@ -120,16 +120,16 @@ class Parser:
     # Conditions
 
     def _either(self) -> Operand:
-        return self._series("OR", self._every, Either)
+        return self._series("OR", self._every, Or)
 
     def _every(self) -> Operand:
-        return self._series("AND", self._equality, Every)
+        return self._series("AND", self._equality, And)
 
     def _series(
         self,
         word: str,
         part: Callable[[], Operand],
-        join: Callable[[tuple[Truthful, ...]], Truthful],
+        join: Callable[[tuple[ConditionNode, ...]], ConditionNode],
     ) -> Operand:
         first = part()
         if self._peek.kind != word:
@@ -163,7 +163,7 @@ class Parser:
                 self._take()
                 right = self._unary()
                 _check_order(left, right)
-                left = _over(Ordered(kind, left.node, right.node), left, right)
+                left = _over(Comparison(kind, left.node, right.node), left, right)
             elif kind == "NOT" or kind in _DENIABLE:
                 left = self._deniable(left)
             else:
@@ -178,7 +178,7 @@ class Parser:
             return self._member(left, is_denied=is_denied)
         if token.kind in _SEARCHES:
             sought = self._text()
-            return _over(Searched(token.kind, left.node, sought, is_denied), left)
+            return _over(TextSearch(token.kind, left.node, sought, is_denied), left)
         raise wrong(
             token.at, f"expected BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH, not {token}"
         )
@@ -190,21 +190,21 @@ class Parser:
         _check_order(of, low)
         _check_order(of, high)
         if is_denied:
-            outside = (Ordered("<", of.node, low.node), Ordered(">", of.node, high.node))
-            return _over(Either(outside), of, low, high)
+            outside = (Comparison("<", of.node, low.node), Comparison(">", of.node, high.node))
+            return _over(Or(outside), of, low, high)
         if _are_crossed(low.node, high.node):
             raise wrong(low.at, "the lower bound is greater than the upper one")
         return _over(Between(of.node, low.node, high.node), of, low, high)
 
     def _member(self, left: Operand, *, is_denied: bool) -> Operand:
-        if not isinstance(left.node, Property):
+        if not isinstance(left.node, PropertyName):
             raise wrong(left.at, "expected the name of a property on the left of IN")
         self._expect("(", "( and texts in single quotes")
         texts = {self._text()}
         while self._accept(","):
             texts.add(self._text())
         self._expect(")", '"," or ")"')
-        return _over(Member(left.node.name, frozenset(texts), is_denied), left)
+        return _over(Membership(left.node.name, frozenset(texts), is_denied), left)
 
     # Values
 
@@ -242,7 +242,7 @@ class Parser:
 
 def _leaf(token: Token) -> Node:
     if token.kind == NAME:
-        return Property(token.text)
+        return PropertyName(token.text)
     if token.kind == QUOTED:
         return Text(_unquoted(token))
     if token.kind == DECIMAL:
@@ -264,7 +264,7 @@ def _decimal(token: Token) -> Number:
     value = int(digits) if len(digits) < 20 else _LONG_END
     if value >= _LONG_END:
         raise wrong(token.at, f"a whole number is at most {_LONG_END - 1}")
-    return Number(Kind.INT if value < _INT_END else Kind.LONG, value)
+    return Number(NumberKind.INT if value < _INT_END else NumberKind.LONG, value)
 
 
 def _floating(token: Token) -> Number:
@@ -273,7 +273,7 @@ def _floating(token: Token) -> Number:
         # So does RocketMQ, which refuses 0.0 as well.
         why = "a number with a point or an exponent is from 4.9E-324 to 1.7976931348623157E308"
         raise wrong(token.at, f"{why}; write 0 in place of 0.0")
-    return Number(Kind.DOUBLE, value)
+    return Number(NumberKind.DOUBLE, value)
 
 
 # What may stand where
@@ -286,7 +286,7 @@ def _are_crossed(low: Node, high: Node) -> bool:
 def _over(node: Node, *operands: Operand, at: int | None = None) -> Operand:
     """A node above others; trees are evaluated by functions that call each other."""
     start = operands[0].at if at is None else at
-    depth = 1 + max([each.depth for each in operands])
+    depth = 1 + max([operand.depth for operand in operands])
     if depth > FILTER_DEPTH_MAX:
         raise _too_deep(start)
     return Operand(node, start, depth)
@@ -296,13 +296,13 @@ def _too_deep(at: int) -> Exception:
     return wrong(at, f"a filter is nested at most {FILTER_DEPTH_MAX} deep")
 
 
-def _unless(is_denied: bool, node: Truthful) -> Truthful:
+def _unless(is_denied: bool, node: ConditionNode) -> ConditionNode:
     return Not(node) if is_denied else node
 
 
-def _condition(operand: Operand) -> Truthful:
+def _condition(operand: Operand) -> ConditionNode:
     node = operand.node
-    if isinstance(node, Property):
+    if isinstance(node, PropertyName):
         return Flag(node.name)
     if isinstance(node, Number | Text | Negative):
         raise wrong(operand.at, "expected a condition, and a value is none")
@@ -317,7 +317,7 @@ def _check_order(left: Operand, right: Operand) -> None:
         if isinstance(node, Not):
             why = "NOT binds tighter than a comparison; write NOT (...)"
             raise wrong(operand.at, f"expected a number or a property; {why}")
-        if not isinstance(node, Property | Number | Negative):
+        if not isinstance(node, PropertyName | Number | Negative):
             raise wrong(operand.at, "expected a number or a property; truth values have no order")
 
 

@@ -1,4 +1,4 @@
-"""The tree of a condition. Shapes that can be true, false or unknown are :data:`Truthful`."""
+"""The tree of a condition. Shapes that can be true, false or unknown are :data:`ConditionNode`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
+    "And",
     "Between",
-    "Either",
+    "Comparison",
+    "ConditionNode",
     "Equal",
-    "Every",
     "Flag",
-    "Kind",
-    "Member",
+    "Membership",
     "Negative",
     "Node",
     "Not",
     "Number",
-    "Ordered",
-    "Property",
-    "Searched",
+    "NumberKind",
+    "Or",
+    "PropertyName",
     "Text",
+    "TextSearch",
     "Truth",
-    "Truthful",
 ]
 
 
-class Kind(Enum):
+class NumberKind(Enum):
     """Java's types of numbers: by that of a constant a property is read."""
 
     INT = "a whole number of 32 bits"
@@ -34,7 +34,7 @@ class Kind(Enum):
     DOUBLE = "a floating-point number"
 
 
-class Property(NamedTuple):
+class PropertyName(NamedTuple):
     """What a message has under a name: a text, or nothing."""
 
     name: str
@@ -43,7 +43,7 @@ class Property(NamedTuple):
 class Number(NamedTuple):
     """A number as it was written."""
 
-    kind: Kind
+    kind: NumberKind
     value: int | float
 
 
@@ -71,7 +71,7 @@ class Flag(NamedTuple):
     name: str
 
 
-class Ordered(NamedTuple):
+class Comparison(NamedTuple):
     """One thing before or behind another: ``<``, ``<=``, ``>``, ``>=``."""
 
     sign: str
@@ -94,7 +94,7 @@ class Equal(NamedTuple):
     right: Node
 
 
-class Member(NamedTuple):
+class Membership(NamedTuple):
     """A property that is one of several texts."""
 
     name: str
@@ -102,7 +102,7 @@ class Member(NamedTuple):
     is_denied: bool
 
 
-class Searched(NamedTuple):
+class TextSearch(NamedTuple):
     """A text that contains, begins with or ends with another."""
 
     verb: str
@@ -114,22 +114,22 @@ class Searched(NamedTuple):
 class Not(NamedTuple):
     """The opposite."""
 
-    of: Truthful
+    of: ConditionNode
 
 
-class Every(NamedTuple):
+class And(NamedTuple):
     """AND."""
 
-    parts: tuple[Truthful, ...]
+    parts: tuple[ConditionNode, ...]
 
 
-class Either(NamedTuple):
+class Or(NamedTuple):
     """OR."""
 
-    parts: tuple[Truthful, ...]
+    parts: tuple[ConditionNode, ...]
 
 
-Truthful: TypeAlias = (
-    Truth | Flag | Ordered | Between | Equal | Member | Searched | Not | Every | Either
+ConditionNode: TypeAlias = (
+    Truth | Flag | Comparison | Between | Equal | Membership | TextSearch | Not | And | Or
 )
-Node: TypeAlias = Truthful | Property | Number | Text | Negative
+Node: TypeAlias = ConditionNode | PropertyName | Number | Text | Negative

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from txmq.limits import FILTER_NUMBER_CHARS_MAX
-from txmq_broker.core.filter.syntax import Kind, Number
+from txmq_broker.core.filter.syntax import Number, NumberKind
 
 __all__ = ["READERS", "Value", "double", "equal", "order", "truth", "whole", "whole_long"]
 
@@ -90,10 +90,10 @@ def truth(text: str) -> bool:
     return len(text) == 4 and text.lower() == "true"
 
 
-READERS: Final[dict[Kind, Callable[[str], int | float]]] = {
-    Kind.INT: whole,
-    Kind.LONG: whole_long,
-    Kind.DOUBLE: double,
+READERS: Final[dict[NumberKind, Callable[[str], int | float]]] = {
+    NumberKind.INT: whole,
+    NumberKind.LONG: whole_long,
+    NumberKind.DOUBLE: double,
 }
 
 
@@ -140,12 +140,12 @@ def _compare_text(left: str, right: str | Number | bool) -> int:
     return _compare_numbers(_read(left, right.kind), right)
 
 
-def _read(text: str, kind: Kind) -> Number:
+def _read(text: str, kind: NumberKind) -> Number:
     return Number(kind, READERS[kind](text))
 
 
 def _compare_numbers(left: Number, right: Number) -> int:
-    if Kind.DOUBLE in (left.kind, right.kind):
+    if NumberKind.DOUBLE in (left.kind, right.kind):
         # Large whole numbers lose their last digits here, as they do in Java.
         return _compare_doubles(float(left.value), float(right.value))
     return (left.value > right.value) - (left.value < right.value)

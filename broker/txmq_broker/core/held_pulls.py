@@ -9,14 +9,14 @@ from typing import Final, Generic, TypeVar
 
 from txmq.limits import HELD_PULLS_MAX
 
-__all__ = ["Holds"]
+__all__ = ["HeldPulls"]
 
 P = TypeVar("P")
 
 _STALE_MAX: Final = 1024
 
 
-class Holds(Generic[P]):
+class HeldPulls(Generic[P]):
     """Held pulls by queue and by deadline."""
 
     def __init__(self, limit: int = HELD_PULLS_MAX) -> None:
@@ -44,7 +44,7 @@ class Holds(Generic[P]):
         heapq.heappush(self._deadlines, (deadline, number))
         if len(self._deadlines) > 2 * len(self._held) + _STALE_MAX:
             # Pulls that were woken early leave their deadlines behind.
-            self._deadlines = [each for each in self._deadlines if each[1] in self._held]
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._held]
             heapq.heapify(self._deadlines)
 
     def wake(self, topic: str, queue: int) -> list[P]:

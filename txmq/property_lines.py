@@ -1,4 +1,4 @@
-"""Java's ``Properties`` format: lines of text to names and values, as Java 17 reads them."""
+"""Java's ``Properties`` format, read as Java 17 reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class PropertyLine(NamedTuple):
-    """One entry."""
+    """One entry of a properties text."""
 
     line: int
     """The number of its first line, from 1."""
@@ -35,10 +35,10 @@ class PropertyError(ValueError):
 
 
 def read_properties(text: str) -> Iterator[PropertyLine]:
-    r"""Read the entries in the order of the text; a name can come several times.
+    r"""Yield the entries in the order of the text; a name can occur several times.
 
     Raises:
-        PropertyError: A ``\u`` escape has fewer than four digits, or is half a character.
+        PropertyError: A ``\u`` escape has fewer than four digits, or is a lone surrogate.
     """
     for number, line in _logical_lines(text):
         name = _NAME.match(line)

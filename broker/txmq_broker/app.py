@@ -349,7 +349,7 @@ class Broker:
         """Drain: take no new work, finish what was taken, save everything, close."""
         if self._listener is None:
             return
-        self._listener.close_door()
+        self._listener.stop_listening()
         self.admission.refuse("stopping", "the broker is stopping")
         # Closed first: while it drains, its answer would be that no topic exists.
         await self._close_names()

@@ -261,7 +261,7 @@ class Carrying:
             log.warning("topic %s has to wait: %s", topic, problem)
         now = self._clock.monotonic()
         if not self._lanes.is_paused(topic, now):  # Many fail at once, of one reason.
-            self._lanes.pause(topic, now + backoff.failed())
+            self._lanes.pause(topic, now + backoff.next_pause())
 
     def _defer(self, rows: Sequence[Row]) -> None:
         self.counts.deferred += len(rows)

@@ -105,9 +105,9 @@ class Finishing:
                 removed = await self._ledger.remove(ids)
             except self._ledger.problems as problem:
                 log.warning("what is published stays in the outbox for now: %s", words(problem))
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.next_pause())
                 continue
-            self._backoff.worked()
+            self._backoff.reset()
             self._done.drop(ids)
             if removed < len(ids):
                 self._missed()

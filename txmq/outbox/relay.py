@@ -231,9 +231,9 @@ class Relay(Lifecycle):
                 count = await self._reading.look(has_reason=self._wakening.reason())
             except self._ledger.problems as problem:
                 log.warning("the outbox cannot be read now: %s", words(problem))
-                await asyncio.sleep(backoff.failed())
+                await asyncio.sleep(backoff.next_pause())
             else:
-                backoff.worked()
+                backoff.reset()
                 has_more = self._reading.has_more and self._lanes.room > 0 and count > 0
             if count:
                 self._send_soon.set()
@@ -269,10 +269,10 @@ class Relay(Lifecycle):
                 await self._let_go()
             except self._ledger.problems as problem:
                 log.warning("the lease is not renewed for now: %s", words(problem))
-                await asyncio.sleep(min(backoff.failed(), self.settings.lease_s / 10))
+                await asyncio.sleep(min(backoff.next_pause(), self.settings.lease_s / 10))
                 self._beat_soon.set()
             else:
-                backoff.worked()
+                backoff.reset()
 
     async def _beat(self) -> None:
         asked_at = self._clock.monotonic()

@@ -78,11 +78,11 @@ class Wakening:
                 log.warning("nobody says when there are rows: %s", words(problem))
             self._pause_s = FIRST_PAUSE_S
             self._woken.set()
-            await asyncio.sleep(backoff.failed())
+            await asyncio.sleep(backoff.next_pause())
 
     def _heard_over(self, backoff: Backoff) -> Callable[[], None]:
         def heard() -> None:
-            backoff.worked()
+            backoff.reset()
             self.heard()
 
         return heard

@@ -1,4 +1,4 @@
-"""Several messages in one body, as request 320 carries them."""
+"""Several messages in one body, as in request 320."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pack(items: Iterable[BatchItem]) -> bytes:
 
     Raises:
         LocalProtocolError: A message's properties are too long or hold half a character, or its
-            flag is no 32-bit number.
+            flag is not a 32-bit number.
     """
     pieces: list[bytes] = []
     try:
@@ -47,7 +47,7 @@ def pack(items: Iterable[BatchItem]) -> bytes:
                 property_bytes,
             )
     except (StructError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"no batch can hold this: {error}") from error
+        raise LocalProtocolError(f"a batch cannot hold this message: {error}") from error
     return b"".join(pieces)
 
 
@@ -55,7 +55,7 @@ def unpack(data: bytes) -> list[BatchItem]:
     """Read a batch.
 
     Raises:
-        RemoteProtocolError: Its lengths do not fit together, it is empty, or it holds too many.
+        RemoteProtocolError: Its lengths are inconsistent, it is empty, or it holds too many.
     """
     items: list[BatchItem] = []
     at, stop = 0, len(data)

@@ -1,4 +1,4 @@
-"""The ROCKETMQ form of a header: fixed numbers, a remark, then length-prefixed fields."""
+"""RocketMQ's binary header: fixed numbers, a remark, then length-prefixed fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORT = Struct(">h")
 
 
 class BinaryHeader(NamedTuple):
-    """What a binary header holds."""
+    """The contents of a binary header."""
 
     code: int
     language: int
@@ -30,10 +30,10 @@ class BinaryHeader(NamedTuple):
 
 
 def unpack(data: bytes) -> BinaryHeader:
-    """Read a header.
+    """Decode a header.
 
     Raises:
-        RemoteProtocolError: Its lengths do not fit together or its text is not UTF-8.
+        RemoteProtocolError: Its lengths are inconsistent or its text is not UTF-8.
     """
     try:
         code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(data)
@@ -74,11 +74,11 @@ def _text(data: bytes, at: int, size: int) -> str:
 
 
 def pack(header: BinaryHeader) -> bytes:
-    """Write a header.
+    """Encode a header.
 
     Raises:
         LocalProtocolError: A number does not fit this form (codes above 32767 never do), or a text
-            holds half a character.
+            holds a lone surrogate.
     """
     parts: list[bytes] = []
     try:
@@ -91,5 +91,5 @@ def pack(header: BinaryHeader) -> bytes:
             header.code, header.language, header.version, header.opaque, header.flag, len(remark)
         )
     except (StructError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"no binary header can hold this: {error}") from error
+        raise LocalProtocolError(f"a binary header cannot hold this: {error}") from error
     return fixed + remark + _LENGTH.pack(len(fields)) + fields

@@ -1,4 +1,4 @@
-"""Find the messages of one queue that a pull gets: from an offset on, by filter, within bounds."""
+"""Select the messages for a pull: from an offset of a queue on, by filter, within limits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["FetchOutcome", "FetchResult", "fetch"]
 
 _LOW: Final = 0xFFFFFFFF
 _OPERAND_CHARS: Final = 1_024
-"""To look at an operand takes as long as to look through so many characters."""
+"""One operand costs as much time as a scan of this many characters."""
 _READ_TOGETHER: Final = 4
-"""Records spread over at most so many times their size are read in one go and cut apart."""
+"""Records within at most this many times their total size are read in one go."""
 
 
 class FetchOutcome(Enum):
-    """What a pull came to."""
+    """The result of a pull, with RocketMQ's names."""
 
     FOUND = "FOUND"
     NO_MATCH = "NO_MATCHED_MESSAGE"
@@ -42,7 +42,7 @@ class FetchOutcome(Enum):
 
 
 class FetchResult(NamedTuple):
-    """Messages, and where to go on."""
+    """The messages for a pull, and the next offset."""
 
     outcome: FetchOutcome
     next_offset: int
@@ -60,7 +60,7 @@ def fetch(
     """Read a queue from an offset on.
 
     Raises:
-        CorruptRecord: A record is not what its queue and its checksum say.
+        CorruptRecord: A record does not match its queue entry or its checksum.
     """
     low, high = queue.min_offset, queue.max_offset
     if high in (0, low):
@@ -98,7 +98,7 @@ def _collect(
             at = queue.next_kept(at)
             break
         room = count_max - len(found)
-        # The first message of an answer comes however large it is; no other may make it too large.
+        # The first message of an answer may have any size; the others must fit the limit.
         taken, looked_at = _take(entries, room, bytes_max, wanted, is_first=not found)
         is_full = looked_at < len(entries) and len(taken) < room
         at += looked_at
@@ -120,7 +120,7 @@ def _sift(
     bytes_max: int,
     wanted: Condition,
 ) -> FetchResult:
-    """The same by a condition, for which every message has to be read."""
+    """Collect by a condition; it needs every message read."""
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     unread, work = FILTER_SCAN_BYTES_MAX, FILTER_WORK_MAX
@@ -156,7 +156,7 @@ def _take(
     *,
     is_first: bool,
 ) -> tuple[list[Entry], int]:
-    """The entries to read, and how many were looked at to find them."""
+    """The entries to read, and the number of entries scanned for them."""
     if wanted is None:
         sizes = [entry[1] for entry in entries]
         if sum(sizes) <= bytes_max:
@@ -186,7 +186,7 @@ def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> lis
         data = store.read(start, stretch)
         if len(data) == stretch:
             return _cut(store, queue, data, start, entries)
-    # Far apart, or in two files of the log.
+    # The records are far apart, or in two files of the log.
     return [
         _cut(store, queue, store.read(entry[0], entry[1]), entry[0], [entry])[0]
         for entry in entries
@@ -196,13 +196,13 @@ def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> lis
 def _cut(
     store: MessageStore, queue: ConsumeQueue, data: bytes, start: int, entries: list[Entry]
 ) -> list[bytes]:
-    """The records that lie in a stretch of the log, each compared with what was stored."""
+    """Cut records from a piece of the log and verify each checksum."""
     found: list[bytes] = []
     for entry in entries:
         position, size, _, checksum = entry
         record = data[position - start : position - start + size]
         if crc32(record) != checksum:
-            # A committed half message, which has to be put together; or damage, which says so.
+            # A committed half message is assembled from two records; damage raises.
             record = store.halves.shown(queue, entry)
         found.append(record)
     return found

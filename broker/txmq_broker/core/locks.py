@@ -1,4 +1,4 @@
-"""Queues that one consumer of a group has for itself, so that it may handle them in order."""
+"""Exclusive locks of queues, so that one consumer of a group can handle them in order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from txmq.protocol.bodies import MessageQueue
 __all__ = ["EXPIRY_S", "Locks"]
 
 EXPIRY_S: Final = 60.0
-"""A lock not renewed for this long may be taken by others; clients renew every 20 s."""
+"""The time after which an unrenewed lock expires; clients renew every 20 s."""
 
 
 class LockHolder(NamedTuple):
-    """Who has a queue, and since when without renewal."""
+    """The client that holds a lock, and its last renewal."""
 
     client_id: str
     at: float
@@ -29,7 +29,7 @@ class Locks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
     ) -> list[MessageQueue]:
-        """Take or renew what can be had; returns exactly the queues this client has now."""
+        """Take or renew free locks; returns those of the given queues that the client holds now."""
         table = self._locks.setdefault(group, {})
         owned: list[MessageQueue] = []
         for queue in queues:
@@ -40,7 +40,7 @@ class Locks:
         return owned
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back the queues this client has; others' stay."""
+        """Release a client's locks on the given queues; other clients' locks stay."""
         table = self._locks.get(group, {})
         for queue in queues:
             holder = table.get(queue)
@@ -50,11 +50,11 @@ class Locks:
             self._locks.pop(group, None)
 
     def release(self, group: str, client_id: str) -> None:
-        """Give back everything a client has in a group, because it says goodbye."""
+        """Release all locks of a client that leaves a group."""
         self.unlock(group, client_id, list(self._locks.get(group, {})))
 
     def expire(self, now: float) -> None:
-        """Forget what nobody has renewed."""
+        """Remove expired locks."""
         for group in list(self._locks):
             table = self._locks[group]
             for queue in [queue for queue, holder in table.items() if now - holder.at > EXPIRY_S]:

@@ -1,4 +1,4 @@
-"""The body of request 103: absent, or JSON, or one compressed stream of pieces with lengths."""
+"""The body of request 103: empty, JSON, or a compressed stream of length-prefixed parts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
     """The topics a broker registers.
 
     Raises:
-        InternalError: The checksum differs, which upstream answers with code 1.
-        RemoteProtocolError: The body is not what the header says.
+        InternalError: The checksum differs; RocketMQ answers with the same code.
+        RemoteProtocolError: The body does not match the header.
     """
     if header.body_crc32 and header.body_crc32 != crc32(body) & _POSITIVE:
         raise InternalError("crc32 not match")
@@ -30,7 +30,7 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
         return TopicConfigs()
     if not header.compressed:
         return RegistrationBody.read(body).topic_config_serialize_wrapper
-    # What follows the topics (filter servers, mappings of static topics) is of no use to us.
+    # The rest after the topics (filter servers, mappings of static topics) is not needed.
     pieces = _Pieces(decompress(int(SysFlag.COMPRESSED), body))
     version = DataVersion.read(pieces.chunk())
     topics = [_topic(pieces.text()) for _ in range(pieces.number())]
@@ -40,7 +40,7 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
 
 
 class _Pieces:
-    """Takes lengths and what they announce from the front of some bytes."""
+    """A reader of length-prefixed parts."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -59,7 +59,7 @@ class _Pieces:
         try:
             return self.chunk().decode()
         except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"registration: no UTF-8: {error.reason}") from error
+            raise RemoteProtocolError(f"registration: not UTF-8: {error.reason}") from error
 
     def _take(self, size: int) -> bytes:
         end = self._at + size
@@ -71,10 +71,10 @@ class _Pieces:
 
 
 def _topic(text: str) -> TopicConfig:
-    # 5.x adds a sixth part, attributes as JSON, which may hold blanks.
+    # 5.x adds a sixth part, attributes as JSON, which may contain blanks.
     parts = text.split(" ", _PARTS)
     if len(parts) < _PARTS:
-        raise RemoteProtocolError(f"registration: {text!r} describes no topic")
+        raise RemoteProtocolError(f"registration: {text!r} does not describe a topic")
     name, reads, writes, perm, filter_type = parts[:_PARTS]
     try:
         return TopicConfig(
@@ -85,4 +85,4 @@ def _topic(text: str) -> TopicConfig:
             topic_filter_type=filter_type,
         )
     except ValueError as error:
-        raise RemoteProtocolError(f"registration: {text!r} describes no topic") from error
+        raise RemoteProtocolError(f"registration: {text!r} does not describe a topic") from error

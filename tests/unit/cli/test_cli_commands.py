@@ -294,7 +294,11 @@ def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
 
     assert told(asking(*arguments)) == "recalled AC11\n"
     assert as_json(asking(*arguments, "--json")) == {"id": "AC11"}
-    failed(asking("message", "recall", "T", "nonsense"), 1, "is no handle of a message that waits")
+    failed(
+        asking("message", "recall", "T", "nonsense"),
+        1,
+        "is not a recall handle",
+    )
 
 
 def test_a_message_is_sent_for_later_in_one_way(asking, cluster):

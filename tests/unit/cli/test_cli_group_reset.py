@@ -155,6 +155,6 @@ def test_nobody_there_is_told_how_to_start_a_broker():
 
     assert result.exit_code == 1
     assert result.stderr == (
-        "txmq: cannot connect to 127.0.0.1:1: nobody listens there; "
+        "txmq: cannot connect to 127.0.0.1:1: no server listens there; "
         "start a broker with: txmq serve\n"
     )

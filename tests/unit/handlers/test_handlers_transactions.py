@@ -216,7 +216,7 @@ def test_unknown_until_parked_and_then_decided_by_hand(caplog):
         assert client.heard_nothing()
         (parked,) = (await client.pull("TRANS_CHECK_MAX_TIME_TOPIC")).records
         assert parked.body == b"half"
-        assert "txmq tx recheck has it asked again" in caplog.text  # By hand only at last.
+        assert "check it again with: txmq tx recheck" in caplog.text  # By hand only at last.
         listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
         (one,) = OpenTransactions.read(listed.body).transactions
         assert (one.transaction_id, one.state, one.checks) == ("U1", "parked", 3)

@@ -94,8 +94,8 @@ def test_what_a_span_holds():
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (pack(record_at(1001)), "says it lies at 1001"),
-        (pack(record_at(1000))[:-1], "no record of"),
+        (pack(record_at(1001)), "states position 1001"),
+        (pack(record_at(1000))[:-1], "not a record"),
         (DECISION.pack()[:-1], "ends in the middle"),
     ],
 )

@@ -125,8 +125,8 @@ async def test_a_closed_door_lets_nobody_in_and_nobody_out(world):
         inside = await stage.connect()
         assert await answered(inside)
 
-        stage.listener.close_door()
-        stage.listener.close_door()
+        stage.listener.stop_listening()
+        stage.listener.stop_listening()
 
         pool = ConnectionPool(stage.client.network, stage.client.clock)
         with pytest.raises(ConnectFailed):
@@ -140,7 +140,7 @@ async def test_silence_is_watched_for_behind_a_closed_door_too(world):
     async with Stage(world, echo) as stage:
         silent = await stage.raw()
         await asyncio.sleep(1)
-        stage.listener.close_door()
+        stage.listener.stop_listening()
         await asyncio.sleep(IDLE_S + 2 * SWEEP_S)
 
         assert silent.closed_at is not None

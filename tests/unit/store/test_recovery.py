@@ -294,7 +294,7 @@ def test_a_whole_span_without_records_in_it_is_a_writers_fault():
 
 
 def test_a_record_that_says_it_lies_elsewhere_is_a_writers_fault():
-    with pytest.raises(CorruptRecord, match="says it lies at 1"):
+    with pytest.raises(CorruptRecord, match="states position 1"):
         Shelf(log_of(record(position=1)))
 
 

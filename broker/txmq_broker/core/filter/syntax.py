@@ -1,4 +1,4 @@
-"""The tree of a condition. Shapes that can be true, false or unknown are :data:`ConditionNode`."""
+"""The tree of a condition. A :data:`ConditionNode` can be true, false or unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class NumberKind(Enum):
-    """Java's types of numbers: by that of a constant a property is read."""
+    """Java's number types; a constant's type says how to read a compared property."""
 
     INT = "a whole number of 32 bits"
     LONG = "a whole number of 64 bits"
@@ -35,20 +35,20 @@ class NumberKind(Enum):
 
 
 class PropertyName(NamedTuple):
-    """What a message has under a name: a text, or nothing."""
+    """The name of a property; its value is a text or NULL."""
 
     name: str
 
 
 class Number(NamedTuple):
-    """A number as it was written."""
+    """A constant number."""
 
     kind: NumberKind
     value: int | float
 
 
 class Text(NamedTuple):
-    """What stood in quotes."""
+    """A constant text."""
 
     value: str
 
@@ -60,19 +60,19 @@ class Truth(NamedTuple):
 
 
 class Negative(NamedTuple):
-    """A minus before something; only numbers have a negative, for anything else it is NULL."""
+    """A minus sign; the negative of a non-number is NULL."""
 
     of: Node
 
 
 class Flag(NamedTuple):
-    """A property in the place of a condition. It is a text and so never true: false, or unknown."""
+    """A property used as a condition. As a text it is never true: false, or unknown."""
 
     name: str
 
 
 class Comparison(NamedTuple):
-    """One thing before or behind another: ``<``, ``<=``, ``>``, ``>=``."""
+    """``<``, ``<=``, ``>`` or ``>=``."""
 
     sign: str
     left: Node
@@ -80,7 +80,7 @@ class Comparison(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Not below one thing and not above another."""
+    """BETWEEN."""
 
     of: Node
     low: Node
@@ -88,14 +88,14 @@ class Between(NamedTuple):
 
 
 class Equal(NamedTuple):
-    """One thing the same as another; with NULL on the right it is IS NULL."""
+    """``=``; with NULL on the right it is IS NULL."""
 
     left: Node
     right: Node
 
 
 class Membership(NamedTuple):
-    """A property that is one of several texts."""
+    """IN: a property equals one of several texts."""
 
     name: str
     texts: frozenset[str]
@@ -103,16 +103,16 @@ class Membership(NamedTuple):
 
 
 class TextSearch(NamedTuple):
-    """A text that contains, begins with or ends with another."""
+    """CONTAINS, STARTSWITH or ENDSWITH."""
 
     verb: str
     of: Node
-    sought: str
+    wanted: str
     is_denied: bool
 
 
 class Not(NamedTuple):
-    """The opposite."""
+    """NOT."""
 
     of: ConditionNode
 

@@ -239,7 +239,7 @@ class OutcomeUnknown(ResourceError):
 
 
 class DatabaseFailed(ResourceError):
-    """The database did not answer, or answered with an error; nothing was changed."""
+    """The database did not answer, or not as expected; nothing was changed."""
 
     retryable = True
 

@@ -14,7 +14,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.frame import JSON
 from txmq.protocol.headers import PullAnswer
 
-__all__ = ["done", "pulled", "sent", "sent_for_later"]
+__all__ = ["done", "pulled", "sent", "sent_delayed"]
 
 _WORDS: Final = Struct(">II")
 _REGION: Final = "DefaultRegion"
@@ -53,7 +53,7 @@ def sent(
     return answer(to, 0, _sent_fields(offset_ids, queue_id, queue_offset, transaction_id))
 
 
-def sent_for_later(
+def sent_delayed(
     to: Command,
     offset_id: bytes,
     queue_id: int,

@@ -53,18 +53,18 @@ class SendHeaderTemplate:
         self, group: str, topic: str, template: str, queues_of_new: int, broker: str
     ) -> None:
         # Some topics' names contain a percent sign, which must not become a placeholder.
-        whose, what, like, where = (
+        group_text, topic_text, template_text, broker_text = (
             quoted(name).replace(b"%", b"%%") for name in (group, topic, template, broker)
         )
-        names = b',"extFields":{"a":%b,"b":%b,"c":%b,' % (whose, what, like)
+        names = b',"extFields":{"a":%b,"b":%b,"c":%b,' % (group_text, topic_text, template_text)
         begins = names + b'"d":"%d",' % queues_of_new
-        blanks = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b,"j":"0","k":"false",'
+        placeholders = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b,"j":"0","k":"false",'
         ends = (
             b',"n":%b},"flag":%%d,"language":"JAVA","opaque":%%d,'
-            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (where, VERSION)
+            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (broker_text, VERSION)
         )
-        self._single = b'{"code":%d' % _SINGLE + begins + blanks + b'"m":"false"' + ends
-        self._batch = b'{"code":%d' % _BATCH + begins + blanks + b'"m":"true"' + ends
+        self._single = b'{"code":%d' % _SINGLE + begins + placeholders + b'"m":"false"' + ends
+        self._batch = b'{"code":%d' % _BATCH + begins + placeholders + b'"m":"true"' + ends
 
     def head(
         self,

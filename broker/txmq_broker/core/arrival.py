@@ -25,10 +25,10 @@ __all__ = [
     "Arrival",
     "HalfArrival",
     "as_half",
-    "check_now",
     "examine",
     "examine_all",
-    "says_it_is_half",
+    "is_marked_half",
+    "refuse_delay",
 ]
 
 _SPECIAL: Final = frozenset(
@@ -60,12 +60,12 @@ class HalfArrival(NamedTuple):
     immunity_s: int
 
 
-def says_it_is_half(special: dict[str, str] | None) -> bool:
+def is_marked_half(special: dict[str, str] | None) -> bool:
     """Whether the properties mark a half message; stock clients also mark it in the header."""
     return special is not None and special.get("TRAN_MSG", "").lower() == "true"
 
 
-def check_now(special: dict[str, str], what: str) -> None:
+def refuse_delay(special: dict[str, str], what: str) -> None:
     """Refuse a delay for a message that cannot have one.
 
     Raises:
@@ -90,7 +90,7 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
     owner, immunity_s = special.get("PGROUP"), 0
     if len(special) != 2 or not owner or not special.get("TRAN_MSG"):
         # Stock clients set exactly these two.
-        check_now(special, "a half message")
+        refuse_delay(special, "a half message")
         if not special.get("TRAN_MSG"):
             data += b"TRAN_MSG\x01true\x02"
         if not owner:

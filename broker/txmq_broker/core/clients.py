@@ -90,7 +90,7 @@ class Clients(Generic[C]):
         found = self._consumers.get(group)
         return None if found is None else found.subscriptions.get(topic)
 
-    def ignores(self, group: str, topic: str) -> bool:
+    def lacks_subscription(self, group: str, topic: str) -> bool:
         """Whether a connected group has subscriptions, but none to this topic."""
         found = self._consumers.get(group)
         return found is not None and bool(found.subscriptions) and topic not in found.subscriptions
@@ -164,7 +164,7 @@ class Clients(Generic[C]):
             self._leave_producers(connection, name)
         return [name for name in consumes if self._leave_consumers(connection, name)]
 
-    def silent(self, now: float) -> list[C]:
+    def silent_connections(self, now: float) -> list[C]:
         """The connections without recent heartbeats."""
         quiet: dict[C, None] = {}
         for group in self._consumers.values():

@@ -61,7 +61,7 @@ class ConsumeProgress(Generic[C]):
         return [
             topic
             for topic in found
-            if topic is not None and not self._clients.ignores(group, topic.name)
+            if topic is not None and not self._clients.lacks_subscription(group, topic.name)
         ]
 
     def of_group(self, group: str, topic: Topic) -> dict[MessageQueue, OffsetPair]:

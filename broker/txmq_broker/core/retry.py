@@ -17,7 +17,14 @@ from txmq.protocol.topics import RETRY
 from txmq.quantity import quantity
 from txmq_broker.core.clients import ConsumerGroup
 
-__all__ = ["RetryVerdict", "buried", "judge_retry", "returned", "settle_maximum", "why_exhausted"]
+__all__ = [
+    "RetryVerdict",
+    "apply_verdict",
+    "dead_letter_properties",
+    "exhaustion_reason",
+    "judge_retry",
+    "retry_maximum",
+]
 
 C = TypeVar("C")
 
@@ -54,7 +61,7 @@ class RetryVerdict(NamedTuple):
     """Why it is a dead letter; empty if it comes again."""
 
 
-def settle_maximum(
+def retry_maximum(
     said: int | None, online: ConsumerGroup[C] | None, speaker: C, config: GroupConfig
 ) -> int:
     """The maximum number of retries of a group, after a request that may state one.
@@ -71,7 +78,7 @@ def settle_maximum(
     return config.retry_max_times if known is None else known
 
 
-def why_exhausted(attempts: int, maximum: int) -> str:
+def exhaustion_reason(attempts: int, maximum: int) -> str:
     """Why a message with this many attempts may not come again; empty if it may."""
     if attempts < maximum:
         return ""
@@ -90,14 +97,14 @@ def judge_retry(attempts: int, maximum: int, level: int, words: str = "") -> Ret
         level: The consumer's delay level; 0 leaves it to the broker, a negative level gives up.
         words: The consumer's reason.
     """
-    reason = "its consumer gave it up" if level < 0 else why_exhausted(attempts, maximum)
+    reason = "its consumer gave it up" if level < 0 else exhaustion_reason(attempts, maximum)
     if not reason:
         return RetryVerdict(level or FIRST_LEVEL + max(0, attempts))
     words = properties.one_line(words, REASON_CHARS_MAX)
     return RetryVerdict(0, f"{reason}: {words}" if words else reason)
 
 
-def returned(record: Record, group: str, verdict: RetryVerdict) -> tuple[RetryVerdict, str]:
+def apply_verdict(record: Record, group: str, verdict: RetryVerdict) -> tuple[RetryVerdict, str]:
     """The verdict and the stored properties of a message that a group returned.
 
     The message is also a dead letter if its properties leave no room for those of a retry.
@@ -116,7 +123,7 @@ def returned(record: Record, group: str, verdict: RetryVerdict) -> tuple[RetryVe
     )
 
 
-def buried(text: str, reason: str) -> str:
+def dead_letter_properties(text: str, reason: str) -> str:
     """The properties of a message that was sent as a retry but becomes a dead letter."""
     found = properties.parse(text)
     kept = {

@@ -93,7 +93,7 @@ class Meter:
         since, total = trail.base(now - window)
         return Rate(self.total - total, now - since)
 
-    def three(self, now: float) -> str:
+    def rates_text(self, now: float) -> str:
         """Rates over ten seconds, a minute and ten minutes, as tools print them."""
         return " ".join(f"{self.rate(window, now).per_second:.4f}" for window in _WINDOWS)
 

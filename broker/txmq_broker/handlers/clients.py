@@ -1,4 +1,4 @@
-"""34, 35, 38, 46, 203, 204, 328: clients come, say who they are, and leave."""
+"""34, 35, 38, 46, 203, 204, 328: clients register, leave, and are listed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["ClientHandlers"]
 
 
 class ClientHandlers:
-    """Keeps the registry of clients and tells consumers when their group changes."""
+    """Keeps the registry of clients and notifies consumers when their group changes."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ClientHandlers:
         }
 
     def beat(self, connection: Connection, request: Command) -> bytes:
-        """34: a client is alive and belongs to these groups."""
+        """34: a client's heartbeat with its groups."""
         beat = Heartbeat.read(request.body)
         check_client_id(beat.client_id)
         for producer in beat.producer_data_set:
@@ -88,7 +88,7 @@ class ClientHandlers:
         return answer(request)
 
     def _make_groups(self, names: list[str]) -> None:
-        """Make the groups that are new, each with its retry topic: all of them, or none."""
+        """Create the new groups with their retry topics; a refused name creates none."""
         if len(names) > GROUPS_PER_CLIENT_MAX:
             raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
         retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
@@ -101,7 +101,7 @@ class ClientHandlers:
             for retry in fresh:
                 self._topics.create_for_group(retry, max(1, queues[retry]), now_ms)
         finally:
-            # What was made is saved, also where one of them was refused.
+            # Created topics are saved even if a later one was refused.
             if fresh:
                 self._topics_changed()
 
@@ -110,23 +110,23 @@ class ClientHandlers:
         header = request.read(ClientGroups)
         if self._clients.leave(connection, header.producer_group, header.consumer_group):
             assert header.consumer_group is not None
-            # The C++ client forgets to unlock some of its queues before it goes.
+            # The C++ client does not unlock all of its queues before it leaves.
             self._locks.release(header.consumer_group, header.client_id)
             self.notify([header.consumer_group])
         return answer(request)
 
     def lost(self, connection: Connection) -> None:
-        """A connection closed, with or without a word."""
+        """Remove the clients of a closed connection."""
         self.notify(self._clients.drop(connection))
 
     def drop_silent(self) -> None:
         """Close the connections of clients whose heartbeats have stopped."""
-        for connection in self._clients.silent(self._clock.monotonic()):
+        for connection in self._clients.silent_connections(self._clock.monotonic()):
             self.notify(self._clients.drop(connection))
             connection.close()
 
     def notify(self, groups: Iterable[str]) -> None:
-        """40: tell every consumer of these groups to share the queues anew."""
+        """40: tell all consumers of these groups to rebalance the queues."""
         for name in groups:
             group = self._clients.consumer_group(name)
             config = self._groups.find(name)
@@ -136,10 +136,10 @@ class ClientHandlers:
                 try:
                     connection.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, GroupHeader(name))
                 except ConnectionLost:
-                    continue  # Its own loss is noticed elsewhere.
+                    continue  # The lost connection is handled elsewhere.
 
     def consumer_ids(self, connection: Connection, request: Command) -> bytes:
-        """38: who shares a group's queues."""
+        """38: the client ids of a group's consumers."""
         del connection
         name = request.read(GroupHeader).consumer_group
         group = self._clients.consumer_group(name)
@@ -148,13 +148,13 @@ class ClientHandlers:
         return answer(request, body=ConsumerIds(group.client_ids()).write())
 
     def check_filter(self, connection: Connection, request: Command) -> bytes:
-        """46: would this filter work?"""
+        """46: validate a filter."""
         del connection
         self._filters.of(SubscriptionCheck.read(request.body).subscription_data)
         return answer(request)
 
     def consumers(self, connection: Connection, request: Command) -> bytes:
-        """203: a group's consumers and what they subscribe to."""
+        """203: a group's consumers and their subscriptions."""
         del connection
         name = request.read(GroupHeader).consumer_group
         group = self._clients.consumer_group(name)
@@ -181,7 +181,7 @@ class ClientHandlers:
         )
 
     def all_producers(self, connection: Connection, request: Command) -> bytes:
-        """328: every producer by group."""
+        """328: all producers by group."""
         del connection
         age = self._clock.wall_ms() - int(self._clock.monotonic() * 1000)
         data = {

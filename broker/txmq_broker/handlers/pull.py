@@ -1,4 +1,4 @@
-"""11, 361: consumers pull, and wait at the queue's end until something arrives."""
+"""11, 361: consumers pull messages, or wait at the queue's end until one arrives."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class HeldPull(NamedTuple):
 
 
 class PullHandlers:
-    """Gives consumers what is stored."""
+    """Serves stored messages to consumers."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class PullHandlers:
         self._offsets = offsets
         self._store = store
         self._statistics = statistics
-        self._given = statistics.meter("BROKER_GET_NUMS", "")
+        self._served = statistics.meter("BROKER_GET_NUMS", "")
         self._found = statistics.meter("PULLS_FOUND", "")
         self._missed = statistics.meter("PULLS_MISSED", "")
         self._clock = clock
@@ -115,11 +115,11 @@ class PullHandlers:
 
     @property
     def held(self) -> int:
-        """How many pulls wait."""
+        """The number of waiting pulls."""
         return len(self._holds) + len(self._woken)
 
     def pull(self, connection: Connection, request: Command) -> bytes | None:
-        """11 and 361: answer with messages, or hold the pull until there are some."""
+        """11 and 361: answer with messages, or hold the pull until some arrive."""
         header = request.read(PullMessage)
         topic = self._permitted(header)
         queue = topic.queues[header.queue_id]
@@ -190,7 +190,7 @@ class PullHandlers:
                 return None
             at_end = found.next_offset >= pull.queue.max_offset
             if is_woken and found.outcome is FetchOutcome.NO_MATCH and at_end:
-                # What arrived is for others: go on waiting behind it.
+                # The new messages do not match: wait for later ones.
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
         return self._answer(pull, found)
@@ -203,7 +203,7 @@ class PullHandlers:
             size = sum([len(record) for record in found.records])
             self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
-            self._given.total += len(found.records)
+            self._served.total += len(found.records)
             self._found.total += 1
         else:
             self._missed.total += 1
@@ -211,12 +211,12 @@ class PullHandlers:
         return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
 
     def _has_room(self, pull: HeldPull) -> bool:
-        # What is left of a filter when it is held with its pull is as long as its text was.
+        # A held filter takes about as much memory as its text.
         return not self._holds.is_full and self._held_chars + pull.chars <= HELD_FILTERS_CHARS_MAX
 
     def _hold(self, pull: HeldPull) -> None:
         self._held_chars += pull.chars
-        # Only the numbers are needed for the answer; the texts may be long, and the wait too.
+        # The answer needs only the numbers; the texts may be long, and so may the wait.
         pull.request.ext, pull.request.fields, pull.request.body = _NO_FIELDS, None, b""
         pull.header.subscription = None
         self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
@@ -240,7 +240,7 @@ class PullHandlers:
         self._watch()
 
     def arrived(self, span: Span) -> None:
-        """Wake the pulls that wait at the queues a span has reached."""
+        """Wake the pulls that wait at the queues of a span."""
         if not len(self._holds):
             return
         reached = {(queue.topic, queue.number) for queue in {entry[0] for entry in span.staged}}
@@ -254,7 +254,7 @@ class PullHandlers:
             self._resume_woken()
 
     def _resume_woken(self) -> None:
-        """Serve those who were woken; where they are many, others have their turn in between."""
+        """Serve woken pulls, in portions, so that the loop serves other requests in between."""
         room = WOKEN_TOGETHER_MAX
         while self._woken and room > 0:
             pull = self._woken.popleft()
@@ -279,19 +279,19 @@ class PullHandlers:
             connection.flush()
 
     def _renewed(self, pull: HeldPull) -> HeldPull:
-        """A pull with what its group wants by now, where it brought nothing of its own."""
+        """The pull with its group's current filter, unless it has a filter of its own."""
         if pull.header.sys_flag & _SUBSCRIPTION:
             return pull
         try:
             wanted = self._wanted(pull.header)
         except TxmqError:
-            return pull  # The group has gone, or wants what cannot be.
+            return pull  # The group has left, or its filter is invalid.
         return pull._replace(wanted=wanted, chars=_size_of(wanted))
 
     def release(self) -> None:
-        """Answer everything that is held and hold nothing more, because the broker stops.
+        """Answer all held pulls and hold no more, because the broker stops.
 
-        Some clients wait half a minute for the answer of a pull whose connection is gone.
+        Some clients wait half a minute for the answer to a pull whose connection is lost.
         """
         self._is_closing = True
         if self._timer is not None:
@@ -303,7 +303,7 @@ class PullHandlers:
 
 
 def _size_of(wanted: Filter | None) -> int:
-    """How long the text was that is left of a filter: its own, or its group's."""
+    """The length of a filter's text."""
     if isinstance(wanted, Condition):
         return len(wanted.expression)
     return 0 if wanted is None else sum([len(word) + 2 for word in wanted.words])

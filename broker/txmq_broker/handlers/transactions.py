@@ -1,4 +1,4 @@
-"""37, 323, and requests of our own: transactions end, are looked at, and are decided by hand."""
+"""37, 323, and 7701 to 7704 of txmq: transactions end, are listed, and are decided by operators."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LISTED_MAX: Final = 500
 
 
 class TransactionHandlers:
-    """Ends transactions, and shows those that are open."""
+    """Ends transactions, and lists open ones."""
 
     def __init__(
         self, coordinator: Coordinator, checker: Checker, flusher: Flusher, clock: Clock
@@ -76,18 +76,20 @@ class TransactionHandlers:
     # Producers
 
     def end(self, connection: Connection, request: Command) -> bytes | None:
-        """37: a producer says what became of its local transaction."""
+        """37: a producer reports the outcome of its local transaction."""
         header = request.read(EndTransaction)
         event = _EVENTS.get(header.commit_or_rollback)
         if event is None:
             if header.commit_or_rollback != _UNKNOWN:
-                raise InvalidParameter(f"an END says 8, 12 or 0, not {header.commit_or_rollback}")
+                raise InvalidParameter(
+                    f"commitOrRollback must be 8, 12 or 0, not {header.commit_or_rollback}"
+                )
             found = self._coordinator.find(header)
             if header.from_transaction_check and found.half is not None:
                 self._checker.said_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
         source = _CHECK if header.from_transaction_check else _PRODUCER
-        # Before anything is looked at: to begin a turn may end another, whose write may fail.
+        # Before any look-up: starting a turn may end another turn, whose write may fail.
         now_ms = self._flusher.decision_ms()
         found = self._coordinator.find(header)
         self._decide(connection, request, found, event, source, now_ms)
@@ -107,7 +109,7 @@ class TransactionHandlers:
             is_staged = self._coordinator.decide(found, event, source, now_ms, reason)
         except (ShouldCommit, ShouldRollBack) as error:
             is_staged = False
-            # Also a refusal waits until what it speaks of is safe.
+            # A refusal also waits until the decision it reports is durable.
             said = _refused(request, error)
         else:
             said = done(request)
@@ -118,13 +120,13 @@ class TransactionHandlers:
     # Operators
 
     def resume_check(self, connection: Connection, request: Command) -> bytes:
-        """323: check a transaction anew, parked or not; RocketMQ's own command for it."""
+        """323: check a transaction again, parked or not; RocketMQ's command for it."""
         del connection
         self._recheck(request.read(ResumeCheck).msg_id or "")
         return answer(request)
 
     def recheck(self, connection: Connection, request: Command) -> bytes:
-        """7704: check a transaction anew, named by its unique key or by an offset id."""
+        """7704: check a transaction again, by its unique key or an offset id."""
         del connection
         self._recheck(request.read(NamedTransaction).transaction_id)
         return answer(request)
@@ -133,17 +135,17 @@ class TransactionHandlers:
         self._checker.recheck(self._named(name).key)
 
     def decide(self, connection: Connection, request: Command) -> bytes | None:
-        """7703: an operator decides, and says why; both are kept in the log."""
+        """7703: an operator's decision; its operator and reason are kept in the log."""
         header = request.read(DecideTransaction)
         event = _BY_HAND.get(header.decision)
         if event is None:
-            raise InvalidParameter(f"decision is commit or rollback, not {header.decision!r}")
+            raise InvalidParameter(f"decision must be commit or rollback, not {header.decision!r}")
         if not header.operator.strip() or not header.reason.strip():
-            raise InvalidParameter("who decides, and why, must be said: operator and reason")
+            raise InvalidParameter("operator and reason must not be empty")
         reason = f"{header.operator}: {header.reason}"
         if "\x01" in reason or "\x02" in reason:
-            # Both are shown as a property of the marker, which these would end.
-            raise InvalidParameter("operator and reason hold no control character 1 or 2")
+            # They become a property of the marker, and these characters end properties.
+            raise InvalidParameter("operator and reason must not contain control character 1 or 2")
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
         now_ms = self._flusher.decision_ms()
@@ -152,7 +154,7 @@ class TransactionHandlers:
         return None
 
     def show(self, connection: Connection, request: Command) -> bytes:
-        """7702: an open transaction, with its half message as its producer sent it."""
+        """7702: an open transaction, with its half message as sent."""
         del connection
         found = self._named(request.read(NamedTransaction).transaction_id)
         assert found.half is not None
@@ -165,11 +167,11 @@ class TransactionHandlers:
         del connection
         header = request.read(ListTransactions)
         if header.state not in ("", "prepared", "parked"):
-            raise InvalidParameter("state is prepared, parked, or left out")
+            raise InvalidParameter("state must be prepared, parked or empty")
         count = max(1, min(header.count, _LISTED_MAX))
         matching = self._matching(header)
         if header.state == "parked":
-            # They come as they were parked; a page that went by that would skip late ones.
+            # They are in order of parking; pages go by offset, so they must be sorted.
             page = nsmallest(count, matching, key=lambda item: item[1].offset)
         else:
             page = list(islice(matching, count))
@@ -202,7 +204,7 @@ class TransactionHandlers:
     def _described(self, key: int, half: Half) -> TransactionEntry:
         unique = offset_id = keys = ""
         stored_ms = 0
-        # One that cannot be read is shown as far as it is known, and hides no other.
+        # An unreadable half message is listed with the known fields, and hides no other.
         with suppress(CorruptRecord):
             record = self._coordinator.halves.record_of(half)
             unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
@@ -225,7 +227,7 @@ class TransactionHandlers:
         )
 
     def _named(self, name: str) -> TransactionStatus:
-        """The open transaction with this id, or whose half message has this id."""
+        """The open transaction with this id, or whose half message has this offset id."""
         coordinator = self._coordinator
         found = coordinator.find_by_key(transaction_key(name))
         if found is None:

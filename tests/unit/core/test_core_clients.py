@@ -111,7 +111,7 @@ def test_a_group_nobody_is_in_is_unknown(clients):
     assert clients.producers("p") == []
     assert clients.consumer("g", "id-a") is None
     assert clients.subscription("g", "T") is None
-    assert not clients.ignores("g", "T")
+    assert not clients.lacks_subscription("g", "T")
 
 
 def test_a_member_is_found_by_its_id_or_any_will_do(clients):
@@ -127,7 +127,7 @@ def test_a_member_is_found_by_its_id_or_any_will_do(clients):
 def test_a_group_ignores_what_it_does_not_name_if_it_names_anything(clients, topics, ignored):
     beat(clients, "a", consumer("g", *topics))
 
-    assert clients.ignores("g", "T") is ignored
+    assert clients.lacks_subscription("g", "T") is ignored
 
 
 def test_a_producer_is_found_by_its_id(clients):
@@ -184,6 +184,6 @@ def test_who_has_not_spoken_for_two_minutes_is_silent(clients):
     beat(clients, "b", consumer("g"), now=1.0)
     beat(clients, "c", producers=("p",), now=1.0)
 
-    assert clients.silent(SILENCE_S) == []
-    assert clients.silent(SILENCE_S + 0.5) == ["a"]
-    assert clients.silent(SILENCE_S + 2.0) == ["a", "b", "c"]
+    assert clients.silent_connections(SILENCE_S) == []
+    assert clients.silent_connections(SILENCE_S + 0.5) == ["a"]
+    assert clients.silent_connections(SILENCE_S + 2.0) == ["a", "b", "c"]

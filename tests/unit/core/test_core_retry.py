@@ -11,11 +11,11 @@ from txmq_broker.config import DelaySettings
 from txmq_broker.core.clients import ConsumerGroup, Member
 from txmq_broker.core.retry import (
     RetryVerdict,
-    buried,
+    apply_verdict,
+    dead_letter_properties,
+    exhaustion_reason,
     judge_retry,
-    returned,
-    settle_maximum,
-    why_exhausted,
+    retry_maximum,
 )
 
 LEVELS = DelaySettings().levels.split()
@@ -76,9 +76,9 @@ def test_a_consumer_may_name_the_level_or_give_up():
 
 def test_forged_numbers_are_borne():
     assert judge_retry(-5, 16, 0) == RetryVerdict(3)
-    assert why_exhausted(0, 0) == "no retry is allowed"
-    assert why_exhausted(2**31 - 1, 16)
-    assert why_exhausted(0, -1)
+    assert exhaustion_reason(0, 0) == "no retry is allowed"
+    assert exhaustion_reason(2**31 - 1, 16)
+    assert exhaustion_reason(0, -1)
 
 
 # How often
@@ -90,7 +90,7 @@ def test_the_last_number_said_holds_for_the_group_while_it_is_online():
     group.members["one"] = member
 
     def settled(said, online=group, speaker="one"):
-        return settle_maximum(said, online, speaker, config)
+        return retry_maximum(said, online, speaker, config)
 
     assert settled(None) == 7
     assert settled(16) == 7  # Stock consumers say so by themselves.
@@ -111,7 +111,7 @@ def test_the_last_number_said_holds_for_the_group_while_it_is_online():
 def test_the_first_return_notes_where_it_comes_from():
     given = record(TAGS="a", KEYS="k")
 
-    verdict, text = returned(given, "g", RetryVerdict(3))
+    verdict, text = apply_verdict(given, "g", RetryVerdict(3))
 
     assert verdict == RetryVerdict(3)
     assert parse(text) == {
@@ -126,7 +126,7 @@ def test_a_later_return_keeps_that_and_forgets_its_delays():
         "REAL_QID": "0", "TIMER_DELIVER_MS": "5", "TIMER_DELAY_SEC": "5", "TIMER_DELAY_MS": "5",
     }  # fmt: skip
 
-    _, text = returned(record("%RETRY%g", 1, **named), "g", RetryVerdict(4))
+    _, text = apply_verdict(record("%RETRY%g", 1, **named), "g", RetryVerdict(4))
 
     assert text.count("DELAY") == 1
     assert parse(text) == {
@@ -137,7 +137,7 @@ def test_a_later_return_keeps_that_and_forgets_its_delays():
 def test_a_dead_letter_says_why_and_from_where():
     named = {"RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": "AB", "DELAY": "18", "DLQ_REASON": "old"}
 
-    _, text = returned(record("%RETRY%g", 16, **named), "g", RetryVerdict(0, "why"))
+    _, text = apply_verdict(record("%RETRY%g", 16, **named), "g", RetryVerdict(0, "why"))
 
     assert parse(text) == {
         "UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": "AB", "DLQ_REASON": "why",
@@ -146,13 +146,13 @@ def test_a_dead_letter_says_why_and_from_where():
 
 
 def test_whoever_reads_dead_letters_of_others_gets_them_again_as_such():
-    _, text = returned(record("%DLQ%other", 17, RETRY_TOPIC="T"), "g", RetryVerdict(3))
+    _, text = apply_verdict(record("%DLQ%other", 17, RETRY_TOPIC="T"), "g", RetryVerdict(3))
 
     assert parse(text)["RETRY_TOPIC"] == "%DLQ%other"
 
 
 def test_what_cannot_be_written_again_is_kept_as_it_is():
-    _, text = returned(record(text="UNIQ_KEY\x01U1\x02a\x01b\x01c\x02"), "g", RetryVerdict(3))
+    _, text = apply_verdict(record(text="UNIQ_KEY\x01U1\x02a\x01b\x01c\x02"), "g", RetryVerdict(3))
 
     assert "\x02a\x01b\x01c\x02" in text
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_again_is_kept_as_it_is():
 def test_a_message_without_room_for_a_retry_is_a_dead_letter_and_fits(size):
     given = record(text=render({"UNIQ_KEY": "U1", "big": "x" * (size - len("UNIQ_KEY.U1.big.."))}))
 
-    verdict, text = returned(given, "g", RetryVerdict(3))
+    verdict, text = apply_verdict(given, "g", RetryVerdict(3))
 
     assert "no room" in verdict.reason
     assert len(text) <= PROPERTIES_BYTES_MAX
@@ -169,10 +169,12 @@ def test_a_message_without_room_for_a_retry_is_a_dead_letter_and_fits(size):
 
 
 def test_a_sent_retry_that_is_buried_says_why():
-    text = buried(render({"UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "DELAY": "5"}), "why")
+    text = dead_letter_properties(
+        render({"UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "DELAY": "5"}), "why"
+    )
 
     assert parse(text) == {
         "UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "DLQ_ORIGIN_TOPIC": "T",
         "DLQ_ORIGIN_MESSAGE_ID": "U1", "DLQ_REASON": "why",
     }  # fmt: skip
-    assert parse(buried("", "why")) == {"DLQ_REASON": "why"}
+    assert parse(dead_letter_properties("", "why")) == {"DLQ_REASON": "why"}

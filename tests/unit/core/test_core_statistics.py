@@ -69,7 +69,7 @@ def test_a_counter_at_rest_takes_no_more_room():
 def test_rates_are_printed_in_three_windows():
     meter = counted(lambda _: 10, until=1000.0)
 
-    assert meter.three(1000.0) == "1.0000 1.0000 1.0000"
+    assert meter.rates_text(1000.0) == "1.0000 1.0000 1.0000"
 
 
 def test_looks_too_close_together_are_not_kept():

@@ -17,7 +17,7 @@ from tests.delay_driver import Delays
 from txmq.errors import TransportError
 from txmq.protocol import properties
 from txmq.protocol import record as records
-from txmq.protocol.bodies import Heartbeat, OpenTransaction, ProducerRegistration
+from txmq.protocol.bodies import Heartbeat, ProducerRegistration, TransactionEntry
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import (
@@ -31,7 +31,7 @@ from txmq.protocol.headers import (
 from txmq.protocol.message_id import split_offset_id
 from txmq.protocol.record import Record
 from txmq.remoting.connection import Connection
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 
@@ -89,7 +89,7 @@ class Peer:
 async def connected(network: Network, clock: Clock, address: str) -> AsyncIterator[Peer]:
     """A peer of the broker at an address."""
     peer = Peer()
-    pool = Pool(network, clock, peer.serve)
+    pool = ConnectionPool(network, clock, peer.serve)
     try:
         peer.connection = await pool.connection(address)
         yield peer
@@ -243,7 +243,7 @@ class Driver:
         if answer.code != 0:
             assert answer.code == 22, (answer.code, answer.remark)
             return None
-        return OpenTransaction.read(answer.field_map()["transaction"].encode()).state
+        return TransactionEntry.read(answer.field_map()["transaction"].encode()).state
 
     async def _verify_parked(self, peer: Peer) -> None:
         count = Counter([each.body for each in await peer.everything(PARKED)])

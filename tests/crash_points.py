@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, Final, NamedTuple
 
 from txmq.limits import SPAN_BYTES_MAX
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.remoting.connection import Connection
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.handlers.pull import PullHandlers
@@ -170,9 +170,11 @@ class _Walk:
         return seam.phases[0] if len(seam.phases) == 1 else self._phase
 
 
-def _phase_of_decision(halves: HalfStore, key: int, half: Any, kind: Kind, *more: Any) -> str:
+def _phase_of_decision(
+    halves: HalfStore, key: int, half: Any, kind: DecisionKind, *more: Any
+) -> str:
     del key, half, more
-    if kind is Kind.COMMITTED:
+    if kind is DecisionKind.COMMITTED:
         # Where a file is no larger than the longest span, no body is safe to be left in it.
         return COMMIT if halves._log.segment_size > 2 * SPAN_BYTES_MAX else COPY
-    return ROLL_BACK if kind is Kind.ROLLED_BACK else PARK
+    return ROLL_BACK if kind is DecisionKind.ROLLED_BACK else PARK

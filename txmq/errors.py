@@ -1,38 +1,37 @@
-"""Every error txmq raises on purpose, in one tree.
+"""The errors of txmq, in one tree.
 
     TxmqError
     ├─ ConfigError                wrong or unknown setting (also ValueError)
     ├─ UsageError                 called in the wrong state
     ├─ LimitExceeded              which limit, its value, what was offered
-    ├─ BatchCutShort              some of many messages are stored, then one part failed
-    ├─ FilterUnsupported          a broker takes no conditions on properties
-    ├─ RollBack                   a local transaction says that nothing came of it
-    ├─ TransactionOverdue         a local transaction took too long
-    ├─ TransactionConflict        a transaction was decided otherwise before
+    ├─ BatchCutShort              part of a send is stored, then a later part failed
+    ├─ FilterUnsupported          the broker accepts no SQL92 filters
+    ├─ RollBack                   a local transaction asks for a rollback
+    ├─ TransactionOverdue         a local transaction exceeded its time limit
+    ├─ TransactionConflict        the transaction was decided differently before
     ├─ ResourceError              the database's part of a transaction
     │   ├─ FenceMissing · FenceOutdated · FenceElsewhere · FenceUnsafe
     │   ├─ RolledBackByCheck · CommittedBefore · TransactionExpired · TransactionBroken
     │   └─ OutcomeUnknown · DatabaseFailed · TwoPhaseUnavailable · TableMissing
-    ├─ KeyInProgress              the same is being done by somebody else now
-    ├─ KeyConflict                the same key came with something else
-    ├─ VersionGap                 versions in between have not come yet
-    ├─ TokenRefused               a token that was not issued here, or is too old
-    ├─ LeaseLost                  what was done took longer than its lease
-    ├─ ReconcileRefused           a reconciliation cannot run on what it was given
-    ├─ ProtocolError              bytes break the protocol
-    │   ├─ LocalProtocolError     our fault
+    ├─ KeyInProgress              another worker is processing this key now
+    ├─ KeyConflict                this key was used before with other content
+    ├─ VersionGap                 an earlier version has not arrived yet
+    ├─ TokenRefused               the token was not issued here or has expired
+    ├─ LeaseLost                  the work took longer than its lease
+    ├─ ReconcileRefused           a reconciliation cannot run on its input
+    ├─ ProtocolError              bytes violate the protocol
+    │   ├─ LocalProtocolError     this side's fault
     │   └─ RemoteProtocolError    the peer's fault
     ├─ TransportError
     │   ├─ ConnectFailed · ConnectionLost · RequestTimeout
-    ├─ BrokerRefused              a response code with its remark; one leaf per code
+    ├─ BrokerRefused              a response code with its remark; one class per code
     └─ StoreError
         ├─ CorruptRecord · DamagedFile · ForeignFile · LogTooShort
         └─ DiskFull · WriteFailed · SyncFailed · DirectoryInUse
 
-Each leaf says two things that a caller of a messaging system needs: ``retryable``, does trying the
-same again make sense, and ``effect``, may the operation have taken effect all the same. A refusal
-is raised by the broker's own code and by a client that receives its code, so both sides share one
-word.
+Each class states two facts: ``retryable`` says whether the same call may succeed later, and
+``effect`` says whether the failed operation may have taken effect. The broker raises a refusal, and
+the client that receives its code raises the same class.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ __all__ = [
 
 
 class Effect(Enum):
-    """What is known of an operation that failed."""
+    """Whether a failed operation took effect."""
 
     NONE = "none"
     MAYBE = "maybe"
@@ -134,22 +133,22 @@ class Effect(Enum):
 
 
 class TxmqError(Exception):
-    """Any error txmq raises on purpose."""
+    """The base of all errors of txmq."""
 
     retryable: ClassVar[bool] = False
     effect: Effect = Effect.NONE
 
 
 class ConfigError(TxmqError, ValueError):
-    """A setting is unknown or has a value that cannot work."""
+    """A setting is unknown or its value is invalid."""
 
 
 class UsageError(TxmqError):
-    """Something was called in the wrong state: not started, closed, or wrongly nested."""
+    """A call came in the wrong state: before the start, after the close, or wrongly nested."""
 
 
 class LimitExceeded(TxmqError):
-    """Something offered is larger than a limit allows."""
+    """A value exceeds a limit."""
 
     def __init__(self, limit: str, value: int, offered: int) -> None:
         super().__init__(f"{limit} is at most {value}, not {offered}")
@@ -159,144 +158,144 @@ class LimitExceeded(TxmqError):
 
 
 class BatchCutShort(TxmqError):
-    """Messages were sent in several parts, and one of these failed after others were stored."""
+    """A send went out in several parts, and one failed after earlier parts were stored."""
 
     effect = Effect.MAYBE
 
-    def __init__(self, results: Sequence[object], count: int, problem: TxmqError) -> None:
-        super().__init__(f"{len(results)} of {count} messages are stored, then: {problem}")
+    def __init__(self, results: Sequence[object], count: int, error: TxmqError) -> None:
+        super().__init__(f"{len(results)} of {count} messages are stored, then: {error}")
         self.results = tuple(results)
-        """What the broker said of the first messages; the others are unknown or not sent."""
+        """The broker's answers for the first messages; the others are in doubt or unsent."""
 
 
 class FilterUnsupported(TxmqError):
-    """A broker takes no conditions on properties; ``enablePropertyFilter`` is off."""
+    """The broker accepts no SQL92 filters: its ``enablePropertyFilter`` is off."""
 
 
 class RollBack(TxmqError):
-    """A local transaction raises it to roll back; any other exception leaves the outcome open."""
+    """Raise it in a local transaction to roll back; other exceptions leave it in doubt."""
 
 
 class TransactionOverdue(TxmqError):
-    """A local transaction took longer than its time limit, and was rolled back on both sides."""
+    """A local transaction exceeded its time limit. It and its message were rolled back."""
 
 
 class TransactionConflict(TxmqError):
-    """A check or an operator decided a transaction before its producer did, and otherwise. That
-    decision stays: its message and its local transaction do not agree.
+    """A check or an operator decided a transaction differently before its producer did. That
+    decision stays: the message and the local transaction disagree.
     """
 
     effect = Effect.APPLIED
 
     def __init__(self, xid: str, said: str, decided: str) -> None:
-        super().__init__(f"transaction {xid} was {decided} before it was told {said}")
+        super().__init__(f"transaction {xid} was already {decided} when the producer sent {said}")
         self.xid = xid
         self.said = said
         self.decided = decided
 
 
 class ResourceError(TxmqError):
-    """A database could not do its part of a transaction."""
+    """A database failed its part of a transaction."""
 
 
 class FenceMissing(ResourceError):
-    """The database has no fence table; ``txmq schema create`` makes it."""
+    """The database has no fence table; create it with ``txmq schema create``."""
 
 
 class FenceOutdated(ResourceError):
-    """The fence table was made by another version of txmq."""
+    """Another version of txmq created the fence table."""
 
 
 class FenceElsewhere(ResourceError):
-    """The fence table of this session is another one than the one that was verified at start."""
+    """This session sees a different fence table than the one verified at start."""
 
 
 class FenceUnsafe(ResourceError):
-    """The fence would not hold: what is written is not kept, or is kept without a commit."""
+    """The fence would not work: the database drops writes, or keeps them without a commit."""
 
 
 class RolledBackByCheck(ResourceError):
-    """A check has rolled this transaction back; its local transaction came too late to commit."""
+    """A check rolled this transaction back before its local transaction could commit."""
 
 
 class CommittedBefore(ResourceError):
-    """An earlier local transaction of the same id has committed; nothing is done a second time."""
+    """An earlier local transaction with the same id committed; this one did nothing."""
 
     effect = Effect.APPLIED
 
 
 class TransactionExpired(ResourceError):
-    """The transaction is older than what the fence table still remembers; nothing was done."""
+    """The fence table no longer keeps rows as old as this transaction; nothing was done."""
 
 
 class TransactionBroken(ResourceError):
-    """The database gave up before the end, after an error that was caught. Nothing remains."""
+    """The database aborted the transaction after an error that the code caught; nothing remains."""
 
 
 class OutcomeUnknown(ResourceError):
-    """The local transaction may have committed, or not; a check will find out."""
+    """The local transaction may have committed; a check will find out."""
 
     effect = Effect.MAYBE
 
 
 class DatabaseFailed(ResourceError):
-    """The database did not answer, or not with what was asked; nothing was changed."""
+    """The database did not answer, or not as expected; nothing was changed."""
 
     retryable = True
 
 
 class TwoPhaseUnavailable(ResourceError):
-    """A database prepares no transactions, or has no room for one more; nothing was done."""
+    """A database cannot prepare a transaction, or has no free slot for it; nothing was done."""
 
 
 class TableMissing(ResourceError):
-    """The database has no such table, or an older one; ``txmq schema create`` makes it."""
+    """The table is missing or outdated; create it with ``txmq schema create``."""
 
 
 class KeyInProgress(TxmqError):
-    """Somebody else is at work on this key; come again later. Nothing was done."""
+    """Another worker is processing this key; try again later. Nothing was done."""
 
     retryable = True
 
 
 class KeyConflict(TxmqError):
-    """This key came before with something else, which was done. Nothing was done now."""
+    """This key was used before with other content. Nothing was done now."""
 
 
 class VersionGap(TxmqError):
-    """A version came before one that belongs in front of it; nothing was done."""
+    """An earlier version has not arrived yet; nothing was done."""
 
     retryable = True
 
 
 class TokenRefused(TxmqError):
-    """This token was not issued here, or is too old; nothing was done."""
+    """This token was not issued here, or has expired; nothing was done."""
 
 
 class LeaseLost(TxmqError):
-    """Something was done, and took longer than it had leave to: it may be done a second time."""
+    """The work was done but outlasted its lease: another worker may do it a second time."""
 
     effect = Effect.APPLIED
 
 
 class ReconcileRefused(TxmqError):
-    """A reconciliation cannot run on what it was given; no result was written."""
+    """A reconciliation cannot run on its input; no result was written."""
 
 
 class ProtocolError(TxmqError):
-    """Bytes that do not follow the protocol."""
+    """Bytes violate the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We were asked to write something the protocol cannot carry."""
+    """The caller asked to send a value that the protocol cannot carry."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer wrote something the protocol does not allow; its connection is closed."""
+    """The peer sent bytes that violate the protocol; its connection is closed."""
 
 
 class TransportError(TxmqError):
-    """The way to the peer failed."""
+    """The connection to the peer failed."""
 
 
 class ConnectFailed(TransportError):
@@ -306,21 +305,21 @@ class ConnectFailed(TransportError):
 
 
 class ConnectionLost(TransportError):
-    """The connection broke while an answer was awaited; the peer may have acted on the request."""
+    """The connection broke before the answer came; the peer may have acted on the request."""
 
     retryable = True
     effect = Effect.MAYBE
 
 
 class RequestTimeout(TransportError):
-    """No answer came in time; the peer may have acted on the request, or may still do so."""
+    """No answer came in time; the peer may have acted on the request, or may still act."""
 
     retryable = True
     effect = Effect.MAYBE
 
 
 class BrokerRefused(TxmqError):
-    """The broker, or a name server, answered with a code other than success."""
+    """The broker or a name server answered with an error code."""
 
     code: ClassVar[int] = -1
 
@@ -330,7 +329,7 @@ class BrokerRefused(TxmqError):
 
 
 class InternalError(BrokerRefused):
-    """The broker failed inside, or used this code because the protocol has no better one."""
+    """The broker failed internally, or the protocol has no better code for the refusal."""
 
     code = 1
     retryable = True
@@ -338,33 +337,33 @@ class InternalError(BrokerRefused):
 
 
 class BrokerBusy(BrokerRefused):
-    """The broker has more work than it takes on; nothing was stored."""
+    """The broker is overloaded; nothing was stored."""
 
     code = 2
     retryable = True
 
 
 class RequestNotSupported(BrokerRefused):
-    """This request code is not served here."""
+    """The server does not serve this request code."""
 
     code = 3
 
 
 class TransactionFailed(BrokerRefused):
-    """The transaction request could not be carried out."""
+    """The transaction request failed."""
 
     code = 4
 
 
 class FlushTimeout(BrokerRefused):
-    """The message is stored, but was not on the disk in time."""
+    """The message is stored, but was not synced to disk in time."""
 
     code = 10
     effect = Effect.APPLIED
 
 
 class ReplicaUnavailable(BrokerRefused):
-    """The message is stored here, but no replica was there to take it."""
+    """The message is stored here, but no replica was available to copy it."""
 
     code = 11
     effect = Effect.APPLIED
@@ -378,20 +377,20 @@ class ReplicaTimeout(BrokerRefused):
 
 
 class MessageIllegal(BrokerRefused):
-    """The message breaks a rule: too large, malformed, or of a kind that cannot be stored."""
+    """The message is invalid: too large, malformed, or of a kind that cannot be stored."""
 
     code = 13
 
 
 class ServiceUnavailable(BrokerRefused):
-    """The broker takes no writes now: its disk is full, or it is shutting down."""
+    """The broker accepts no writes now: its disk is full, or it is shutting down."""
 
     code = 14
     retryable = True
 
 
 class VersionNotSupported(BrokerRefused):
-    """The peer's protocol version is not served."""
+    """The server does not support the peer's protocol version."""
 
     code = 15
 
@@ -403,13 +402,13 @@ class NoPermission(BrokerRefused):
 
 
 class TopicNotFound(BrokerRefused):
-    """There is no such topic, and it may not be created by using it."""
+    """The topic does not exist, and sending to it may not create it."""
 
     code = 17
 
 
 class TopicExists(BrokerRefused):
-    """The topic is there already."""
+    """The topic exists already."""
 
     code = 18
 
@@ -422,14 +421,14 @@ class PullNotFound(BrokerRefused):
 
 
 class PullRetryImmediately(BrokerRefused):
-    """No message matched in the stretch that was scanned; go on at the next offset."""
+    """No message in the scanned range matched; continue at the next offset."""
 
     code = 20
     retryable = True
 
 
 class OffsetMoved(BrokerRefused):
-    """The offset lies outside the queue; go on at the offset that came with the answer."""
+    """The offset lies outside the queue; continue at the offset in the answer."""
 
     code = 21
     retryable = True
@@ -448,16 +447,16 @@ class SubscriptionInvalid(BrokerRefused):
 
     @property
     def position(self) -> int | None:
-        """The character of the expression, counted from 1, at which it goes wrong, if it is said.
+        """The position in the expression, counted from 1, where parsing failed.
 
-        RocketMQ says it in none of its answers.
+        ``None`` if the answer does not state it; RocketMQ's answers never do.
         """
         found = re.search(r"\bat position (\d{1,9})\b", self.remark)
         return None if found is None else int(found[1])
 
 
 class SubscriptionMissing(BrokerRefused):
-    """The group has not told the broker of this subscription (yet)."""
+    """The broker does not know this subscription of the group yet."""
 
     code = 24
     retryable = True
@@ -471,7 +470,7 @@ class SubscriptionStale(BrokerRefused):
 
 
 class GroupNotFound(BrokerRefused):
-    """There is no such consumer group, and it may not be created by using it."""
+    """The consumer group does not exist, and using it may not create it."""
 
     code = 26
 
@@ -491,19 +490,19 @@ class FilterDataStale(BrokerRefused):
 
 
 class InvalidParameter(BrokerRefused):
-    """A field of the request has a value that cannot be."""
+    """A field of the request has an invalid value."""
 
     code = 29
 
 
 class ShouldCommit(BrokerRefused):
-    """A rollback came for a transaction that is committed; the decision stands."""
+    """The transaction was committed before, so it cannot be rolled back."""
 
     code = 200
 
 
 class ShouldRollBack(BrokerRefused):
-    """A commit came for a transaction that is rolled back; the decision stands."""
+    """The transaction was rolled back before, so it cannot be committed."""
 
     code = 201
 
@@ -528,20 +527,20 @@ class ConsumeTimeout(BrokerRefused):
 
 
 class FlowControlled(BrokerRefused):
-    """The peer sends faster than it is allowed to."""
+    """The peer exceeds the rate it is allowed to send at."""
 
     code = 215
     retryable = True
 
 
 class IllegalOperation(BrokerRefused):
-    """The request contradicts itself or what the broker knows."""
+    """The request contradicts itself or the broker's state."""
 
     code = 604
 
 
 class UnknownRefusal(BrokerRefused):
-    """The answer carries a code this version of txmq has no name for."""
+    """The answer carries a code that this version of txmq does not know."""
 
     effect = Effect.MAYBE
 
@@ -556,7 +555,7 @@ _BY_CODE: dict[int, type[BrokerRefused]] = {
 
 
 def refusal(code: int, remark: str) -> BrokerRefused:
-    """The error that stands for a response code."""
+    """The error for a response code."""
     leaf = _BY_CODE.get(code)
     if leaf is None:
         return UnknownRefusal(remark, response_code=code)
@@ -564,11 +563,11 @@ def refusal(code: int, remark: str) -> BrokerRefused:
 
 
 class StoreError(TxmqError):
-    """The broker's log could not do what was asked."""
+    """An operation on the broker's log failed."""
 
 
 class CorruptRecord(StoreError):
-    """Bytes of the log differ from those that were written, before the end that a crash may cut."""
+    """The log is damaged before its end; a crash can only cut the end."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"the log is damaged at position {position}: {reason}")
@@ -577,7 +576,7 @@ class CorruptRecord(StoreError):
 
 
 class DamagedFile(StoreError):
-    """A file beside the log is damaged, missing, or another broker's, and nothing replaces it."""
+    """A file beside the log is damaged, missing or foreign, and has no replacement."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -586,7 +585,7 @@ class DamagedFile(StoreError):
 
 
 class DiskFull(StoreError):
-    """The disk has no room left; nothing of this write remains."""
+    """The disk is full; nothing of this write remains."""
 
     retryable = True
 
@@ -598,7 +597,7 @@ class WriteFailed(StoreError):
 
 
 class SyncFailed(StoreError):
-    """The disk failed to make writes durable. The broker stops: what is on the disk is unknown."""
+    """A sync failed. The broker stops, because the disk's contents are unknown."""
 
     effect = Effect.MAYBE
 
@@ -608,7 +607,7 @@ class DirectoryInUse(StoreError):
 
 
 class ForeignFile(DamagedFile):
-    """A file in the data directory was written for the log of another broker."""
+    """A file in the data directory belongs to another broker's log."""
 
     def __init__(self, path: str, log: int, expected: int) -> None:
         whose = f"it belongs to the log {log:016x} of another broker, this directory to the log"
@@ -617,4 +616,4 @@ class ForeignFile(DamagedFile):
 
 
 class LogTooShort(StoreError):
-    """Other files prove that the log held more. Nothing was changed, no offset was given again."""
+    """Other files prove that the log was longer. The start changed nothing; no offset repeats."""

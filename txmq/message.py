@@ -1,6 +1,4 @@
-"""Messages as an application sees them, what it may say of them, and the kinds of numbers that must
-never be mixed up.
-"""
+"""The messages an application sends and receives, and number types that must not be mixed up."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ __all__ = [
 ]
 
 QueueOffset = NewType("QueueOffset", int)
-"""Which message of its queue: 0 for the first ever stored there."""
+"""A message's number in its queue; the first message ever stored there has 0."""
 
 LogPosition = NewType("LogPosition", int)
-"""Where a record starts in the broker's log, in bytes."""
+"""The byte position of a record in the broker's log."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,7 +33,7 @@ class Queue:
     number: int
 
     def __str__(self) -> str:
-        """As logs and errors name it."""
+        """The name that logs and errors use."""
         return f"{self.topic}/{self.broker}/{self.number}"
 
 
@@ -50,19 +48,19 @@ class Message:
     properties: dict[str, str] = field(default_factory=dict)
     flag: int = 0
     delay_level: int = 0
-    """Deliver it after the time that the broker's table has for this level; 0 is at once."""
+    """Deliver it after this level's delay in the broker's table; 0 is at once."""
     deliver_at_ms: int | None = None
-    """Deliver it at this wall time, in milliseconds; our brokers, and RocketMQ from 5 on."""
+    """Deliver it at this wall time, in milliseconds; needs our broker or RocketMQ 5."""
     deliver_after_s: int | None = None
-    """Deliver it so many seconds after it is stored; our brokers, and RocketMQ from 5 on."""
+    """Deliver it this many seconds after it is stored; needs our broker or RocketMQ 5."""
     wait_stored: bool = True
-    """Whether the broker answers only once the message is as safe as the broker is set to make it.
-    Without it RocketMQ does not wait for its disk or its replicas; our brokers always do."""
+    """Whether the broker answers only after the syncs and copies that its settings require. If
+    false, RocketMQ does not wait for its disk or its replicas; our broker always does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedMessage(Message):
-    """A message as it came out of a queue."""
+    """A message received from a queue."""
 
     queue: Queue
     offset: QueueOffset
@@ -73,43 +71,44 @@ class ReceivedMessage(Message):
     stored_ms: int
     attempts: int
     unreadable: str = ""
-    """Why its body could not be decompressed, and is as it was stored; empty for nearly all.
-    Handlers are never given such a message: it goes to the dead letters."""
+    """Why the body did not decompress; it is then as stored. Empty for nearly all messages.
+    Handlers never receive an unreadable message: it becomes a dead letter."""
 
     @property
     def key(self) -> str:
-        """The first of its keys, or its id where it has none."""
+        """The first of its keys, or its id if it has no keys."""
         return self.keys[0] if self.keys else self.id
 
 
 DEAD_LETTER: Final = -1
-"""The delay level that stands for "never again"."""
+"""The delay level that makes a message a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A handler's word for "not now": the messages shall come again.
+    """A handler returns it to receive the messages again later.
 
-    A handler that returns anything else has consumed its messages; one that raises has said
-    ``Later()``.
+    Any other return value means that the messages are consumed. An exception means ``Later()``.
 
     Raises:
-        LocalProtocolError: There is no such level, or no such message.
+        LocalProtocolError: The level or the first message is negative.
     """
 
     level: int = 0
-    """The delay level to wait for: 0 leaves it to the broker, which waits longer each time;
-    :data:`DEAD_LETTER` sends the message to the dead letters at once, and only that counts if
-    orderly."""
+    """The delay level. With 0 the broker chooses, and waits longer each time. With
+    :data:`DEAD_LETTER` the message becomes a dead letter at once. Orderly consumers use only
+    :data:`DEAD_LETTER`."""
     first: int = 0
-    """In a batch, the first message this is about; those before it are consumed."""
+    """In a batch, the index of the first message to receive again; earlier ones are consumed."""
     suspend_s: float | None = None
-    """If orderly, how long the queue rests; the consumer's setting where it is ``None``."""
+    """How long an orderly consumer pauses the queue; ``None`` uses the consumer's setting."""
     reason: str = ""
-    """Why, in a few words; kept with the message once it is a dead letter. Where a handler raised,
-    it is the exception."""
+    """The reason in a few words; the broker keeps it with a dead letter. If the handler raised, it
+    is the exception."""
 
     def __post_init__(self) -> None:
-        """See that it can be meant."""
+        """Refuse negative values."""
         if self.level < DEAD_LETTER or self.first < 0:
-            raise LocalProtocolError(f"{self} names no delay level, or no message of a batch")
+            raise LocalProtocolError(
+                f"{self}: level must be at least {DEAD_LETTER}, and first at least 0"
+            )

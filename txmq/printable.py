@@ -1,4 +1,4 @@
-"""Text that a terminal, a log or a page shows and never obeys. Pure.
+"""Text that a terminal, a log or a page shows without obeying it. Pure.
 
 Names, ids, keys, reasons, addresses and bodies come from other programs. An escape sequence, a
 change of the writing direction or a line break in one of them could hide or forge output.
@@ -16,7 +16,7 @@ _BLANKS: Final = frozenset("\t\n\r\v\f\x85\u2028\u2029")
 
 
 def printable(text: str) -> str:
-    """One line of text in which every character is visible.
+    """The text as one line in which every character is visible.
 
     A character that a terminal would obey instead of showing, such as an escape sequence, a change
     of the writing direction or a space without width, appears as its number: ``⟨U+001B⟩``. Line
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON with the same meaning, in which the same characters are written by their numbers.
+    """JSON with the same meaning, with those characters escaped by number.
 
     Line breaks outside of strings stay.
     """

@@ -1,4 +1,4 @@
-"""Java's ``Properties`` format: lines of text to names and values, as Java 17 reads them."""
+"""Java's ``Properties`` format, read as Java 17 reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Property", "PropertyError", "read_properties"]
+__all__ = ["PropertyError", "PropertyLine", "read_properties"]
 
 _BREAK: Final = re.compile(r"\r\n|\n|\r")
 _BLANKS: Final = " \t\f"
@@ -16,8 +16,8 @@ _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-class Property(NamedTuple):
-    """One entry."""
+class PropertyLine(NamedTuple):
+    """One entry of a properties text."""
 
     line: int
     """The number of its first line, from 1."""
@@ -34,18 +34,18 @@ class PropertyError(ValueError):
         self.line = line
 
 
-def read_properties(text: str) -> Iterator[Property]:
-    r"""Read the entries in the order of the text; a name can come several times.
+def read_properties(text: str) -> Iterator[PropertyLine]:
+    r"""Yield the entries in the order of the text; a name can occur several times.
 
     Raises:
-        PropertyError: A ``\u`` escape has fewer than four digits, or is half a character.
+        PropertyError: A ``\u`` escape has fewer than four digits, or is a lone surrogate.
     """
     for number, line in _logical_lines(text):
         name = _NAME.match(line)
         assert name is not None
         gap = _SEPARATOR.match(line, name.end())
         assert gap is not None
-        yield Property(number, _plain(number, name.group()), _plain(number, line[gap.end() :]))
+        yield PropertyLine(number, _plain(number, name.group()), _plain(number, line[gap.end() :]))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -18,7 +18,7 @@ from txmq.protocol.bodies import TopicConfigs
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
-from txmq.remoting.pool import Pool, split_address
+from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -129,7 +129,7 @@ class Broker:
             self.admission,
             settings.retention,
         )
-        self._pool = Pool(self.network, self.clock)
+        self._pool = ConnectionPool(self.network, self.clock)
         self._names: NameServer | None = None
         self._dispatch = Dispatcher({})
         self._listener: Listener | None = None
@@ -302,7 +302,7 @@ class Broker:
         """Drain: take no new work, finish what was taken, save everything, close."""
         if self._listener is None:
             return
-        self._listener.close_door()
+        self._listener.stop_listening()
         self.admission.refuse("stopping", "the broker is stopping")
         # Closed first: while it drains, its answer would be that no topic exists.
         await self._close_names()

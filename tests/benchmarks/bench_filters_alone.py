@@ -15,7 +15,7 @@ from txmq.protocol.message_id import host_bytes
 from txmq.protocol.record import property_text_of, tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
 from txmq_broker.config import StoreSettings
-from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.tags import tag_filter
 from txmq_broker.store.message_store import MessageStore
@@ -54,7 +54,7 @@ def fetched(store, queue, wanted):
     begun, at = time.process_time(), 0
     while at < MESSAGES:
         found = fetch(store, queue, at, 32, wanted=wanted)
-        assert found.outcome in {Outcome.FOUND, Outcome.NO_MATCH}
+        assert found.outcome in {FetchOutcome.FOUND, FetchOutcome.NO_MATCH}
         at = found.next_offset
     return (time.process_time() - begun) / MESSAGES * 1e6
 

@@ -27,7 +27,7 @@ from txmq.errors import CorruptRecord, StoreError
 from txmq.protocol import record as records
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, StoreSettings
-from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.testing import settings_for_test
 
 IS_SOAK = bool(os.environ.get("TXMQ_SOAK"))
@@ -170,7 +170,7 @@ def check_served(store, sent):
                 except CorruptRecord:
                     reported.add(offset)
                     continue
-                assert found.outcome is Outcome.FOUND, f"{topic}/{number} at {offset}: {found}"
+                assert found.outcome is FetchOutcome.FOUND, f"{topic}/{number} at {offset}: {found}"
                 served[offset] = records.unpack(found.records[0])[0].body
             assert served == {
                 offset: body for offset, body in expected.items() if offset not in reported

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.store.shelf import Placed, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
 from txmq_broker.store import half_store
@@ -39,7 +39,7 @@ class Message(NamedTuple):
     key: str
     at_ms: int
     unique: str = ""
-    kind: Kind | None = None
+    kind: DecisionKind | None = None
     """What this entry decides, if it is a decision."""
 
     @property
@@ -115,21 +115,21 @@ class Store(RuleBasedStateMachine):
         for each in self.log[: self.seen]:
             if each.place == HALVES:
                 found[each.unique] = each, False
-            elif each.kind is Kind.PARKED:
+            elif each.kind is DecisionKind.PARKED:
                 found[each.unique] = found[each.unique][0], True
             elif each.kind is not None:
                 del found[each.unique]
         return found
 
     @precondition(lambda self: self.open_halves())
-    @rule(which=st.integers(0, 99), kind=st.sampled_from(Kind))
+    @rule(which=st.integers(0, 99), kind=st.sampled_from(DecisionKind))
     def decide(self, which, kind):
         halves, store = self.shelf.store.halves, self.shelf.store
         able = [
             half
             for half, is_parked in self.open_halves().values()
             if (key := transaction_key(half.unique)) not in halves.closing
-            and not (kind is Kind.PARKED and (is_parked or key in halves.parking))
+            and not (kind is DecisionKind.PARKED and (is_parked or key in halves.parking))
         ]
         assume(able)
         half = able[which % len(able)]
@@ -140,7 +140,7 @@ class Store(RuleBasedStateMachine):
 
         _, position, *_ = halves._markers[-1]
         messages = store.queues.staged[before:]
-        assert len(messages) == (kind is not Kind.ROLLED_BACK)
+        assert len(messages) == (kind is not DecisionKind.ROLLED_BACK)
         self._stage(halves.op_queue, position, b"%d" % half.placed.offset, half, kind)
         for queue, where, *_ in messages:
             self._stage(queue, where, half.placed.body, half, None)
@@ -410,12 +410,12 @@ class Store(RuleBasedStateMachine):
         halves, on_its_way = self.shelf.store.halves, self.log[self.seen :] + self.staged
         prepared = {each.unique for each in on_its_way if each.place == HALVES}
         decided = {each.unique: each.kind for each in on_its_way if each.kind}
-        parked = {each.unique for each in on_its_way if each.kind is Kind.PARKED}
+        parked = {each.unique for each in on_its_way if each.kind is DecisionKind.PARKED}
         assert halves.opening.keys() == {transaction_key(unique) for unique in prepared}
         assert halves.closing == {
             transaction_key(unique): kind
             for unique, kind in decided.items()
-            if kind is not Kind.PARKED
+            if kind is not DecisionKind.PARKED
         }
         assert halves.parking == {transaction_key(unique) for unique in parked}
 

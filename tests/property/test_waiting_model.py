@@ -89,29 +89,29 @@ class Waits(RuleBasedStateMachine):
 
     # --- messages ---
 
-    def _put(self, wish, size):
+    def _put(self, due_time, size):
         self.count += 1
         name, held_back = f"{self.count}", self.schedule.held_back
         data = properties.render({"UNIQ_KEY": name}).encode()
         body = name.encode() + b"." * size
         _, position = self.schedule.put(
-            self.topic, 0, self._postmark(), 0, body, data, wish, self.now
+            self.topic, 0, self._postmark(), 0, body, data, due_time, self.now
         )
         due_ms = self.delays._joined[-1].due_ms
-        assert due_ms >= wish.due_ms
-        assert due_ms == wish.due_ms or self.schedule.held_back == held_back + 1
-        self.staged.append(Deed("joins", name, position, due_ms, wish.due_ms))
+        assert due_ms >= due_time.due_ms
+        assert due_ms == due_time.due_ms or self.schedule.held_back == held_back + 1
+        self.staged.append(Deed("joins", name, position, due_ms, due_time.due_ms))
 
     @rule(level=st.integers(1, 5), size=st.sampled_from([0, 300]))
     def put_at_level(self, level, size):
-        wish = self.schedule.wish_in({"DELAY": str(level)}, self.now)
-        self._put(wish, size)
+        due_time = self.schedule.due_time_in({"DELAY": str(level)}, self.now)
+        self._put(due_time, size)
 
     @rule(wait_ms=st.sampled_from(WAITS_MS), size=st.sampled_from([0, 300]))
     def put_for_a_time(self, wait_ms, size):
-        wish = self.schedule.wish_in({"TIMER_DELAY_MS": str(wait_ms)}, self.now)
-        assert wish.due_ms == self.now + wait_ms
-        self._put(wish, size)
+        due_time = self.schedule.due_time_in({"TIMER_DELAY_MS": str(wait_ms)}, self.now)
+        assert due_time.due_ms == self.now + wait_ms
+        self._put(due_time, size)
 
     @rule(size=st.sampled_from([10, 1500, 3000]))
     def fill(self, size):

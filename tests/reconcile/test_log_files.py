@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.reconcile.log_stage import Taken, dump, order
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.protocol.span import HEAD_BYTES, head, name_of
 from txmq.reconcile.log.files import LogFiles
 from txmq.reconcile.log.raw import read_log
@@ -227,8 +227,9 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     shelf.flush()
     fill(shelf, 30, 100)
     start = shelf.next_ms()
-    for key, kind in zip("12x3", [Kind.COMMITTED, Kind.ROLLED_BACK, Kind.ROLLED_BACK, Kind.PARKED],
-                         strict=True):  # fmt: skip
+    committed, rolled_back = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
+    kinds = [committed, rolled_back, rolled_back, DecisionKind.PARKED]
+    for key, kind in zip("12x3", kinds, strict=True):
         shelf.decide(key, kind)
         shelf.flush()
     halves = [item for item in read_log(data) if item.kind == "half"]
@@ -297,7 +298,10 @@ def test_many_processes_read_the_same(data, tmp_path, open_shelf):
         shelf.prepare(order(str(number)), "Transfers", unique=f"u{number}")
         shelf.flush()
         if number >= 20:
-            shelf.decide(f"u{number - 20}", Kind.COMMITTED if number % 3 else Kind.ROLLED_BACK)
+            shelf.decide(
+                f"u{number - 20}",
+                DecisionKind.COMMITTED if number % 3 else DecisionKind.ROLLED_BACK,
+            )
             shelf.flush()
 
     alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
@@ -333,7 +337,7 @@ class Told:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["half", "plain", "other half", "other"])),
-        st.tuples(st.just("decide"), st.integers(0, 20), st.sampled_from(list(Kind))),
+        st.tuples(st.just("decide"), st.integers(0, 20), st.sampled_from(list(DecisionKind))),
         st.tuples(st.just("flush")),
     ),
     max_size=40,
@@ -360,15 +364,18 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
                 open_ = [
                     name
                     for name, item in told.items()
-                    if item.is_half and all(kind is Kind.PARKED for kind, _ in item.decisions)
+                    if item.is_half
+                    and all(kind is DecisionKind.PARKED for kind, _ in item.decisions)
                 ]
                 which, kind = more
-                if open_ and not (kind is Kind.PARKED and open_[which % len(open_)] in is_parked):
+                if open_ and not (
+                    kind is DecisionKind.PARKED and open_[which % len(open_)] in is_parked
+                ):
                     name = open_[which % len(open_)]
                     shelf.decide(name, kind)
                     shelf.flush()
                     told[name].decisions.append((kind, shelf.store.log.last_ms))
-                    is_parked |= {name} if kind is Kind.PARKED else set()
+                    is_parked |= {name} if kind is DecisionKind.PARKED else set()
             elif what.endswith("half"):
                 shelf.prepare(order(unique), topic, unique=unique)
                 told[unique] = Told(shelf.store.log.last_ms, True, topic == "Transfers")

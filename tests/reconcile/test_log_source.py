@@ -4,7 +4,7 @@ import pytest
 
 from tests.reconcile.log_stage import order
 from tests.unit.store.shelf import Shelf, Sizes
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.protocol.span import HEAD_BYTES
 from txmq.reconcile.log.raw import Raw, read_log
 from txmq.reconcile.log.source import LogSource, register
@@ -26,7 +26,7 @@ def data(tmp_path):
             shelf.put(order(unique), ["Transfers", "%RETRY%g", "%DLQ%g"][number % 9 // 3])
         shelf.flush()
         if number % 3 == 1 and number > 10:
-            kind = list(Kind)[number // 3 % 3]
+            kind = list(DecisionKind)[number // 3 % 3]
             shelf.decide(f"u{number - 9}", kind, "ann: because" if number % 2 else "")
             shelf.flush()
     shelf.close()

@@ -16,7 +16,7 @@ import msgspec
 
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.checked_body import pack
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Silent
 from txmq.reconcile.results import Results, open_results
@@ -25,7 +25,7 @@ from txmq.runtime.disk import LocalDisk
 
 WEDNESDAY, THURSDAY, FRIDAY, SATURDAY = (date(2024, 3, index) for index in range(6, 10))
 """They were over before anybody ran this."""
-COMMITTED, ROLLED_BACK = Kind.COMMITTED, Kind.ROLLED_BACK
+COMMITTED, ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
 PAYER, PAYEE = "6222000011110001", "6217000022220002"
 ACCOUNTS = {"icbc": PAYER, "ccb": PAYEE}
 TOPIC, GROUP = "Transfers", "ccb-credit"

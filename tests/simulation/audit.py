@@ -34,7 +34,7 @@ from txmq.protocol.headers import OffsetAnswer, OffsetQuery, PullMessage, QueueH
 from txmq.protocol.record import Record, unpack_all
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.remoting.connection import Connection
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
 from txmq_broker.config import BrokerSettings
 from txmq_broker.services.keeper import Keeper
@@ -67,7 +67,7 @@ class Auditor:
         The queues must be all the broker has, or the history would say that messages are gone.
         """
         began = self._world.now()
-        pool = Pool(self._machine.network, self._machine.clock)
+        pool = ConnectionPool(self._machine.network, self._machine.clock)
         found: dict[Queue, tuple[Copy, ...]] = {}
         try:
             connection = await pool.connection(node.address)
@@ -88,7 +88,7 @@ class Auditor:
     async def audit_transactions(self, node: BrokerNode) -> bool:
         """Ask a broker for all it knows of transactions; false where it does not answer."""
         began = self._world.now()
-        pool = Pool(self._machine.network, self._machine.clock)
+        pool = ConnectionPool(self._machine.network, self._machine.clock)
         name = node.name
         try:
             connection = await pool.connection(node.address)
@@ -121,7 +121,7 @@ class Auditor:
 
     async def undecided(self, node: BrokerNode) -> int:
         """How many transactions of a broker are open and not parked; asks until it answers."""
-        pool = Pool(self._machine.network, self._machine.clock)
+        pool = ConnectionPool(self._machine.network, self._machine.clock)
         try:
             while True:
                 try:
@@ -135,7 +135,7 @@ class Auditor:
 
     async def ends(self, node: BrokerNode, queues: Iterable[Queue]) -> list[tuple[Queue, int]]:
         """Where the queues of a broker end now; asks until it answers."""
-        pool = Pool(self._machine.network, self._machine.clock)
+        pool = ConnectionPool(self._machine.network, self._machine.clock)
         try:
             while True:
                 try:
@@ -148,7 +148,7 @@ class Auditor:
 
     async def note_places(self, group: str, node: BrokerNode, queues: Iterable[Queue]) -> None:
         """Note where a group would begin now."""
-        pool = Pool(self._machine.network, self._machine.clock)
+        pool = ConnectionPool(self._machine.network, self._machine.clock)
         try:
             connection = await pool.connection(node.address)
             for queue in queues:

@@ -12,7 +12,7 @@ from tests.simulation.mix import Mix
 from tests.simulation.transactor import ANSWER_S
 from tests.simulation.workload import TROUBLE, Client
 from txmq.client import Session
-from txmq.protocol.bodies import OpenTransaction, OpenTransactions
+from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import DecideTransaction, ListTransactions, NamedTransaction
 from txmq.remoting.connection import Connection
@@ -70,14 +70,14 @@ class Operator(Client):
         self.history.add(EndAnswered(self.now(), xid, word, answer.code))
 
 
-async def open_transactions(connection: Connection, state: str = "") -> list[OpenTransaction]:
+async def open_transactions(connection: Connection, state: str = "") -> list[TransactionEntry]:
     """What a broker lists, oldest first, page by page.
 
     Raises:
         TransportError: It does not answer.
         BrokerRefused: It does not want to.
     """
-    found: list[OpenTransaction] = []
+    found: list[TransactionEntry] = []
     while True:
         start = found[-1].half_offset + 1 if found else 0
         header = ListTransactions(state, "", start, PAGE)

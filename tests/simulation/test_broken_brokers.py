@@ -10,8 +10,8 @@ from tests.simulation.mix import Mix, TransactionMix, kib
 from tests.simulation.runs import CHECKERS, run_seed
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
-from txmq.protocol.decision import Kind, Source
-from txmq_broker.core.coordinator import Coordinator, Transaction
+from txmq.protocol.decision import DecisionKind, DecisionSource
+from txmq_broker.core.coordinator import Coordinator, TransactionStatus
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.services.checker import Checker
@@ -100,7 +100,7 @@ def a_second_decision_is_honoured(patch):
     patch(PendingTransactions, "close", close)
 
     def prepared(self, key, half):
-        return Transaction(key, State.PREPARED, half, half.group, half.offset)
+        return TransactionStatus(key, State.PREPARED, half, half.group, half.offset)
 
     patch(Coordinator, "_as_it_stands", prepared)
     patch(Coordinator, "_decided", prepared)
@@ -117,7 +117,7 @@ def parking_is_forgotten(patch):
 def a_transaction_that_nobody_knows_is_rolled_back(patch):
     def park(self, key, half, now_ms):
         if key not in self.halves.closing:
-            self.halves.decide(key, half, Kind.ROLLED_BACK, Source.BROKER, now_ms)
+            self.halves.decide(key, half, DecisionKind.ROLLED_BACK, DecisionSource.BROKER, now_ms)
 
     patch(Coordinator, "park", park)
 

@@ -102,7 +102,7 @@ def a_queue_that_fails_once_is_fetched_no_more(patch):
     run = Intake.run
 
     async def give_up(self):
-        self._backoff.failed = lambda: 1e6
+        self._backoff.next_pause = lambda: 1e6
         return await run(self)
 
     patch(Intake, "run", give_up)

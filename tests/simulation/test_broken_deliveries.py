@@ -19,7 +19,7 @@ from txmq.client.consumer.returns import Returns
 from txmq.message import DEAD_LETTER
 from txmq.protocol import properties
 from txmq_broker.core import retry
-from txmq_broker.core.retry import Fate
+from txmq_broker.core.retry import RetryVerdict
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.handlers import returns
 from txmq_broker.handlers.returns import ReturnHandlers
@@ -102,12 +102,14 @@ def messages_come_a_second_early(patch):
 
 
 def a_level_is_taken_for_the_next(patch):
-    wish = Schedule.wish_of_level
-    patch(Schedule, "wish_of_level", lambda self, level, now_ms: wish(self, level + 1, now_ms))
+    due_time = Schedule.due_time_of_level
+    patch(
+        Schedule, "due_time_of_level", lambda self, level, now_ms: due_time(self, level + 1, now_ms)
+    )
 
 
 def times_are_not_looked_at(patch):
-    patch(Schedule, "_wish_at", lambda self, due_ms, now_ms: None)
+    patch(Schedule, "_due_time_at", lambda self, due_ms, now_ms: None)
 
 
 def what_has_left_is_forgotten_at_a_restart(patch):
@@ -197,8 +199,8 @@ def what_could_not_be_written_is_forgotten(patch):
 def nobody_minds_that_the_clock_was_set_back(patch):
     join = DelayStore.join
 
-    def in_the_first_line(self, wish, now_ms):
-        return self._delays.wheel_line(0), wish.due_ms
+    def in_the_first_line(self, due_time, now_ms):
+        return self._delays.wheel_line(0), due_time.due_ms
 
     def carelessly(self, line, *given):
         leaving, line.leaving = line.leaving, NOWHERE
@@ -233,21 +235,21 @@ def attempts_are_not_counted(patch):
 
 
 def one_attempt_is_enough(patch):
-    patch(returns, "settle_maximum", lambda *_: 0)
+    patch(returns, "retry_maximum", lambda *_: 0)
 
 
 def nothing_ever_dies(patch):
-    patch(returns, "settle_maximum", lambda *_: 100)
+    patch(returns, "retry_maximum", lambda *_: 100)
 
 
 def retries_wait_no_longer_than_the_first(patch):
-    fate_of = retry.fate_of
+    usual = retry.judge_retry
 
     def hasty(attempts, maximum, level, words=""):
-        fate = fate_of(attempts, maximum, level, words)
-        return fate if fate.reason else Fate(retry.FIRST_LEVEL)
+        verdict = usual(attempts, maximum, level, words)
+        return verdict if verdict.reason else RetryVerdict(retry.FIRST_LEVEL)
 
-    patch(returns, "fate_of", hasty)
+    patch(returns, "judge_retry", hasty)
 
 
 def what_comes_back_is_stored_twice(patch):

@@ -50,7 +50,7 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.message_id import split_offset_id
 from txmq.remoting.connection import Connection, no_service
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import World
 
 __all__ = ["ANSWER_S", "Half", "Transactor"]
@@ -175,7 +175,7 @@ class Transactor(Client):
             await self._work(session)
 
     async def _work(self, session: Session) -> None:
-        other = Pool(self.machine.network, self.machine.clock, self._serve)
+        other = ConnectionPool(self.machine.network, self.machine.clock, self._serve)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._beat(session))
@@ -204,7 +204,9 @@ class Transactor(Client):
 
     # Transactions
 
-    async def _lane(self, session: Session, other: Pool, tasks: asyncio.TaskGroup) -> None:
+    async def _lane(
+        self, session: Session, other: ConnectionPool, tasks: asyncio.TaskGroup
+    ) -> None:
         draw, dials = self._draw, self.dials
         for _ in range(dials.count):
             if self.is_enough:
@@ -215,7 +217,9 @@ class Transactor(Client):
             await asyncio.sleep(dials.think_s * draw.fraction())
         self._under_way -= 1
 
-    async def _transact(self, session: Session, other: Pool, tasks: asyncio.TaskGroup) -> None:
+    async def _transact(
+        self, session: Session, other: ConnectionPool, tasks: asyncio.TaskGroup
+    ) -> None:
         draw, dials = self._draw, self.dials
         half = self._compose()
         self._step()
@@ -267,7 +271,7 @@ class Transactor(Client):
             1 + draw.below(dials.immunity_s) if draw.chance(dials.immunity_chance) else 0,
         )
 
-    async def _prepare(self, session: Session, other: Pool, half: Half) -> Half | None:
+    async def _prepare(self, session: Session, other: ConnectionPool, half: Half) -> Half | None:
         """Send the half message until it is acknowledged, or not much longer."""
         for attempt in range(TRIES):
             self.history.add(
@@ -284,7 +288,7 @@ class Transactor(Client):
             await self._pause(attempt)
         return None
 
-    async def _send(self, session: Session, other: Pool, half: Half) -> Half:
+    async def _send(self, session: Session, other: ConnectionPool, half: Half) -> Half:
         draw = self._draw
         address = await session.address_of(half.queue)
         ways = [await session.connection(address)]
@@ -340,7 +344,9 @@ class Transactor(Client):
             self._step()
             await self._pause(attempt)
 
-    async def _repeat(self, session: Session, other: Pool, half: Half, word: Word) -> None:
+    async def _repeat(
+        self, session: Session, other: ConnectionPool, half: Half, word: Word
+    ) -> None:
         """Say the same once more, at once or later, here or on another connection."""
         draw = self._draw
         await asyncio.sleep(self.dials.repeat_s * draw.fraction())
@@ -370,7 +376,7 @@ class Transactor(Client):
         self.history.add(EndAnswered(self.now(), half.xid, word, answer.code))
         return not refusal(answer.code, "").retryable if answer.code else True
 
-    async def _send_again(self, session: Session, other: Pool, half: Half) -> None:
+    async def _send_again(self, session: Session, other: ConnectionPool, half: Half) -> None:
         """Send the half message later once more, as a network that holds it back would."""
         await asyncio.sleep(self.dials.repeat_s * self._draw.fraction())
         with suppress(*TROUBLE):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.store.shelf import Shelf
 from txmq.errors import CorruptRecord, ServiceUnavailable
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.testing import simulate
 from txmq_broker.config import RetentionSettings, TopicDefaults
 from txmq_broker.core.admission import Admission
@@ -299,13 +299,13 @@ async def test_an_open_transaction_keeps_its_file_however_old_and_full_the_disk_
     assert len(stage.files()) == count
     stage.disk.capacity = None
 
-    stage.shelf.decide("u", Kind.PARKED)
+    stage.shelf.decide("u", DecisionKind.PARKED)
     stage.shelf.flush()
     stage.shelf.checkpoint()
     await asyncio.sleep(3600)
     assert len(stage.files()) == count, "what is parked is open"
 
-    stage.shelf.decide("u", Kind.COMMITTED)
+    stage.shelf.decide("u", DecisionKind.COMMITTED)
     stage.shelf.flush()
     stage.shelf.checkpoint()
     await asyncio.sleep(3600)

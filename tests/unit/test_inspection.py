@@ -7,7 +7,7 @@ import pytest
 from tests.unit.store.shelf import LOG, Shelf, rewrite
 from txmq.errors import CorruptRecord, ForeignFile, LogTooShort
 from txmq.protocol.checked_body import pack
-from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.span import HEAD_BYTES, head
 from txmq.testing import SeededEntropy
 from txmq_broker.inspection.directory_inspection import Inspection
@@ -56,9 +56,11 @@ def filled():
         shelf.prepare(b"half", unique=f"h{number}")
         shelf.flush()
         if number % 3:
-            shelf.decide(f"h{number}", Kind.COMMITTED if number % 2 else Kind.ROLLED_BACK)
+            shelf.decide(
+                f"h{number}", DecisionKind.COMMITTED if number % 2 else DecisionKind.ROLLED_BACK
+            )
         if number == 9:
-            shelf.decide(f"h{number}", Kind.PARKED)
+            shelf.decide(f"h{number}", DecisionKind.PARKED)
         shelf.flush()
     shelf.checkpoint()
     shelf.close()
@@ -215,7 +217,9 @@ def test_a_decision_that_names_no_half_message_is_named():
     shelf.close()
     disk, path = shelf.disk.clone(), shelf.log_files()[0]
     end = shelf.store.log.end
-    marker = Decision(Kind.COMMITTED, Source.PRODUCER, 0, HEAD_BYTES, 0, 7, NOW_MS).pack()
+    marker = Decision(
+        DecisionKind.COMMITTED, DecisionSource.PRODUCER, 0, HEAD_BYTES, 0, 7, NOW_MS
+    ).pack()
     data = shelf.contents(path) + head(LOG, end, end, marker, 1) + marker
     rewrite(disk, path, data)
 
@@ -229,12 +233,14 @@ def test_a_transaction_that_was_decided_twice_is_named():
     shelf = Shelf()
     shelf.prepare(b"half", unique="h")
     shelf.flush()
-    shelf.decide("h", Kind.ROLLED_BACK)
+    shelf.decide("h", DecisionKind.ROLLED_BACK)
     shelf.flush()
     shelf.close()
     disk, path = shelf.disk.clone(), shelf.log_files()[0]
     end = shelf.store.log.end
-    marker = Decision(Kind.ROLLED_BACK, Source.OPERATOR, 1, HEAD_BYTES, 0, -1, NOW_MS).pack()
+    marker = Decision(
+        DecisionKind.ROLLED_BACK, DecisionSource.OPERATOR, 1, HEAD_BYTES, 0, -1, NOW_MS
+    ).pack()
     rewrite(disk, path, shelf.contents(path) + head(LOG, end, end, marker, 1) + marker)
 
     found = only(inspect(disk)[0])

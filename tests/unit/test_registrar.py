@@ -10,7 +10,7 @@ from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.remoting.listener import Listener
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import simulate
 from txmq_broker.config import BrokerSettings
 from txmq_broker.identity import Identity
@@ -59,7 +59,7 @@ class Stage:
         machine = world.machine("broker", "10.0.1.1")
         identity = Identity.of(BrokerSettings(), "10.0.1.1", 10911, machine.entropy, machine.clock)
         self.topics = Topics("First")
-        self.pool = Pool(machine.network, machine.clock)
+        self.pool = ConnectionPool(machine.network, machine.clock)
         self.registrar = Registrar(
             identity, self.topics, self.pool, [f"{name}:{PORT}" for name in servers]
         )

@@ -97,9 +97,9 @@ class Middle:
 def test_pauses_double_up_to_a_limit_and_begin_short_again():
     backoff = Backoff(Middle(), 0.1, 1.0)
 
-    assert [backoff.failed() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    backoff.worked()
-    assert backoff.failed() == 0.1
+    assert [backoff.next_pause() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    backoff.reset()
+    assert backoff.next_pause() == 0.1
 
 
 def test_there_is_some_chance_in_a_pause():
@@ -110,5 +110,5 @@ def test_there_is_some_chance_in_a_pause():
             return next(self.drawn)
 
     backoff = Backoff(Chance(), 1.0, 1.0)
-    assert backoff.failed() == 0.75
-    assert backoff.failed() == pytest.approx(1.25, abs=0.01)
+    assert backoff.next_pause() == 0.75
+    assert backoff.next_pause() == pytest.approx(1.25, abs=0.01)

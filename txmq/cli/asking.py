@@ -23,7 +23,7 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 from txmq.printable import printable
-from txmq.remoting.pool import NOBODY_LISTENS
+from txmq.remoting.pool import NO_SERVER
 
 __all__ = [
     "FAILED",
@@ -100,7 +100,7 @@ def ask(
 def sentence_of(error: TxmqError) -> str:
     """What an error says, and where nobody listens, how to change that."""
     text = str(error).strip()  # Brokers begin some remarks with a blank.
-    if isinstance(error, ConnectFailed) and NOBODY_LISTENS in text:
+    if isinstance(error, ConnectFailed) and NO_SERVER in text:
         # `txmq serve` starts a broker together with its name server.
         return f"{text}; start a broker with: txmq serve"
     return text

@@ -266,14 +266,14 @@ class Resolving:
                 async with self._member():
                     if self._resource.identity != identity:
                         raise DatabaseFailed("another fence is there now; start this anew")
-                    backoff.worked()
+                    backoff.reset()
                     is_done = await self._look_on()
             except (ResourceError, TransportError) as problem:
                 if self._resource.identity != identity:
                     raise
                 why = str(problem).partition("\n")[0]
                 self._say(f"cannot answer now, so brokers wait: {why}")
-                await self._pause(backoff.failed())
+                await self._pause(backoff.next_pause())
 
     @asynccontextmanager
     async def _member(self) -> AsyncIterator[TransactionManager[Any]]:

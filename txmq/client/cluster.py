@@ -6,7 +6,7 @@ from txmq.client.routes import MASTER
 from txmq.client.session import Session
 from txmq.client.values import Broker
 from txmq.errors import ConfigError, ConnectFailed
-from txmq.protocol.bodies import ClusterView, Table
+from txmq.protocol.bodies import ClusterView, TextTable
 from txmq.protocol.codes import RequestCode
 
 __all__ = ["ClusterCalls"]
@@ -45,7 +45,7 @@ class ClusterCalls:
         """
         (address,) = (await self._masters(broker=broker)).values()
         answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
-        return Table.read(answer.body).table
+        return TextTable.read(answer.body).table
 
     async def _masters(
         self, *, broker: str | None = None, cluster: str | None = None

@@ -28,7 +28,7 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 from txmq.protocol.command import Command
-from txmq.protocol.sends import SendForm
+from txmq.protocol.sends import SendHeaderTemplate
 from txmq.remoting.connection import Connection
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Delivery:
         problem.effect = Effect.NONE  # Of this attempt nothing was sent.
         self.lost(problem)
 
-    def go(self, connection: Connection, form: SendForm) -> None:
+    def go(self, connection: Connection, form: SendHeaderTemplate) -> None:
         """Send it, now."""
         assert self.queue is not None, "a delivery goes to a queue"
         post, parcel = self._post, self.parcel

@@ -169,7 +169,7 @@ class GroupCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        found: list[bodies.ConnectedClient] = []
+        found: list[bodies.ClientConnection] = []
         for address in (await self._masters(cluster=cluster)).values():
             try:
                 answer = await self._session.request(
@@ -182,7 +182,7 @@ class GroupCalls(ClusterCalls):
         return _clients(found)
 
 
-def _clients(found: Iterable[bodies.ConnectedClient]) -> tuple[values.ConnectedClient, ...]:
+def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:
     # A client holds one connection to each broker; it is one client all the same.
     by_id: dict[str, values.ConnectedClient] = {}
     for each in found:

@@ -33,8 +33,8 @@ from txmq.protocol.command import Command
 from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
 from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import unpack_all
-from txmq.protocol.sends import SendForm
-from txmq.remoting.connection import Answer
+from txmq.protocol.sends import SendHeaderTemplate
+from txmq.remoting.connection import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
@@ -106,10 +106,10 @@ class MessageCalls:
             raise UsageError(f"a message for {topic} cannot go to a queue of {queue.topic}")
         else:
             address = await session.address_of(queue)
-        form = SendForm(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
+        form = SendHeaderTemplate(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
         try:
             connection = await session.connection(address)
-            opaque, waiter = connection.number(), Answer()
+            opaque, waiter = connection.number(), PendingResponse()
             head = parcel.head(form, opaque, queue.number, session.clock.wall_ms())
             deadline = session.clock.monotonic() + session.answer_s
             connection.post(opaque, waiter, deadline, head, parcel.body)

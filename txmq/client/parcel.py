@@ -16,7 +16,7 @@ from txmq.message import Message, Queue, QueueOffset
 from txmq.protocol import batch, properties
 from txmq.protocol.command import Command
 from txmq.protocol.headers import SendAnswer
-from txmq.protocol.sends import SendForm, quoted
+from txmq.protocol.sends import SendHeaderTemplate, quoted
 from txmq.protocol.topics import RETRY
 
 __all__ = [
@@ -55,7 +55,13 @@ class Parcel:
         self.is_batch = False
 
     def head(
-        self, form: SendForm, opaque: int, number: int, born_ms: int, *, is_oneway: bool = False
+        self,
+        form: SendHeaderTemplate,
+        opaque: int,
+        number: int,
+        born_ms: int,
+        *,
+        is_oneway: bool = False,
     ) -> bytes:
         """The frame up to the body.
 

@@ -23,7 +23,7 @@ from txmq.errors import ConnectFailed, TransportError, TxmqError, UsageError
 from txmq.limits import FORMS_MAX
 from txmq.message import Queue
 from txmq.protocol.command import Command
-from txmq.protocol.sends import SendForm
+from txmq.protocol.sends import SendHeaderTemplate
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks
 
@@ -53,7 +53,7 @@ class Post:
         self._group = group
         self._turns = Turns()
         self._first = session.entropy.below(1 << 16)
-        self._forms: dict[tuple[str, str], SendForm] = {}
+        self._forms: dict[tuple[str, str], SendHeaderTemplate] = {}
         self._live: dict[Delivery, None] = {}
         self._at_routes: dict[str, dict[Delivery, None]] = {}
         self._at_doors: dict[str, dict[Delivery, None]] = {}
@@ -165,14 +165,14 @@ class Post:
         now = self.clock.monotonic()
         return self._turns.next_available(route, self._first, self.faults, now, avoid)
 
-    def form(self, queue: Queue) -> SendForm:
+    def form(self, queue: Queue) -> SendHeaderTemplate:
         """The prepared header of what goes to this queue's topic at its broker."""
         which = queue.topic, queue.broker
         found = self._forms.get(which)
         if found is None:
             if len(self._forms) >= FORMS_MAX:
                 del self._forms[next(iter(self._forms))]
-            found = self._forms[which] = SendForm(
+            found = self._forms[which] = SendHeaderTemplate(
                 self._group, queue.topic, TEMPLATE, self.settings.queues_of_new_topics, queue.broker
             )
         return found

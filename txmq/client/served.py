@@ -22,7 +22,7 @@ from txmq.protocol.bodies import (
     ConsumedDirectly,
     HeldQueue,
     MessageQueue,
-    Subscription,
+    SubscriptionData,
     queue_map,
     read_queue_map,
     with_queue_map,
@@ -79,7 +79,7 @@ class Consuming(Protocol):
         """The queues that it holds, as operators see them."""
         ...
 
-    def subscribed(self) -> Sequence[Subscription]:
+    def subscribed(self) -> Sequence[SubscriptionData]:
         """What it subscribes to."""
         ...
 

@@ -39,7 +39,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
 from txmq.remoting.connection import Connection, Service, no_service
-from txmq.remoting.pool import Pool, split_address
+from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
@@ -101,7 +101,7 @@ class Session:
         self._table = RouteTable(fresh_s)
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self.owner = OwnerProcess("client")
 
     async def __aenter__(self) -> Self:
@@ -111,7 +111,7 @@ class Session:
             # Made before a fork: each child gives out ids of its own.
             self.ids = UniqueIds(self.clock, self.entropy)
             self.owner = OwnerProcess("client")
-        self._pool = Pool(self._network, self.clock, self._service, self._on_open)
+        self._pool = ConnectionPool(self._network, self.clock, self._service, self._on_open)
         return self
 
     async def __aexit__(

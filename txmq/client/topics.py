@@ -13,7 +13,7 @@ from txmq.client.values import QueueStatus
 from txmq.errors import RequestTimeout, TopicNotFound
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import (
-    Groups,
+    GroupList,
     QueueStats,
     TopicConfig,
     TopicConfigs,
@@ -216,7 +216,7 @@ class TopicCalls(ClusterCalls):
             answer = await self._session.request(
                 route.reader(broker), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(name)
             )
-            found.update(Groups.read(answer.body).group_list)
+            found.update(GroupList.read(answer.body).group_list)
         return sorted(found)
 
     async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:

@@ -87,7 +87,7 @@ class TransactionCalls(ClusterCalls):
             BrokerRefused: A broker refuses.
         """
         found = await self._holder(name, broker, cluster)
-        shown = bodies.OpenTransaction.read(found.answer.field_map()["transaction"].encode())
+        shown = bodies.TransactionEntry.read(found.answer.field_map()["transaction"].encode())
         return _value(shown, found.broker), received(unpack(found.answer.body)[0], found.broker)
 
     async def decide_transaction(
@@ -162,7 +162,7 @@ class _Holder(NamedTuple):
     answer: Command
 
 
-def _value(shown: bodies.OpenTransaction, broker: str) -> OpenTransaction:
+def _value(shown: bodies.TransactionEntry, broker: str) -> OpenTransaction:
     return OpenTransaction(
         id=shown.transaction_id,
         state=shown.state,

@@ -113,9 +113,9 @@ class RowRemover:
                 removed = await self._store.remove(ids)
             except self._store.problems as error:
                 log.warning("published rows stay in the outbox for now: %s", words(error))
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.next_pause())
                 continue
-            self._backoff.worked()
+            self._backoff.reset()
             self._published.drop(ids)
             if removed < len(ids):
                 self._missed()

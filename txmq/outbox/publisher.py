@@ -259,7 +259,7 @@ class Publisher:
             log.warning("topic %s has to wait: %s", topic, error)
         now = self._clock.monotonic()
         if not self._lanes.is_paused(topic, now):  # Many sends fail at once for one reason.
-            self._lanes.pause(topic, now + backoff.failed())
+            self._lanes.pause(topic, now + backoff.next_pause())
 
     def _defer(self, rows: Sequence[OutboxRow]) -> None:
         self.counts.deferred += len(rows)

@@ -230,9 +230,9 @@ class Relay(Lifecycle):
                 count = await self._reader.look(has_reason=has_reason)
             except self._store.problems as error:
                 log.warning("the outbox cannot be read now: %s", words(error))
-                await asyncio.sleep(backoff.failed())
+                await asyncio.sleep(backoff.next_pause())
             else:
-                backoff.worked()
+                backoff.reset()
                 has_more = self._reader.has_more and self._lanes.room > 0 and count > 0
             if count:
                 self._send_soon.set()
@@ -268,10 +268,10 @@ class Relay(Lifecycle):
                 await self._release_leaving()
             except self._store.problems as error:
                 log.warning("the leases cannot be renewed now: %s", words(error))
-                await asyncio.sleep(min(backoff.failed(), self.settings.lease_s / 10))
+                await asyncio.sleep(min(backoff.next_pause(), self.settings.lease_s / 10))
                 self._beat_soon.set()
             else:
-                backoff.worked()
+                backoff.reset()
 
     async def _beat(self) -> None:
         asked_at = self._clock.monotonic()

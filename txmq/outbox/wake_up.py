@@ -78,11 +78,11 @@ class WakeUp:
                 log.warning("no notifications of new rows, polling only: %s", words(error))
             self._pause_s = FIRST_PAUSE_S
             self._woken.set()
-            await asyncio.sleep(backoff.failed())
+            await asyncio.sleep(backoff.next_pause())
 
     def _notify_over(self, backoff: Backoff) -> Callable[[], None]:
         def notify() -> None:
-            backoff.worked()
+            backoff.reset()
             self.notify()
 
         return notify

@@ -1,6 +1,6 @@
-"""RocketMQ's remoting protocol as plain values: bytes in, values out, and back.
+"""RocketMQ's remoting protocol as pure functions between bytes and values.
 
-Nothing here waits, opens, reads a clock or draws lots; every function can be called from a test
-with literals. Reading order: :mod:`frame` cuts a stream, :mod:`command` reads one frame's header,
-:mod:`headers` and :mod:`bodies` name what requests carry, :mod:`record` is the message as stored.
+Nothing here waits, opens files, reads a clock or uses randomness, so tests can call every function
+with literals. Reading order: :mod:`frame` cuts a stream, :mod:`command` reads a frame's header,
+:mod:`headers` and :mod:`bodies` define the fields of requests, :mod:`record` is the stored message.
 """

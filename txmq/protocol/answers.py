@@ -1,7 +1,6 @@
-"""The answers that are written for every message, by hand: sent, done, and pulled; and what is sent
-for later.
+"""The most frequent answers, encoded by hand because every message needs one.
 
-They say exactly what :func:`txmq.protocol.command.answer` would say; a test holds them to it.
+Their bytes equal those of :func:`txmq.protocol.command.answer`; a test compares them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.frame import JSON
 from txmq.protocol.headers import PullAnswer
 
-__all__ = ["done", "pulled", "sent", "sent_for_later"]
+__all__ = ["done", "pulled", "sent", "sent_delayed"]
 
 _WORDS: Final = Struct(">II")
 _REGION: Final = "DefaultRegion"
@@ -41,7 +40,7 @@ _PULLED: Final = (
 def sent(
     to: Command, offset_ids: bytes, queue_id: int, queue_offset: int, transaction_id: str
 ) -> bytes:
-    """The answer to a send. It always has fields: Java clients read them without looking."""
+    """The answer to a send. It always has fields: Java clients read them without a check."""
     if to.kind == JSON:
         header = _SENT % (
             offset_ids,
@@ -54,7 +53,7 @@ def sent(
     return answer(to, 0, _sent_fields(offset_ids, queue_id, queue_offset, transaction_id))
 
 
-def sent_for_later(
+def sent_delayed(
     to: Command,
     offset_id: bytes,
     queue_id: int,
@@ -62,7 +61,7 @@ def sent_for_later(
     transaction_id: str,
     recall_handle: str,
 ) -> bytes:
-    """The answer to a send of a message that waits for its time, and may be recalled until then."""
+    """The answer to a send of a delayed message, with the handle for a recall."""
     fields = _sent_fields(offset_id, queue_id, queue_offset, transaction_id)
     return answer(to, 0, {**fields, "recallHandle": recall_handle})
 
@@ -81,7 +80,7 @@ def _sent_fields(
 
 
 def done(to: Command) -> bytes:
-    """The answer that says that all is well, and nothing else."""
+    """The answer "success" without fields."""
     if to.kind == JSON:
         header = _DONE % to.opaque
         return _LENGTHS[len(header)] + header
@@ -91,13 +90,11 @@ def done(to: Command) -> bytes:
 def pulled(
     to: Command, code: int, bounds: tuple[int, int, int], remark: str, records: list[bytes]
 ) -> bytes:
-    """The answer to a pull, found or not; ``bounds`` are the next, the least and the last
-    offset.
-    """
+    """The answer to a pull; ``bounds`` are the next, the minimum and the maximum offset."""
     next_offset, min_offset, max_offset = bounds
     if to.kind == JSON:
         header = _PULLED % (code, max_offset, min_offset, next_offset, to.opaque, _text(remark))
-        size = sum([len(each) for each in records])
+        size = sum([len(record) for record in records])
         return b"".join([_WORDS.pack(4 + len(header) + size, len(header)), header, *records])
     fields = PullAnswer(0, next_offset, min_offset, max_offset)
     return answer(to, code, fields, body=b"".join(records), remark=remark)

@@ -1,4 +1,4 @@
-"""Several messages in one body, as request 320 carries them."""
+"""Several messages in one body, as in request 320."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pack(items: Iterable[BatchItem]) -> bytes:
 
     Raises:
         LocalProtocolError: A message's properties are too long or hold half a character, or its
-            flag is no 32-bit number.
+            flag is not a 32-bit number.
     """
     pieces: list[bytes] = []
     try:
@@ -46,8 +46,8 @@ def pack(items: Iterable[BatchItem]) -> bytes:
                 _SHORT.pack(length),
                 property_bytes,
             )
-    except (StructError, UnicodeEncodeError) as problem:
-        raise LocalProtocolError(f"no batch can hold this: {problem}") from problem
+    except (StructError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"a batch cannot hold this message: {error}") from error
     return b"".join(pieces)
 
 
@@ -55,7 +55,7 @@ def unpack(data: bytes) -> list[BatchItem]:
     """Read a batch.
 
     Raises:
-        RemoteProtocolError: Its lengths do not fit together, it is empty, or it holds too many.
+        RemoteProtocolError: Its lengths are inconsistent, it is empty, or it holds too many.
     """
     items: list[BatchItem] = []
     at, stop = 0, len(data)
@@ -73,8 +73,8 @@ def unpack(data: bytes) -> list[BatchItem]:
             at = end
             if len(items) > BATCH_MESSAGES_MAX:
                 raise RemoteProtocolError(f"a batch holds more than {BATCH_MESSAGES_MAX} messages")
-    except (StructError, UnicodeDecodeError) as problem:
-        raise RemoteProtocolError(f"a batch is broken: {problem}") from problem
+    except (StructError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a batch is broken: {error}") from error
     if not items:
         raise RemoteProtocolError("a batch is empty")
     return items

@@ -1,7 +1,7 @@
 """The JSON bodies of requests and answers, each declared once with its wire names.
 
-Reading tries strict JSON first and RocketMQ's own dialect second. Writing is strict and without
-white space; the maps whose keys are queues are written with objects as keys, which Java insists on.
+Reading tries strict JSON first and RocketMQ's dialect second. Writing is strict and without white
+space, except that maps by queue have objects as keys, because Java requires it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "Body",
     "BrokerMembers",
     "BrokerRoute",
+    "ClientConnection",
     "ClusterView",
-    "ConnectedClient",
     "ConsumeStats",
     "ConsumeTimeSpan",
     "ConsumeTimeSpans",
@@ -37,14 +37,13 @@ __all__ = [
     "GroupConfig",
     "GroupConfigList",
     "GroupConfigs",
-    "Groups",
+    "GroupList",
     "Heartbeat",
     "HeldQueue",
     "LockRequest",
     "LockedQueues",
     "MessageQueue",
     "OffsetPair",
-    "OpenTransaction",
     "OpenTransactions",
     "ProducerConnections",
     "ProducerRegistration",
@@ -53,14 +52,15 @@ __all__ = [
     "QueueRoute",
     "QueueStats",
     "RegistrationBody",
-    "Subscription",
     "SubscriptionAnswer",
     "SubscriptionCheck",
-    "Table",
+    "SubscriptionData",
+    "TextTable",
     "TopicConfig",
     "TopicConfigs",
     "TopicNames",
     "TopicRoute",
+    "TransactionEntry",
     "queue_map",
     "read_queue_map",
     "with_queue_map",
@@ -70,16 +70,16 @@ T = TypeVar("T")
 
 
 class Body(msgspec.Struct, rename=camel):
-    """A body written as one JSON object."""
+    """A body that is one JSON object."""
 
     _decoders: ClassVar[dict[type[Body], msgspec.json.Decoder[Any]]] = {}
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """Read one.
+        """Decode a body.
 
         Raises:
-            RemoteProtocolError: It is not this kind of body.
+            RemoteProtocolError: The bytes are not this kind of body.
         """
         decoder = Body._decoders.get(cls)
         if decoder is None:
@@ -94,25 +94,25 @@ class Body(msgspec.Struct, rename=camel):
             return msgspec.convert(
                 _without_nulls(fastjson.loads(data, LAX_BODY_BYTES_MAX)), cls, strict=False
             )
-        except msgspec.ValidationError as problem:
-            raise RemoteProtocolError(f"{cls.__name__}: {problem}") from problem
+        except msgspec.ValidationError as error:
+            raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
 
     def write(self) -> bytes:
-        """Write it."""
+        """Encode the body."""
         return msgspec.json.encode(self)
 
 
 def _without_nulls(value: fastjson.Value) -> fastjson.Value:
-    # Java omits what is null, but reads and sometimes writes it; to us both mean "not given".
+    # Java omits null members, but sometimes writes them; both mean "not given".
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 
 class MessageQueue(msgspec.Struct, rename=camel, frozen=True, order=True):
-    """One queue, as bodies and map keys name it."""
+    """The name of one queue in bodies and map keys."""
 
     broker_name: str
     queue_id: int
@@ -120,43 +120,43 @@ class MessageQueue(msgspec.Struct, rename=camel, frozen=True, order=True):
 
 
 def queue_map(entries: Mapping[MessageQueue, object]) -> bytes:
-    """A map by queue, as text."""
+    """A map by queue, as JSON text."""
     return fastjson.object_keyed(entries.items())
 
 
 def with_queue_map(
     name: str, entries: Mapping[MessageQueue, object], others: Mapping[str, object] | None = None
 ) -> bytes:
-    """A body of which one member is a map by queue."""
+    """A body with one member that is a map by queue."""
     return msgspec.json.encode({**(others or {}), name: msgspec.Raw(queue_map(entries))})
 
 
 def read_queue_map(data: bytes, member: str, kind: type[T]) -> dict[MessageQueue, T]:
-    """The map by queue that is one member of a body.
+    """The map by queue in one member of a body.
 
     Raises:
-        RemoteProtocolError: There is no such member or it is no map by queue.
+        RemoteProtocolError: The member is missing or is not a map by queue.
     """
     whole = fastjson.loads(data)
     inner = whole.get(member) if isinstance(whole, dict) else None
     if not isinstance(inner, dict):
-        raise RemoteProtocolError(f"a body has no map {member}")
+        raise RemoteProtocolError(f"a body has no map {member!r}")
     found: dict[MessageQueue, T] = {}
     try:
         for key, value in inner.items():
             named = dict(key) if isinstance(key, tuple) else fastjson.loads(key.encode())
             queue = msgspec.convert(named, MessageQueue, strict=False)
             found[queue] = msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError as problem:
-        raise RemoteProtocolError(f"{member}: {problem}") from problem
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"{member}: {error}") from error
     return found
 
 
 # Clients and their groups
 
 
-class Subscription(Body):
-    """What a consumer group wants of one topic."""
+class SubscriptionData(Body):
+    """A consumer group's subscription to one topic."""
 
     topic: str
     sub_string: str = "*"
@@ -198,18 +198,18 @@ class ConsumerRegistration(Body):
     consume_type: str | int = "CONSUME_PASSIVELY"
     message_model: str | int = "CLUSTERING"
     consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
-    subscription_data_set: list[Subscription] = []
+    subscription_data_set: list[SubscriptionData] = []
     unit_mode: bool = False
 
     def __post_init__(self) -> None:
-        """Give the C++ client's numbers the names that everybody else writes."""
+        """Replace the C++ client's numbers by the names that other clients send."""
         self.consume_type = _named(self.consume_type, CONSUME_TYPES)
         self.message_model = _named(self.message_model, MESSAGE_MODELS)
         self.consume_from_where = _named(self.consume_from_where, CONSUME_FROM)
 
 
 class Heartbeat(Body, rename={"client_id": "clientID"}):
-    """34: a client says who it is and which groups it belongs to."""
+    """34: a client's id and its groups."""
 
     client_id: str
     producer_data_set: list[ProducerRegistration] = msgspec.field(
@@ -221,21 +221,21 @@ class Heartbeat(Body, rename={"client_id": "clientID"}):
 
 
 class SubscriptionCheck(Body):
-    """46: would this filter work?"""
+    """46: a filter to validate."""
 
     client_id: str
     group: str
-    subscription_data: Subscription
+    subscription_data: SubscriptionData
 
 
 class ConsumerIds(Body):
-    """The answer to 38: who consumes for a group."""
+    """The answer to 38: the client ids of a group's consumers."""
 
     consumer_id_list: list[str]
 
 
-class OpenTransaction(Body):
-    """A transaction that nobody has decided, as 7701 and 7702 show it."""
+class TransactionEntry(Body):
+    """An undecided transaction in the answers to 7701 and 7702."""
 
     transaction_id: str
     state: str
@@ -253,17 +253,17 @@ class OpenTransaction(Body):
 
 
 class OpenTransactions(Body):
-    """The answer to 7701: a page of them, and how many there are in all."""
+    """The answer to 7701: a page of open transactions, and their total number."""
 
-    transactions: list[OpenTransaction]
+    transactions: list[TransactionEntry]
     open: int
     parked: int
     of_group: int = 0
-    """How many of those that are open belong to the producer group that was asked for."""
+    """The number of open transactions of the requested producer group."""
 
 
-class ConnectedClient(Body):
-    """One client as 203 and 204 show it."""
+class ClientConnection(Body):
+    """One client in the answers to 203 and 204."""
 
     client_addr: str
     client_id: str
@@ -274,21 +274,21 @@ class ConnectedClient(Body):
 class ConsumerConnections(Body):
     """The answer to 203."""
 
-    connection_set: list[ConnectedClient]
+    connection_set: list[ClientConnection]
     consume_from_where: str
     consume_type: str
     message_model: str
-    subscription_table: dict[str, Subscription]
+    subscription_table: dict[str, SubscriptionData]
 
 
 class ProducerConnections(Body):
     """The answer to 204."""
 
-    connection_set: list[ConnectedClient]
+    connection_set: list[ClientConnection]
 
 
-class Groups(Body):
-    """The answer to 300: which groups consume a topic."""
+class GroupList(Body):
+    """The answer to 300: the groups that consume a topic."""
 
     group_list: list[str]
 
@@ -297,7 +297,7 @@ class Groups(Body):
 
 
 class LockRequest(Body):
-    """41 and 42: queues that one consumer wants for itself, or gives back."""
+    """41 and 42: queues that a consumer wants to lock or unlock."""
 
     client_id: str
     consumer_group: str
@@ -305,7 +305,7 @@ class LockRequest(Body):
 
 
 class LockedQueues(Body, rename={"queues": "lockOKMQSet"}):
-    """The answer to 41: the queues it has now."""
+    """The answer to 41: the queues the consumer holds now."""
 
     queues: list[MessageQueue]
 
@@ -314,7 +314,7 @@ class LockedQueues(Body, rename={"queues": "lockOKMQSet"}):
 
 
 class DataVersion(Body):
-    """Which state of a table this is."""
+    """The version of a table."""
 
     timestamp: int = 0
     counter: int = 0
@@ -341,7 +341,7 @@ class TopicConfigs(Body):
 
 
 class RegistrationBody(Body):
-    """103: what a broker offers."""
+    """103: the topics that a broker registers."""
 
     topic_config_serialize_wrapper: TopicConfigs = msgspec.field(default_factory=TopicConfigs)
     filter_server_list: list[str] = []
@@ -375,7 +375,7 @@ class GroupConfigList(Body):
 
 
 class QueueRoute(Body):
-    """How many queues of a topic one broker has."""
+    """One broker's queues of a topic."""
 
     broker_name: str
     read_queue_nums: int
@@ -385,7 +385,7 @@ class QueueRoute(Body):
 
 
 class BrokerRoute(Body):
-    """Where the replicas of one broker listen; 0 is its master."""
+    """The addresses of one broker's replicas; 0 is the master."""
 
     broker_name: str
     broker_addrs: dict[int, str]
@@ -393,7 +393,7 @@ class BrokerRoute(Body):
 
 
 class TopicRoute(Body):
-    """The answer to 105. The filter servers are always written: old clients take none for null."""
+    """The answer to 105. It always has filter servers: old clients fail if they are missing."""
 
     queue_datas: list[QueueRoute]
     broker_datas: list[BrokerRoute]
@@ -421,8 +421,8 @@ class TopicNames(Body, omit_defaults=True):
     broker_addr: str | None = None
 
 
-class Table(Body):
-    """Texts by name: statistics, key-value configuration."""
+class TextTable(Body):
+    """Texts by name, for statistics and key-value configuration."""
 
     table: dict[str, str]
 
@@ -431,13 +431,13 @@ class Table(Body):
 
 
 class OffsetPair(Body):
-    """One queue of 208: where it ends and how far the group has come."""
+    """One queue of 208: its end and the group's offset."""
 
     broker_offset: int
     consumer_offset: int
     last_timestamp: int
     pull_offset: int | msgspec.UnsetType = msgspec.UNSET
-    """With it RocketMQ 5 tells what was pulled and is not consumed yet."""
+    """With it RocketMQ 5 shows how much was pulled and is not consumed yet."""
 
 
 class QueueStats(Body):
@@ -449,7 +449,7 @@ class QueueStats(Body):
 
 
 class ConsumeStats(Body):
-    """208's numbers, without its map by queue."""
+    """The numbers of 208, without its map by queue."""
 
     consume_tps: float
 
@@ -479,13 +479,13 @@ class QueueEntry(Body):
 
 
 class QueueEntries(Body, omit_defaults=True):
-    """The answer to 321: what a queue says of its messages, and what a group wants of them."""
+    """The answer to 321: a queue's entries and a group's filter."""
 
     queue_data: list[QueueEntry]
     max_queue_index: int
     min_queue_index: int
     filter_data: str | None = None
-    subscription_data: Subscription | None = None
+    subscription_data: SubscriptionData | None = None
 
 
 class SubscriptionAnswer(Body, omit_defaults=True):
@@ -493,11 +493,11 @@ class SubscriptionAnswer(Body, omit_defaults=True):
 
     group: str
     topic: str | None = None
-    subscription_data: Subscription | None = None
+    subscription_data: SubscriptionData | None = None
 
 
 class CounterWindow(Body):
-    """What a counter counted in a while: the sum, a second's share, and the mean of one event."""
+    """A counter over a window: the sum, the rate a second, and the mean value of one event."""
 
     sum: int = 0
     tps: float = 0.0
@@ -513,7 +513,7 @@ class CounterView(Body):
 
 
 class ConsumerOffsets(Body):
-    """43: every group's offsets, by ``topic@group`` and queue."""
+    """43: all groups' offsets, by ``topic@group`` and queue."""
 
     offset_table: dict[str, dict[int, int]] = {}
 
@@ -533,7 +533,7 @@ class HeldQueue(Body):
 
 
 class ConsumedDirectly(Body):
-    """The answer to 309: what became of a message that was handled aside from its queue."""
+    """The answer to 309: the result of handling one message outside its queue."""
 
     order: bool
     auto_commit: bool

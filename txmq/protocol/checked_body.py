@@ -1,4 +1,4 @@
-"""A small file that names its owner and proves that it is whole: a header line, then the text.
+"""A small file with a checksum and its owner's name: a header line, then the text.
 
     {"name":"topics.json","owner":"5f0c...","size":1234,"checksum":305419896}
     { ... the text, size bytes long ... }
@@ -28,7 +28,7 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckedBody(NamedTuple):
-    """The text of a file that is whole, and the owner that its header names."""
+    """The text of an intact file, and the owner in its header."""
 
     owner: str
     text: bytes
@@ -47,7 +47,7 @@ def unpack(name: str, data: bytes) -> CheckedBody:
         data: All of the file.
 
     Raises:
-        RemoteProtocolError: The file is not what :func:`pack` made; the text says how it differs.
+        RemoteProtocolError: The file differs from what :func:`pack` wrote; the text says how.
     """
     header, begins = _header_of(data)
     if header.name != name:

@@ -1,4 +1,4 @@
-"""The numbers that name requests, permissions and languages on the wire."""
+"""The numbers of requests, permissions, flags and languages on the wire."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 __all__ = ["LANGUAGES", "SUCCESS", "Perm", "PullFlag", "RequestCode", "SysFlag", "language_name"]
 
 SUCCESS: Final = 0
-"""The response code of everything that went well; the others are :mod:`txmq.errors`' leaves."""
+"""The response code of success; :mod:`txmq.errors` has a class for each other code."""
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """The codes of requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -103,7 +103,7 @@ class RequestCode(IntEnum):
     RECALL_MESSAGE = 370
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
-    # Our own, far from RocketMQ's and small enough for both serializations.
+    # txmq's own codes: far from RocketMQ's, and small enough for both serializations.
     LIST_TRANSACTIONS = 7701
     SHOW_TRANSACTION = 7702
     DECIDE_TRANSACTION = 7703
@@ -111,7 +111,7 @@ class RequestCode(IntEnum):
 
 
 class Perm(IntFlag):
-    """What a topic allows."""
+    """A topic's permissions."""
 
     INHERIT = 1
     WRITE = 2
@@ -162,11 +162,11 @@ LANGUAGES: Final = (
     "RUST",
     "NODE_JS",
 )
-"""Names of client languages; the position is the number used in binary headers."""
+"""The names of client languages; the index is the number in binary headers."""
 
 
 def language_name(value: str | int | None) -> str:
-    """A client's language by name, whichever way its header spelled it."""
+    """The name of a client's language, from its name or number in a header."""
     if isinstance(value, str):
         return value if value in LANGUAGES else "OTHER"
     if value is not None and 0 <= value < len(LANGUAGES):

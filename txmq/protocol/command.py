@@ -1,8 +1,7 @@
-"""One request or answer: the header of a frame as a value, in either of its two written forms.
+"""One request or answer: a frame's header as a value, in JSON or in RocketMQ's binary form.
 
-The fields a request carries stay as they came until somebody asks for them by shape: a header is
-read in two steps, and the second one, :meth:`Command.read`, goes straight from bytes to typed
-attributes.
+A header is decoded in two steps. The fields of a request stay as bytes until :meth:`Command.read`
+decodes them straight into typed attributes.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from txmq.protocol.headers import EndTransaction, Header, SendMessageV2, fields_
 __all__ = ["VERSION", "Command", "answer", "decode", "request"]
 
 VERSION: Final = 409
-"""The release we speak as: RocketMQ 4.9.8. Above 232 Java clients allow SQL92 filters."""
+"""The version we send: RocketMQ 4.9.8. Above 232 Java clients allow SQL92 filters."""
 
 LANGUAGE: Final = "JAVA"
-"""What our headers say. Stock clients have only ever seen this from a broker."""
+"""The language in our headers. Stock brokers send no other."""
 
 RESPONSE: Final = 1
 ONEWAY: Final = 2
@@ -53,12 +52,12 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it answers a request of ours."""
+        """Whether it is an answer."""
         return bool(self.flag & RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether its sender will not read an answer."""
+        """Whether its sender expects no answer."""
         return bool(self.flag & ONEWAY)
 
     @property
@@ -67,10 +66,10 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
         return language_name(self.language)
 
     def read(self, shape: type[H]) -> H:
-        """The fields in the shape of one request's header.
+        """Decode the fields as one kind of header.
 
         Raises:
-            RemoteProtocolError: A field is missing or is not what the shape says.
+            RemoteProtocolError: A field is missing or has the wrong type.
         """
         ext = self.ext
         if isinstance(ext, shape):
@@ -80,20 +79,20 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
                 decoder = _decoders.get(shape) or shape.json_decoder()
                 found: H = decoder.decode(ext)
             except fastjson.NOT_STRICT:
-                # Numbers and truths that are not strings, or fastjson's dialect: the slow way.
+                # Numbers or booleans that are not strings, or fastjson's dialect: the slow way.
                 pass
             else:
                 return found
         try:
             return msgspec.convert(self.field_map(), shape, strict=False)
-        except msgspec.ValidationError as problem:
-            raise RemoteProtocolError(f"{shape.__name__}: {problem}") from problem
+        except msgspec.ValidationError as error:
+            raise RemoteProtocolError(f"{shape.__name__}: {error}") from error
 
     def field_map(self) -> dict[str, str]:
-        """All fields by their wire names, every value as text; of 310 and 37, those they declare.
+        """All fields by their wire names, as texts. For 310 and 37 only the declared fields.
 
         Raises:
-            RemoteProtocolError: They are no map.
+            RemoteProtocolError: The fields are not a map.
         """
         ext = self.ext
         if self.fields is None and isinstance(ext, Header):
@@ -107,13 +106,13 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
 
 
 class _Send(Command, gc=False, kw_only=True):
-    """The commonest request, whose fields are read together with the rest in one go."""
+    """The most frequent request; its fields are decoded together with the rest."""
 
     ext: SendMessageV2  # type: ignore[valid-type]
 
 
 class _End(Command, gc=False, kw_only=True):
-    """The END of a transaction, likewise."""
+    """The END of a transaction, decoded likewise."""
 
     ext: EndTransaction  # type: ignore[assignment]
 
@@ -123,7 +122,7 @@ _send: Final = (msgspec.json.Decoder(_Send, strict=False), int(RequestCode.SEND_
 _end: Final = (msgspec.json.Decoder(_End, strict=False), int(RequestCode.END_TRANSACTION))
 _by_beginning: Final[dict[bytes, tuple[msgspec.json.Decoder[Any], int]]] = {
     b'{"code":310,': _send,
-    b'{"code": 310': _send,  # Python's json leaves a blank.
+    b'{"code": 310': _send,  # Python's json writes a blank.
     b'{"code":37,"': _end,
     b'{"code": 37,': _end,
 }
@@ -131,10 +130,10 @@ _BEGINNING: Final = 12
 
 
 def decode(part: Frame) -> Command:
-    """Read a frame's header.
+    """Decode a frame's header.
 
     Raises:
-        RemoteProtocolError: It is no header in the form it claims to be in.
+        RemoteProtocolError: The header is invalid in its declared form.
     """
     kind, header, body = part
     if kind == BINARY:
@@ -157,7 +156,7 @@ def decode(part: Frame) -> Command:
         else:
             decoder, code = known
             command = decoder.decode(header)
-            if command.code != code:  # it was longer, or named a second time
+            if command.code != code:  # The code has more digits, or occurs twice.
                 command = _command_decoder.decode(header)
     except fastjson.NOT_STRICT:
         command = _decode_lax(header)
@@ -171,27 +170,27 @@ def decode(part: Frame) -> Command:
 def _decode_lax(header: bytes) -> Command:
     value = fastjson.loads(header, LAX_HEADER_BYTES_MAX)
     if not isinstance(value, dict):
-        raise RemoteProtocolError("a header is no object")
+        raise RemoteProtocolError("a header is not a JSON object")
     ext = value.pop("extFields", None)
     for ours in ("body", "kind", "fields", "ext"):
         value.pop(ours, None)
     try:
         command = msgspec.convert(value, Command, strict=False)
-    except msgspec.ValidationError as problem:
-        raise RemoteProtocolError(f"header: {problem}") from problem
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"header: {error}") from error
     command.fields = _texts(ext) if ext is not None else {}
     return command
 
 
 def _texts(value: fastjson.Value) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise RemoteProtocolError("extFields is no object")
+        raise RemoteProtocolError("extFields is not a JSON object")
     if len(value) > HEADER_FIELDS_MAX:
         raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
     texts: dict[str, str] = {}
-    for name, each in value.items():
-        if isinstance(name, str) and each is not None:
-            texts[name] = _text(each)
+    for name, field in value.items():
+        if isinstance(name, str) and field is not None:
+            texts[name] = _text(field)
     return texts
 
 
@@ -202,7 +201,7 @@ def _text(value: fastjson.Value) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
-    raise RemoteProtocolError("a field is neither text nor number")
+    raise RemoteProtocolError("a header field is neither text nor number")
 
 
 def answer(
@@ -213,10 +212,10 @@ def answer(
     body: bytes = b"",
     remark: str | None = None,
 ) -> bytes:
-    """Write the answer to a request, in the form the request came in.
+    """Encode the answer to a request, in the request's form.
 
     Raises:
-        LocalProtocolError: It is too large, or a text holds half a character.
+        LocalProtocolError: It is too large, or a text holds a lone surrogate.
     """
     return _write(to.kind, code, to.opaque, RESPONSE, header, body, remark)
 
@@ -230,10 +229,10 @@ def request(
     oneway: bool = False,
     kind: int = JSON,
 ) -> bytes:
-    """Write a request.
+    """Encode a request.
 
     Raises:
-        LocalProtocolError: It is too large, or a text holds half a character.
+        LocalProtocolError: It is too large, or a text holds a lone surrogate.
     """
     return _write(kind, code, opaque, ONEWAY if oneway else 0, header, body, None)
 
@@ -258,7 +257,7 @@ def _write(
 
 
 def _json(code: int, opaque: int, flag: int, fields: dict[str, str], remark: str | None) -> bytes:
-    # Keys in Java's order, no white space: some clients cut this text instead of parsing it.
+    # Keys in Java's order and no white space: some clients split this text without parsing it.
     value: dict[str, object] = {"code": code}
     if fields:
         value["extFields"] = fields
@@ -271,5 +270,5 @@ def _json(code: int, opaque: int, flag: int, fields: dict[str, str], remark: str
     value["version"] = VERSION
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError as problem:
-        raise LocalProtocolError(f"no header can hold this: {problem}") from problem
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"a header cannot hold this text: {error}") from error

@@ -1,4 +1,4 @@
-"""Bodies made smaller by clients. A broker passes them through; only readers open them."""
+"""Compression of bodies. Clients compress and decompress; a broker passes the bytes through."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Algorithm = Literal["zlib", "lz4", "zstd"]
 
 _TYPE_BITS: Final = 0x700
 _COMPRESSED: Final = int(SysFlag.COMPRESSED)
-"""For every message that is read; an enum's members are slow to reach."""
+"""A plain number for the hot path, because enum members are slow to access."""
 
 _FLAGS: Final[dict[str, int]] = {
-    # Plain 0x1 is what every client of every age inflates as zlib.
+    # Clients of every version decompress plain 0x1 as zlib.
     "zlib": int(SysFlag.COMPRESSED),
     "lz4": int(SysFlag.COMPRESSED | SysFlag.LZ4),
     "zstd": int(SysFlag.COMPRESSED | SysFlag.ZSTD),
 }
 _ZLIB_LEVEL: Final = 5
 _WINDOW_BYTES_MAX: Final = FRAME_BYTES_MAX
-"""What a zstd frame may make its reader set aside; it claims that in its first bytes."""
+"""The memory that a zstd frame may claim in its first bytes."""
 
 
 def compress(body: bytes, algorithm: Algorithm = "zlib") -> tuple[int, bytes]:
-    """The bits that tell readers what was done, and the smaller body.
+    """The system flag's bits for the algorithm, and the compressed body.
 
     Raises:
         ConfigError: The algorithm needs a package that is not installed.
@@ -42,17 +42,17 @@ def compress(body: bytes, algorithm: Algorithm = "zlib") -> tuple[int, bytes]:
 
             return _FLAGS["lz4"], bytes(lz4.frame.compress(body))
         import zstandard
-    except ImportError as problem:
-        raise ConfigError(f"{algorithm} needs a package: pip install 'txmq[broker]'") from problem
+    except ImportError as error:
+        raise ConfigError(f"{algorithm} needs a package: pip install 'txmq[broker]'") from error
     return _FLAGS["zstd"], zstandard.ZstdCompressor().compress(body)
 
 
 def decompress(sys_flag: int, body: bytes, limit: int = FRAME_BYTES_MAX) -> bytes:
-    """The body as its sender had it; unchanged where it was not compressed.
+    """The original body; unchanged if it was not compressed.
 
     Raises:
-        RemoteProtocolError: It does not decompress, or to more than ``limit`` bytes.
-        ConfigError: It needs a package that is not installed.
+        RemoteProtocolError: The body is broken, or decompresses to more than ``limit`` bytes.
+        ConfigError: The algorithm needs a package that is missing.
     """
     if not sys_flag & _COMPRESSED:
         return body
@@ -64,12 +64,12 @@ def decompress(sys_flag: int, body: bytes, limit: int = FRAME_BYTES_MAX) -> byte
             opened = _open_zstd(body, limit)
         else:
             opened = _open_zlib(body, limit)
-    except ImportError as problem:
+    except ImportError as error:
         raise ConfigError(
-            "this body needs a package to be read: pip install 'txmq[broker]'"
-        ) from problem
-    except (zlib.error, RuntimeError, EOFError, ValueError, OSError) as problem:
-        raise RemoteProtocolError(f"a body does not decompress: {problem}") from problem
+            "reading this body needs a package: pip install 'txmq[broker]'"
+        ) from error
+    except (zlib.error, RuntimeError, EOFError, ValueError, OSError) as error:
+        raise RemoteProtocolError(f"a body does not decompress: {error}") from error
     if len(opened) > limit:
         raise RemoteProtocolError(f"a body decompresses to more than {limit} bytes")
     return opened
@@ -97,8 +97,8 @@ def _open_zstd(body: bytes, limit: int) -> bytes:
             raise ValueError(f"it claims to hold more than {limit} bytes")
         opener = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
         return opener.decompress(body, max_output_size=limit)
-    except zstandard.ZstdError as problem:
-        raise ValueError(str(problem)) from problem
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
 
 
 def _whole(opened: bytes, limit: int, *, ended: bool) -> bytes:

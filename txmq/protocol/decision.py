@@ -1,8 +1,8 @@
-"""The op marker: a small record of our own that says what became of a half message.
+"""The op marker: a small record with the decision about a half message.
 
 RocketMQ writes a committed message a second time and an op message beside it. Here the body stays
-where the half message put it, and the marker is both: the decision, and the place at which the
-committed message lies from now on. Readers find the body through it.
+where the half message put it. The marker is both the decision and the committed message's entry in
+its queue; readers find the body through it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = [
     "MARKER_BYTES",
     "REASON_BYTES_MAX",
     "Decision",
-    "Kind",
-    "Source",
+    "DecisionKind",
+    "DecisionSource",
     "decided_ms_of",
     "marker_of",
 ]
@@ -28,25 +28,25 @@ _MAGIC: Final = 0x7478_6D6B
 """``txmk``; no record of RocketMQ's starts like this."""
 
 MARKER: Final = _MAGIC.to_bytes(4, "big")
-"""What stands behind the size in every marker."""
+"""The bytes after the size in every marker."""
 
 _FIELDS: Final = Struct(">IIqqqqqBBH")
 MARKER_BYTES: Final = _FIELDS.size
 _DECIDED_AT: Final = 40
 REASON_BYTES_MAX: Final = 1024
-"""Who decided by hand and why; longer texts are refused before they come here."""
+"""The operator's name and reason; callers refuse longer texts."""
 
 
-class Kind(IntEnum):
-    """What was decided."""
+class DecisionKind(IntEnum):
+    """The decision about a half message."""
 
     COMMITTED = 1
     ROLLED_BACK = 2
     PARKED = 3
 
 
-class Source(IntEnum):
-    """Who decided."""
+class DecisionSource(IntEnum):
+    """The origin of a decision."""
 
     PRODUCER = 1
     CHECK = 2
@@ -54,35 +54,35 @@ class Source(IntEnum):
     BROKER = 4
 
 
-_KINDS: Final = {int(each): each for each in Kind}
-_SOURCES: Final = {int(each): each for each in Source}
-"""A marker is read for every committed message that is pulled, and to call an enum is slow."""
+_KINDS: Final = {int(kind): kind for kind in DecisionKind}
+_SOURCES: Final = {int(source): source for source in DecisionSource}
+"""Every pulled committed message needs its marker decoded, and calling an enum is slow."""
 
 
 class Decision(NamedTuple):
-    """What a marker says."""
+    """The contents of a marker."""
 
-    kind: Kind
-    source: Source
+    kind: DecisionKind
+    source: DecisionSource
     offset: int
-    """Its place in the op queue."""
+    """The marker's offset in the op queue."""
     half_position: int
     half_offset: int
     queue_offset: int
-    """Where the committed message stands in its queue; -1 where this marker puts none there."""
+    """The committed message's offset in its queue; -1 if this marker adds no message."""
     decided_ms: int
     reason: str = ""
 
     def pack(self) -> bytes:
-        """The record to be stored."""
+        """The bytes to store."""
         return marker_of(*self[:-1], self.reason.encode())
 
     @classmethod
     def unpack(cls, data: bytes, position: int) -> Decision:
-        """Read a marker, whatever follows it; ``position`` is where in the log it was found.
+        """Decode a marker; bytes after it are ignored. ``position`` is its position in the log.
 
         Raises:
-            CorruptRecord: These are not the bytes of a marker.
+            CorruptRecord: The bytes are not a valid marker.
         """
         if len(data) < MARKER_BYTES:
             raise CorruptRecord(position, "a marker ends in the middle")
@@ -112,8 +112,8 @@ class Decision(NamedTuple):
                 decided_ms,
                 text.decode(),
             )
-        except (KeyError, UnicodeDecodeError) as problem:
-            raise CorruptRecord(position, f"a marker is broken: {problem!r}") from problem
+        except (KeyError, UnicodeDecodeError) as error:
+            raise CorruptRecord(position, f"a marker is broken: {error!r}") from error
 
 
 def marker_of(
@@ -126,7 +126,7 @@ def marker_of(
     decided_ms: int,
     reason: bytes,
 ) -> bytes:
-    """A marker's bytes, from the fields of :class:`Decision`; one is written for every END."""
+    """Encode the fields of a :class:`Decision`; a plain function, as every END needs it."""
     fields = _FIELDS.pack(
         MARKER_BYTES + len(reason), _MAGIC, offset, half_position, half_offset, queue_offset,
         decided_ms, kind, source, len(reason),
@@ -135,5 +135,5 @@ def marker_of(
 
 
 def decided_ms_of(data: bytes) -> int:
-    """When a marker was written, without reading the rest."""
+    """The time in a marker, without decoding the rest."""
     return int.from_bytes(data[_DECIDED_AT : _DECIDED_AT + 8], "big")

@@ -1,9 +1,8 @@
 """The JSON dialect that RocketMQ's Java side reads and, in places, writes.
 
-It differs from JSON in what it tolerates: bare integer or word keys, an object used as a key,
-single quotes, trailing commas. Strict JSON is tried first everywhere (msgspec is much faster); this
-reader is the second try, and the writer serves the few bodies that Java accepts only with objects
-as keys.
+It also allows bare integer or word keys, objects as keys, single quotes and trailing commas.
+Callers try strict JSON first, because msgspec is much faster; this reader is the second try. The
+writer serves the few bodies that Java accepts only with objects as keys.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from txmq.limits import JSON_DEPTH_MAX
 __all__ = ["BYTES_MAX", "NOT_STRICT", "Key", "ObjectKey", "Value", "loads", "object_keyed"]
 
 ObjectKey: TypeAlias = tuple[tuple[str, "Value"], ...]
-"""An object that stood where a key stands: its members, sorted by name."""
+"""An object used as a key: its members, sorted by name."""
 
 Key: TypeAlias = "str | ObjectKey"
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[Key, Value] | None"
 
 NOT_STRICT: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises at text that is not strict JSON of the wanted shape: broken UTF-8 and deep
-nesting are no errors of its own kind. Whoever catches these asks :func:`loads` for the verdict."""
+"""What msgspec raises for text that is not strict JSON of the wanted type; broken UTF-8 and deep
+nesting raise Python's errors. Callers that catch these try :func:`loads` next."""
 
 BYTES_MAX: Final = 1024 * 1024
-"""Text for this reader, which needs a second for as much; msgspec, tried before it, reads 16 MiB in
-a tenth of one. The largest real ones are statistics of a thousand queues, at 200 bytes each."""
+"""The limit for this reader, which takes a second for it; msgspec reads 16 MiB in 0.1 s. The
+largest real texts are statistics of a thousand queues, at 200 bytes each."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -43,18 +42,18 @@ _DIGITS_MAX: Final = 40
 
 
 def loads(data: bytes, limit: int = BYTES_MAX) -> Value:
-    """Read one value; only white space may follow it.
+    """Decode one value; only white space may follow it.
 
     Raises:
-        RemoteProtocolError: It is not even this dialect, nests too deep or is too long.
+        RemoteProtocolError: The text is not in this dialect, too deeply nested or too long.
     """
     if len(data) > limit:
-        raise RemoteProtocolError(f"{len(data)} bytes of text are no strict JSON, and too many")
+        raise RemoteProtocolError(f"{len(data)} bytes of text are not strict JSON, and too long")
     try:
         text = data.decode()
-    except UnicodeDecodeError as problem:
-        raise RemoteProtocolError(f"text is not UTF-8: {problem.reason}") from problem
-    reader = _Reader(text)
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"text is not UTF-8: {error.reason}") from error
+    reader = _FastjsonReader(text)
     value = reader.value(0)
     if reader.skip() != len(text):
         raise reader.fault("more text after the value")
@@ -62,12 +61,12 @@ def loads(data: bytes, limit: int = BYTES_MAX) -> Value:
 
 
 def object_keyed(pairs: Iterable[tuple[object, object]]) -> bytes:
-    """Write a map whose keys are objects, the one form Java takes for maps by queue."""
+    """Encode a map whose keys are objects, the only form Java accepts for maps by queue."""
     encode = msgspec.json.encode
     return b"{" + b",".join(encode(key) + b":" + encode(value) for key, value in pairs) + b"}"
 
 
-class _Reader:
+class _FastjsonReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
@@ -107,7 +106,7 @@ class _Reader:
                 return members
             key = self._key(head, depth)
             if self._peek() != ":":
-                raise self.fault("no colon after a key")
+                raise self.fault("missing colon after a key")
             self._at += 1
             members[key] = self.value(depth + 1)
             self._comma("}")
@@ -127,7 +126,7 @@ class _Reader:
             return self._string(head)
         found = _WORD.match(self._text, self._at) or _NUMBER.match(self._text, self._at)
         if found is None:
-            raise self.fault("no key")
+            raise self.fault("missing key")
         self._at = found.end()
         return found.group()
 
@@ -145,7 +144,7 @@ class _Reader:
         if head == ",":
             self._at += 1
         elif head != closing:
-            raise self.fault(f"neither a comma nor {closing}")
+            raise self.fault(f"missing comma or {closing}")
 
     def _string(self, quote: str) -> str:
         self._at += 1
@@ -160,16 +159,16 @@ class _Reader:
             if head == quote:
                 return self._joined(parts)
             if head == "":
-                raise self.fault("a string without an end")
+                raise self.fault("unterminated string")
             parts.append(self._escape())
 
     def _joined(self, parts: list[str]) -> str:
         text = "".join(parts)
         try:
-            # Escaped halves of one character meet here; a half alone is no character at all.
+            # Pairs of escaped surrogates become one character; a lone surrogate is an error.
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError as problem:
-            raise self.fault("half a character") from problem
+        except UnicodeDecodeError as error:
+            raise self.fault("lone surrogate") from error
 
     def _escape(self) -> str:
         head = self._text[self._at : self._at + 1]
@@ -178,11 +177,11 @@ class _Reader:
             size = 4 if head == "u" else 2
             digits = self._text[self._at : self._at + size]
             if not re.fullmatch(rf"[0-9a-fA-F]{{{size}}}", digits):
-                raise self.fault("a broken escape")
+                raise self.fault("invalid escape")
             self._at += size
             return chr(int(digits, 16))
         if head == "":
-            raise self.fault("a string without an end")
+            raise self.fault("unterminated string")
         return _ESCAPES.get(head, head)
 
     def _number_or_name(self) -> Value:
@@ -190,10 +189,10 @@ class _Reader:
         if found is not None:
             self._at = found.end()
             if len(found.group()) > _DIGITS_MAX:
-                raise self.fault("a number too long")
+                raise self.fault("number too long")
             return float(found.group()) if found[1] or found[2] else int(found.group())
         word = _WORD.match(self._text, self._at)
         if word is None or word.group() not in _NAMES:
-            raise self.fault("no value")
+            raise self.fault("missing value")
         self._at = word.end()
         return _NAMES[word.group()]

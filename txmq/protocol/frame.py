@@ -1,8 +1,8 @@
-"""Cut a byte stream into frames.
+"""Frames of a byte stream.
 
-A frame is four bytes of length, then a word whose top byte tells how the header is written and
-whose low 24 bits are the header's length, then header, then body. The reader keeps only bytes that
-really arrived: a length that claims more than the limit is refused before anything is kept for it.
+A frame is a 4-byte length, then a word with the header's form in its top byte and the header's
+length in the low 24 bits, then the header, then the body. The reader keeps only bytes that arrived,
+and refuses a length over the limit before it allocates memory.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ JSON = 0
 """The header is a JSON object."""
 
 BINARY = 1
-"""The header is in RocketMQ's own binary form."""
+"""The header is in RocketMQ's binary form."""
 
 _WORDS = Struct(">II")
-_new = tuple.__new__  # A NamedTuple without a call of its own; it is made once a message.
+_new = tuple.__new__  # Skips NamedTuple's constructor, because every message makes a frame.
 
 
 class Frame(NamedTuple):
@@ -35,13 +35,13 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Collects what arrives and gives out whole frames."""
+    """Collects received bytes and returns complete frames."""
 
     __slots__ = ("_held", "_limit", "_wanted")
 
     def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
         self._limit = limit
-        # One buffer, not a list of what came: a peer that writes byte by byte must not cost more.
+        # One buffer, not a list of pieces: a peer that writes single bytes must not cost more.
         self._held = bytearray()
         self._wanted = 8
 
@@ -51,12 +51,11 @@ class FrameReader:
         return len(self._held)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take what arrived and return the frames it completes, in order.
+        """Add received bytes and return the frames they complete, in order.
 
         Raises:
-            RemoteProtocolError: The lengths contradict each other or the limit, or the header's
-            form
-                is unknown. Frames before the fault in the same data are lost with the connection.
+            RemoteProtocolError: The lengths are inconsistent or over the limit, or the header's
+                form is unknown. Earlier frames in the same data are lost with the connection.
         """
         if self._held:
             self._held += data
@@ -89,10 +88,10 @@ class FrameReader:
 
 
 def frame(kind: int, header: bytes, body: bytes = b"") -> bytes:
-    """Write one frame.
+    """Encode one frame.
 
     Raises:
-        LocalProtocolError: It would exceed what any peer accepts.
+        LocalProtocolError: The frame would exceed the size that peers accept.
     """
     length = 4 + len(header) + len(body)
     if length + 4 > FRAME_BYTES_MAX or len(header) > 0xFFFFFF:

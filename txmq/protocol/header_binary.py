@@ -1,4 +1,4 @@
-"""The ROCKETMQ form of a header: fixed numbers, a remark, then length-prefixed fields."""
+"""RocketMQ's binary header: fixed numbers, a remark, then length-prefixed fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORT = Struct(">h")
 
 
 class BinaryHeader(NamedTuple):
-    """What a binary header holds."""
+    """The contents of a binary header."""
 
     code: int
     language: int
@@ -30,10 +30,10 @@ class BinaryHeader(NamedTuple):
 
 
 def unpack(data: bytes) -> BinaryHeader:
-    """Read a header.
+    """Decode a header.
 
     Raises:
-        RemoteProtocolError: Its lengths do not fit together or its text is not UTF-8.
+        RemoteProtocolError: Its lengths are inconsistent or its text is not UTF-8.
     """
     try:
         code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(data)
@@ -46,8 +46,8 @@ def unpack(data: bytes) -> BinaryHeader:
             claimed = quantity(fields_length, "byte")
             raise RemoteProtocolError(f"a binary header claims {claimed} of fields")
         fields = _fields(data, at, at + fields_length)
-    except (StructError, UnicodeDecodeError) as problem:
-        raise RemoteProtocolError(f"a binary header is broken: {problem}") from problem
+    except (StructError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a binary header is broken: {error}") from error
     return BinaryHeader(code, language, version, opaque, flag, remark, fields)
 
 
@@ -74,11 +74,11 @@ def _text(data: bytes, at: int, size: int) -> str:
 
 
 def pack(header: BinaryHeader) -> bytes:
-    """Write a header.
+    """Encode a header.
 
     Raises:
         LocalProtocolError: A number does not fit this form (codes above 32767 never do), or a text
-            holds half a character.
+            holds a lone surrogate.
     """
     parts: list[bytes] = []
     try:
@@ -90,6 +90,6 @@ def pack(header: BinaryHeader) -> bytes:
         fixed = _FIXED.pack(
             header.code, header.language, header.version, header.opaque, header.flag, len(remark)
         )
-    except (StructError, UnicodeEncodeError) as problem:
-        raise LocalProtocolError(f"no binary header can hold this: {problem}") from problem
+    except (StructError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"a binary header cannot hold this: {error}") from error
     return fixed + remark + _LENGTH.pack(len(fields)) + fields

@@ -1,8 +1,8 @@
 """The fields of requests and answers, each declared once with its wire name.
 
-Every value is text on the wire; the types here say how that text is read. A field without a default
-must be there. Where the protocol spells one header in two ways (10 and 310), the long names are
-declared and the letters are derived.
+Every value is text on the wire; the types here say how to decode it. A field without a default is
+required. For a header with two spellings (10 and 310), the long names are declared and the
+letters derived.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def camel(name: str) -> str:
-    """``queue_id`` as ``queueId``."""
+    """Convert ``queue_id`` to ``queueId``."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
 
@@ -88,7 +88,7 @@ class Header(msgspec.Struct, rename=camel, gc=False):
 
     @classmethod
     def json_decoder(cls) -> msgspec.json.Decoder[Self]:
-        """The decoder of this shape, made when first needed and kept."""
+        """The decoder of this header, created once."""
         found = Header.decoders.get(cls)
         if found is None:
             found = Header.decoders[cls] = msgspec.json.Decoder(cls, strict=False)
@@ -96,7 +96,7 @@ class Header(msgspec.Struct, rename=camel, gc=False):
 
     @classmethod
     def wire_names(cls) -> tuple[tuple[str, str], ...]:
-        """Pairs of our name and the wire's name, in order of declaration."""
+        """Pairs of Python name and wire name, in order of declaration."""
         found = Header._wire_names.get(cls)
         if found is None:
             pairs = zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True)
@@ -105,7 +105,7 @@ class Header(msgspec.Struct, rename=camel, gc=False):
 
 
 def fields_of(header: Header) -> dict[str, str]:
-    """A header's fields as the texts that travel; those that are ``None`` do not."""
+    """A header's fields as texts for the wire, without those that are ``None``."""
     fields: dict[str, str] = {}
     for ours, theirs in header.wire_names():
         value = getattr(header, ours)
@@ -139,10 +139,10 @@ class SendMessage(Header):
 
 def _with_letters(base: type[Header], letters: str) -> type[Header]:
     fields = [
-        (each.name, each.type)
-        if each.default is msgspec.NODEFAULT
-        else (each.name, each.type, each.default)
-        for each in msgspec.structs.fields(base)
+        (field.name, field.type)
+        if field.default is msgspec.NODEFAULT
+        else (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(base)
     ]
     rename = dict(zip(base.__struct_fields__, letters, strict=True))
     made = msgspec.defstruct(
@@ -152,11 +152,11 @@ def _with_letters(base: type[Header], letters: str) -> type[Header]:
 
 
 SendMessageV2: Final = cast("type[SendMessage]", _with_letters(SendMessage, "abcdefghijklmn"))
-"""310 and 320: the same with a letter for each name."""
+"""310 and 320: the same with one letter for each name."""
 
 
 class SendAnswer(Header):
-    """The answer to a send; Java dereferences it unseen, so it is never left out."""
+    """The answer to a send. It is always present, because Java reads it without a check."""
 
     msg_id: str
     queue_id: int
@@ -166,7 +166,7 @@ class SendAnswer(Header):
 
 
 class RecallMessage(Header):
-    """370: a message that waits for its time shall not come."""
+    """370: recall a delayed message."""
 
     topic: str
     recall_handle: str
@@ -175,13 +175,13 @@ class RecallMessage(Header):
 
 
 class RecallAnswer(Header):
-    """Which message that was, by the id its producer gave it."""
+    """The answer to 370: the recalled message's id from its producer."""
 
     msg_id: str
 
 
 class SendBack(Header):
-    """36: a consumer could not handle a message and wants it again later."""
+    """36: a consumer failed to handle a message and wants it again later."""
 
     offset: Int64
     group: str
@@ -191,7 +191,7 @@ class SendBack(Header):
     unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
     reason: str | None = None
-    """Our own: what the consumer says about it; stock brokers pass over it."""
+    """The consumer's reason. A field of txmq; stock brokers ignore it."""
 
 
 class EndTransaction(Header):
@@ -208,7 +208,7 @@ class EndTransaction(Header):
 
 
 class ListTransactions(Header):
-    """7701: open transactions, oldest first, from a place in the half queue on."""
+    """7701: open transactions, oldest first, from an offset of the half queue on."""
 
     state: str = ""
     producer_group: str = ""
@@ -223,7 +223,7 @@ class NamedTransaction(Header):
 
 
 class DecideTransaction(Header):
-    """7703: commit or roll back by hand."""
+    """7703: an operator's commit or rollback."""
 
     transaction_id: str
     decision: str
@@ -232,14 +232,14 @@ class DecideTransaction(Header):
 
 
 class ResumeCheck(Header):
-    """323: a half message, by the id of the place where it is stored."""
+    """323: a half message, by its offset id."""
 
     msg_id: str | None = None
     topic: str | None = None
 
 
 class CheckState(Header):
-    """39: the broker asks what became of a half message."""
+    """39: the broker asks a producer for the decision about a half message."""
 
     tran_state_table_offset: int
     commit_log_offset: int
@@ -266,7 +266,7 @@ class PullMessage(Header):
 
 
 class PullAnswer(Header):
-    """Where to go on, and the queue's bounds; travels with every outcome of a pull."""
+    """The next offset and the queue's bounds; part of every answer to a pull."""
 
     suggest_which_broker_id: int
     next_begin_offset: int
@@ -291,7 +291,7 @@ class OffsetByTime(Header):
 
 
 class OffsetQuery(Header):
-    """14: how far a group has come."""
+    """14: a group's offset."""
 
     consumer_group: str
     topic: str
@@ -300,7 +300,7 @@ class OffsetQuery(Header):
 
 
 class OffsetCommit(Header):
-    """15: how far a group has come, from its own mouth."""
+    """15: a group commits its offset."""
 
     consumer_group: str
     topic: str
@@ -331,14 +331,14 @@ class MessageQuery(Header):
 
 
 class QueryAnswer(Header):
-    """How far the key index had come when it was asked."""
+    """The answer to 12: the last update of the key index."""
 
     index_last_update_timestamp: int
     index_last_update_phyoffset: int
 
 
 class MessagePosition(Header):
-    """33: one message by its place in the log."""
+    """33: one message by its position in the log."""
 
     offset: Int64
     topic: str | None = None
@@ -353,23 +353,21 @@ class ClientGroups(Header, rename={"client_id": "clientID"}):
 
 
 class GroupHeader(Header):
-    """38, 40, 203, 208: one consumer group, and for 208 perhaps one topic."""
+    """38, 40, 203, 208: one consumer group; 208 may add a topic."""
 
     consumer_group: str
     topic: str | None = None
 
 
 class NamedGroup(Header):
-    """204, 343, 352: a group under the names those requests give it."""
+    """204, 343, 352: a group, under the names that those requests use."""
 
     producer_group: str | None = None
     group: str | None = None
 
 
 class ConsumeStatsQuery(Header):
-    """208: how far a group has come, in one topic, in several joined by ``;``, or in all it
-    knows.
-    """
+    """208: a group's offsets in one topic, in several joined by ``;``, or in all."""
 
     consumer_group: str
     topic: str | None = None
@@ -377,13 +375,13 @@ class ConsumeStatsQuery(Header):
 
 
 class BrokerStatsQuery(Header):
-    """317: how far all groups have come, in ordered topics only or in all."""
+    """317: all groups' offsets, in ordered topics or in all."""
 
     is_order: bool
 
 
 class CorrectionQuery(Header):
-    """308: the least offset of a topic's groups, some of which may be left out."""
+    """308: the lowest offset of a topic's groups; some may be left out."""
 
     compare_group: str
     topic: str
@@ -391,7 +389,7 @@ class CorrectionQuery(Header):
 
 
 class CloneOffset(Header):
-    """314: one group shall start where another one is."""
+    """314: copy one group's offsets to another group."""
 
     src_group: str
     dest_group: str
@@ -400,7 +398,7 @@ class CloneOffset(Header):
 
 
 class QueueEntriesQuery(Header):
-    """321: what a queue says of its messages."""
+    """321: a queue's index entries."""
 
     topic: str
     queue_id: Int32
@@ -410,7 +408,7 @@ class QueueEntriesQuery(Header):
 
 
 class DeleteGroup(Header):
-    """207: remove a consumer group, and its offsets where either release's flag says so."""
+    """207: delete a consumer group, and its offsets if the flag of either release says so."""
 
     group_name: str
     remove_offset: bool | None = None
@@ -425,14 +423,14 @@ class TopicAndGroup(Header):
 
 
 class SubscriptionQuery(Header):
-    """345: what a group wants of a topic."""
+    """345: a group's subscription to a topic."""
 
     group: str
     topic: str | None = None
 
 
 class ConsumerStatusQuery(Header):
-    """223: how far a group's clients say they are; the last field is a client's id."""
+    """223: the offsets that a group's clients report; the last field is a client id."""
 
     topic: str
     group: str
@@ -446,7 +444,7 @@ class TopicHeader(Header):
 
 
 class TopicSettings(Header):
-    """17: make a topic or change it."""
+    """17: create or change a topic."""
 
     topic: str
     default_topic: str
@@ -460,7 +458,7 @@ class TopicSettings(Header):
 
 
 class ResetOffset(Header):
-    """222, 220: take a group elsewhere in a topic; RocketMQ 5 can name a queue and an offset."""
+    """222, 220: reset a group's offsets in a topic; RocketMQ 5 can name a queue and an offset."""
 
     topic: str
     group: str
@@ -471,7 +469,7 @@ class ResetOffset(Header):
 
 
 class ConsumeDirectly(Header):
-    """307, 309: something one consumer shall do or tell."""
+    """307, 309: a request to one consumer for a state report or for handling a message."""
 
     consumer_group: str
     client_id: str | None = None
@@ -480,7 +478,7 @@ class ConsumeDirectly(Header):
 
 
 class ReplyPush(Header):
-    """326: the broker hands a reply to the producer that waits for it."""
+    """326: the broker pushes a reply to the producer that waits for it."""
 
     producer_group: str
     topic: str
@@ -499,7 +497,7 @@ class ReplyPush(Header):
 
 
 class BrokerConfigAnswer(Header):
-    """26: which state of the settings this is, a data version as JSON."""
+    """The answer to 26: the version of the settings, a data version as JSON."""
 
     version: str
 
@@ -512,14 +510,14 @@ class StatsQuery(Header):
 
 
 class RouteQuery(Header):
-    """105: where a topic lives."""
+    """105: the route of a topic."""
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
 class BrokerRegistration(Header):
-    """103: a broker makes itself known."""
+    """103: a broker registers."""
 
     broker_name: str
     broker_addr: str
@@ -532,7 +530,7 @@ class BrokerRegistration(Header):
 
 
 class RegistrationAnswer(Header):
-    """For replicas: where their master is."""
+    """The answer to 103: for a replica, its master's addresses."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -548,7 +546,7 @@ class BrokerUnregistration(Header):
 
 
 class BrokerHeartbeat(Header):
-    """904: a broker lives, and has nothing new to tell."""
+    """904: a broker is alive and its topics are unchanged."""
 
     broker_name: str
     broker_addr: str
@@ -557,7 +555,7 @@ class BrokerHeartbeat(Header):
 
 
 class BrokerMembersQuery(Header):
-    """901: who shares a broker's name."""
+    """901: the replicas of a broker."""
 
     cluster_name: str
     broker_name: str
@@ -570,14 +568,14 @@ class NamedBroker(Header):
 
 
 class WritePermissionAnswer(Header):
-    """205 and 327: in how many topics the permission was set; each has its own name for it."""
+    """205 and 327: the number of changed topics; each request has its own name for it."""
 
     wipe_topic_count: int | None = None
     add_topic_count: int | None = None
 
 
 class TopicDeletion(Header):
-    """216: a topic to forget, at one cluster or at all."""
+    """216: delete a topic's route, in one cluster or in all."""
 
     topic: str
     cluster_name: str | None = None
@@ -590,13 +588,13 @@ class ClusterHeader(Header):
 
 
 class DataVersionAnswer(Header):
-    """322: whether the caller's topics differ from those that are known."""
+    """322: whether the caller's topics differ from the registered ones."""
 
     changed: bool
 
 
 class KeyValue(Header):
-    """100, 101, 102, 219: an entry of a name server's key-value table, as much as is given."""
+    """100, 101, 102, 219: an entry of a name server's key-value table."""
 
     namespace: str
     key: str | None = None

@@ -1,4 +1,4 @@
-"""Java's string hash, by which tags travel and are matched."""
+"""Java's string hash, by which brokers and clients match tags."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Settings on the wire: the text of Java's ``Properties``, in which servers are asked for settings
-and receive new ones.
-"""
+"""Settings on the wire, in the text format of Java's ``Properties``."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ _KEY_MARKS: Final = frozenset("=: #!")
 
 
 def loads(data: bytes) -> dict[str, str]:
-    """Read settings; of two with one name the later counts.
+    """Decode settings; the last entry of a name counts.
 
     Raises:
-        RemoteProtocolError: It is not UTF-8, or an escape is broken.
+        RemoteProtocolError: The text is not UTF-8, or an escape is invalid.
     """
     try:
         return {entry.name: entry.value for entry in read_properties(data.decode())}
@@ -31,7 +29,7 @@ def loads(data: bytes) -> dict[str, str]:
 
 
 def dumps(settings: Mapping[str, object]) -> bytes:
-    """Write settings, one a line, in the order given; truths in Java's spelling."""
+    """Encode settings in order, one a line; booleans in Java's spelling."""
     return "".join(
         f"{_written(name, _KEY_MARKS)}={_written(_text(value), frozenset())}\n"
         for name, value in settings.items()
@@ -44,5 +42,5 @@ def _text(value: object) -> str:
 
 def _written(text: str, marks: frozenset[str]) -> str:
     written = "".join(_WRITTEN.get(mark, f"\\{mark}" if mark in marks else mark) for mark in text)
-    # A blank in front would be taken for part of the separator.
+    # A leading blank would count as part of the separator.
     return f"\\{written}" if written.startswith(" ") else written

@@ -1,6 +1,4 @@
-"""The record of a loss that an operator accepted: what the log no longer holds, and why the broker
-goes on without it.
-"""
+"""The record of a loss that an operator accepted: the missing part of the log, and the reason."""
 
 from __future__ import annotations
 
@@ -15,33 +13,33 @@ __all__ = ["LOSS", "Loss"]
 
 _MAGIC: Final = 0x7478_6C73
 LOSS: Final = _MAGIC.to_bytes(4, "big")
-"""What stands behind the size in every record of a loss."""
+"""The bytes after the size in every record of a loss."""
 
 _HEAD: Final = Struct(">II")
 
 
 class Loss(NamedTuple):
-    """A part of the log that is missing, and the offsets at which its queues go on."""
+    """A missing part of the log, and the offsets at which its queues continue."""
 
     accepted_ms: int
     end: int
-    """Where the log ended by the evidence; it ends where this record lies."""
+    """The end of the log according to the evidence; the log really ended at this record."""
     reason: str
-    """What the operator said."""
+    """The operator's reason."""
     offsets: dict[str, dict[int, int]]
     """The next offset of each queue that may have lost messages, by topic and queue."""
 
     def pack(self) -> bytes:
-        """The record to be stored."""
+        """The bytes to store."""
         text = msgspec.json.encode(self)
         return _HEAD.pack(_HEAD.size + len(text), _MAGIC) + text
 
     @classmethod
     def unpack(cls, data: bytes, position: int) -> Self:
-        """Read a record; ``position`` is where in the log it was found.
+        """Decode a record; ``position`` is its position in the log.
 
         Raises:
-            CorruptRecord: These are not the bytes of a loss.
+            CorruptRecord: The bytes are not a valid record of a loss.
         """
         try:
             return msgspec.json.decode(data[_HEAD.size :], type=cls)

@@ -1,4 +1,4 @@
-"""The two ids of a message: where it lies, and who sent it as which."""
+"""The two ids of a message: the broker's, from its position, and the producer's unique id."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _UNIQUE = Struct(">4sHiiH")
 
 
 def host_bytes(host: str, port: int) -> bytes:
-    """An address as records hold it: 4 or 16 bytes, then the port in 4.
+    """An address in the form of records: 4 or 16 bytes, then the port in 4.
 
     Raises:
-        ValueError: The host is a name; records hold numbers only.
+        ValueError: The host is a name; records hold only IP addresses.
     """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -36,14 +36,14 @@ def host_bytes(host: str, port: int) -> bytes:
 
 
 def host_text(packed: bytes) -> str:
-    """``address:port`` of bytes that a record holds."""
+    """``address:port`` from the bytes in a record."""
     address = ipaddress.ip_address(packed[:-4])
     port = _PORT.unpack(packed[-4:])[0]
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
 def offset_id(store_host: bytes, position: int) -> str:
-    """The id by which a broker finds a record: its own address and the record's place."""
+    """The id by which a broker finds a record: the broker's address and the record's position."""
     return (store_host + position.to_bytes(8, "big", signed=True)).hex().upper()
 
 
@@ -51,7 +51,7 @@ def split_offset_id(text: str) -> tuple[str, int, LogPosition]:
     """Host, port and log position.
 
     Raises:
-        RemoteProtocolError: It is no such id.
+        RemoteProtocolError: The text is not an offset id.
     """
     host, port, position = _parts(text)
     return str(ipaddress.ip_address(host)), port, position
@@ -61,7 +61,7 @@ def position_in(text: str) -> LogPosition:
     """The log position alone.
 
     Raises:
-        RemoteProtocolError: It is no such id.
+        RemoteProtocolError: The text is not an offset id.
     """
     return _parts(text)[2]
 
@@ -69,25 +69,25 @@ def position_in(text: str) -> LogPosition:
 def _parts(text: str) -> tuple[bytes, int, LogPosition]:
     try:
         data = bytes.fromhex(text)
-    except ValueError as problem:
-        raise RemoteProtocolError(f"{text!r} is no message id") from problem
+    except ValueError as error:
+        raise RemoteProtocolError(f"{text!r} is not a message id") from error
     if len(data) not in (16, 28):
-        raise RemoteProtocolError(f"{text!r} is no message id")
+        raise RemoteProtocolError(f"{text!r} is not a message id")
     port, position = _PORT_AND_POSITION.unpack(data[-12:])
     if not 0 <= port <= _PORT_MAX:
-        raise RemoteProtocolError(f"{text} is a producer's id, not a place; add --topic")
+        raise RemoteProtocolError(f"{text} is a producer's id and has no position; add --topic")
     return data[:-12], port, LogPosition(position)
 
 
 def unique_id(address: bytes, process: int, seed: int, month_ms: int, count: int) -> str:
-    """The id a producer gives a message; tools read the time out of it.
+    """The id that a producer gives a message; tools read the time from it.
 
     Args:
-        address: Four bytes that tell this machine from others.
+        address: Four bytes that identify this machine.
         process: The process id.
-        seed: Any number that stays the same in one process.
+        seed: Any number that is constant in one process.
         month_ms: Milliseconds since this month began.
-        count: How many ids came before.
+        count: The number of ids before this one.
     """
     return (
         _UNIQUE.pack(

@@ -19,7 +19,7 @@ DELIVER_AT: Final = "TIMER_DELIVER_MS"
 DELIVER_AFTER: Final = "TIMER_DELAY_SEC"
 DELIVER_AFTER_MS: Final = "TIMER_DELAY_MS"
 DELAYS: Final = (DELAY, DELIVER_AFTER, DELIVER_AFTER_MS, DELIVER_AT)
-"""Each asks for a message to come later."""
+"""The properties that request a delay."""
 SHARDING_KEY: Final = "__SHARDINGKEY"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -36,14 +36,14 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 CORRELATION_ID: Final = "CORRELATION_ID"
 FENCE: Final = "TXMQ_FENCE"
 OUTBOX: Final = "TXMQ_OUTBOX"
-"""The outbox table and the row that a message comes from."""
+"""The outbox table and row of a message."""
 
 _NAME_END: Final = "\x01"
 _PAIR_END: Final = "\x02"
 
 
 def find(text: str, name: str) -> str | None:
-    """The value of one property, without reading the others; of several, the last, as in a map."""
+    """The value of one property, without parsing the others; the last one counts, as in a map."""
     mark = _PAIR_END + name + _NAME_END
     end = len(text)
     while (at := text.rfind(mark, 0, end)) >= 0:
@@ -61,7 +61,7 @@ def _value_at(text: str, start: int) -> str:
 
 
 def parse(text: str) -> dict[str, str]:
-    """All of them. Pairs without a name or a value count for nothing, as they do everywhere."""
+    """All properties. Pairs without a name or a value are ignored, as in RocketMQ."""
     found: dict[str, str] = {}
     for pair in text.split(_PAIR_END):
         name, mark, value = pair.partition(_NAME_END)
@@ -71,10 +71,10 @@ def parse(text: str) -> dict[str, str]:
 
 
 def render(values: Mapping[str, str]) -> str:
-    """Write them.
+    """Encode properties.
 
     Raises:
-        LocalProtocolError: A name or value holds one of the two separators.
+        LocalProtocolError: A name or value holds a separator.
     """
     text = "".join([f"{name}\x01{value}\x02" for name, value in values.items()])
     if not text.count(_NAME_END) == text.count(_PAIR_END) == len(values):
@@ -85,7 +85,7 @@ def render(values: Mapping[str, str]) -> str:
 
 
 def without(text: str, name: str) -> str:
-    """The same text with one property taken out, as often as it occurs."""
+    """The text without any occurrence of one property."""
     mark = name + _NAME_END
     if mark not in text:
         return text
@@ -93,14 +93,14 @@ def without(text: str, name: str) -> str:
 
 
 def one_line(text: str, chars_max: int) -> str:
-    """Anybody's text as a value that can be stored and shown: one line, no control characters."""
-    # Not looked through whole: it may be as long as its author liked.
-    plain = "".join([each if each.isprintable() else " " for each in text[: 2 * chars_max]])
+    """Foreign text as a printable value: one line, no control characters."""
+    # Only the start is scanned, because the text may be very long.
+    plain = "".join([char if char.isprintable() else " " for char in text[: 2 * chars_max]])
     return " ".join(plain.split())[:chars_max]
 
 
 def join(text: str, more: str) -> str:
-    """Two texts in one; a client may have left out the first one's last separator."""
+    """Two texts as one; a client may have left out the first one's last separator."""
     if text and not text.endswith(_PAIR_END):
         return text + _PAIR_END + more
     return text + more

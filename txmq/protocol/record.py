@@ -1,7 +1,7 @@
-"""The message as it is stored, pulled and shown: one layout for disk and wire.
+"""The stored message: one layout for disk and wire.
 
-The fields up to the body have fixed places when both hosts are IPv4, which is nearly always; those
-places are named here because offsets and types are patched in copied bytes without reading the
+If both hosts are IPv4, as they nearly always are, the fields before the body have fixed positions.
+They are named here because code patches offsets and types in copied bytes without decoding the
 rest.
 """
 
@@ -42,10 +42,10 @@ __all__ = [
 ]
 
 MAGIC: Final = 0xDAA320A7
-"""A record whose topic's length is one byte."""
+"""A record with the topic's length in one byte."""
 
 MAGIC_V2: Final = 0xDAA320AB
-"""A record whose topic's length is two bytes; RocketMQ 5 writes it for long topics."""
+"""A record with the topic's length in two bytes; RocketMQ 5 writes it for long topics."""
 
 _HEAD: Final = Struct(">IIIIiqqiq8sq8siqI")
 _BEFORE_HOSTS: Final = Struct(">IIIIiqqiq")
@@ -53,7 +53,7 @@ _AFTER_HOSTS: Final = Struct(">iqI")
 _HEAD_BYTES: Final = _HEAD.size
 _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">H")
-# Plain numbers: the complement of an enum's flag would forget the bits the enum has no name for.
+# Plain numbers: the complement of an enum flag would drop the bits that the enum does not name.
 _V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
@@ -95,31 +95,31 @@ class Record(msgspec.Struct, gc=False):
 
     @property
     def offset_id(self) -> str:
-        """The id by which the broker that stored it finds it."""
+        """The id by which its broker finds it."""
         return offset_id(self.store_host, self.position)
 
     def property_map(self) -> dict[str, str]:
-        """Its properties by name."""
+        """The properties by name."""
         return properties.parse(self.properties)
 
     def plain_body(self) -> bytes:
-        """The body as it was given to the producer, decompressed where it was compressed.
+        """The body as the producer received it, decompressed if necessary.
 
         Raises:
-            RemoteProtocolError: It does not decompress, or to more than a message may hold.
+            RemoteProtocolError: The body is broken, or decompresses to more than the limit.
         """
         return compression.decompress(self.sys_flag, self.body)
 
 
 def body_crc(body: bytes) -> int:
-    """The checksum of a body, which Java reads as a positive number."""
+    """The checksum of a body, as a positive Java int."""
     return crc32(body) & 0x7FFFFFFF
 
 
 Postmark: TypeAlias = tuple[int, int, bytes, int, bytes, int, int]
-"""System flag, time and host of birth, time and host of storing, attempts, prepared position.
+"""System flag, born time and host, store time and host, attempts, prepared position.
 
-All messages of one request have it in common. The IPv6 bits agree with the hosts' lengths.
+All messages of one request share it. The IPv6 bits match the hosts' lengths.
 """
 
 
@@ -132,10 +132,10 @@ def head_of(
     body: bytes,
     tail_size: int,
 ) -> tuple[bytes, int]:
-    """What stands before the body, and the size of the whole record.
+    """The bytes before the body, and the size of the whole record.
 
-    A record is head, body and tail (:func:`tail_of`); writers join many of them, so no body is
-    copied twice.
+    A record is head, body and tail (:func:`tail_of`). Writers join many records at once, so no body
+    is copied twice.
     """
     sys_flag, born_ms, born_host, stored_ms, store_host, attempts, prepared = postmark
     crc = crc32(body) & 0x7FFFFFFF
@@ -161,23 +161,23 @@ def head_of(
 
 
 def topic_field(topic: str) -> bytes:
-    """A topic's name with its length, which Java reads as a signed byte."""
+    """A topic's name with its length in front; Java reads the length as a signed byte."""
     name = topic.encode()
     assert len(name) <= TOPIC_CHARS_MAX, "a topic's name was not checked"
     return bytes([len(name)]) + name
 
 
 def tail_of(topic: bytes, property_bytes: bytes) -> bytes:
-    """What ends a record: the topic as :func:`topic_field` writes it, and the properties.
+    """The end of a record: the topic from :func:`topic_field`, and the properties.
 
-    Java reads their length as a signed number.
+    Java reads the properties' length as a signed number.
     """
     assert len(property_bytes) <= PROPERTIES_BYTES_MAX, "properties were not checked"
     return topic + _SHORT.pack(len(property_bytes)) + property_bytes
 
 
 def pack(record: Record) -> bytes:
-    """Write a record whole."""
+    """Encode a whole record."""
     sys_flag = record.sys_flag & ~_V6
     if len(record.born_host) > 8:
         sys_flag |= _BORN_V6
@@ -201,43 +201,42 @@ def pack(record: Record) -> bytes:
 
 
 def stored_ms_of(data: bytes) -> int:
-    """When a record was stored, without reading the rest."""
+    """The store time of a record, without decoding the rest."""
     at = 68 if data[SYS_FLAG_AT + 3] & _BORN_V6 else 56
     stored: int = _LONG.unpack_from(data, at)[0]
     return stored
 
 
 def queue_offset_of(data: bytes) -> int:
-    """Where in its queue a record says it stands, without reading the rest."""
+    """The queue offset of a record, without decoding the rest."""
     offset: int = _LONG.unpack_from(data, QUEUE_OFFSET_AT)[0]
     return offset
 
 
 def property_text_of(data: bytes) -> str:
-    """A record's properties, without reading the rest; they are its end."""
+    """A record's properties, without decoding the rest; they end the record."""
     at = 84
     bits = data[SYS_FLAG_AT + 3] & _V6
     if bits:
         at += 24 if bits == _V6 else 12
     at += 4 + _WORD.unpack_from(data, at)[0]
-    # What is no text was refused when it came; where it was not, nobody's filter asks for it.
+    # Arrival refuses invalid UTF-8; if it is stored all the same, no filter can match it.
     if data[MAGIC_AT + 3] == _MAGIC_END:
         return data[at + 3 + data[at] :].decode("utf-8", "replace")
     return data[at + 4 + _SHORT.unpack_from(data, at)[0] :].decode("utf-8", "replace")
 
 
 def real_place(topic: str, queue_id: int) -> bytes:
-    """The properties that tell where a half message wants to go, as RocketMQ adds them."""
+    """The properties with a half message's real topic and queue, as RocketMQ adds them."""
     return b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
 
 
 def committed(
     half: bytes, queue_offset: int, position: int, stored_ms: int, half_position: int
 ) -> bytes:
-    """A half message as the message it became: its bytes copied, a few fields patched.
+    """The committed message of a half message: its bytes copied, with a few fields patched.
 
-    RocketMQ delivers it with all properties of the half message, and where it really goes among
-    them.
+    Like RocketMQ, it keeps all properties of the half message, including its real topic and queue.
     """
     data = bytearray(half)
     (sys_flag,) = _WORD.unpack_from(data, SYS_FLAG_AT)
@@ -266,7 +265,7 @@ def unpack_all(data: bytes) -> Iterator[Record]:
     """Every record of a pull's body.
 
     Raises:
-        RemoteProtocolError: One of them is broken.
+        RemoteProtocolError: A record is broken.
     """
     at = 0
     while at < len(data):
@@ -275,7 +274,7 @@ def unpack_all(data: bytes) -> Iterator[Record]:
 
 
 def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
-    """The record that starts at a place, and the place behind it.
+    """The record at an index of the data, and the index after it.
 
     Raises:
         RemoteProtocolError: Its lengths, its magic number or its checksum are wrong.
@@ -287,7 +286,7 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
         )
         if magic not in (MAGIC, MAGIC_V2) or size < SMALLEST or start + size > len(data):
             raise RemoteProtocolError(
-                f"no record of {quantity(size, 'byte')} with magic {magic:08X}"
+                f"not a record: size {quantity(size, 'byte')}, magic {magic:08X}"
             )
         at += _BEFORE_HOSTS.size
         born_host, at = _cut(data, at, 20 if sys_flag & _BORN_V6 else 8)
@@ -299,8 +298,8 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
         topic, at = _cut(data, at + (1 if magic == MAGIC else 2), topic_length)
         property_bytes, at = _cut(data, at + 2, _SHORT.unpack_from(data, at)[0])
         text, name = property_bytes.decode(), topic.decode()
-    except (StructError, IndexError, UnicodeDecodeError) as problem:
-        raise RemoteProtocolError(f"a record is broken: {problem}") from problem
+    except (StructError, IndexError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a record is broken: {error}") from error
     if at != start + size:
         raise RemoteProtocolError(f"a record of {quantity(size, 'byte')} holds {at - start}")
     if crc and crc32(body) & 0x7FFFFFFF != crc:

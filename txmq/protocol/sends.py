@@ -1,6 +1,6 @@
-"""The header of a send, 310 or 320, written by hand: a producer writes one for every message.
+"""The header of a send, 310 or 320, encoded by hand because every message needs one.
 
-It says exactly what :func:`txmq.protocol.command.request` would say; a test holds it to that.
+Its bytes equal those of :func:`txmq.protocol.command.request`; a test compares them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol.command import ONEWAY, VERSION
 
-__all__ = ["SendForm", "quoted"]
+__all__ = ["SendHeaderTemplate", "quoted"]
 
 _WORDS: Final = Struct(">II")
 _SINGLE: Final = 310
@@ -22,29 +22,29 @@ _BATCH: Final = 320
 
 
 def quoted(text: str) -> bytes:
-    """A text as a header holds it.
+    """A text as a JSON string.
 
     Raises:
-        LocalProtocolError: It holds half a character.
+        LocalProtocolError: The text holds a lone surrogate.
     """
     try:
         return msgspec.json.encode(text)
-    except UnicodeEncodeError as problem:
-        raise LocalProtocolError(f"no header can hold this: {problem}") from problem
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"a header cannot hold this text: {error}") from error
 
 
-class SendForm:
-    """What all sends of one group to one topic at one broker have in common, with blanks.
+class SendHeaderTemplate:
+    """The common header of all sends of one group to one topic at one broker, with placeholders.
 
     Args:
         group: The producer group.
         topic: The topic.
-        template: The topic whose settings a new one takes over.
-        queues_of_new: Queues that a new topic shall have.
+        template: The topic whose settings a new topic inherits.
+        queues_of_new: The number of queues of a new topic.
         broker: The broker's name.
 
     Raises:
-        LocalProtocolError: A name holds half a character.
+        LocalProtocolError: A name holds a lone surrogate.
     """
 
     __slots__ = ("_batch", "_single")
@@ -52,19 +52,19 @@ class SendForm:
     def __init__(
         self, group: str, topic: str, template: str, queues_of_new: int, broker: str
     ) -> None:
-        # A percent sign is part of some topics' names, and would be taken for a blank.
-        whose, what, like, where = (
-            quoted(each).replace(b"%", b"%%") for each in (group, topic, template, broker)
+        # Some topics' names contain a percent sign, which must not become a placeholder.
+        group_text, topic_text, template_text, broker_text = (
+            quoted(name).replace(b"%", b"%%") for name in (group, topic, template, broker)
         )
-        names = b',"extFields":{"a":%b,"b":%b,"c":%b,' % (whose, what, like)
+        names = b',"extFields":{"a":%b,"b":%b,"c":%b,' % (group_text, topic_text, template_text)
         begins = names + b'"d":"%d",' % queues_of_new
-        blanks = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b,"j":"0","k":"false",'
+        placeholders = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b,"j":"0","k":"false",'
         ends = (
             b',"n":%b},"flag":%%d,"language":"JAVA","opaque":%%d,'
-            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (where, VERSION)
+            b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (broker_text, VERSION)
         )
-        self._single = b'{"code":%d' % _SINGLE + begins + blanks + b'"m":"false"' + ends
-        self._batch = b'{"code":%d' % _BATCH + begins + blanks + b'"m":"true"' + ends
+        self._single = b'{"code":%d' % _SINGLE + begins + placeholders + b'"m":"false"' + ends
+        self._batch = b'{"code":%d' % _BATCH + begins + placeholders + b'"m":"true"' + ends
 
     def head(
         self,
@@ -79,21 +79,21 @@ class SendForm:
         is_batch: bool = False,
         is_oneway: bool = False,
     ) -> bytes:
-        """Everything of a frame that comes before its body.
+        """The bytes of a frame before its body.
 
         Args:
             opaque: The request's number.
             queue_id: The queue.
-            sys_flag: What was done to the body, and what kind of message it is.
-            born_ms: When it is sent.
-            flag: The application's own.
-            properties: Those of the message, :func:`quoted`.
-            body_bytes: How long the body is.
+            sys_flag: The body's compression and the kind of message.
+            born_ms: The time of sending.
+            flag: The application's flag.
+            properties: The message's properties, :func:`quoted`.
+            body_bytes: The length of the body.
             is_batch: Whether the body holds several messages.
-            is_oneway: Whether no answer is wanted.
+            is_oneway: Whether the sender wants no answer.
 
         Raises:
-            LocalProtocolError: The frame would exceed what any peer accepts.
+            LocalProtocolError: The frame would exceed the size that peers accept.
         """
         header = (self._batch if is_batch else self._single) % (
             queue_id, sys_flag, born_ms, flag, properties, ONEWAY if is_oneway else 0, opaque

@@ -1,14 +1,12 @@
-"""The layout of the log: its files, each named by the position of its first byte, and in them the
-spans, which are the unit in which it is written: the records of one turn of the loop under one
-checksum.
+"""The layout of the log: files of spans. A file is named by the position of its first byte. A span
+is the unit of writing: the records of one turn of the loop under one checksum.
 
-A span is there whole or not at all: nothing in it is acknowledged before it was written in full.
-Its head also tells how much of the log was durable when it was written. That is how recovery tells
-a tail torn by a crash, which may be cut, from damage to bytes that somebody was promised, which may
-not: a bad span that a later head declares durable is damage.
+A span counts whole or not at all: the broker acknowledges nothing in it before it is written in
+full. The span's head also states how much of the log was durable at that time. So recovery can
+distinguish a tail torn by a crash, which it may cut, from damage to acknowledged records, which it
+may not: a bad span that a later head declares durable is damage.
 
-Every head names the log that it was written for, by a random number. A file of another broker, or
-a part of one, is recognized wherever it lies.
+Every head carries the random number of its log, so recovery recognizes files of another broker.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ __all__ = [
 ]
 
 FOLDER: Final = "log"
-"""Where in a broker's directory the files of the log are."""
+"""The folder of the log's files in a broker's directory."""
 
 SUFFIX: Final = ".log"
 
@@ -54,15 +52,15 @@ HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 
 Found: TypeAlias = Record | Decision | Loss
-"""What a span holds."""
+"""An item of a span."""
 
 
 class SpanHead(NamedTuple):
-    """What stands before a span's records."""
+    """The head of a span, before its records."""
 
     size: int
     log: int
-    """The log that it was written for."""
+    """The random number of the log it belongs to."""
     position: int
     durable: int
     checksum: int
@@ -70,12 +68,12 @@ class SpanHead(NamedTuple):
 
 
 def name_of(start: int) -> str:
-    """A file's name, bare: twenty digits, so that names sort as positions do."""
+    """A file's name without suffix: twenty digits, so that names sort by position."""
     return f"{start:020d}"
 
 
 def start_in(name: str) -> int | None:
-    """The position of a file's first byte by its name, or ``None`` where it is no file of ours."""
+    """The position of a file's first byte from its name, or ``None`` for other names."""
     digits = name.removesuffix(SUFFIX)
     if not digits.isdecimal() or name != f"{name_of(int(digits))}{SUFFIX}":
         return None
@@ -83,7 +81,7 @@ def start_in(name: str) -> int | None:
 
 
 def head(log: int, position: int, durable: int, payload: bytes, records: int) -> bytes:
-    """The bytes that go before a payload."""
+    """Encode the head of a payload."""
     fields = _FIELDS.pack(
         HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), records
     )
@@ -91,18 +89,18 @@ def head(log: int, position: int, durable: int, payload: bytes, records: int) ->
 
 
 def checksum_in(data: bytes) -> int:
-    """The payload's checksum, from a head that was just made."""
+    """The payload's checksum in a head that was just encoded."""
     checksum: int = _FIELDS.unpack_from(data)[5]
     return checksum
 
 
 def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
-    """The head that starts at a place, or ``None`` where none does.
+    """The head at an index of the data, or ``None`` if there is no valid head.
 
     Args:
         data: Bytes of the log.
         at: Where in ``data`` to look.
-        position: Where in the log that place is; a head written for elsewhere does not count.
+        position: That index's position in the log; a head for another position is invalid.
     """
     if at + HEAD_BYTES > len(data):
         return None
@@ -116,10 +114,10 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
 
 
 def heads_in(data: bytes, position: int) -> Iterator[SpanHead]:
-    """The heads in bytes that begin at a position of the log, wherever they may be in them."""
+    """All valid heads in a piece of the log that begins at a position."""
     here = data.find(_MAGIC_BYTES, 4)
     while here >= 0:
-        # The magic number stands behind the head's first word.
+        # The magic number comes after the head's first word.
         found = read_head(data, here - 4, position + here - 4)
         if found is not None:
             yield found
@@ -127,14 +125,14 @@ def heads_in(data: bytes, position: int) -> Iterator[SpanHead]:
 
 
 def found_in(payload: bytes, position: int) -> Iterator[tuple[Found, int, bytes]]:
-    """What a span holds that is whole: each record read, its position, and as it lies in the log.
+    """The items of an intact span: each decoded, with its position and its bytes.
 
     Args:
         payload: The span without its head.
-        position: Where in the log that begins.
+        position: The payload's position in the log.
 
     Raises:
-        CorruptRecord: A record is none, or says that it lies elsewhere.
+        CorruptRecord: A record is broken, or states another position.
     """
     at = 0
     while at < len(payload):
@@ -153,10 +151,10 @@ def found_in(payload: bytes, position: int) -> Iterator[tuple[Found, int, bytes]
             continue
         try:
             record, after = unpack(payload, at)
-        except RemoteProtocolError as problem:
-            # The checksum holds, so these are the bytes that were written: a fault of the writer.
-            raise CorruptRecord(where, str(problem)) from problem
+        except RemoteProtocolError as error:
+            # The checksum is right, so the writer wrote these bytes: a bug in the writer.
+            raise CorruptRecord(where, str(error)) from error
         if record.position != where:
-            raise CorruptRecord(where, f"a record says it lies at {record.position}")
+            raise CorruptRecord(where, f"a record states position {record.position}")
         yield record, where, payload[at:after]
         at = after

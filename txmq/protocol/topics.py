@@ -1,4 +1,4 @@
-"""Topics that clients and brokers know by name, or by the beginning of it."""
+"""The names and prefixes of topics with a special meaning."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = [
 ]
 
 RETRY: Final = "%RETRY%"
-"""With a group's name behind it: what the group could not handle and is given again."""
+"""The prefix of a group's retry topic: messages the group failed to handle and receives again."""
 
 DLQ: Final = "%DLQ%"
-"""With a group's name behind it: what the group has failed at too often."""
+"""The prefix of a group's dead-letter topic: messages the group failed to handle too often."""
 
 TRACES: Final = "RMQ_SYS_TRACE_TOPIC"
-"""What clients leave behind of each message they sent or handled, where that is wanted."""
+"""The topic of clients' traces of sent and handled messages, if tracing is on."""
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Under which half messages are shown."""
+"""The topic under which half messages appear."""
 
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""Under which decisions are shown."""
+"""The topic under which decisions appear."""
 
 PARKED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Half messages about which nobody could be asked for too long."""
+"""The topic of parked half messages."""
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-"""What waits for as long as a delay level says."""
+"""The topic of messages that wait for a delay level."""
 
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
-"""What waits for a time of its own."""
+"""The topic of messages that wait for a time of their own."""
 
 WAITING_TOPICS: Final = (SCHEDULE_TOPIC, WHEEL_TOPIC)

@@ -1,8 +1,8 @@
-"""One end of a stream: reads requests and answers, writes requests and answers.
+"""One end of a stream: it reads and writes requests and answers.
 
-The way of a request through here is plain calls on bytes: cut, decode, hand to the service,
-collect the answers of everything that arrived together, write them in one go. A service may also
-answer later, by :meth:`Connection.send` and :meth:`Connection.flush`.
+A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
+answers to everything that arrived together, write them in one go. A service may also answer later,
+with :meth:`Connection.send` and :meth:`Connection.flush`.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from txmq.protocol.message_id import host_bytes
 from txmq.remoting.exchange import Exchange
 from txmq.runtime.clock import Clock
 
-__all__ = ["Answer", "Connection", "Service", "Waiter", "no_service"]
+__all__ = ["Connection", "PendingResponse", "Service", "Waiter", "no_service"]
 
 log = logging.getLogger(__name__)
 
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
-"""What is collected in one turn before it is written all the same: the peer may begin with it while
-we write the rest, where both would otherwise work by turns."""
+"""What one turn of the loop collects before an early write. The peer can then work on it while we
+write the rest; otherwise the two would take turns."""
 
 
 class Service(Protocol):
-    """Whoever answers the requests that arrive."""
+    """Answers the requests that arrive."""
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
-        """The answer as a frame, or nothing where it comes later or never."""
+        """The answer as a frame, or ``None`` if it comes later or never."""
         ...
 
 
 class Waiter(Protocol):
-    """Whoever waits for the answer to one request; it is told once, how it went."""
+    """Waits for the answer to one request; the connection calls one of its methods, once."""
 
-    def answered(self, answer: Command) -> None:
-        """The answer is there, whatever its code."""
+    def answered(self, answer: Command, /) -> None:
+        """The answer came, with any code."""
         ...
 
-    def failed(self, problem: TransportError) -> None:
-        """There will be none."""
+    def failed(self, error: TransportError, /) -> None:
+        """No answer will come."""
         ...
 
 
-class Answer:
-    """An answer that somebody awaits."""
+class PendingResponse:
+    """A waiter that resolves a future."""
 
     __slots__ = ("future",)
 
@@ -73,10 +73,10 @@ class Answer:
         if not self.future.done():
             self.future.set_result(answer)
 
-    def failed(self, problem: TransportError) -> None:
+    def failed(self, error: TransportError) -> None:
         """See :meth:`Waiter.failed`."""
         if not self.future.done():
-            self.future.set_exception(problem)
+            self.future.set_exception(error)
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._exchange: Exchange[Waiter] = Exchange()
         self._is_flush_due = False
-        # Who posts keeps a bound of its own on what is on its way, and a deadline.
+        # A caller of post() limits its open requests itself, and has a deadline.
         self._is_posted_to = False
         self._posted_bytes = 0
         self._caught_up: asyncio.Future[None] | None = None
@@ -118,10 +118,10 @@ class Connection(asyncio.Protocol):
         self.active_at = clock.monotonic()
         self.partial_since: float | None = None
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take hold of the transport."""
+        """Keep the transport and its peer's address."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=CONNECTION_BACKLOG_BYTES)
         peer = transport.get_extra_info("peername")
@@ -130,12 +130,12 @@ class Connection(asyncio.Protocol):
             self.born_host = host_bytes(peer[0], peer[1])
 
     def data_received(self, data: bytes) -> None:
-        """Serve everything that has arrived whole, and answer it in one write."""
+        """Serve all complete frames, and write their answers in one go."""
         self.active_at = self._clock.monotonic()
         try:
             parts = self._reader.feed(data)
-        except RemoteProtocolError as problem:
-            self._give_up(problem)
+        except RemoteProtocolError as error:
+            self._give_up(error)
             return
         if not self._reader.held:
             self.partial_since = None
@@ -159,29 +159,29 @@ class Connection(asyncio.Protocol):
                     out.append(answer)
                     collected += len(answer)
                     if collected > CONNECTION_BACKLOG_BYTES:
-                        # One read may hold requests for more than any peer takes in at once.
+                        # One read may hold requests for more answers than a peer takes in at once.
                         self.flush()
                         collected = 0
                         if self._unread:
                             self._unserved = parts[at:]
                             return
-        except RemoteProtocolError as problem:
-            self._give_up(problem)
+        except RemoteProtocolError as error:
+            self._give_up(error)
             return
         if out:
             self.flush()
 
-    def _give_up(self, problem: RemoteProtocolError) -> None:
-        log.warning("closing %s: %s", self.address, problem)
+    def _give_up(self, error: RemoteProtocolError) -> None:
+        log.warning("closing %s: %s", self.address, error)
         self.flush()
         self.close()
 
     def eof_received(self) -> bool:
-        """The peer will write no more; close our side too."""
+        """The peer will send no more; close our side too."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail whoever still waits for an answer."""
+        """Fail all requests that still wait for an answer."""
         del exc
         self._transport = None
         self._out.clear()
@@ -196,17 +196,17 @@ class Connection(asyncio.Protocol):
             self._on_lost(self)
 
     def pause_writing(self) -> None:
-        """The peer reads too slowly: take no more requests from it.
+        """Stop reading requests, because the peer reads our answers too slowly.
 
-        While we wait for answers we go on reading: two ends that both have written much and read
-        nothing would wait for each other for ever.
+        While we wait for answers we keep reading: if both ends wrote much and read nothing, they
+        would wait for each other for ever.
         """
         self._unread = True
         if self._transport is not None and not len(self._exchange):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """Serve requests again, because the peer has caught up."""
         self._unread = False
         self._tell_caught_up()
         if self._transport is None or self._transport.is_closing():
@@ -216,30 +216,28 @@ class Connection(asyncio.Protocol):
         if self.is_open and not self._unread:
             self._transport.resume_reading()
 
-    # What the rest of the house calls
+    # Called by txmq
 
     @property
     def is_open(self) -> bool:
-        """Whether something written now has a chance to arrive."""
+        """Whether the connection still accepts writes."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def is_backed_up(self) -> bool:
-        """Whether the peer reads so slowly that nothing should be pushed to it now."""
+        """Whether the peer reads so slowly that pushes to it should stop."""
         return self._unread
 
     def send(self, *frames: bytes) -> None:
-        """Collect frames for the next :meth:`flush`."""
+        """Queue frames for the next :meth:`flush`."""
         if self._transport is not None:
             self._out += frames
 
     def flush(self) -> None:
-        """Write everything collected, in one go."""
+        """Write all queued frames in one go."""
         self._write()
         if self._unread and not self._is_posted_to and self.unread_bytes > PUSH_BACKLOG_BYTES:
-            log.warning(
-                "cutting off %s: it leaves %d bytes unread", self.address, self.unread_bytes
-            )
+            log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
             self.abort()
 
     def _tell_caught_up(self) -> None:
@@ -251,7 +249,7 @@ class Connection(asyncio.Protocol):
         if not self._out or self._transport is None:
             return
         if self._posted_bytes > _POSTED_BYTES_MAX:
-            # So much is not copied once more where the transport can do without.
+            # Joining this much would copy it once more; writelines may avoid that.
             self._transport.writelines(self._out)
         else:
             self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
@@ -260,22 +258,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What was written and has not left this machine's program yet."""
+        """Bytes that were written and are still in the transport's buffer."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Close once everything written has gone out; harmless when repeated."""
+        """Close after sending everything written; harmless when repeated."""
         if self._transport is not None:
             self._write()
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what was not written yet is lost."""
+        """Close at once; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
 
     def oneway(self, code: int, header: Header | None = None, *, body: bytes = b"") -> None:
-        """Send a request that nobody answers.
+        """Send a request that gets no answer.
 
         Raises:
             ConnectionLost: The connection is closed; nothing was sent.
@@ -294,14 +292,14 @@ class Connection(asyncio.Protocol):
         timeout_s: float,
         is_urgent: bool = True,
     ) -> Command:
-        """Send a request and return its answer, whatever its code.
+        """Send a request and return its answer, with any code.
 
         Args:
-            code: What is asked for.
-            header: With which fields.
-            body: And with which bytes.
+            code: The request code.
+            header: The fields.
+            body: The body.
             timeout_s: How long the answer may take.
-            is_urgent: Whether it goes now, not together with all others of this turn.
+            is_urgent: Whether to write it now, not together with the turn's other requests.
 
         Raises:
             ConnectionLost: The stream broke before the answer came.
@@ -309,7 +307,7 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
-        waiter = Answer()
+        waiter = PendingResponse()
         opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
         try:
             self.send(commands.request(code, opaque, header, body=body))
@@ -323,17 +321,17 @@ class Connection(asyncio.Protocol):
             self._exchange.take(opaque)
 
     def number(self) -> int:
-        """The number that the next request to be posted shall carry."""
+        """The number for the next posted request."""
         return self._exchange.number()
 
     def post(self, opaque: int, waiter: Waiter, deadline: float, *pieces: bytes) -> None:
-        """Send a request that is written already, together with all others of this turn.
+        """Send an encoded request, together with the turn's other requests.
 
         Args:
             opaque: Its number, from :meth:`number` in the same turn.
-            waiter: Who is told the answer, or that none came. Not told if it breaks off before.
-            deadline: Until when an answer may come, by the clock's monotonic time.
-            pieces: The frame.
+            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first.
+            deadline: The latest time for an answer, in the clock's monotonic time.
+            pieces: The frame, in pieces.
 
         Raises:
             ConnectionLost: The connection is closed; nothing was sent.
@@ -344,7 +342,7 @@ class Connection(asyncio.Protocol):
         self._post(pieces)
 
     def post_oneway(self, *pieces: bytes) -> None:
-        """The same for a request that nobody answers.
+        """Send an encoded request that gets no answer; see :meth:`post`.
 
         Raises:
             ConnectionLost: The connection is closed; nothing was sent.
@@ -371,11 +369,11 @@ class Connection(asyncio.Protocol):
         while self._unread and self.is_open:
             if self._caught_up is None:
                 self._caught_up = asyncio.get_running_loop().create_future()
-            # Shielded: it is one future for all who wait.
+            # Shielded: all waiters share this future.
             await asyncio.shield(self._caught_up)
 
     def break_off(self, opaque: int) -> None:
-        """Whoever waited for this number is told nothing any more."""
+        """Forget the waiter of a request; a late answer is dropped."""
         self._exchange.take(opaque)
 
     def _post_all(self) -> None:
@@ -392,12 +390,12 @@ class Connection(asyncio.Protocol):
         timeout_s: float,
         is_urgent: bool = True,
     ) -> Command:
-        """Send a request and return its answer where that is a success; see :meth:`ask`.
+        """Send a request and return its successful answer; see :meth:`ask`.
 
         Raises:
             ConnectionLost: The stream broke before the answer came.
             RequestTimeout: No answer came in time.
-            BrokerRefused: The answer's code is not success; the leaf says which.
+            BrokerRefused: The answer has an error code; the subclass says which.
         """
         found = await self.ask(code, header, body=body, timeout_s=timeout_s, is_urgent=is_urgent)
         if found.code != SUCCESS:

@@ -1,4 +1,4 @@
-"""What was asked on one connection and is not answered yet: a pure table with deadlines."""
+"""The unanswered requests of one connection: a pure table with deadlines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ W = TypeVar("W")
 
 _OPAQUE_MAX: Final = 2**31 - 1
 _STALE_MAX: Final = 256
-"""Deadlines of requests long answered that are kept before they are swept together."""
+"""Deadlines of answered requests that may pile up before they are removed."""
 
 
 class Exchange(Generic[W]):
-    """Hands out correlation numbers and remembers who waits for which, and until when."""
+    """Assigns correlation numbers and keeps the waiter and the deadline of each."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, W] = {}
@@ -26,7 +26,7 @@ class Exchange(Generic[W]):
         return len(self._waiting)
 
     def number(self) -> int:
-        """A number that nobody waits for, as requests carry that are not answered."""
+        """A number without a waiter; one-way requests carry one too."""
         opaque = self._next
         while opaque in self._waiting:
             opaque = (opaque + 1) & _OPAQUE_MAX
@@ -34,25 +34,25 @@ class Exchange(Generic[W]):
         return opaque
 
     def open(self, waiter: W, deadline: float) -> int:
-        """Remember a waiter and return the number its request must carry."""
+        """Add a waiter and return the number its request must carry."""
         opaque = self.number()
         self.enter(opaque, waiter, deadline)
         return opaque
 
     def enter(self, opaque: int, waiter: W, deadline: float) -> None:
-        """Remember a waiter under a :meth:`number` that was just given."""
+        """Add a waiter under a :meth:`number` that was just assigned."""
         self._waiting[opaque] = waiter
         heapq.heappush(self._deadlines, (deadline, opaque))
         if len(self._deadlines) > 2 * len(self._waiting) + _STALE_MAX:
-            self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiting]
             heapq.heapify(self._deadlines)
 
     def take(self, opaque: int) -> W | None:
-        """Whoever waits for this number, who then waits no more; ``None`` for a late answer."""
+        """Remove and return the waiter of a number; ``None`` for a late answer."""
         return self._waiting.pop(opaque, None)
 
     def expired(self, now: float) -> list[W]:
-        """Everybody whose deadline has come, earliest first; they wait no more."""
+        """Remove and return the waiters whose deadline has passed, earliest first."""
         late: list[W] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = self._waiting.pop(heapq.heappop(self._deadlines)[1], None)
@@ -61,13 +61,13 @@ class Exchange(Generic[W]):
         return late
 
     def next_deadline(self) -> float | None:
-        """When to look again, or ``None`` while nobody waits."""
+        """The earliest deadline, or ``None`` without waiters."""
         while self._deadlines and self._deadlines[0][1] not in self._waiting:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def close(self) -> list[W]:
-        """Everybody who still waits, in the order they asked; nobody waits afterwards."""
+        """Remove and return all waiters, in the order of their requests."""
         waiters = list(self._waiting.values())
         self._waiting.clear()
         self._deadlines.clear()

@@ -1,4 +1,4 @@
-"""The connections of a server: taken up, watched for silence, and let go."""
+"""The connections of a server: accepted, checked for silence, and closed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 
 from txmq.remoting.connection import Connection, Service
 from txmq.runtime.clock import Clock
-from txmq.runtime.network import Listening, Network
+from txmq.runtime.network import Network, ServerSocket
 
 __all__ = ["Listener"]
 
 log = logging.getLogger(__name__)
 
 IDLE_S: Final = 120.0
-"""Silence after which a connection is closed, and the time one frame may take to arrive whole."""
+"""The time after which a silent connection is closed, and the limit for one frame to arrive."""
 
 SWEEP_S: Final = 10.0
 
 
 class Listener:
-    """One open door and everybody who came through it."""
+    """A listening socket and its connections."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Listener:
         self._connections_max = connections_max
         self._lost = on_lost
         self._connections: dict[Connection, None] = {}
-        self._door: Listening | None = None
+        self._socket: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that are open."""
-        assert self._door is not None, "not listening"
-        return self._door.address
+        """The host and port it listens on."""
+        assert self._socket is not None, "not listening"
+        return self._socket.address
 
     @property
     def connections(self) -> int:
@@ -54,22 +54,22 @@ class Listener:
         return len(self._connections)
 
     async def open(self, host: str, port: int) -> None:
-        """Take connections at an address.
+        """Accept connections at an address.
 
         Raises:
-            OSError: The address is taken or not ours.
+            OSError: The address is in use, or does not belong to this machine.
         """
-        self._door = await self._network.listen(self._take, host, port)
+        self._socket = await self._network.listen(self._take, host, port)
         self._schedule()
 
-    def close_door(self) -> None:
-        """Take no further connections."""
-        if self._door is not None:
-            self._door.close()
+    def stop_listening(self) -> None:
+        """Accept no further connections."""
+        if self._socket is not None:
+            self._socket.close()
 
     def close(self) -> None:
-        """Take no further connections and close those that are open."""
-        self.close_door()
+        """Accept no further connections and close the open ones."""
+        self.stop_listening()
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._connections):
@@ -102,11 +102,11 @@ class Listener:
 
 
 class _Refusal(asyncio.Protocol):
-    """Closes a connection that is one too many."""
+    """Closes a connection that exceeds the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        log.warning("refusing a connection: %d are open, the limit", self._limit)
+        log.warning("refusing a connection: %d are open, which is the limit", self._limit)
         transport.close()

@@ -1,6 +1,4 @@
-"""The connections of a client: one per address, opened when first needed, opened again when
-lost.
-"""
+"""The connections of a client: one for each address, opened on demand and reopened after a loss."""
 
 from __future__ import annotations
 
@@ -14,45 +12,45 @@ from txmq.remoting.connection import Connection, Service, no_service
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 
-__all__ = ["NOBODY_LISTENS", "Pool", "split_address"]
+__all__ = ["NO_SERVER", "ConnectionPool", "split_address"]
 
 CONNECT_TIMEOUT_S: Final = 3.0
 """How long a connection may take to open, as in stock clients."""
 
-NOBODY_LISTENS: Final = "nobody listens there"
-"""Why an address could not be reached that refuses connections."""
+NO_SERVER: Final = "no server listens there"
+"""The error text for a refused connection."""
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, where an IPv6 host may stand in brackets.
+    """Host and port of ``host:port``; an IPv6 host may be in brackets.
 
     Raises:
-        ConfigError: It is not of that form.
+        ConfigError: The text does not have that form.
     """
     host, colon, port = text.strip().rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no address; write host:port")
+        raise ConfigError(f"{text!r} is not an address; write host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _why(problem: Exception) -> str:
-    """Why nothing was reached, for whoever wrote the address."""
-    if isinstance(problem, ConnectionRefusedError):
-        return NOBODY_LISTENS
-    if isinstance(problem, socket.gaierror | UnicodeError):
-        said = getattr(problem, "strerror", None) or problem
+def _why(error: Exception) -> str:
+    """Why the connection failed, in words for the author of the address."""
+    if isinstance(error, ConnectionRefusedError):
+        return NO_SERVER
+    if isinstance(error, socket.gaierror | UnicodeError):
+        said = getattr(error, "strerror", None) or error
         return f"{said}; write host:port, several separated by ';'"
-    return str(problem) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+    return str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
 
 
-class Pool:
+class ConnectionPool:
     """Shared connections by address.
 
     Args:
-        network: Where streams come from.
-        clock: Where the time comes from.
-        service: Who answers what the other side asks.
-        on_open: Who hears of every connection that was opened, and to which address.
+        network: Opens the streams.
+        clock: The source of time.
+        service: Answers requests from the other side.
+        on_open: Called with the address and the connection after each opening.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Pool:
         self._open: dict[str, Connection] = {}
 
     def ready(self, address: str) -> Connection | None:
-        """The connection to an address, where one is open now."""
+        """The connection to an address, if one is open."""
         found = self._open.get(address)
         return found if found is not None and found.is_open else None
 
@@ -78,7 +76,7 @@ class Pool:
         """An open connection to an address.
 
         Raises:
-            ConnectFailed: Nobody listens there, or the way is cut. Nothing was sent.
+            ConnectFailed: No server listens there, or the network failed. Nothing was sent.
             ConfigError: The address is malformed.
         """
         found = self.ready(address)
@@ -89,7 +87,7 @@ class Pool:
             opening = asyncio.ensure_future(self._connect(address))
             self._opening[address] = opening
             opening.add_done_callback(lambda task: self._settle(address, task))
-        # Shielded: one impatient caller must not take the connection from the others.
+        # Shielded: one cancelled caller must not cancel the connection for the others.
         return await asyncio.shield(opening)
 
     async def _connect(self, address: str) -> Connection:
@@ -99,9 +97,9 @@ class Pool:
                 made = await self._network.connect(
                     lambda: Connection(self._clock, self._service), host, port
                 )
-        except (OSError, TimeoutError, UnicodeError) as problem:
-            # UnicodeError: what resolves names has an error of its own for what can be none.
-            raise ConnectFailed(f"cannot connect to {address}: {_why(problem)}") from problem
+        except (OSError, TimeoutError, UnicodeError) as error:
+            # UnicodeError: the name resolver raises it for an invalid host name.
+            raise ConnectFailed(f"cannot connect to {address}: {_why(error)}") from error
         self._open[address] = made
         if self._on_open is not None:
             self._on_open(address, made)
@@ -110,14 +108,14 @@ class Pool:
     def _settle(self, address: str, task: asyncio.Task[Connection]) -> None:
         del self._opening[address]
         if not task.cancelled():
-            task.exception()  # Looked at, for the case that every caller has gone away.
+            task.exception()  # Retrieved, in case every caller was cancelled.
 
     def opened(self) -> list[Connection]:
-        """The connections that are open now."""
-        return [each for each in self._open.values() if each.is_open]
+        """The open connections."""
+        return [connection for connection in self._open.values() if connection.is_open]
 
     async def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         for opening in list(self._opening.values()):
             opening.cancel()
         for connection in self._open.values():

@@ -1,7 +1,6 @@
-"""The four doors to the outside world (clock, network, disk, entropy) and the real things behind
-them.
+"""The four ports to the outside world (clock, network, disk, entropy) and their real
+implementations.
 
-Everything that can surprise a program enters through one of these ports, so the same code runs on a
-machine and inside the simulated world of :mod:`txmq.testing`. This package knows nothing of
-messages.
+All nondeterminism enters through these ports, so the same code runs on a machine and in the
+simulated world of :mod:`txmq.testing`. This package knows nothing about messages.
 """

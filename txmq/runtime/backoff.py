@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""Pauses between retries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """Pauses that double up to a limit, with some chance in them.
+    """Pauses that double up to a limit, with random jitter.
 
-    Without chance, everybody who lost the same peer would come back to it at the same moment.
+    Without jitter, all clients that lost the same peer would return to it at the same moment.
     """
 
     def __init__(self, entropy: Entropy, first_s: float, most_s: float) -> None:
@@ -19,12 +19,12 @@ class Backoff:
         self._most_s = most_s
         self._pause_s = first_s
 
-    def failed(self) -> float:
-        """The pause before the next try; each is longer than the one before."""
+    def next_pause(self) -> float:
+        """The pause in seconds before the next try, twice the previous one on average."""
         pause_s = self._pause_s
         self._pause_s = min(pause_s * 2, self._most_s)
         return pause_s * (0.75 + self._entropy.fraction() / 2)
 
-    def worked(self) -> None:
-        """Begin with short pauses again."""
+    def reset(self) -> None:
+        """Return to short pauses after a success."""
         self._pause_s = self._first_s

@@ -1,4 +1,4 @@
-"""Time: monotonic for durations, wall for stamps that leave the process."""
+"""Time: monotonic for durations, wall time for timestamps that leave the process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """The source of time."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back. Every deadline is reckoned in it."""
+        """Seconds since some fixed moment; never goes back. All deadlines use it."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970, as written to disk and wire; may jump in either direction."""
+        """Milliseconds since 1970, for disk and wire; may jump in either direction."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's clocks."""
 
     def monotonic(self) -> float:
         """See :meth:`Clock.monotonic`."""

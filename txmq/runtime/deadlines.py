@@ -1,4 +1,4 @@
-"""Blocks of code that may take only so long, many at once, with one timer for all of them."""
+"""Time limits for many concurrent blocks of code, with one timer for all of them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ __all__ = ["Deadline", "Deadlines"]
 
 
 class Deadlines:
-    """Gives out deadlines, which cancel what is inside as :func:`asyncio.timeout` does.
+    """Creates deadlines, which cancel a block as :func:`asyncio.timeout` does.
 
-    That has a timer for each block. Where thousands of blocks a second begin and end long before
-    their time, making and cancelling timers is a good part of what they cost.
+    :func:`asyncio.timeout` sets a timer for each block. If thousands of blocks a second end long
+    before their deadline, creating and cancelling timers is a large part of their cost.
     """
 
     def __init__(self) -> None:
         self._watch: _Watch | None = None
 
     def within(self, left_s: float, late: Callable[[], Exception]) -> Deadline:
-        """For one block of a task: ``with`` cancels it after some time, and raises what is given
-        instead.
+        """A deadline for one ``with`` block of a task. A late block is cancelled and raises
+        ``late()``.
 
         Args:
-            left_s: How long it may take.
-            late: Makes the error.
+            left_s: How long the block may take.
+            late: Creates the error to raise.
         """
         loop = asyncio.get_running_loop()
         if self._watch is None or self._watch.loop is not loop:
@@ -33,7 +33,7 @@ class Deadlines:
 
 
 class _Watch:
-    """Those of one loop, and their timer."""
+    """The open deadlines of one event loop, and their timer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -47,7 +47,7 @@ class _Watch:
             self._wake_at(deadline.at)
 
     def leave(self, deadline: Deadline) -> None:
-        # The timer stays, for those that are still inside or come next.
+        # The timer stays for the other open deadlines, and for the next ones.
         self._inside.pop(deadline, None)
 
     def _wake_at(self, at: float) -> None:
@@ -57,16 +57,16 @@ class _Watch:
 
     def _look(self) -> None:
         self._timer = None
-        now = max(self.loop.time(), self._timer_at)  # Loops may call a little early.
-        for each in [each for each in self._inside if each.at <= now]:
-            del self._inside[each]
-            each.expire()
+        now = max(self.loop.time(), self._timer_at)  # Event loops may call a little early.
+        for deadline in [deadline for deadline in self._inside if deadline.at <= now]:
+            del self._inside[deadline]
+            deadline.expire()
         if self._inside:
-            self._wake_at(min(each.at for each in self._inside))
+            self._wake_at(min(deadline.at for deadline in self._inside))
 
 
 class Deadline:
-    """What :meth:`Deadlines.within` gives; used once, in a task."""
+    """A deadline from :meth:`Deadlines.within`; use it once, in a task."""
 
     __slots__ = ("_before", "_is_late", "_late", "_left_s", "_task", "_watch", "at")
 
@@ -87,19 +87,19 @@ class Deadline:
         self._watch.enter(self)
 
     def expire(self) -> None:
-        """Its time has come."""
+        """Cancel the block, because its time is over."""
         assert self._task is not None, "it is inside"
         self._is_late = True
         self._task.cancel()
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: object
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._watch.leave(self)
         task, self._task = self._task, None
         if not self._is_late or task is None:
             return
-        # Somebody else may have cancelled it at the same time, and is to be obeyed.
+        # Another cancellation of the task at the same time takes precedence.
         is_ours = task.uncancel() <= self._before
-        if is_ours and isinstance(problem, asyncio.CancelledError):
-            raise self._late() from problem
+        if is_ours and isinstance(error, asyncio.CancelledError):
+            raise self._late() from error

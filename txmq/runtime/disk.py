@@ -1,8 +1,8 @@
-"""The disk: files by relative path under one root, written at positions and synced on demand.
+"""The disk: files under one root, written at positions and synced on demand.
 
-Paths use ``/`` and are relative to the root, so no caller ever needs to know where it lies. What
-was written but not synced may be lost, in whole or in part, when the power goes: callers that
-promise durability call ``sync`` and believe nothing before it returns.
+Paths use ``/`` and are relative to the root, so callers need not know where it lies. A power cut
+may lose any part of what was written but not synced. Callers that promise durability call ``sync``
+and rely on nothing before it returns.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import Final, NamedTuple, Protocol
 __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space"]
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The error numbers of a disk that is full: what it holds can be read, and room may be made."""
+"""The error numbers of a full disk: its files can be read, and room may become free."""
 
 _NOT_THERE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
-"""What a file system answers to a command that it does not have."""
+"""The error numbers of a file system for a command it does not support."""
 
 
 class Space(NamedTuple):
-    """How full the disk is, in bytes."""
+    """The used and total bytes of a disk."""
 
     used: int
     total: int
 
 
 class File(Protocol):
-    """An open file. Every method raises ``OSError`` where the disk fails."""
+    """An open file. Every method raises ``OSError`` if the disk fails."""
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes from a position on; fewer than asked for where the file ends."""
+        """The bytes from a position on; fewer than requested at the end of the file."""
         ...
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of it at a position, or raise; after a raise any part may be there."""
+        """Write all data at a position, or raise; after an error any part may be written."""
         ...
 
     def sync(self) -> None:
-        """Return when everything written so far would survive a power cut."""
+        """Return once everything written so far would survive a power cut."""
         ...
 
     def size(self) -> int:
-        """How long the file is."""
+        """The length of the file."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -56,49 +56,50 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the file; harmless when repeated."""
+        """Close the file; harmless when repeated."""
         ...
 
 
 class Lock(Protocol):
-    """A hold on the directory that no second process can have."""
+    """An exclusive lock on the directory."""
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the directory for other processes."""
         ...
 
 
 class Disk(Protocol):
-    """A directory tree. Every method raises ``OSError`` where the disk fails."""
+    """A directory tree. Every method raises ``OSError`` if the disk fails."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing; ``create`` makes it and its folders durable.
+        """Open a file for reading and writing; ``create`` creates it and its folders durably.
 
         Raises:
-            FileNotFoundError: It is not there and ``create`` is false.
+            FileNotFoundError: The file does not exist and ``create`` is false.
         """
         ...
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; empty where there is no such folder."""
+        """The names in a folder, sorted; empty if the folder does not exist."""
         ...
 
     def replace(self, path: str, data: bytes, *, keep: str | None = None) -> None:
-        """Put a small file in place whole and durable: after a crash it is the old one or the
-        new. ``keep`` is a second name, in the same folder, under which the old one stays.
+        """Replace a small file atomically and durably: after a crash it is the old or the new one.
+
+        ``keep`` is a second name, in the same folder, under which the old file stays.
         """
         ...
 
     def remove(self, path: str) -> None:
-        """Delete a file, durably; harmless when it is gone already."""
+        """Delete a file durably; harmless if it does not exist."""
         ...
 
     def space(self) -> Space:
-        """How full the disk is."""
+        """The used and total bytes."""
         ...
 
     def lock(self) -> Lock:
-        """Take the directory for this process.
+        """Lock the directory for this process.
 
         Raises:
             BlockingIOError: Another process holds it.
@@ -106,12 +107,12 @@ class Disk(Protocol):
         ...
 
     def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
-        """Begin ``file.sync()`` for one after the other, without holding up the event loop."""
+        """Start ``file.sync()`` for the files in order, without blocking the event loop."""
         ...
 
 
 class LocalDisk:
-    """A directory of this machine. One thread, started when first needed, waits for the syncs."""
+    """A directory of this machine. One thread, started when first needed, runs the syncs."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -125,7 +126,7 @@ class LocalDisk:
         self._make_folders(full.parent)
         descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            # Also where the file was there: whoever made it may not have lived to do this.
+            # Even if the file exists: its creator may have crashed before this sync.
             _sync_folder(full.parent)
         except OSError:
             os.close(descriptor)
@@ -149,7 +150,7 @@ class LocalDisk:
             _write_all(descriptor, data, 0)
             _sync(descriptor)
         except OSError as error:
-            # A full disk has better use for the room.
+            # On a full disk the draft would only take room.
             with suppress(OSError):
                 draft.unlink()
             raise OSError(error.errno, error.strerror, str(full)) from error
@@ -175,7 +176,7 @@ class LocalDisk:
 
     def lock(self) -> Lock:
         """See :meth:`Disk.lock`."""
-        import fcntl  # Here, so that clients load this module on Windows.
+        import fcntl  # Imported here, so that clients can load this module on Windows.
 
         self._make_folders(self.root)
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -185,7 +186,7 @@ class LocalDisk:
             os.close(descriptor)
             raise
         with suppress(OSError):
-            # For people who look; a full disk need not have room for it.
+            # For people who look into the file; a full disk may have no room for it.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return _LocalLock(descriptor)
@@ -201,22 +202,22 @@ class LocalDisk:
         while not folder.exists():
             missing.append(folder)
             folder = folder.parent
-        for each in reversed(missing):
-            each.mkdir(exist_ok=True)
-            _sync_folder(each.parent)
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            _sync_folder(folder.parent)
 
 
 class ReadOnlyDisk(LocalDisk):
-    """The same directory for a reader: nothing in it is ever made, written or removed.
+    """A directory for reading: nothing in it is created, written or removed.
 
     It also works on a directory that this process may not write to.
     """
 
     def open(self, path: str, *, create: bool = False) -> File:  # noqa: ARG002 - the port's
-        """See :meth:`Disk.open`; a file that does not exist is not made.
+        """See :meth:`Disk.open`; a missing file is not created.
 
         Raises:
-            FileNotFoundError: The file does not exist, whatever ``create`` says.
+            FileNotFoundError: The file does not exist, even if ``create`` is true.
         """
         return _LocalFile(os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -243,10 +244,10 @@ class ReadOnlyDisk(LocalDisk):
         raise self._refusal(path)
 
     def lock(self) -> Lock:
-        """Keep writers out while this process reads; other readers are let in.
+        """Keep writers out while this process reads; other readers may share the lock.
 
-        A directory without a lock file, or whose lock file this process may not read, is not
-        locked: the reader cannot make one.
+        A reader cannot create a lock file, so a directory without a readable lock file stays
+        unlocked.
         """
         import fcntl
 
@@ -303,7 +304,7 @@ class _LocalLock:
 def _write_all(descriptor: int, data: bytes, position: int) -> None:
     done = os.pwrite(descriptor, data, position)
     while done < len(data):
-        # A short write is how a disk that fills up announces itself; the next one says why.
+        # A short write is how a disk that fills up announces itself; the next write raises.
         step = os.pwrite(descriptor, memoryview(data)[done:], position + done)
         if step == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -311,7 +312,7 @@ def _write_all(descriptor: int, data: bytes, position: int) -> None:
 
 
 def _keep_as(file: Path, kept: Path) -> None:
-    """Give a file a second name. It has its own at every moment, so a crash never loses both."""
+    """Give a file a second name. Its own name stays, so a crash never loses both."""
     kept.unlink(missing_ok=True)
     try:
         kept.hardlink_to(file)
@@ -320,7 +321,7 @@ def _keep_as(file: Path, kept: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP):
             raise
-        # A file system without second names.
+        # A file system without hard links.
         with kept.open("wb") as copy:
             copy.write(file.read_bytes())
             copy.flush()
@@ -341,10 +342,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sync(descriptor: int, *, data_only: bool = False) -> None:
-    """Return when what was written would survive a power cut.
+    """Return once the written data would survive a power cut.
 
-    macOS has no fdatasync, and its fsync leaves the bytes in the cache of the drive; the command
-    F_FULLFSYNC empties that, too.
+    macOS has no fdatasync, and its fsync leaves the bytes in the drive's cache; the command
+    F_FULLFSYNC also flushes that cache.
     """
     import fcntl
 

@@ -1,4 +1,4 @@
-"""Randomness: ids, jitter and choices; the only place where chance enters."""
+"""Randomness for ids, jitter and choices; txmq has no other source of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Entropy", "SystemEntropy"]
 
 
 class Entropy(Protocol):
-    """Where chance comes from."""
+    """The source of randomness."""
 
     def below(self, bound: int) -> int:
-        """A whole number from 0 to ``bound - 1``, each as likely as the others."""
+        """A whole number from 0 to ``bound - 1``, uniformly distributed."""
         ...
 
     def fraction(self) -> float:
@@ -21,7 +21,7 @@ class Entropy(Protocol):
         ...
 
     def token(self, size: int) -> bytes:
-        """``size`` bytes that nobody can guess."""
+        """``size`` unpredictable bytes."""
         ...
 
 

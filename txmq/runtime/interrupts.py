@@ -1,4 +1,4 @@
-"""Whether a program hears Ctrl-C."""
+"""Make Ctrl-C end a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: the C library's allocator, told what a server does with it."""
+"""Memory: settings of the C library's allocator for a server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _KEPT_BYTES: Final = 32 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """Keep some freed memory for the next buffer, where the C library is glibc.
+    """Make glibc keep some freed memory for the next buffer.
 
-    It gives the end of its heap back to the system from 128 KiB on, and takes larger buffers from
-    there each time. A server that reads and joins such buffers for every span then pays for their
-    pages again and again: 170 page faults for every thousand messages that come in batches.
+    By default glibc returns the end of its heap to the system from 128 KiB on, and requests larger
+    buffers from the system each time. A server that reads and joins such buffers for every span
+    then faults their pages in again: 170 page faults for a thousand messages in batches.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return  # Another C library, with rules of its own.
+        return  # Not glibc.
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)

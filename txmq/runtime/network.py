@@ -7,34 +7,34 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["Listening", "Network", "SystemNetwork"]
+__all__ = ["Network", "ServerSocket", "SystemNetwork"]
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-class Listening(Protocol):
-    """An open door: connections arrive until it is closed."""
+class ServerSocket(Protocol):
+    """A listening socket."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port it listens on; the port is real even where 0 was asked for."""
+        """The host and port it listens on; for port 0 the one that the system chose."""
         ...
 
     def close(self) -> None:
-        """Take no further connections; those that are open stay so."""
+        """Accept no further connections; open ones stay open."""
         ...
 
 
 class Network(Protocol):
-    """Opens doors and walks through others'."""
+    """Listens for streams and opens them."""
 
     async def listen(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
-    ) -> Listening:
-        """Accept connections at an address, each served by one protocol object.
+    ) -> ServerSocket:
+        """Accept connections at an address; each gets one protocol object.
 
         Raises:
-            OSError: The address is taken or not ours.
+            OSError: The address is in use, or does not belong to this machine.
         """
         ...
 
@@ -42,7 +42,7 @@ class Network(Protocol):
         """Open a stream to an address and return its protocol object, already connected.
 
         Raises:
-            OSError: Nobody listens there, or the way is cut.
+            OSError: No server listens there, or the network failed.
         """
         ...
 
@@ -52,10 +52,10 @@ class SystemNetwork:
 
     async def listen(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
-    ) -> Listening:
+    ) -> ServerSocket:
         """See :meth:`Network.listen`."""
         loop = asyncio.get_running_loop()
-        return _Door(await loop.create_server(factory, host, port, backlog=1024))
+        return _TcpSocket(await loop.create_server(factory, host, port, backlog=1024))
 
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> P:
         """See :meth:`Network.connect`."""
@@ -68,7 +68,7 @@ class SystemNetwork:
         return protocol
 
 
-class _Door:
+class _TcpSocket:
     def __init__(self, server: asyncio.Server) -> None:
         self._server = server
         host, port = server.sockets[0].getsockname()[:2]

@@ -1,8 +1,8 @@
-"""Which process something was opened in: a copy of it after a fork cannot be used.
+"""The process that opened an object; its copy in a forked child cannot be used.
 
-A child of ``os.fork`` has copies of its parent's sockets, without the threads and the event loop
-that serve them. What it wrote there would get between the parent's requests, and it would wait for
-an answer for ever.
+A child of ``os.fork`` has copies of its parent's sockets, but not the threads and the event loop
+that serve them. Its bytes would mix with the parent's requests, and it would wait for an answer for
+ever.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from txmq.errors import UsageError
 __all__ = ["OwnerProcess"]
 
 _forks = 0
-"""How many forks lie between this process and the one that imported this module."""
+"""The number of forks between this process and the one that imported this module."""
 
 
 def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - there is one number for each process
+    global _forks  # noqa: PLW0603 - one counter for each process
     _forks += 1
 
 
 if hasattr(os, "register_at_fork"):
-    # Counted, because a look at the number is cheaper than to ask for the process id.
+    # Comparing a counter is cheaper than calling os.getpid().
     os.register_at_fork(after_in_child=_count_fork)
 
 
 class OwnerProcess:
-    """The process that opened something.
+    """The process that opened an object.
 
     Args:
-        kind: What was opened, as the error names it.
+        kind: The kind of object, for the error text.
     """
 
     __slots__ = ("_forks", "_kind", "_pid")
@@ -43,14 +43,14 @@ class OwnerProcess:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is that process."""
+        """Whether the current process is the owner."""
         return self._forks == _forks
 
     def check(self) -> None:
-        """Refuse to be used in a child of that process.
+        """Refuse use in a forked child.
 
         Raises:
-            UsageError: There was a fork in between.
+            UsageError: The current process is a child of the owner.
         """
         if self._forks != _forks:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Tasks with an owner: started here, ended here, and none of them fails unheard."""
+"""Background tasks with an owner that ends them; every failure is logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """What one owner has running beside its callers."""
+    """The background tasks of one owner."""
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[Any], None] = {}
@@ -22,7 +22,7 @@ class Tasks:
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run something until it ends or :meth:`stop` ends it; what it fails with is logged."""
+        """Run a coroutine until it ends or :meth:`stop` cancels it; a failure is logged."""
         task = asyncio.create_task(work, name=name)
         self._running[task] = None
         task.add_done_callback(self._ended)
@@ -30,14 +30,14 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.pop(task, None)
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            log.error("%s failed", task.get_name(), exc_info=problem)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
 
     async def stop(self) -> None:
-        """End everything that runs, and return once it has ended."""
+        """Cancel all tasks and wait until they have ended."""
         while self._running:
             tasks = list(self._running)
             for task in tasks:
                 task.cancel()
-            # Not gathered: a caller that is cancelled here must find the rest still ours.
+            # Not gather: if this call is cancelled, the remaining tasks must stay registered.
             await asyncio.wait(tasks)

@@ -1,7 +1,7 @@
-"""Where plain functions run that the loop must not wait for: in threads.
+"""Daemon threads for blocking functions, so that the event loop does not wait for them.
 
-The threads are daemons: a function that never returns keeps its thread and nothing else, neither
-others from being run nor the program from ending. That is why they are not an executor's.
+A function that never returns blocks only its own thread: other functions still run, and the program
+can end. An executor's threads would keep the program from ending.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
-__all__ = ["Job", "Runner", "Threads", "called", "fail", "soon"]
+__all__ = ["Job", "Runner", "Threads", "call_in_loop", "run_job", "set_error"]
 
 Job: TypeAlias = tuple[asyncio.Future[object], Callable[[], object]]
 
 
 class Runner(Protocol):
-    """Whoever runs plain functions for the loop."""
+    """Runs blocking functions for the event loop."""
 
     def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
-        """Have a function called; it runs to its end, also where nobody waits for that any more."""
+        """Run a function in a thread. It runs to its end even if its caller is cancelled."""
         ...
 
 
 class Threads:
-    """Some threads, begun as they are needed and kept until the end.
+    """A pool of threads, started when needed and kept until :meth:`close`.
 
     Args:
-        name: What they are called.
-        count: The most there may be; what is to be run beyond waits for one.
+        name: The threads' name, before their number.
+        count: The maximum number of threads; further functions wait for a free one.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -54,47 +54,50 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let them end, each once its function returns."""
+        """End the threads, each after its current function returns."""
         for _ in range(self._started):
             self._jobs.put(None)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            tell, _ = called(*job)
-            soon(job[0], partial(self._returned, tell))
-            del job, tell  # Nothing is kept while it waits for the next.
+            deliver, _ = run_job(*job)
+            call_in_loop(job[0], partial(self._returned, deliver))
+            del job, deliver  # A waiting thread must not keep the last result alive.
 
-    def _returned(self, tell: Callable[[], None]) -> None:
+    def _returned(self, deliver: Callable[[], None]) -> None:
         self._wanted -= 1
-        tell()
+        deliver()
 
 
-def called(
+def run_job(
     future: asyncio.Future[object], work: Callable[[], object]
 ) -> tuple[Callable[[], None], BaseException | None]:
-    """How the future is to be told, and what ends more than the function."""
+    """Run a job, and return the call that resolves its future.
+
+    The second value is an exception that must also end the caller, such as ``KeyboardInterrupt``.
+    """
     try:
         return partial(_succeed, future, work()), None
-    except StopIteration as problem:
-        # No future can hold it: whoever awaits it would wait for ever.
-        return partial(fail, future, _wrapped(problem)), None
-    except Exception as problem:  # noqa: BLE001 - told to whoever waits
-        return partial(fail, future, problem), None
-    except BaseException as problem:  # noqa: BLE001 - likewise; the loop itself shall not end of it
-        return partial(fail, future, _wrapped(problem)), problem
+    except StopIteration as error:
+        # A future cannot hold StopIteration: its awaiter would wait for ever.
+        return partial(set_error, future, _wrapped(error)), None
+    except Exception as error:  # noqa: BLE001 - the awaiter gets it
+        return partial(set_error, future, error), None
+    except BaseException as error:  # noqa: BLE001 - wrapped: it must not end the loop
+        return partial(set_error, future, _wrapped(error)), error
 
 
-def _wrapped(problem: BaseException) -> RuntimeError:
-    wrapped = RuntimeError(f"a function raised {type(problem).__name__}")
-    wrapped.__cause__ = problem
+def _wrapped(error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"a function raised {type(error).__name__}")
+    wrapped.__cause__ = error
     return wrapped
 
 
-def soon(future: asyncio.Future[object], tell: Callable[[], None]) -> None:
-    """Have the future's loop call something, from whatever thread."""
-    # Where the loop is closed nobody is left to be told.
+def call_in_loop(future: asyncio.Future[object], callback: Callable[[], None]) -> None:
+    """Call a function in the future's event loop, from any thread."""
+    # A closed loop raises; it has no waiter left either.
     with suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(tell)
+        future.get_loop().call_soon_threadsafe(callback)
 
 
 def _succeed(future: asyncio.Future[object], result: object) -> None:
@@ -102,7 +105,7 @@ def _succeed(future: asyncio.Future[object], result: object) -> None:
         future.set_result(result)
 
 
-def fail(future: asyncio.Future[object], problem: BaseException) -> None:
-    """Tell the future, unless nobody waits for it any more."""
+def set_error(future: asyncio.Future[object], error: BaseException) -> None:
+    """Fail the future, unless it is done or cancelled."""
     if not future.done():
-        future.set_exception(problem)
+        future.set_exception(error)

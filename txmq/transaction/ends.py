@@ -70,7 +70,7 @@ class Ends:
             try:
                 await self._try(queue, address, end, deadline)
             except TxmqError as problem:
-                pause_s = backoff.failed()
+                pause_s = backoff.next_pause()
                 if not self._may_again(problem) or self._left(deadline) <= pause_s:
                     return _heard(problem)
                 log.info("the END of %s is sent again: %s", end.msg_id, problem)

@@ -151,7 +151,7 @@ class Attempts:
         self._left -= 1
         if self._backoff is None:
             self._backoff = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        pause_s = self._backoff.failed()
+        pause_s = self._backoff.next_pause()
         if not self._left or pause_s >= self.left_s:
             return None
         log.info("the local transaction of %s is run again: %s", self.xid, problem)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from txmq import background
-from txmq.runtime.threads import Job, called, fail, soon
+from txmq.runtime.threads import Job, call_in_loop, run_job, set_error
 
 __all__ = ["Here"]
 
@@ -35,7 +35,7 @@ class Here(background.Here):
         self._is_abandoned = True
         while self._jobs:
             future, _ = self._jobs.popleft()
-            fail(future, RuntimeError("whoever was to run a function was interrupted"))
+            set_error(future, RuntimeError("whoever was to run a function was interrupted"))
 
     def serve(self) -> None:
         """Run what is wanted until there is nothing more to wait for.
@@ -49,8 +49,8 @@ class Here(background.Here):
             while self._jobs:
                 # It stays there until it is told of: Ctrl-C may come at any moment.
                 job = self._jobs[0]
-                tell, interruption = called(*job)
-                soon(job[0], tell)
+                tell, interruption = run_job(*job)
+                call_in_loop(job[0], tell)
                 if interruption is not None:
                     raise interruption
                 self._jobs.popleft()

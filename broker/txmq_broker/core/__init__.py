@@ -1,5 +1,4 @@
-"""What the broker decides: plain objects and functions that take `now` and values and return
-values.
+"""The broker's decisions: plain objects and functions that take `now` and values and return values.
 
 Nothing here waits, opens a socket or reads a clock. A connection is only a key to these tables.
 """

@@ -1,4 +1,4 @@
-"""Whether the broker takes writes now, and why not."""
+"""Whether the broker accepts writes now, and if not, why."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """The reasons for which sends, or half messages alone, are refused, as they come and go.
+    """The current reasons to refuse all sends, or only half messages.
 
-    Decisions are always taken: they are what frees room.
+    Decisions are always accepted, because they free room.
     """
 
     def __init__(self) -> None:
@@ -18,27 +18,27 @@ class Admission:
         self._half_reasons: dict[str, str] = {}
 
     def refuse(self, cause: str, reason: str) -> bool:
-        """Refuse sends until the cause is lifted; whether this is news."""
+        """Refuse sends until the cause is lifted; returns whether the cause is new."""
         is_news = cause not in self._reasons
         self._reasons[cause] = reason
         return is_news
 
     def lift(self, cause: str) -> bool:
-        """Take a cause away; whether it was there."""
+        """Remove a cause; returns whether it was set."""
         return self._reasons.pop(cause, None) is not None
 
     def refuse_halves(self, cause: str, reason: str) -> bool:
-        """Refuse new half messages until the cause is lifted; whether this is news."""
+        """Refuse new half messages until the cause is lifted; returns whether the cause is new."""
         is_news = cause not in self._half_reasons
         self._half_reasons[cause] = reason
         return is_news
 
     def lift_halves(self, cause: str) -> bool:
-        """Take such a cause away; whether it was there."""
+        """Remove a cause against half messages; returns whether it was set."""
         return self._half_reasons.pop(cause, None) is not None
 
     def check_halves(self) -> None:
-        """Pass, or say why no half message is taken.
+        """Check that half messages are accepted.
 
         Raises:
             ServiceUnavailable: Half messages are refused now.
@@ -47,7 +47,7 @@ class Admission:
             raise ServiceUnavailable("; ".join(self._half_reasons.values()))
 
     def check(self) -> None:
-        """Pass, or say why not.
+        """Check that sends are accepted.
 
         Raises:
             ServiceUnavailable: Writes are refused now.

@@ -1,8 +1,7 @@
-"""What a message's properties say on arrival, and how they are stored: one look for everything the
-broker needs.
+"""The properties of an arriving message: read for all the broker needs, and rewritten for storage.
 
-The pairs are walked once; asking for one property after another took three times as long, and this
-runs for every message.
+One pass reads all pairs, because this runs for every message; a search for each property took three
+times as long.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ __all__ = [
     "Arrival",
     "HalfArrival",
     "as_half",
-    "check_now",
     "examine",
     "examine_all",
-    "says_it_is_half",
+    "is_marked_half",
+    "refuse_delay",
 ]
 
 _SPECIAL: Final = frozenset(
@@ -40,18 +39,18 @@ _SPECIAL: Final = frozenset(
         properties.CHECK_IMMUNITY,
     }
 )
-"""Properties that ask for more than storing."""
+"""Properties that request more than storing."""
 
-_new: Final = tuple.__new__  # A NamedTuple without a call of its own.
+_new: Final = tuple.__new__  # Skips NamedTuple's constructor.
 
 Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], dict[str, str] | None]
-"""The properties as they are stored, the unique key, the tag's hash, the keys' hashes, and what it
-asks for beyond storing.
+"""The stored properties, the unique key, the tag's hash, the keys' hashes, and the special
+properties.
 """
 
 
 class HalfArrival(NamedTuple):
-    """A half message's properties, likewise."""
+    """The same for a half message."""
 
     data: bytes
     unique: str
@@ -61,16 +60,16 @@ class HalfArrival(NamedTuple):
     immunity_s: int
 
 
-def says_it_is_half(special: dict[str, str] | None) -> bool:
-    """Whether a message calls itself a half message; stock clients say so in the header, too."""
+def is_marked_half(special: dict[str, str] | None) -> bool:
+    """Whether the properties mark a half message; stock clients also mark it in the header."""
     return special is not None and special.get("TRAN_MSG", "").lower() == "true"
 
 
-def check_now(special: dict[str, str], what: str) -> None:
-    """Refuse a message that is to come later where that cannot be.
+def refuse_delay(special: dict[str, str], what: str) -> None:
+    """Refuse a delay for a message that cannot have one.
 
     Raises:
-        MessageIllegal: It is; producers take this as the last word.
+        MessageIllegal: The message requests a delay. Producers do not retry after this code.
     """
     for name in properties.DELAYS:
         if special.get(name, "0") not in ("", "0"):
@@ -78,20 +77,20 @@ def check_now(special: dict[str, str], what: str) -> None:
 
 
 def as_half(arrival: Arrival, group: str) -> HalfArrival:
-    """What arrived as a half message.
+    """The arrival as a half message.
 
-    It will say what it is and whose it is, also where its producer said so in the header only.
+    Its properties state that it is one, and its group, even if only the header stated them.
 
     Raises:
-        MessageIllegal: It wants to be delayed, too, or its properties or its group's name are too
-            long.
+        MessageIllegal: It also requests a delay, its properties are too long, or its group's name
+            is invalid.
     """
     data, unique, tags_code, hashes, special = arrival
     special = special or {}
     owner, immunity_s = special.get("PGROUP"), 0
     if len(special) != 2 or not owner or not special.get("TRAN_MSG"):
-        # Stock clients say these two and nothing else.
-        check_now(special, "a half message")
+        # Stock clients set exactly these two.
+        refuse_delay(special, "a half message")
         if not special.get("TRAN_MSG"):
             data += b"TRAN_MSG\x01true\x02"
         if not owner:
@@ -108,19 +107,19 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
     return _new(HalfArrival, (data, unique, tags_code, hashes, owner, immunity_s))
 
 
-def examine(  # noqa: C901, PLR0912  one walk over the pairs is the point
+def examine(  # noqa: C901, PLR0912  one pass over the pairs, for speed
     text: str,
     cluster: str,
     key_seed: int,
     new_unique_key: Callable[[], str],
 ) -> Arrival:
-    """Read and rewrite the properties of a message that was sent.
+    """Read and rewrite the properties of a sent message.
 
     Args:
         text: The properties as sent.
-        cluster: The property that names this broker's cluster, written out.
-        key_seed: Where the hashes of this topic's keys start from.
-        new_unique_key: Gives an id to a message whose producer gave it none.
+        cluster: The encoded property with this broker's cluster.
+        key_seed: The seed of this topic's key hashes.
+        new_unique_key: Creates an id for a message without one.
 
     Raises:
         MessageIllegal: The properties are too long to be stored.
@@ -130,8 +129,8 @@ def examine(  # noqa: C901, PLR0912  one walk over the pairs is the point
     kept: list[str] = []
     for pair in text.split("\x02"):
         name, _, value = pair.partition("\x01")
-        # Of several the last counts, and one without a value counts for nothing, as everywhere; so
-        # it is not stored: passing thousands of them took a filter a second for one message.
+        # The last pair of a name counts, and pairs without a value are ignored, as everywhere. They
+        # are not stored either: a filter took a second to skip thousands of them in one message.
         if not value:
             continue
         if name == "UNIQ_KEY":
@@ -157,7 +156,7 @@ def examine(  # noqa: C901, PLR0912  one walk over the pairs is the point
             f"properties have at most {PROPERTIES_BYTES_MAX} bytes, not {len(data)}"
         )
     if not keys:
-        # What key_hash does, without the call.
+        # key_hash inlined, for speed.
         hashes: tuple[int, ...] = (crc32(unique.encode(), key_seed),)
     elif " " not in keys:
         hashes = crc32(unique.encode(), key_seed), crc32(keys.encode(), key_seed)
@@ -175,9 +174,9 @@ def examine_all(
     key_seed: int,
     new_unique_key: Callable[[], str],
 ) -> Iterator[Arrival]:
-    """:func:`examine` for each message of a batch, with the properties that all of them share.
+    """:func:`examine` for the messages of a batch, with their shared properties.
 
-    Most differ from the first in nothing but their unique key; what stands around it is walked
+    Most messages differ from the first only in their unique key; the text around it is examined
     once.
     """
     text = properties.join(texts[0], shared)
@@ -185,7 +184,7 @@ def examine_all(
     yield first
     data, unique, tags_code, hashes, special = first
     before, found, after = texts[0].partition(f"UNIQ_KEY\x01{unique}\x02")
-    # Where another key hides in a name, in a value or behind this one, each is looked at alone.
+    # If the mark also occurs in a name or value, or twice, every message is examined alone.
     is_pattern = found and before[-1:] in ("", "\x02") and text.count("UNIQ_KEY\x01") == 1
     before, after = before + "UNIQ_KEY\x01", "\x02" + after
     start, end = len(before), -len(after)

@@ -1,7 +1,7 @@
-"""When which transaction is to be checked, and whom was asked: on monotonic time, for any number.
+"""The schedule of transaction checks, in monotonic time, for any number of transactions.
 
-What comes due together lies in one bucket, so a round costs by what is due and not by what waits.
-A transaction that was decided meanwhile stays in its bucket until that is emptied.
+Transactions that come due together share a bucket, so a round costs only what is due. A transaction
+that was decided meanwhile stays in its bucket until the bucket is emptied.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
 
-__all__ = ["Asked", "Checks"]
+__all__ = ["Checks", "OpenCheck"]
 
 C = TypeVar("C", bound=Hashable)
 
 _WIDTH_S: Final = 0.05
-"""How exactly a time to check is kept."""
+"""The resolution of due times."""
 
 _AT_ONCE: Final = 4096
-"""Of how many is found out in one go what becomes of them, after a restart of a million."""
+"""Keys that one call takes from the buckets; bounds the time after a restart with a million."""
 
 
-_ROOMS: Final = 1 << 14
-"""Among so many rooms a million keys are spread; to look for one, its room is read."""
+_CELLS: Final = 1 << 14
+"""Cells of the hash table of waiting keys; a look-up reads one cell."""
 
 _TIDIED: Final = 4
-"""For each who leaves, so many of the line are looked at."""
+"""Keys of the queue that each removal tidies."""
 
 
-class Asked(NamedTuple, Generic[C]):
-    """A check that is under way."""
+class OpenCheck(NamedTuple, Generic[C]):
+    """A check that was sent and is not answered."""
 
     connection: C
     at: float
 
 
-class _Line:
-    """Keys that wait their turn, eight bytes each."""
+class _KeyQueue:
+    """A first-in-first-out queue of keys, eight bytes each."""
 
     def __init__(self) -> None:
         self._keys = array("q")
@@ -61,118 +61,118 @@ class _Line:
         return taken
 
 
-class _Crowd:
-    """Keys that wait their turn, each once, or leave; some twenty bytes each.
+class _KeySet:
+    """A first-in-first-out queue of distinct keys with removal; some twenty bytes each.
 
-    To find one in the line would cost by how many wait: who left stays in it, and is skipped until
-    the line is tidied, which goes on by a few with each who leaves.
+    Finding a key in the queue would cost its length. A removed key stays in the queue and is
+    skipped; each removal also tidies a few keys of the queue.
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[int, array[int]] = {}
+        self._cells: dict[int, array[int]] = {}
         self._count = 0
-        self._tidy = _Line()
-        """The front of the line, as far as it is tidied."""
-        self._line = _Line()
+        self._tidy = _KeyQueue()
+        """The tidied front of the queue."""
+        self._queue = _KeyQueue()
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, key: int) -> bool:
-        return key in self._rooms.get(key % _ROOMS, ())
+        return key in self._cells.get(key % _CELLS, ())
 
     def add(self, key: int) -> None:
         if key not in self:
-            self._rooms.setdefault(key % _ROOMS, array("q")).append(key)
+            self._cells.setdefault(key % _CELLS, array("q")).append(key)
             self._count += 1
-            self._line.extend((key,))
+            self._queue.extend((key,))
 
     def discard(self, key: int) -> None:
         if self._left(key):
-            self._tidy.extend([each for each in self._line.take(_TIDIED) if each in self])
-            if not self._line:
-                self._line, self._tidy = self._tidy, self._line
+            self._tidy.extend([key for key in self._queue.take(_TIDIED) if key in self])
+            if not self._queue:
+                self._queue, self._tidy = self._tidy, self._queue
 
     def take(self, count: int) -> list[int]:
         taken: list[int] = []
         while self._count and len(taken) < count:
-            some = (self._tidy or self._line).take(count - len(taken))
+            some = (self._tidy or self._queue).take(count - len(taken))
             taken += [key for key in some if self._left(key)]
         return taken
 
     def _left(self, key: int) -> bool:
         if key not in self:
             return False
-        room = self._rooms[key % _ROOMS]
-        room.remove(key)
-        if not room:
-            del self._rooms[key % _ROOMS]
+        cell = self._cells[key % _CELLS]
+        cell.remove(key)
+        if not cell:
+            del self._cells[key % _CELLS]
         self._count -= 1
         return True
 
 
 class Checks(Generic[C]):
-    """The checks of one broker that wait, are due, or are under way."""
+    """The checks of one broker: waiting, due, or open."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, _Line] = {}
+        self._buckets: dict[int, _KeyQueue] = {}
         self._order: list[int] = []
         self._current: dict[int, int] = {}
-        """For those armed anew before they came due: the only bucket that counts."""
-        self._again = _Line()
-        """Due though still under way; these need no room of their own."""
-        self._ready = _Line()
-        self._asked: dict[int, Asked[C]] = {}
+        """The valid bucket of transactions that were rescheduled before they came due."""
+        self._again = _KeyQueue()
+        """Due again while their check is still open; they need no further slot."""
+        self._ready = _KeyQueue()
+        self._asked: dict[int, OpenCheck[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
-        self._stranded: dict[str, _Crowd] = {}
+        self._stranded: dict[str, _KeySet] = {}
 
     # Waiting
 
     def arm(self, key: int, due: float) -> None:
-        """Have a transaction checked at a time, and not before it."""
+        """Schedule a check, not before a time."""
         if key in self._current:
             self._current[key] = math.ceil(due / _WIDTH_S)
         self.arm_all((key,), due)
 
     def arm_instead(self, key: int, due: float) -> None:
-        """The same, in place of whatever time it was armed for before."""
+        """Schedule a check and cancel any earlier schedule of it."""
         self._current[key] = -1
         self.arm(key, due)
 
     def forget(self, key: int) -> None:
-        """A transaction was decided."""
+        """Forget the schedule of a decided transaction."""
         self._current.pop(key, None)
 
     def wait_behind(self, key: int) -> bool:
-        """Have one that is due wait behind those that found no room; whether there are any."""
+        """Queue a due transaction behind those without a free slot; false if there are none."""
         if not self._ready:
             return False
         self._ready.extend((key,))
         return True
 
     def arm_all(self, keys: Iterable[int], due: float) -> None:
-        """The same for many that were never armed before."""
+        """Schedule checks of transactions that were never scheduled before."""
         number = math.ceil(due / _WIDTH_S)
         bucket = self._buckets.get(number)
         if bucket is None:
-            bucket = self._buckets[number] = _Line()
+            bucket = self._buckets[number] = _KeyQueue()
             heapq.heappush(self._order, number)
         bucket.extend(keys)
 
     def next_due(self) -> float | None:
-        """When the next one is due, or ``None`` where none is."""
+        """The time of the next due check, or ``None``."""
         if self._again or (self._ready and len(self._asked) < CHECKS_MAX):
             return 0.0
         return self._order[0] * _WIDTH_S if self._order else None
 
     def take_due(self, now: float, count_max: int) -> list[int]:
-        """The next transactions that are due, no more than may be under way."""
+        """The next due transactions, as many as have free slots."""
         left = max(count_max, _AT_ONCE)
         while left > 0 and self._order and self._order[0] * _WIDTH_S <= now:
             left -= self._empty(self._order[0], left)
         again = self._again.take(count_max)
-        room = max(0, CHECKS_MAX - len(self._asked))
-        return [*again, *self._ready.take(min(count_max - len(again), room))]
+        free = max(0, CHECKS_MAX - len(self._asked))
+        return [*again, *self._ready.take(min(count_max - len(again), free))]
 
     def _empty(self, number: int, count: int) -> int:
         bucket, current, asked = self._buckets[number], self._current, self._asked
@@ -191,29 +191,29 @@ class Checks(Generic[C]):
             (self._again if key in asked else self._ready).extend((key,))
         return len(keys)
 
-    # Under way
+    # Open checks
 
     @property
     def is_busy(self) -> bool:
-        """Whether more is remembered of any transaction than when it is due."""
+        """Whether any transaction has more state than its due time."""
         return bool(self._asked or self._current or self._stranded)
 
     @property
     def under_way(self) -> int:
-        """How many producers have been asked and have not answered."""
+        """The number of open checks."""
         return len(self._asked)
 
     def may_ask(self, connection: C) -> bool:
-        """Whether a producer has few enough questions open."""
+        """Whether a producer has room for one more open check."""
         return len(self._at.get(connection, ())) < CHECKS_PER_PRODUCER_MAX
 
     def ask(self, key: int, connection: C, now: float) -> None:
-        """Note that a producer was asked."""
-        self._asked[key] = Asked(connection, now)
+        """Record a check sent to a producer."""
+        self._asked[key] = OpenCheck(connection, now)
         self._at.setdefault(connection, {})[key] = None
 
-    def settle(self, key: int) -> Asked[C] | None:
-        """The check that was under way, which counts as over from now on."""
+    def settle(self, key: int) -> OpenCheck[C] | None:
+        """End a transaction's open check and return it."""
         asked = self._asked.pop(key, None)
         if asked is not None:
             there = self._at[asked.connection]
@@ -223,25 +223,25 @@ class Checks(Generic[C]):
         return asked
 
     def lost(self, connection: C) -> list[int]:
-        """Give up on a producer that is gone; returns what it was asked about."""
+        """End all open checks at a lost connection; returns their keys."""
         keys = list(self._at.pop(connection, ()))
         for key in keys:
             del self._asked[key]
         return keys
 
-    # Waiting for somebody to ask
+    # Waiting for a producer
 
     def strand(self, group: str, key: int) -> bool:
-        """Keep a transaction until its group has a producer; whether it is the group's first."""
+        """Keep a transaction until its group has a producer; true if it is the group's first."""
         waiting = self._stranded.get(group)
         is_first = waiting is None
         if waiting is None:
-            waiting = self._stranded[group] = _Crowd()
+            waiting = self._stranded[group] = _KeySet()
         waiting.add(key)
         return is_first
 
     def unstrand(self, group: str, key: int) -> None:
-        """Nobody has to be asked about a transaction any more."""
+        """Stop waiting for a producer to check a transaction."""
         waiting = self._stranded.get(group)
         if waiting is not None:
             waiting.discard(key)
@@ -249,9 +249,9 @@ class Checks(Generic[C]):
                 del self._stranded[group]
 
     def found(self, group: str, count_max: int = CHECKS_MAX) -> int:
-        """The group has a producer with time for so many; returns how many are due because of it.
+        """Make stranded checks due, because a producer has room for them; returns how many.
 
-        No more than can be asked: were all of them due, most would come back here at once.
+        ``count_max`` is that room: further checks would come back here at once.
         """
         waiting = self._stranded.get(group)
         if waiting is None:
@@ -264,5 +264,5 @@ class Checks(Generic[C]):
 
     @property
     def stranded(self) -> dict[str, int]:
-        """How many wait for a producer, by group."""
+        """The number of transactions that wait for a producer, by group."""
         return {group: len(waiting) for group, waiting in self._stranded.items()}

@@ -1,4 +1,4 @@
-"""Names that clients give themselves and their groups, and which of them the broker takes. Pure.
+"""The rules for client ids and group names. Pure.
 
 Operators read these names in tables and in the log, and retry topics carry the names of consumer
 groups.
@@ -24,10 +24,10 @@ _SHOWN_CHARS: Final = 60
 
 
 def check_consumer_group(name: str) -> None:
-    """Refuse the name of a consumer group that stock clients refuse, too.
+    """Refuse a consumer group's name that stock clients also refuse.
 
     Raises:
-        InternalError: It is empty, too long, or holds other characters than a topic's name may.
+        InternalError: It is empty, too long, or has characters that a topic's name may not have.
     """
     if len(name) > GROUP_CHARS_MAX:
         raise InternalError(_too_long("consumer group", name, GROUP_CHARS_MAX))
@@ -39,7 +39,7 @@ def check_consumer_group(name: str) -> None:
 
 
 def check_producer_group(name: str) -> None:
-    """Refuse the name of a producer group that cannot be shown.
+    """Refuse a producer group's name that cannot be displayed.
 
     Raises:
         InternalError: It is too long, or holds characters that are not printable.
@@ -49,7 +49,7 @@ def check_producer_group(name: str) -> None:
 
 
 def check_client_id(name: str) -> None:
-    """Refuse a client id that cannot be shown.
+    """Refuse a client id that cannot be displayed.
 
     Raises:
         InternalError: It is too long, or holds characters that are not printable.
@@ -59,7 +59,7 @@ def check_client_id(name: str) -> None:
 
 
 def producer_group_fault(name: str) -> str:
-    """Why a producer group's name is refused; empty where it is not. Every send asks."""
+    """Why a producer group's name is invalid; empty if it is valid. Every send calls this."""
     if len(name) <= GROUP_CHARS_MAX and name.isprintable():
         return ""
     return _fault("producer group", name, GROUP_CHARS_MAX)

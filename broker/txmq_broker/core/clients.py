@@ -1,23 +1,23 @@
-"""Who is connected: producers and consumers by group, as their heartbeats say."""
+"""The connected producers and consumers by group, according to their heartbeats."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, Subscription
+from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, SubscriptionData
 
 __all__ = ["SILENCE_S", "Clients", "ConsumerGroup", "Member"]
 
 C = TypeVar("C")
 
 SILENCE_S: Final = 120.0
-"""A client that has not sent a heartbeat for this long is taken for gone."""
+"""A client without a heartbeat for this long counts as gone."""
 
 
 @dataclass(slots=True)
 class Member(Generic[C]):
-    """One client of a group, by one connection."""
+    """One client of a group on one connection."""
 
     connection: C
     client_id: str
@@ -28,37 +28,37 @@ class Member(Generic[C]):
 
 @dataclass(slots=True)
 class ConsumerGroup(Generic[C]):
-    """The consumers of one group, and what the last of them to speak said it wants."""
+    """The consumers of one group, and the subscriptions of its latest heartbeat."""
 
     name: str
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     members: dict[C, Member[C]] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     attempts_max: int | None = None
-    """How often its messages may come again, where one of its members said a number of its own."""
+    """The maximum number of retries, if a member stated one."""
 
     def client_ids(self) -> list[str]:
-        """Its clients, each once however many connections it has."""
+        """The distinct client ids; a client may have several connections."""
         return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
 
 class Clients(Generic[C]):
-    """All groups that have somebody connected."""
+    """All groups with connected clients."""
 
     def __init__(self) -> None:
         self._consumers: dict[str, ConsumerGroup[C]] = {}
         self._producers: dict[str, dict[C, Member[C]]] = {}
         self._groups_of: dict[C, tuple[dict[str, None], dict[str, None]]] = {}
-        """Producer and consumer groups by connection, so that a loss costs what it touches."""
+        """Producer and consumer groups by connection, to handle a lost connection fast."""
 
     def consumer_group(self, name: str) -> ConsumerGroup[C] | None:
-        """A consumer group with members, if there is one."""
+        """A connected consumer group, or ``None``."""
         return self._consumers.get(name)
 
     def consumer_groups(self) -> list[ConsumerGroup[C]]:
-        """All consumer groups with members."""
+        """All connected consumer groups."""
         return list(self._consumers.values())
 
     def producers(self, group: str) -> list[Member[C]]:
@@ -66,7 +66,7 @@ class Clients(Generic[C]):
         return list(self._producers.get(group, {}).values())
 
     def client_id(self, group: str, connection: C) -> str:
-        """As whom a connection produces for a group; empty where it has not said so."""
+        """The client id of a group's producer on a connection; empty if there is none."""
         members = self._producers.get(group)
         member = members.get(connection) if members else None
         return member.client_id if member else ""
@@ -76,7 +76,7 @@ class Clients(Generic[C]):
         return {group: list(members.values()) for group, members in self._producers.items()}
 
     def consumer(self, group: str, client_id: str | None) -> Member[C] | None:
-        """The member of a group that has this client id, or any member where none is named."""
+        """The group's consumer with this client id, or any consumer if it is ``None``."""
         found = self._consumers.get(group)
         if found is None:
             return None
@@ -85,18 +85,18 @@ class Clients(Generic[C]):
                 return member
         return None
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
-        """What a connected group wants of a topic."""
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """A connected group's subscription to a topic."""
         found = self._consumers.get(group)
         return None if found is None else found.subscriptions.get(topic)
 
-    def ignores(self, group: str, topic: str) -> bool:
-        """Whether a connected group subscribes to topics, and this is none of them."""
+    def lacks_subscription(self, group: str, topic: str) -> bool:
+        """Whether a connected group has subscriptions, but none to this topic."""
         found = self._consumers.get(group)
         return found is not None and bool(found.subscriptions) and topic not in found.subscriptions
 
     def find_client(self, client_id: str) -> C | None:
-        """Some connection of a producer's, by its client id."""
+        """A connection of the producer with this client id."""
         for members in self._producers.values():
             for member in members.values():
                 if member.client_id == client_id:
@@ -106,7 +106,7 @@ class Clients(Generic[C]):
     def beat(
         self, connection: C, beat: Heartbeat, language: str, version: int, now: float
     ) -> list[str]:
-        """Take a heartbeat; returns the consumer groups whose membership or topics changed."""
+        """Record a heartbeat; returns the consumer groups whose members or topics changed."""
         produces, consumes = self._groups_of.setdefault(connection, ({}, {}))
         for producer in beat.producer_data_set:
             produces[producer.group_name] = None
@@ -129,7 +129,7 @@ class Clients(Generic[C]):
         group.consume_from_where = str(said.consume_from_where)
         is_new = member.connection not in group.members
         group.members[member.connection] = member
-        wanted = {each.topic: each for each in said.subscription_data_set}
+        wanted = {subscription.topic: subscription for subscription in said.subscription_data_set}
         topics_changed = wanted.keys() != group.subscriptions.keys()
         for topic, subscription in wanted.items():
             known = group.subscriptions.get(topic)
@@ -139,7 +139,7 @@ class Clients(Generic[C]):
         return is_new or topics_changed
 
     def leave(self, connection: C, producer_group: str | None, consumer_group: str | None) -> bool:
-        """Take a client out of the groups it names; whether the consumer group changed."""
+        """Remove a client from the groups it names; returns whether the consumer group changed."""
         if producer_group is not None:
             self._leave_producers(connection, producer_group)
         return consumer_group is not None and self._leave_consumers(connection, consumer_group)
@@ -158,21 +158,23 @@ class Clients(Generic[C]):
         return True
 
     def drop(self, connection: C) -> list[str]:
-        """Take a lost connection out of all groups; returns the consumer groups that changed."""
+        """Remove a lost connection from all groups; returns the consumer groups that changed."""
         produces, consumes = self._groups_of.pop(connection, ({}, {}))
         for name in produces:
             self._leave_producers(connection, name)
         return [name for name in consumes if self._leave_consumers(connection, name)]
 
-    def silent(self, now: float) -> list[C]:
-        """The connections whose heartbeats have stopped."""
+    def silent_connections(self, now: float) -> list[C]:
+        """The connections without recent heartbeats."""
         quiet: dict[C, None] = {}
         for group in self._consumers.values():
             quiet |= {
-                each.connection: None for each in group.members.values() if _silent(each, now)
+                member.connection: None for member in group.members.values() if _silent(member, now)
             }
         for members in self._producers.values():
-            quiet |= {each.connection: None for each in members.values() if _silent(each, now)}
+            quiet |= {
+                member.connection: None for member in members.values() if _silent(member, now)
+            }
         return list(quiet)
 
 

@@ -1,7 +1,7 @@
-"""The coordinator: what a half message, an END and an answer to a check do to a transaction.
+"""The coordinator applies half messages, ENDs and answers to checks to transactions.
 
-The table in :mod:`txmq_broker.core.transaction` says what may happen, and the log says what did.
-Nothing here waits: what is staged counts once the flusher has made it durable.
+The table in :mod:`txmq_broker.core.transaction` defines the allowed steps; the log holds the steps
+taken. Nothing here waits: a staged step counts once the flusher has made it durable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
-from txmq.protocol.decision import Kind, Source
+from txmq.protocol.decision import DecisionKind, DecisionSource
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
 from txmq.quantity import quantity
@@ -31,40 +31,43 @@ from txmq_broker.core.transaction import STEPS, Event, State
 from txmq_broker.store.half_store import HalfStore, RecentDecision
 from txmq_broker.store.pending_transactions import Half, transaction_key
 
-__all__ = ["Coordinator", "Tally", "Transaction"]
+__all__ = ["Coordinator", "Tally", "TransactionStatus"]
 
 log = logging.getLogger(__name__)
 
 _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
-_OPERATOR: Final = Source.OPERATOR
-"""For every END; an enum's members are slow to reach."""
+_OPERATOR: Final = DecisionSource.OPERATOR
+"""Kept as names for the hot path, because enum members are slow to access."""
 
 _new: Final = tuple.__new__
 _SPEAKERS: Final = {
-    Source.PRODUCER: "its producer",
-    Source.CHECK: "a producer that was asked",
-    Source.OPERATOR: "an operator",
-    Source.BROKER: "the broker",
+    DecisionSource.PRODUCER: "its producer",
+    DecisionSource.CHECK: "a producer's answer to a check",
+    DecisionSource.OPERATOR: "an operator",
+    DecisionSource.BROKER: "the broker",
 }
-_EVENTS: Final = {Event.COMMIT: Kind.COMMITTED, Event.ROLL_BACK: Kind.ROLLED_BACK}
-_STATES: Final = {Kind.COMMITTED: State.COMMITTED, Kind.ROLLED_BACK: State.ROLLED_BACK}
+_EVENTS: Final = {Event.COMMIT: DecisionKind.COMMITTED, Event.ROLL_BACK: DecisionKind.ROLLED_BACK}
+_STATES: Final = {
+    DecisionKind.COMMITTED: State.COMMITTED,
+    DecisionKind.ROLLED_BACK: State.ROLLED_BACK,
+}
 
 
-class Transaction(NamedTuple):
-    """A transaction as it stands: open with its half message, or decided."""
+class TransactionStatus(NamedTuple):
+    """A transaction's state: open with its half message, or decided."""
 
     key: int
     state: State
     half: Half | None
-    """As long as it is open."""
+    """The half message while the transaction is open."""
     group: str
     offset: int
-    """The half message's place in the half queue."""
+    """The half message's offset in the half queue."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened since the start."""
+    """Counters since the start."""
 
     prepared: int = 0
     committed: int = 0
@@ -80,7 +83,7 @@ class Tally:
 
 
 class Coordinator:
-    """Prepares transactions and decides them, once each."""
+    """Prepares and decides transactions; each is decided exactly once."""
 
     def __init__(
         self,
@@ -105,13 +108,13 @@ class Coordinator:
         arrival: HalfArrival,
         origin: str,
     ) -> tuple[int, int, bool]:
-        """Stage a half message, or find the one that was sent before under the same id.
+        """Stage a half message, or find the earlier one with the same id.
 
         Returns:
-            Its place in the half queue, its position in the log, and whether it is new.
+            Its offset in the half queue, its position in the log, and whether it is new.
 
         Raises:
-            BrokerBusy: As many transactions are open as this broker keeps.
+            BrokerBusy: The limit of open transactions is reached.
             MessageIllegal: The id belongs to another message.
         """
         data, unique, tags_code, hashes, group, immunity_s = arrival
@@ -121,7 +124,7 @@ class Coordinator:
             return self._again(known, key, topic, unique, body)
         if len(halves.pending.table) + len(halves.opening) >= self.settings.pending_max:
             raise BrokerBusy(
-                f"{self.settings.pending_max} transactions are open, the most this broker keeps; "
+                f"{self.settings.pending_max} transactions are open, which is the limit; "
                 "decide some, or raise transaction.pending_max"
             )
         offset, position = halves.prepare(
@@ -166,13 +169,13 @@ class Coordinator:
 
     # Deciding
 
-    def find(self, header: EndTransaction) -> Transaction:
+    def find(self, header: EndTransaction) -> TransactionStatus:
         """The transaction that an END names.
 
         Raises:
-            NotFound: There is no half message at this place, and never was.
-            IllegalOperation: The two places it names do not belong together.
-            TransactionFailed: It was decided so long ago that its half message is gone.
+            NotFound: The half queue never had a message at this offset.
+            IllegalOperation: The offset and the position belong to different messages.
+            TransactionFailed: The half message was deleted long after its decision.
             TransactionGroupWrong: It belongs to another producer group.
         """
         offset, position = header.tran_state_table_offset, header.commit_log_offset
@@ -181,12 +184,12 @@ class Coordinator:
         half = halves.pending.find(key)
         is_open = True
         if half is None or half.offset != offset or half.position != position:
-            # The id may be the client's own affair; the two places never are.
+            # Clients may change the id; offset and position always come from the broker.
             key, half, is_open = self._find_by_place(offset, position)
         elif half.group == header.producer_group and key not in halves.closing:
-            # Nearly always; the rest is for whoever says something twice, or something else.
+            # The usual case; the code below handles repeated and contradicting ENDs.
             state = _PARKED if half.is_parked else _PREPARED
-            return _new(Transaction, (key, state, half, half.group, offset))
+            return _new(TransactionStatus, (key, state, half, half.group, offset))
         if half.group != header.producer_group:
             raise TransactionGroupWrong(
                 f"the transaction belongs to {half.group}, not to {header.producer_group}"
@@ -196,52 +199,59 @@ class Coordinator:
     def _find_by_place(self, offset: int, position: int) -> tuple[int, Half, bool]:
         queue = self.halves.half_queue
         if not 0 <= offset < queue.max_offset:
-            raise NotFound(f"no half message has been stored at {offset}")
+            raise NotFound(f"the half queue has no message at offset {offset}")
         if offset < queue.min_offset:
             raise TransactionFailed(
-                f"the half message at {offset} was decided and deleted long ago; "
-                f"the oldest that is kept is at {queue.min_offset}"
+                f"the half message at offset {offset} was decided and deleted long ago; "
+                f"the oldest kept one is at {queue.min_offset}"
             )
         found = self.halves.half_of(offset, position)
         if found is None:
-            raise IllegalOperation(f"the half message at {offset} does not lie at {position}")
+            raise IllegalOperation(
+                f"the half message at offset {offset} is not at position {position}"
+            )
         half, unique = found
         key = transaction_key(unique)
         known = self.halves.pending.find(key)
-        # Another half message of the same id says nothing about this one.
+        # A later half message may have the same id; it says nothing about this one.
         if known is not None and known.offset == offset:
             return key, known, True
         return key, half, False
 
-    def find_by_key(self, key: int) -> Transaction | None:
-        """An open transaction."""
+    def find_by_key(self, key: int) -> TransactionStatus | None:
+        """An open transaction, or ``None``."""
         half = self.halves.pending.find(key)
         return None if half is None else self._as_it_stands(key, half)
 
-    def _as_it_stands(self, key: int, half: Half) -> Transaction:
+    def _as_it_stands(self, key: int, half: Half) -> TransactionStatus:
         kind = self.halves.closing.get(key)
         if kind is not None:
-            return Transaction(key, _STATES[kind], None, half.group, half.offset)
+            return TransactionStatus(key, _STATES[kind], None, half.group, half.offset)
         state = _PARKED if half.is_parked else _PREPARED
-        return Transaction(key, state, half, half.group, half.offset)
+        return TransactionStatus(key, state, half, half.group, half.offset)
 
-    def _decided(self, key: int, half: Half) -> Transaction:
+    def _decided(self, key: int, half: Half) -> TransactionStatus:
         done = self.halves.find_done(key)
         if done is not None and done.offset == half.offset:
-            return Transaction(key, _STATES[done.kind], None, half.group, half.offset)
+            return TransactionStatus(key, _STATES[done.kind], None, half.group, half.offset)
         marker = self.halves.decision_on(half)
         if marker is None:
-            raise NotFound(f"nothing is known of the half message at {half.offset}")
-        return Transaction(key, _STATES[marker.kind], None, half.group, half.offset)
+            raise NotFound(f"the transaction at offset {half.offset} of the half queue is unknown")
+        return TransactionStatus(key, _STATES[marker.kind], None, half.group, half.offset)
 
     def decide(
-        self, found: Transaction, event: Event, source: Source, now_ms: int, reason: str = ""
+        self,
+        found: TransactionStatus,
+        event: Event,
+        source: DecisionSource,
+        now_ms: int,
+        reason: str = "",
     ) -> bool:
-        """Stage a decision; whether there was anything to do.
+        """Stage a decision; returns false if the same decision was made before.
 
         Raises:
-            ShouldCommit: It was committed, and so it stays.
-            ShouldRollBack: It was rolled back, and so it stays.
+            ShouldCommit: The transaction was committed before.
+            ShouldRollBack: The transaction was rolled back before.
         """
         target = STEPS.get((found.state, event))
         if target is None:
@@ -263,11 +273,11 @@ class Coordinator:
             self.tally.forced += 1
         return True
 
-    def _conflict(self, found: Transaction, event: Event, source: Source) -> None:
+    def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1
         log.error(
-            "the transaction of %s at %d in the half queue is %s and was told %s by %s; "
-            "what was decided first holds",
+            "the transaction of %s at offset %d of the half queue is %s, but %s came from %s; "
+            "the first decision holds",
             found.group,
             found.offset,
             found.state.value,
@@ -275,28 +285,28 @@ class Coordinator:
             _SPEAKERS[source],
         )
         if found.state is State.COMMITTED:
-            raise ShouldCommit("the transaction was committed, and so it stays")
-        raise ShouldRollBack("the transaction was rolled back, and so it stays")
+            raise ShouldCommit("the transaction was committed before; the first decision holds")
+        raise ShouldRollBack("the transaction was rolled back before; the first decision holds")
 
-    # Checks that led nowhere
+    # Checks without a decision
 
     def spend_check(self, key: int, half: Half) -> bool:
-        """Count a check that a producer had and that brought no decision; whether to park it."""
+        """Count a check that brought no decision; returns whether to park the transaction."""
         checks = half.checks + 1
         self.halves.pending.count_checks(key, checks)
         return not half.is_parked and checks >= self.settings.check_max
 
     def park(self, key: int, half: Half, now_ms: int) -> None:
-        """Stage that a transaction waits for an operator."""
+        """Stage that a transaction is parked until an operator decides it."""
         if key in self.halves.parking or key in self.halves.closing:
             return
-        self.halves.decide(key, half, Kind.PARKED, Source.BROKER, now_ms)
+        self.halves.decide(key, half, DecisionKind.PARKED, DecisionSource.BROKER, now_ms)
         self.tally.parked += 1
         sent = self.halves.sent_at(half.position)
         log.error(
             "the transaction %s of %s is parked: %s brought no decision; "
-            "txmq tx recheck has it asked again once the cause is gone",
-            "at an unreadable place" if sent is None else sent.unique,
+            "once the cause is fixed, check it again with: txmq tx recheck",
+            "at an unreadable position" if sent is None else sent.unique,
             half.group,
             quantity(half.checks + 1, "check"),
         )

@@ -1,4 +1,4 @@
-"""Find the messages of one queue that a pull gets: from an offset on, by filter, within bounds."""
+"""Select the messages for a pull: from an offset of a queue on, by filter, within limits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from txmq_broker.core.filter.tags import TagFilter
 from txmq_broker.store.consume_queue import ConsumeQueue, Entry
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["Fetched", "Outcome", "fetch"]
+__all__ = ["FetchOutcome", "FetchResult", "fetch"]
 
 _LOW: Final = 0xFFFFFFFF
 _OPERAND_CHARS: Final = 1_024
-"""To look at an operand takes as long as to look through so many characters."""
+"""One operand costs as much time as a scan of this many characters."""
 _READ_TOGETHER: Final = 4
-"""Records spread over at most so many times their size are read in one go and cut apart."""
+"""Records within at most this many times their total size are read in one go."""
 
 
-class Outcome(Enum):
-    """What a pull came to."""
+class FetchOutcome(Enum):
+    """The result of a pull, with RocketMQ's names."""
 
     FOUND = "FOUND"
     NO_MATCH = "NO_MATCHED_MESSAGE"
@@ -41,10 +41,10 @@ class Outcome(Enum):
     EMPTY = "NO_MESSAGE_IN_QUEUE"
 
 
-class Fetched(NamedTuple):
-    """Messages, and where to go on."""
+class FetchResult(NamedTuple):
+    """The messages for a pull, and the next offset."""
 
-    outcome: Outcome
+    outcome: FetchOutcome
     next_offset: int
     records: list[bytes]
 
@@ -56,22 +56,24 @@ def fetch(
     count_max: int,
     bytes_max: int = PULL_BYTES_MAX,
     wanted: Filter | None = None,
-) -> Fetched:
+) -> FetchResult:
     """Read a queue from an offset on.
 
     Raises:
-        CorruptRecord: A record is not what its queue and its checksum say.
+        CorruptRecord: A record does not match its queue entry or its checksum.
     """
     low, high = queue.min_offset, queue.max_offset
     if high in (0, low):
         if offset == high:
-            return Fetched(Outcome.AT_END if high else Outcome.EMPTY, offset, [])
-        return Fetched(Outcome.PAST_END if offset > high else Outcome.TOO_SMALL, high, [])
+            return FetchResult(FetchOutcome.AT_END if high else FetchOutcome.EMPTY, offset, [])
+        return FetchResult(
+            FetchOutcome.PAST_END if offset > high else FetchOutcome.TOO_SMALL, high, []
+        )
     if offset < low:
-        return Fetched(Outcome.TOO_SMALL, low, [])
+        return FetchResult(FetchOutcome.TOO_SMALL, low, [])
     if offset >= high:
         at_end = offset == high
-        return Fetched(Outcome.AT_END if at_end else Outcome.PAST_END, high, [])
+        return FetchResult(FetchOutcome.AT_END if at_end else FetchOutcome.PAST_END, high, [])
     count_max = max(1, min(count_max, PULL_MESSAGES_MAX))
     bytes_max = max(1, min(bytes_max, PULL_BYTES_MAX))
     if isinstance(wanted, Condition):
@@ -86,7 +88,7 @@ def _collect(
     count_max: int,
     bytes_max: int,
     wanted: TagFilter | None,
-) -> Fetched:
+) -> FetchResult:
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     while at < end:
@@ -96,7 +98,7 @@ def _collect(
             at = queue.next_kept(at)
             break
         room = count_max - len(found)
-        # The first message of an answer comes however large it is; no other may make it too large.
+        # The first message of an answer may have any size; the others must fit the limit.
         taken, looked_at = _take(entries, room, bytes_max, wanted, is_first=not found)
         is_full = looked_at < len(entries) and len(taken) < room
         at += looked_at
@@ -107,7 +109,7 @@ def _collect(
         )
         if is_full or len(found) >= count_max or (found and bytes_max <= 0):
             break
-    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+    return FetchResult(FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found)
 
 
 def _sift(
@@ -117,8 +119,8 @@ def _sift(
     count_max: int,
     bytes_max: int,
     wanted: Condition,
-) -> Fetched:
-    """The same by a condition, for which every message has to be read."""
+) -> FetchResult:
+    """Collect by a condition; it needs every message read."""
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     unread, work = FILTER_SCAN_BYTES_MAX, FILTER_WORK_MAX
@@ -135,13 +137,15 @@ def _sift(
             work -= (_OPERAND_CHARS + len(text)) * wanted.operands
             if wanted.admits(text):
                 if found and size > bytes_max:
-                    return Fetched(Outcome.FOUND, at, found)
+                    return FetchResult(FetchOutcome.FOUND, at, found)
                 found.append(record)
                 bytes_max -= size
             at += 1
             if len(found) == count_max or work <= 0 or (found and bytes_max <= 0):
-                return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
-    return Fetched(Outcome.FOUND if found else Outcome.NO_MATCH, at, found)
+                return FetchResult(
+                    FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found
+                )
+    return FetchResult(FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found)
 
 
 def _take(
@@ -152,7 +156,7 @@ def _take(
     *,
     is_first: bool,
 ) -> tuple[list[Entry], int]:
-    """The entries to read, and how many were looked at to find them."""
+    """The entries to read, and the number of entries scanned for them."""
     if wanted is None:
         sizes = [entry[1] for entry in entries]
         if sum(sizes) <= bytes_max:
@@ -182,7 +186,7 @@ def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> lis
         data = store.read(start, stretch)
         if len(data) == stretch:
             return _cut(store, queue, data, start, entries)
-    # Far apart, or in two files of the log.
+    # The records are far apart, or in two files of the log.
     return [
         _cut(store, queue, store.read(entry[0], entry[1]), entry[0], [entry])[0]
         for entry in entries
@@ -192,13 +196,13 @@ def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> lis
 def _cut(
     store: MessageStore, queue: ConsumeQueue, data: bytes, start: int, entries: list[Entry]
 ) -> list[bytes]:
-    """The records that lie in a stretch of the log, each compared with what was stored."""
+    """Cut records from a piece of the log and verify each checksum."""
     found: list[bytes] = []
     for entry in entries:
         position, size, _, checksum = entry
         record = data[position - start : position - start + size]
         if crc32(record) != checksum:
-            # A committed half message, which has to be put together; or damage, which says so.
+            # A committed half message is assembled from two records; damage raises.
             record = store.halves.shown(queue, entry)
         found.append(record)
     return found

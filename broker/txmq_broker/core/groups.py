@@ -1,4 +1,4 @@
-"""Consumer groups: their settings. Who belongs to one right now is :mod:`clients`' business."""
+"""The settings of consumer groups. :mod:`clients` has their connected members."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class Groups:
         return iter(self._groups.values())
 
     def load(self, saved: GroupConfigs) -> None:
-        """Take the groups that were saved and make those that must be there."""
+        """Load the saved groups and add the built-in ones."""
         self.version = saved.data_version
         self._groups = dict(saved.subscription_group_table)
         for name in BUILT_IN:
             self._groups.setdefault(name, GroupConfig(name))
 
     def saved(self) -> GroupConfigs:
-        """All groups, as they are kept."""
+        """All groups in the form that is saved."""
         return GroupConfigs(data_version=self.version, subscription_group_table=self._groups)
 
     def find(self, name: str) -> GroupConfig | None:
-        """A group's settings, if there is one."""
+        """A group's settings, or ``None``."""
         return self._groups.get(name)
 
     def get(self, name: str, now_ms: int) -> GroupConfig:
-        """A group's settings; it comes into being by being named, where that is allowed.
+        """A group's settings; creates the group if that is allowed.
 
         Raises:
-            GroupNotFound: It is unknown and may not be made this way.
+            GroupNotFound: The group does not exist and may not be created by use.
         """
         found = self._groups.get(name)
         if found is not None:
@@ -67,7 +67,7 @@ class Groups:
         return self.put(GroupConfig(name), now_ms)
 
     def check(self, config: GroupConfig) -> None:
-        """Refuse settings that no group can have.
+        """Refuse invalid settings.
 
         Raises:
             InternalError: The name is illegal, or there are too many retry queues.
@@ -77,21 +77,21 @@ class Groups:
             raise InternalError(f"a group has at most {QUEUES_MAX} retry queues")
 
     def put(self, config: GroupConfig, now_ms: int) -> GroupConfig:
-        """Make a group or change it.
+        """Create or change a group.
 
         Raises:
-            InternalError: It has settings that no group can have.
-            NoPermission: There are as many groups as this broker keeps.
+            InternalError: The settings are invalid.
+            NoPermission: The limit of groups is reached.
         """
         self.check(config)
         if config.group_name not in self._groups and len(self._groups) >= GROUPS_MAX:
-            raise NoPermission(f"this broker has {GROUPS_MAX} groups, the most it keeps")
+            raise NoPermission(f"this broker has {GROUPS_MAX} groups, which is the limit")
         self._groups[config.group_name] = config
         self._changed(now_ms)
         return config
 
     def remove(self, name: str, now_ms: int) -> bool:
-        """Forget a group; whether it was there."""
+        """Delete a group; returns whether it existed."""
         if self._groups.pop(name, None) is None:
             return False
         self._changed(now_ms)

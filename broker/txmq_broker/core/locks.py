@@ -1,4 +1,4 @@
-"""Queues that one consumer of a group has for itself, so that it may handle them in order."""
+"""Exclusive locks of queues, so that one consumer of a group can handle them in order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from txmq.protocol.bodies import MessageQueue
 __all__ = ["EXPIRY_S", "Locks"]
 
 EXPIRY_S: Final = 60.0
-"""A lock not renewed for this long may be taken by others; clients renew every 20 s."""
+"""The time after which an unrenewed lock expires; clients renew every 20 s."""
 
 
-class Holder(NamedTuple):
-    """Who has a queue, and since when without renewal."""
+class LockHolder(NamedTuple):
+    """The client that holds a lock, and its last renewal."""
 
     client_id: str
     at: float
@@ -24,23 +24,23 @@ class Locks:
     """All locks, by group and queue."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, dict[MessageQueue, Holder]] = {}
+        self._locks: dict[str, dict[MessageQueue, LockHolder]] = {}
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
     ) -> list[MessageQueue]:
-        """Take or renew what can be had; returns exactly the queues this client has now."""
+        """Take or renew free locks; returns those of the given queues that the client holds now."""
         table = self._locks.setdefault(group, {})
         owned: list[MessageQueue] = []
         for queue in queues:
             holder = table.get(queue)
             if holder is None or holder.client_id == client_id or now - holder.at > EXPIRY_S:
-                table[queue] = Holder(client_id, now)
+                table[queue] = LockHolder(client_id, now)
                 owned.append(queue)
         return owned
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back the queues this client has; others' stay."""
+        """Release a client's locks on the given queues; other clients' locks stay."""
         table = self._locks.get(group, {})
         for queue in queues:
             holder = table.get(queue)
@@ -50,14 +50,14 @@ class Locks:
             self._locks.pop(group, None)
 
     def release(self, group: str, client_id: str) -> None:
-        """Give back everything a client has in a group, because it says goodbye."""
+        """Release all locks of a client that leaves a group."""
         self.unlock(group, client_id, list(self._locks.get(group, {})))
 
     def expire(self, now: float) -> None:
-        """Forget what nobody has renewed."""
+        """Remove expired locks."""
         for group in list(self._locks):
             table = self._locks[group]
-            for queue in [each for each, holder in table.items() if now - holder.at > EXPIRY_S]:
+            for queue in [queue for queue, holder in table.items() if now - holder.at > EXPIRY_S]:
                 del table[queue]
             if not table:
                 del self._locks[group]

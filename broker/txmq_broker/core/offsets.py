@@ -1,4 +1,4 @@
-"""How far each consumer group has come in each queue."""
+"""The consumer offsets of all groups."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Offsets"]
 
 
 class Offsets:
-    """The next offset each group wants, by topic and queue.
+    """The next offset of each group, by topic and queue.
 
     Args:
-        end_of: Where a queue ends, ``None`` for one that does not exist. A group cannot have come
-            further: an offset behind the end would hide the messages that come next.
+        end_of: Returns a queue's end, or ``None`` if it does not exist. It caps offsets, because an
+            offset after the end would skip the next messages.
     """
 
     def __init__(self, end_of: Callable[[str, int], int | None] | None = None) -> None:
@@ -23,19 +23,19 @@ class Offsets:
         self.unsaved = False
 
     def load(self, saved: ConsumerOffsets) -> None:
-        """Take what was saved."""
+        """Load saved offsets."""
         for name, queues in saved.offset_table.items():
             topic, _, group = name.partition("@")
             self._offsets[group, topic] = dict(queues)
 
     def saved(self) -> ConsumerOffsets:
-        """All offsets, as they are kept."""
+        """All offsets in the form that is saved."""
         return ConsumerOffsets(
             {f"{topic}@{group}": queues for (group, topic), queues in self._offsets.items()}
         )
 
     def highest(self) -> dict[str, dict[int, int]]:
-        """The highest offset that any group has, by topic and queue."""
+        """The highest offset of any group, by topic and queue."""
         found: dict[str, dict[int, int]] = {}
         for (_, topic), queues in self._offsets.items():
             numbers = found.setdefault(topic, {})
@@ -44,11 +44,11 @@ class Offsets:
         return found
 
     def get(self, group: str, topic: str, queue: int) -> int | None:
-        """A group's offset, if it ever told one."""
+        """A group's offset, or ``None`` if it never committed one."""
         return self._offsets.get((group, topic), {}).get(queue)
 
     def put(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Take a group's word for how far it has come; it may go back on purpose."""
+        """Set a group's offset; a group may also go back on purpose."""
         if self._end_of is not None:
             end = self._end_of(topic, queue)
             if end is None:
@@ -61,11 +61,11 @@ class Offsets:
         self.unsaved = True
 
     def topics(self) -> list[str]:
-        """The topics that any group has offsets in."""
+        """The topics in which any group has offsets."""
         return list(dict.fromkeys(topic for _, topic in self._offsets))
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics a group has offsets in."""
+        """The topics in which a group has offsets."""
         return [topic for name, topic in self._offsets if name == group]
 
     def groups_of(self, topic: str) -> list[str]:
@@ -83,13 +83,13 @@ class Offsets:
                 yield topic, queues
 
     def forget_group(self, group: str) -> None:
-        """Drop a group's offsets."""
+        """Delete a group's offsets."""
         for key in [key for key in self._offsets if key[0] == group]:
             del self._offsets[key]
             self.unsaved = True
 
     def forget_topic(self, topic: str) -> None:
-        """Drop a topic's offsets."""
+        """Delete a topic's offsets."""
         for key in [key for key in self._offsets if key[1] == topic]:
             del self._offsets[key]
             self.unsaved = True

@@ -1,4 +1,4 @@
-"""How far consumer groups are in their topics: offsets beside the bounds of their queues."""
+"""The progress of consumer groups: their offsets and the bounds of the queues."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["NO_CORRECTION", "Progress"]
+__all__ = ["NO_CORRECTION", "ConsumeProgress"]
 
 C = TypeVar("C")
 
 NO_CORRECTION: Final = 2**63 - 1
-"""Stands for an offset where a group is behind all others and has nothing to catch up with."""
+"""The correction for a queue in which the compared group is behind all others."""
 
 _UNKNOWN: Final = -1
 
 
-class Progress(Generic[C]):
-    """Puts side by side what a broker's tables say."""
+class ConsumeProgress(Generic[C]):
+    """Combines the broker's tables of offsets, topics, clients and messages."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Progress(Generic[C]):
         self._store = store
 
     def name_of(self, queue: ConsumeQueue) -> MessageQueue:
-        """A queue as clients name it."""
+        """A queue's name for clients."""
         return MessageQueue(self._broker, queue.number, queue.topic)
 
     def of_topic(self, topic: Topic) -> dict[MessageQueue, QueueStats]:
-        """The bounds of a topic's queues, and when each last grew."""
+        """The bounds of a topic's queues, and the time of each last message."""
         return {
             self.name_of(queue): QueueStats(
                 queue.min_offset, queue.max_offset, self._time(queue, queue.max_offset - 1) or 0
@@ -53,19 +53,19 @@ class Progress(Generic[C]):
         }
 
     def topics_of(self, group: str, named: Sequence[str] = ()) -> list[Topic]:
-        """The topics in which a group has come anywhere, or those of the named ones that exist.
+        """The topics in which a group has offsets, or the existing ones of the named topics.
 
-        While the group is connected, what it does not subscribe to (any more) is left out.
+        While the group is connected, topics without a subscription are left out.
         """
         found = [self._topics.find(name) for name in named or self._offsets.topics_of(group)]
         return [
             topic
             for topic in found
-            if topic is not None and not self._clients.ignores(group, topic.name)
+            if topic is not None and not self._clients.lacks_subscription(group, topic.name)
         ]
 
     def of_group(self, group: str, topic: Topic) -> dict[MessageQueue, OffsetPair]:
-        """How far a group is in the queues of a topic that can be read."""
+        """A group's offsets in the readable queues of a topic."""
         pairs: dict[MessageQueue, OffsetPair] = {}
         for queue in topic.queues[: topic.config.read_queue_nums]:
             offset = max(0, self._offsets.get(group, topic.name, queue.number) or 0)
@@ -76,7 +76,7 @@ class Progress(Generic[C]):
         return pairs
 
     def time_spans(self, group: str, topic: Topic, now_ms: int) -> list[ConsumeTimeSpan]:
-        """From when to when a topic's messages are, up to when a group is, and how late that is."""
+        """The time range of a topic's messages, and a group's position and delay in it."""
         spans: list[ConsumeTimeSpan] = []
         for queue in topic.queues[: topic.config.read_queue_nums]:
             first = self._time(queue, queue.min_offset)
@@ -96,9 +96,9 @@ class Progress(Generic[C]):
         return spans
 
     def corrections(self, topic: str, compared: str, without: Iterable[str] = ()) -> dict[int, int]:
-        """The least offset of any group by queue, for a group that shall wait for the others.
+        """The lowest offset of any group by queue, for a group that must wait for the others.
 
-        Where the compared group is itself behind that, :data:`NO_CORRECTION` stands instead.
+        If the compared group itself is lower, the value is :data:`NO_CORRECTION`.
         """
         left_out = frozenset(without)
         least: dict[int, int] = {}

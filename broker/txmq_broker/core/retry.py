@@ -1,9 +1,8 @@
-"""What becomes of a message that its consumers could not handle: it comes again later, or it is
-dead.
+"""Retries and dead letters: a message that its consumers failed to handle comes again or is dead.
 
-A message that comes again waits longer each time: by the third delay level first, by the next one
-after every failure, and by the last one once there is no further. After so many failures as its
-group allows it lies among the group's dead letters, which nobody is given, and says why.
+The first retry waits for the third delay level, each further one for the next level, up to the
+last. After the group's maximum of retries the message becomes a dead letter: it goes to the group's
+dead-letter topic with the reason, and no consumer receives it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,14 @@ from txmq.protocol.topics import RETRY
 from txmq.quantity import quantity
 from txmq_broker.core.clients import ConsumerGroup
 
-__all__ = ["Fate", "buried", "fate_of", "returned", "settle_maximum", "why_exhausted"]
+__all__ = [
+    "RetryVerdict",
+    "apply_verdict",
+    "dead_letter_properties",
+    "exhaustion_reason",
+    "judge_retry",
+    "retry_maximum",
+]
 
 C = TypeVar("C")
 
@@ -26,10 +32,10 @@ FIRST_LEVEL: Final = 3
 """The delay level of the first retry: 10 s in RocketMQ's table."""
 
 USUAL_MAXIMUM: Final = 16
-"""What stock consumers say where nobody told them how often; so it says nothing."""
+"""The default that stock consumers send; it therefore does not count as the user's choice."""
 
 ATTEMPTS_TOP: Final = 2**31 - 1
-"""A record has no room for more."""
+"""The largest number of attempts that a record can hold."""
 
 _WRITTEN_ANEW: Final = frozenset(
     {
@@ -38,7 +44,7 @@ _WRITTEN_ANEW: Final = frozenset(
         properties.DEAD_REASON,
         properties.DEAD_TOPIC,
         properties.DEAD_ID,
-        # An earlier delay, which is over.
+        # An earlier delay is over.
         *properties.DELAYS,
         properties.REAL_TOPIC,
         properties.REAL_QUEUE,
@@ -46,23 +52,23 @@ _WRITTEN_ANEW: Final = frozenset(
 )
 
 
-class Fate(NamedTuple):
-    """What is to become of a message."""
+class RetryVerdict(NamedTuple):
+    """Whether a failed message comes again."""
 
     level: int
     """The delay level it waits for."""
     reason: str = ""
-    """Why it is a dead letter; empty where it comes again."""
+    """Why it is a dead letter; empty if it comes again."""
 
 
-def settle_maximum(
+def retry_maximum(
     said: int | None, online: ConsumerGroup[C] | None, speaker: C, config: GroupConfig
 ) -> int:
-    """How often a message of a group may come again, now that somebody said a number.
+    """The maximum number of retries of a group, after a request that may state one.
 
-    A member's number holds for all members as long as the group is online, and the last one said
-    wins. Who says what stock consumers say by themselves, or nothing, leaves it as it is: at what
-    another member said, or else at the group's setting.
+    A member's number holds for all members while the group is online; the latest number wins. The
+    default of stock consumers, or no number, changes nothing: an earlier member's number holds, or
+    else the group's setting.
     """
     if said is not None and said >= 0 and said != USUAL_MAXIMUM:
         if online is not None and speaker in online.members:
@@ -72,8 +78,8 @@ def settle_maximum(
     return config.retry_max_times if known is None else known
 
 
-def why_exhausted(attempts: int, maximum: int) -> str:
-    """Why a message that failed so often before may not come again; empty where it may."""
+def exhaustion_reason(attempts: int, maximum: int) -> str:
+    """Why a message with this many attempts may not come again; empty if it may."""
     if attempts < maximum:
         return ""
     if not attempts:
@@ -82,41 +88,43 @@ def why_exhausted(attempts: int, maximum: int) -> str:
     return f"{failed} failed, {quantity(maximum, 'is', 'are')} allowed"
 
 
-def fate_of(attempts: int, maximum: int, level: int, words: str = "") -> Fate:
-    """What becomes of a message.
+def judge_retry(attempts: int, maximum: int, level: int, words: str = "") -> RetryVerdict:
+    """Decide whether a failed message comes again.
 
     Args:
-        attempts: How often it came again before.
-        maximum: How often it may.
-        level: The delay level its consumer wants; 0 leaves that to us, less gives it up.
-        words: What the consumer says about it.
+        attempts: The number of retries so far.
+        maximum: The maximum number of retries.
+        level: The consumer's delay level; 0 leaves it to the broker, a negative level gives up.
+        words: The consumer's reason.
     """
-    reason = "its consumer gave it up" if level < 0 else why_exhausted(attempts, maximum)
+    reason = "its consumer gave it up" if level < 0 else exhaustion_reason(attempts, maximum)
     if not reason:
-        return Fate(level or FIRST_LEVEL + max(0, attempts))
+        return RetryVerdict(level or FIRST_LEVEL + max(0, attempts))
     words = properties.one_line(words, REASON_CHARS_MAX)
-    return Fate(0, f"{reason}: {words}" if words else reason)
+    return RetryVerdict(0, f"{reason}: {words}" if words else reason)
 
 
-def returned(record: Record, group: str, fate: Fate) -> tuple[Fate, str]:
-    """A message that a group gave back, as it is stored: its fate, and its properties.
+def apply_verdict(record: Record, group: str, verdict: RetryVerdict) -> tuple[RetryVerdict, str]:
+    """The verdict and the stored properties of a message that a group returned.
 
-    It is a dead letter, too, where its properties leave no room for those of a retry.
+    The message is also a dead letter if its properties leave no room for those of a retry.
     """
     origin = properties.find(record.properties, properties.ORIGIN_ID) or record.offset_id
     more = {properties.RETRY_TOPIC: _topic_of(record, group), properties.ORIGIN_ID: origin}
-    if not fate.reason:
-        text = _with(record.properties, more | {properties.DELAY: str(fate.level)})
-        # They are stored with the place they really go to.
+    if not verdict.reason:
+        text = _with(record.properties, more | {properties.DELAY: str(verdict.level)})
+        # The real topic and queue are added when they are stored.
         if len(text.encode()) <= PROPERTIES_OF_HALF_MAX:
-            return fate, text
-        fate = Fate(0, "its properties leave no room for those of a retry")
+            return verdict, text
+        verdict = RetryVerdict(0, "its properties leave no room for those of a retry")
     unique = properties.find(record.properties, properties.UNIQUE_KEY) or origin
-    return fate, _with(record.properties, more | _marks(more[properties.RETRY_TOPIC], unique, fate))
+    return verdict, _with(
+        record.properties, more | _marks(more[properties.RETRY_TOPIC], unique, verdict)
+    )
 
 
-def buried(text: str, reason: str) -> str:
-    """The properties of a message that was sent to come again, and becomes a dead letter."""
+def dead_letter_properties(text: str, reason: str) -> str:
+    """The properties of a message that was sent as a retry but becomes a dead letter."""
     found = properties.parse(text)
     kept = {
         name: found[name]
@@ -124,30 +132,30 @@ def buried(text: str, reason: str) -> str:
         if name in found
     }
     origin = found.get(properties.UNIQUE_KEY) or found.get(properties.ORIGIN_ID, "")
-    marks = _marks(found.get(properties.RETRY_TOPIC, ""), origin, Fate(0, reason))
+    marks = _marks(found.get(properties.RETRY_TOPIC, ""), origin, RetryVerdict(0, reason))
     return _with(text, kept | marks)
 
 
 def _topic_of(record: Record, group: str) -> str:
-    """The topic under which its consumer knows it."""
+    """The topic from which its consumer received it."""
     if record.topic != RETRY + group:
-        # Also where it says another one: of a dead letter of somebody else's, that is history.
+        # A RETRY_TOPIC property here is history, from another group's dead letter.
         return record.topic
     return properties.find(record.properties, properties.RETRY_TOPIC) or record.topic
 
 
-def _marks(topic: str, unique: str, fate: Fate) -> dict[str, str]:
+def _marks(topic: str, unique: str, verdict: RetryVerdict) -> dict[str, str]:
     marks = {
         properties.DEAD_TOPIC: topic,
         properties.DEAD_ID: unique,
-        properties.DEAD_REASON: fate.reason,
+        properties.DEAD_REASON: verdict.reason,
     }
     return {name: value for name, value in marks.items() if value}
 
 
 def _with(text: str, more: dict[str, str]) -> str:
-    """A message's properties with these for those of its past, as far as there is room."""
-    # Not taken apart and put together: a stranger's may hold what cannot be written again.
+    """Replace the properties of earlier retries by new ones, as far as there is room."""
+    # Cut as text, not parsed and rendered: foreign properties may hold what render refuses.
     pairs = [
         pair
         for pair in text.split("\x02")

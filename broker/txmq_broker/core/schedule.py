@@ -1,4 +1,4 @@
-"""Messages that are to come later: when each is due, where it waits, and where it goes then."""
+"""Delayed messages: when each is due, where it waits, and which queue it goes to."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from txmq_broker.store.due_messages import Due
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["Schedule", "Wish"]
+__all__ = ["DueTime", "Schedule"]
 
 _CLASSES_MS: Final = tuple(seconds * 1000 for seconds in (60, 600, 3600, 6 * 3600, 86_400))
-"""Messages that wait about as long as each other share a line of the wheel: so what has left a line
-and what has not lie apart in it, and a restart reads little of the former."""
+"""Messages with similar delays share a line of the wheel. So delivered and waiting messages are
+separate in a line, and a restart reads few delivered ones."""
 
 _LONG_MAX: Final = 19
-"""Digits of a Java long."""
+"""The digits of a Java long."""
 
 
-class Wish(NamedTuple):
-    """When a message wants to come."""
+class DueTime(NamedTuple):
+    """The requested time of delivery."""
 
     level: int
-    """A delay level, or 0 where it names a time."""
+    """The delay level, or 0 for a time of its own."""
     due_ms: int
 
 
 class Schedule:
-    """Takes messages that nobody may consume yet, and gives them to their topics in time."""
+    """Stores delayed messages, and moves them to their topics when they are due."""
 
     def __init__(self, store: MessageStore, topics: Topics, settings: DelaySettings) -> None:
         self._store = store
@@ -48,48 +48,48 @@ class Schedule:
         self._levels: tuple[int, ...] = ()
         self.adopt(settings)
         self.held_back = 0
-        """Messages that come later than they want to, because the clock was set back."""
+        """The number of messages that come late because the clock was set back."""
 
     def adopt(self, settings: DelaySettings) -> None:
-        """Go by other settings; what waits already waits as it was told."""
+        """Use other settings for new messages; waiting messages keep their times."""
         self._longest_ms = int(settings.longest * 1000)
         self._levels = settings.levels_ms()
 
-    # When
+    # Due times
 
-    def wish_in(self, special: Mapping[str, str], now_ms: int) -> Wish | None:
-        """When a message with these properties wants to come, or ``None`` where it is now.
+    def due_time_in(self, special: Mapping[str, str], now_ms: int) -> DueTime | None:
+        """The due time in a message's properties, or ``None`` for immediate delivery.
 
-        A level counts before a time, as with RocketMQ.
+        A level takes precedence over a time, as in RocketMQ.
 
         Raises:
-            MessageIllegal: It asks for what is no number, or for a time too far away. Producers
-                take this as the last word.
+            MessageIllegal: The value is not a number, or the time is too far away. Producers do not
+                retry after this code.
         """
         level = _number("DELAY", special)
         if level > 0:
-            return self.wish_of_level(level, now_ms)
+            return self.due_time_of_level(level, now_ms)
         for name, unit in (("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1)):
             if name in special:
-                return self._wish_at(now_ms + max(0, _number(name, special)) * unit, now_ms)
-        return self._wish_at(_number("TIMER_DELIVER_MS", special), now_ms)
+                return self._due_time_at(now_ms + max(0, _number(name, special)) * unit, now_ms)
+        return self._due_time_at(_number("TIMER_DELIVER_MS", special), now_ms)
 
-    def wish_of_level(self, level: int, now_ms: int) -> Wish:
-        """When a message of a level comes; those above the highest come as if they had that."""
+    def due_time_of_level(self, level: int, now_ms: int) -> DueTime:
+        """The due time of a delay level; levels above the highest count as the highest."""
         level = min(level, len(self._levels))
-        return Wish(level, now_ms + self._levels[level - 1])
+        return DueTime(level, now_ms + self._levels[level - 1])
 
-    def _wish_at(self, due_ms: int, now_ms: int) -> Wish | None:
+    def _due_time_at(self, due_ms: int, now_ms: int) -> DueTime | None:
         if due_ms <= now_ms:
             return None
         if due_ms - now_ms > self._longest_ms:
             raise MessageIllegal(
-                f"a message waits at most {self._longest_ms // 1000} s here (delay.longest), "
+                f"a delay is at most {self._longest_ms // 1000} s here (delay.longest), "
                 f"not {(due_ms - now_ms) // 1000} s"
             )
-        return Wish(0, due_ms)
+        return DueTime(0, due_ms)
 
-    # In
+    # Storing
 
     def put_at_level(
         self,
@@ -102,9 +102,9 @@ class Schedule:
         level: int,
         now_ms: int,
     ) -> tuple[int, int]:
-        """Stage a message that waits as long as a level says; see :meth:`put`."""
-        wish = self.wish_of_level(level, now_ms)
-        return self.put(topic, number, postmark, flag, body, data, wish, now_ms)
+        """Stage a message that waits for a delay level; see :meth:`put`."""
+        due_time = self.due_time_of_level(level, now_ms)
+        return self.put(topic, number, postmark, flag, body, data, due_time, now_ms)
 
     def put(
         self,
@@ -114,57 +114,58 @@ class Schedule:
         flag: int,
         body: bytes,
         data: bytes,
-        wish: Wish,
+        due_time: DueTime,
         now_ms: int,
     ) -> tuple[int, int]:
-        """Stage a message that waits, and return its offset there and its position.
+        """Stage a delayed message, and return its offset in its line and its position.
 
         Raises:
-            MessageIllegal: There is no room left in its properties for where it really goes.
+            MessageIllegal: Its properties leave no room for its real topic and queue.
         """
-        data = _told(data, wish.level, records.real_place(topic.name, number))
+        data = _with_real_place(data, due_time.level, records.real_place(topic.name, number))
         if len(data) > PROPERTIES_BYTES_MAX:
             raise MessageIllegal(
-                f"properties have at most {PROPERTIES_BYTES_MAX} bytes, and a message that waits "
-                "has its topic among them"
+                f"properties have at most {PROPERTIES_BYTES_MAX} bytes, and those of a delayed "
+                "message include its topic"
             )
-        line, due_ms = self._line_for(wish, now_ms)
+        line, due_ms = self._line_for(due_time, now_ms)
         return self._delays.join(line, due_ms, postmark, flag, body, data)
 
-    def _line_for(self, wish: Wish, now_ms: int) -> tuple[Line, int]:
-        """A line that has let go of nobody who is due later; that needs a clock set back.
+    def _line_for(self, due_time: DueTime, now_ms: int) -> tuple[Line, int]:
+        """A line that has not yet delivered a message with a later due time.
 
-        Where there is none, the message waits for those: it may come late, but never early, and
-        never be taken for one that has left.
+        A line is unsuitable only if the clock was set back. If all are, the message takes the due
+        time of the delivered message: it may come late, but never early, and never counts as
+        delivered.
         """
-        due_ms = wish.due_ms
+        due_ms = due_time.due_ms
         wait_ms = due_ms - now_ms
         number = sum(wait_ms > limit for limit in _CLASSES_MS)
-        lines = [self._delays.wheel_line(each) for each in range(number, WHEEL_LINES)]
-        if wish.level:
-            lines.insert(0, self._delays.line(wish.level - 1))
+        lines = [self._delays.wheel_line(wheel) for wheel in range(number, WHEEL_LINES)]
+        if due_time.level:
+            lines.insert(0, self._delays.line(due_time.level - 1))
         for line in lines:
             if due_ms >= line.leaving.due_ms:
                 return line, due_ms
         self.held_back += 1
-        line = min(lines, key=lambda each: each.leaving.due_ms)
+        line = min(lines, key=lambda candidate: candidate.leaving.due_ms)
         return line, line.leaving.due_ms
 
-    # Out
+    # Delivery
 
     def send(self, due: Due, stored_ms: int) -> int:
-        """Stage a message where it really goes, and return its size.
+        """Stage a due message in its real queue, and return its size.
 
         Raises:
-            CorruptRecord: It cannot be read.
-            ServiceUnavailable: It cannot be found for now.
+            CorruptRecord: The message is damaged.
+            ServiceUnavailable: The message cannot be read now.
         """
         waited = self._delays.read(due)
         text = waited.properties
         name, number = _real_place(waited)
         topic = self._topics.find(name)
         if topic is None:
-            # As RocketMQ: whoever makes the topic again finds it there.
+            # As in RocketMQ: the message is there if the topic is created again.
             queue = self._store.queue(name, number)
         else:
             queue = topic.queues[number if number < len(topic.queues) else 0]
@@ -184,18 +185,17 @@ class Schedule:
         self._delays.leave(due)
         return len(waited.body) + len(tail)
 
-    # Recalling
+    # Recall
 
     def find(self, topic: str, unique: str) -> list[Record]:
-        """What waits, or waited, of a topic under an id.
+        """The waiting or delivered messages of a topic with an id.
 
-        A producer that got no answer sends its message again, so there may be several, and each may
-        have a time of its own.
+        A producer without an answer sends again, so there may be several, with different due times.
 
         Raises:
-            IllegalOperation: There is none, or there are too many to look at.
+            IllegalOperation: There is no such message, or there are too many to read.
         """
-        # From the first on: how long one may wait may have been another when it came.
+        # From time 0 on, because the longest delay may have been different when the message came.
         last_ms = self._store.log.last_ms
         positions = [
             position
@@ -220,15 +220,15 @@ class Schedule:
         return found
 
     def recall(self, found: Sequence[Record], postmark: Postmark) -> bool:
-        """Stage that what still waits of these shall not come; false where that was said before.
+        """Stage the recall of those that still wait; returns false if they were recalled before.
 
         Raises:
-            IllegalOperation: One has left already; the others do not follow it.
+            IllegalOperation: One was delivered already; the others are recalled all the same.
         """
         has_left = is_news = False
         for record in found:
             line = self._delays.line_of(record.topic, record.queue_id)
-            assert line is not None, "what waits, waits in a line"
+            assert line is not None, "a waiting message has a line"
             due = Due(record.prepared_position, line.number, record.queue_offset)
             if self._delays.is_recalled(due):
                 continue
@@ -240,7 +240,7 @@ class Schedule:
             self._delays.recall(due, postmark, data)
             is_news = True
         if has_left:
-            raise IllegalOperation("the message has been given to its topic already")
+            raise IllegalOperation("the message was already delivered to its topic")
         return is_news
 
 
@@ -248,15 +248,15 @@ def _number(name: str, special: Mapping[str, str]) -> int:
     text = special.get(name, "") or "0"
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= _LONG_MAX):
-        raise MessageIllegal(f"{name} is a whole number, not {text[:40]!r}")
+        raise MessageIllegal(f"{name} must be a whole number, not {text[:40]!r}")
     return int(text)
 
 
-def _told(data: bytes, level: int, place: bytes) -> bytes:
-    """A message's properties with where it really goes, and the level it has in the end."""
+def _with_real_place(data: bytes, level: int, place: bytes) -> bytes:
+    """A message's properties with its real topic and queue, and its final delay level."""
     text = data.decode()
     if "REAL_" in text:
-        # It has waited before.
+        # The message was delayed before.
         text = properties.without(text, properties.REAL_TOPIC)
         text = properties.without(text, properties.REAL_QUEUE)
     if level and properties.find(text, properties.DELAY) != str(level):
@@ -269,7 +269,7 @@ def _real_place(waited: Record) -> tuple[str, int]:
     name = properties.find(waited.properties, properties.REAL_TOPIC)
     number = properties.find(waited.properties, properties.REAL_QUEUE) or ""
     if not name or not number.isdecimal():
-        raise CorruptRecord(waited.position, "a waiting message does not say where it goes")
+        raise CorruptRecord(waited.position, "a delayed message has no real topic and queue")
     return name, int(number)
 
 

@@ -1,4 +1,4 @@
-"""Counters and their rates over the windows that operators' tools show."""
+"""Counters, and their rates over the windows that operators' tools show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from txmq_broker.core.topics import Topics
 
-__all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "Mornings", "Rate", "Statistics"]
+__all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "MidnightTotals", "Rate", "Statistics"]
 
 SAMPLE_S: Final = 10.0
 MINUTE_S: Final = 60.0
@@ -17,7 +17,7 @@ _WINDOWS: Final = (SAMPLE_S, MINUTE_S, 600.0)
 
 
 class Rate(NamedTuple):
-    """What happened in a window."""
+    """The events of a window."""
 
     sum: int
     seconds: float
@@ -29,16 +29,16 @@ class Rate(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Where a counter stood at a moment."""
+    """A counter's value at a time."""
 
     at: float
     total: int
     moved_after: float
-    """Until when it had stood where the sample before this one says."""
+    """The latest time at which the counter still had the previous sample's value."""
 
 
-class Trail:
-    """Where a counter stood at moments some gap apart, but for those at which it had not moved."""
+class SampleHistory:
+    """Samples of a counter at a fixed interval, without those at which it had not changed."""
 
     __slots__ = ("_gap", "_samples", "_still_at")
 
@@ -48,9 +48,9 @@ class Trail:
         self._still_at = 0.0
 
     def sample(self, now: float, total: int) -> None:
-        """Remember where the counter stands if it has moved and the last time is long ago."""
+        """Add a sample if the counter has changed and the interval is over."""
         if not self._samples:
-            # It was 0 before it was first looked at, and counts since then must not be lost.
+            # The counter was 0 before its first sample; the events since then must count.
             self._still_at = now - self._gap
             self._samples.append(Sample(self._still_at, 0, self._still_at))
         last = self._samples[-1]
@@ -61,9 +61,7 @@ class Trail:
             self._still_at = now
 
     def base(self, start: float) -> tuple[float, int]:
-        """Where the counter stood at a moment, or as near to it as is remembered: when, and
-        where.
-        """
+        """The time and value of the sample nearest to a time."""
         still_at = start
         at, total = start, 0
         for at, total, moved_after in reversed(self._samples):
@@ -74,34 +72,34 @@ class Trail:
 
 
 class Meter:
-    """One counter with its recent past."""
+    """One counter with its recent history."""
 
     __slots__ = ("_days", "_hours", "_minutes", "total")
 
     def __init__(self) -> None:
         self.total = 0
-        self._minutes = Trail(SAMPLE_S, 61)
-        self._hours = Trail(600.0, 7)
-        self._days = Trail(HOUR_S, 25)
+        self._minutes = SampleHistory(SAMPLE_S, 61)
+        self._hours = SampleHistory(600.0, 7)
+        self._days = SampleHistory(HOUR_S, 25)
 
     def sample(self, now: float) -> None:
-        """Remember where the counter stands."""
+        """Add the counter's value to its history."""
         for trail in (self._minutes, self._hours, self._days):
             trail.sample(now, self.total)
 
     def rate(self, window: float, now: float) -> Rate:
-        """What was added in the last so many seconds, as far as it is remembered."""
+        """The events of the last ``window`` seconds, as far as the history goes back."""
         trail = self._minutes if window <= 600 else self._hours if window <= HOUR_S else self._days
         since, total = trail.base(now - window)
         return Rate(self.total - total, now - since)
 
-    def three(self, now: float) -> str:
+    def rates_text(self, now: float) -> str:
         """Rates over ten seconds, a minute and ten minutes, as tools print them."""
         return " ".join(f"{self.rate(window, now).per_second:.4f}" for window in _WINDOWS)
 
 
-class Mornings:
-    """What a total was at the last two midnights: tools subtract to show yesterday and today."""
+class MidnightTotals:
+    """A total at the last two midnights, from which tools compute yesterday's and today's."""
 
     def __init__(self) -> None:
         self._day: int | None = None
@@ -109,33 +107,33 @@ class Mornings:
         self.today = 0
 
     def note(self, day: int, total: int) -> None:
-        """Look at the calendar; the first look on a new day is taken for its midnight."""
+        """Record a total; the first one on a new day counts as its midnight's."""
         if self._day is not None and day != self._day:
             self.yesterday, self.today = self.today, total
         self._day = day
 
 
 class Statistics:
-    """All counters of a broker by the names that clients ask for."""
+    """All counters of a broker, by the names in clients' requests."""
 
     def __init__(self) -> None:
         self._meters: dict[tuple[str, str], Meter] = {}
-        self.put_mornings = Mornings()
-        self.get_mornings = Mornings()
+        self.put_midnights = MidnightTotals()
+        self.get_midnights = MidnightTotals()
 
     def meter(self, name: str, key: str) -> Meter:
-        """A counter, made when first named."""
+        """A counter, created on first use."""
         found = self._meters.get((name, key))
         if found is None:
             found = self._meters[name, key] = Meter()
         return found
 
     def find(self, name: str, key: str) -> Meter | None:
-        """A counter, if anything was ever counted in it."""
+        """A counter, or ``None`` if it was never used."""
         return self._meters.get((name, key))
 
     def count_puts(self, topics: Topics) -> None:
-        """Take over what the topics have counted themselves, as the way of a send must be short."""
+        """Copy the counters that topics keep themselves to keep the path of a send short."""
         puts, size = topics.puts_forgotten, topics.bytes_forgotten
         for topic in topics:
             if topic.put_count:
@@ -147,20 +145,20 @@ class Statistics:
         self.meter("BROKER_PUT_SIZE", "").total = size
 
     def sample(self, now: float, day: int) -> None:
-        """Remember where all counters stand; ``day`` is the number of today's date."""
+        """Sample all counters; ``day`` is the number of today's date."""
         for meter in self._meters.values():
             meter.sample(now)
-        self.put_mornings.note(day, self.meter("BROKER_PUT_NUMS", "").total)
-        self.get_mornings.note(day, self.meter("BROKER_GET_NUMS", "").total)
+        self.put_midnights.note(day, self.meter("BROKER_PUT_NUMS", "").total)
+        self.get_midnights.note(day, self.meter("BROKER_GET_NUMS", "").total)
 
     def forget_topic(self, topic: str) -> None:
-        """Drop what was counted for a topic, and for groups in it."""
+        """Delete the counters of a topic, and of groups in it."""
         start = f"{topic}@"
         for key in [key for key in self._meters if key[1] == topic or key[1].startswith(start)]:
             del self._meters[key]
 
     def forget_group(self, group: str) -> None:
-        """Drop what was counted for a group."""
+        """Delete the counters of a group."""
         end = f"@{group}"
         for key in [key for key in self._meters if key[1].endswith(end)]:
             del self._meters[key]

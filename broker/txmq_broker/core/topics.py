@@ -1,6 +1,4 @@
-"""Topics: what they are called, how many queues they have, what they allow, and how they come to
-be.
-"""
+"""Topics: their names, queues, permissions and creation."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from txmq_broker.store.message_store import MessageStore
 __all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "queue_counts"]
 
 TEMPLATE: Final = "TBW102"
-"""The topic whose settings new ones inherit; clients ask for its route when theirs is unknown."""
+"""The topic whose settings new topics inherit; clients use its route for unknown topics."""
 
 CLOSED_TO_CLIENTS: Final = frozenset(
     {
@@ -51,10 +49,10 @@ _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
 
 
 def check_name(name: str) -> None:
-    """Refuse a topic's name that cannot be stored or shown.
+    """Refuse a topic's name that cannot be stored or displayed.
 
     Raises:
-        InternalError: It is empty, too long, or holds other characters (the code RocketMQ answers).
+        InternalError: It is empty, too long, or has illegal characters (the same code as RocketMQ).
     """
     if not _LEGAL.fullmatch(name):
         raise InternalError(f"the topic name {name[:200]!r} is empty or holds illegal characters")
@@ -63,7 +61,7 @@ def check_name(name: str) -> None:
 
 
 class Topic:
-    """A topic with what the hot path needs of it at hand."""
+    """A topic, with the precomputed values that the hot path needs."""
 
     __slots__ = ("config", "key_seed", "name", "name_field", "put_bytes", "put_count", "queues")
 
@@ -95,7 +93,7 @@ class Topics:
         self.defaults = defaults
         self._topics: dict[str, Topic] = {}
         self.sendable: dict[str, Topic] = {}
-        """The topics that clients may simply send to now, for whoever must not look twice."""
+        """The topics that clients may send to without further checks, for the hot path."""
         self._system: set[str] = set()
         self.puts_forgotten = 0
         self.bytes_forgotten = 0
@@ -109,7 +107,7 @@ class Topics:
         return len(self._topics)
 
     def load(self, saved: TopicConfigs, system: Iterable[TopicConfig]) -> None:
-        """Take the topics that were saved and make those that must be there."""
+        """Load the saved topics and create the system topics."""
         self.version = saved.data_version
         for config in saved.topic_config_table.values():
             self._put(config)
@@ -117,7 +115,7 @@ class Topics:
             name = config.topic_name
             self._system.add(name)
             known = self._topics.get(name)
-            # Settings may have changed since: more delay levels, other queues for new topics.
+            # Settings may have changed since: more delay levels, or other defaults for new topics.
             if (
                 known is None
                 or (name == SCHEDULE_TOPIC and len(known.queues) < config.read_queue_nums)
@@ -126,16 +124,16 @@ class Topics:
                 self._put(config)
 
     def saved(self) -> TopicConfigs:
-        """All topics, as they are kept and as name servers are told."""
+        """All topics in the form that is saved and registered with name servers."""
         table = {topic.name: topic.config for topic in self._topics.values()}
         return TopicConfigs(data_version=self.version, topic_config_table=table)
 
     def settle(self) -> None:
-        """Note that what there is now has been saved."""
+        """Mark the current topics as saved."""
         self._settled = self.saved()
 
     def undo(self) -> None:
-        """Go back to what was saved last: a restart must know every topic that has messages."""
+        """Restore the topics that were saved last; a restart must know all topics with messages."""
         kept = self._settled.topic_config_table
         for name in [name for name in self._topics if name not in kept]:
             del self._topics[name]
@@ -146,14 +144,14 @@ class Topics:
         self.version = self._settled.data_version
 
     def find(self, name: str) -> Topic | None:
-        """A topic, if there is one."""
+        """A topic, or ``None``."""
         return self._topics.get(name)
 
     def get(self, name: str) -> Topic:
-        """A topic that must be there.
+        """A topic that must exist.
 
         Raises:
-            TopicNotFound: It is not.
+            TopicNotFound: It does not exist.
         """
         found = self._topics.get(name)
         if found is None:
@@ -161,22 +159,22 @@ class Topics:
         return found
 
     def is_system(self, name: str) -> bool:
-        """Whether the broker itself needs a topic."""
+        """Whether a topic belongs to the broker itself."""
         return name in self._system or name in CLOSED_TO_CLIENTS or name.startswith("rmq_sys_")
 
     def put(self, config: TopicConfig, now_ms: int) -> Topic:
-        """Make a topic or change it.
+        """Create or change a topic.
 
         Raises:
-            InternalError: Its name or its number of queues cannot be.
-            NoPermission: There are as many topics as this broker keeps.
+            InternalError: Its name or its number of queues is invalid.
+            NoPermission: The limit of topics is reached.
         """
         check_name(config.topic_name)
         queues = (config.read_queue_nums, config.write_queue_nums)
         if min(queues) < 0 or not 1 <= max(queues) <= QUEUES_MAX:
             raise InternalError(f"a topic has from 1 to {QUEUES_MAX} queues")
         if config.topic_name not in self._topics and len(self._topics) >= TOPICS_MAX:
-            raise NoPermission(f"this broker has {TOPICS_MAX} topics, the most it keeps")
+            raise NoPermission(f"this broker has {TOPICS_MAX} topics, which is the limit")
         self._changed(now_ms)
         return self._put(config)
 
@@ -189,7 +187,7 @@ class Topics:
             topic = self._topics[name] = Topic(config, queues)
         else:
             topic.config, topic.queues = config, queues
-        # What goes to a retry topic is looked at more closely.
+        # Sends to a retry topic need further checks.
         is_plain = name not in CLOSED_TO_CLIENTS and not name.startswith(RETRY)
         if topic.is_writeable and is_plain:
             self.sendable[name] = topic
@@ -201,12 +199,12 @@ class Topics:
         self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
 
     def remove(self, name: str, now_ms: int) -> bool:
-        """Forget a topic; whether it was there."""
+        """Delete a topic; returns whether it existed."""
         topic = self._topics.pop(name, None)
         if topic is None:
             return False
         self.sendable.pop(name, None)
-        # The broker's own totals must not fall when a topic goes.
+        # The broker's totals must not fall when a topic is deleted.
         self.puts_forgotten += topic.put_count
         self.bytes_forgotten += topic.put_bytes
         self._changed(now_ms)
@@ -215,10 +213,10 @@ class Topics:
     def create_by_sending(
         self, name: str, template_name: str, queues_wanted: int, now_ms: int
     ) -> Topic:
-        """Make a topic because somebody sends to it.
+        """Create a topic on the first send to it.
 
         Raises:
-            TopicNotFound: There is no template that allows it.
+            TopicNotFound: The template does not exist or does not allow it.
             InternalError: The name is illegal.
         """
         check_name(name)
@@ -226,19 +224,19 @@ class Topics:
         if template is None or not template.config.perm & Perm.INHERIT:
             raise TopicNotFound(f"topic[{name}] not exist, apply first please!")
         if template_name == TEMPLATE and not self.defaults.auto_create:
-            raise TopicNotFound(f"topic[{name}] not exist, and topics are not made by sending")
+            raise TopicNotFound(f"topic[{name}] not exist, and sending does not create topics")
         count = max(1, min(queues_wanted, template.config.write_queue_nums))
         perm = template.config.perm & ~int(Perm.INHERIT)
         return self.put(TopicConfig(name, count, count, perm), now_ms)
 
     def create_for_group(self, name: str, queues: int, now_ms: int) -> Topic:
-        """A group's retry or dead-letter topic, made when first needed."""
+        """A group's retry or dead-letter topic, created when first needed."""
         return self._topics.get(name) or self.put(
             TopicConfig(name, queues, queues, _READ_WRITE), now_ms
         )
 
     def for_sending(self, name: str) -> Topic | None:
-        """A topic that a client may send to, or ``None`` where it is unknown.
+        """A topic that a client may send to, or ``None`` if it does not exist.
 
         Raises:
             NoPermission: Only the broker writes to it, or it is closed for writing.
@@ -252,11 +250,11 @@ class Topics:
 
 
 QUEUES_MAX: Final = 4096
-"""Queues of one topic at one broker; clients hold some state for each."""
+"""Queues of one topic at one broker; clients keep some state for each."""
 
 
 def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
-    """The topics every broker has from the start."""
+    """The topics that every broker has from the start."""
     broker, cluster, defaults = settings.name, settings.cluster, settings.topics
     levels = len(settings.delay.levels_ms())
     inherit = _READ_WRITE | int(Perm.INHERIT)
@@ -274,7 +272,7 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
         TopicConfig("BenchmarkTest", 16, 16, _READ_WRITE),
     ]
     if defaults.traces:
-        # Clients leave their traces there, also where topics are not made by sending.
+        # Clients send their traces there, even if sending does not create topics.
         topics.append(TopicConfig(TRACES, 1, 1, _READ_WRITE))
     if defaults.auto_create:
         topics.append(TopicConfig(TEMPLATE, defaults.queues, defaults.queues, inherit))
@@ -282,7 +280,7 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 def queue_counts(topics: TopicConfigs) -> dict[str, int]:
-    """How many queues each topic has, also those that are only read or only written."""
+    """The number of queues of each topic, including read-only and write-only queues."""
     return {
         name: max(config.read_queue_nums, config.write_queue_nums)
         for name, config in topics.topic_config_table.items()

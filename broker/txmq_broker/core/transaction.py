@@ -1,7 +1,7 @@
-"""The life of a transaction: one table says everything that can happen to it.
+"""The states of a transaction, in one table.
 
-The log decides, not this table: a step counts once its marker is durable, and a transaction for
-which there is no half message was never there.
+The log has the final word, not this table: a step counts once its marker is durable, and a
+transaction exists only if its half message does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ __all__ = ["STEPS", "Event", "State", "diagram"]
 
 
 class State(Enum):
-    """Where a transaction stands."""
+    """The state of a transaction."""
 
-    __hash__ = object.__hash__  # Enum's own takes as long as the rest of a step.
+    __hash__ = object.__hash__  # Enum's own hash takes as long as the rest of a step.
 
     PREPARED = "prepared"
     PARKED = "parked"
@@ -25,7 +25,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What somebody says about it."""
+    """An event that may change the state."""
 
     __hash__ = object.__hash__
 
@@ -40,12 +40,12 @@ STEPS: Final[Mapping[tuple[State, Event], State]] = {
     (State.PREPARED, Event.EXHAUSTED): State.PARKED,
     (State.PARKED, Event.COMMIT): State.COMMITTED,
     (State.PARKED, Event.ROLL_BACK): State.ROLLED_BACK,
-    # Said again: nothing changes, and nobody is told that anything was wrong.
+    # A repeated event changes nothing and is not an error.
     (State.PARKED, Event.EXHAUSTED): State.PARKED,
     (State.COMMITTED, Event.COMMIT): State.COMMITTED,
     (State.ROLLED_BACK, Event.ROLL_BACK): State.ROLLED_BACK,
 }
-"""Every step there is. A pair that is missing is a conflict: the first decision holds."""
+"""All steps. A missing pair is a conflict: the first decision holds."""
 
 
 def diagram() -> str:

@@ -1,4 +1,4 @@
-"""34, 35, 38, 46, 203, 204, 328: clients come, say who they are, and leave."""
+"""34, 35, 38, 46, 203, 204, 328: clients register, leave, and are listed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
 from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
 from txmq.protocol.bodies import (
-    ConnectedClient,
+    ClientConnection,
     ConsumerConnections,
     ConsumerIds,
     Heartbeat,
@@ -34,7 +34,7 @@ __all__ = ["ClientHandlers"]
 
 
 class ClientHandlers:
-    """Keeps the registry of clients and tells consumers when their group changes."""
+    """Keeps the registry of clients and notifies consumers when their group changes."""
 
     def __init__(self, parts: Parts) -> None:
         self._clients = parts.clients
@@ -59,22 +59,22 @@ class ClientHandlers:
         }
 
     def beat(self, connection: Connection, request: Command) -> bytes:
-        """34: a client is alive and belongs to these groups."""
+        """34: a client's heartbeat with its groups."""
         beat = Heartbeat.read(request.body)
         check_client_id(beat.client_id)
         for producer in beat.producer_data_set:
             check_producer_group(producer.group_name)
-        self._make_groups([each.group_name for each in beat.consumer_data_set])
+        self._make_groups([consumer.group_name for consumer in beat.consumer_data_set])
         changed = self._clients.beat(
             connection, beat, request.client_language, request.version, self._clock.monotonic()
         )
         self.notify(changed)
         if beat.producer_data_set:
-            self._producers_seen([each.group_name for each in beat.producer_data_set])
+            self._producers_seen([producer.group_name for producer in beat.producer_data_set])
         return answer(request)
 
     def _make_groups(self, names: list[str]) -> None:
-        """Make the groups that are new, each with its retry topic: all of them, or none."""
+        """Create the new groups with their retry topics; a refused name creates none."""
         if len(names) > GROUPS_PER_CLIENT_MAX:
             raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
         retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
@@ -87,7 +87,7 @@ class ClientHandlers:
             for retry in fresh:
                 self._topics.create_for_group(retry, max(1, queues[retry]), now_ms)
         finally:
-            # What was made is saved, also where one of them was refused.
+            # Created topics are saved even if a later one was refused.
             if fresh:
                 self._topics_changed()
 
@@ -96,23 +96,23 @@ class ClientHandlers:
         header = request.read(ClientGroups)
         if self._clients.leave(connection, header.producer_group, header.consumer_group):
             assert header.consumer_group is not None
-            # The C++ client forgets to unlock some of its queues before it goes.
+            # The C++ client does not unlock all of its queues before it leaves.
             self._locks.release(header.consumer_group, header.client_id)
             self.notify([header.consumer_group])
         return answer(request)
 
     def lost(self, connection: Connection) -> None:
-        """A connection closed, with or without a word."""
+        """Remove the clients of a closed connection."""
         self.notify(self._clients.drop(connection))
 
     def drop_silent(self) -> None:
         """Close the connections of clients whose heartbeats have stopped."""
-        for connection in self._clients.silent(self._clock.monotonic()):
+        for connection in self._clients.silent_connections(self._clock.monotonic()):
             self.notify(self._clients.drop(connection))
             connection.close()
 
     def notify(self, groups: Iterable[str]) -> None:
-        """40: tell every consumer of these groups to share the queues anew."""
+        """40: tell all consumers of these groups to rebalance the queues."""
         for name in groups:
             group = self._clients.consumer_group(name)
             config = self._groups.find(name)
@@ -122,10 +122,10 @@ class ClientHandlers:
                 try:
                     connection.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, GroupHeader(name))
                 except ConnectionLost:
-                    continue  # Its own loss is noticed elsewhere.
+                    continue  # The lost connection is handled elsewhere.
 
     def consumer_ids(self, connection: Connection, request: Command) -> bytes:
-        """38: who shares a group's queues."""
+        """38: the client ids of a group's consumers."""
         del connection
         name = request.read(GroupHeader).consumer_group
         group = self._clients.consumer_group(name)
@@ -134,13 +134,13 @@ class ClientHandlers:
         return answer(request, body=ConsumerIds(group.client_ids()).write())
 
     def check_filter(self, connection: Connection, request: Command) -> bytes:
-        """46: would this filter work?"""
+        """46: validate a filter."""
         del connection
         self._filters.of(SubscriptionCheck.read(request.body).subscription_data)
         return answer(request)
 
     def consumers(self, connection: Connection, request: Command) -> bytes:
-        """203: a group's consumers and what they subscribe to."""
+        """203: a group's consumers and their subscriptions."""
         del connection
         name = request.read(GroupHeader).consumer_group
         group = self._clients.consumer_group(name)
@@ -162,29 +162,31 @@ class ClientHandlers:
         found = self._clients.producers(name)
         if not found:
             raise InternalError(f"the producer group[{name}] not exist")
-        return answer(request, body=ProducerConnections([_shown(each) for each in found]).write())
+        return answer(
+            request, body=ProducerConnections([_shown(member) for member in found]).write()
+        )
 
     def all_producers(self, connection: Connection, request: Command) -> bytes:
-        """328: every producer by group."""
+        """328: all producers by group."""
         del connection
         age = self._clock.wall_ms() - int(self._clock.monotonic() * 1000)
         data = {
             group: [
                 {
-                    "clientId": each.client_id,
-                    "remoteIP": each.connection.address,
-                    "language": each.language,
-                    "version": each.version,
-                    "lastUpdateTimestamp": age + int(each.seen_at * 1000),
+                    "clientId": member.client_id,
+                    "remoteIP": member.connection.address,
+                    "language": member.language,
+                    "version": member.version,
+                    "lastUpdateTimestamp": age + int(member.seen_at * 1000),
                 }
-                for each in members
+                for member in members
             ]
             for group, members in self._clients.producer_groups().items()
         }
         return answer(request, body=msgspec.json.encode({"data": data}))
 
 
-def _shown(member: Member[Connection]) -> ConnectedClient:
-    return ConnectedClient(
+def _shown(member: Member[Connection]) -> ClientConnection:
+    return ClientConnection(
         member.connection.address, member.client_id, member.language, member.version
     )

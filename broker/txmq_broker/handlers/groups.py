@@ -1,4 +1,4 @@
-"""200, 201, 207, 225, 352: make, change, list and delete consumer groups."""
+"""200, 201, 207, 225, 352: create, change, list and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GroupHandlers"]
 
 
 class GroupHandlers:
-    """Serves administrators of consumer groups. A change is on the disk before it is confirmed."""
+    """Administration of consumer groups. A change is saved before it is confirmed."""
 
     def __init__(self, parts: Parts) -> None:
         self._groups = parts.groups
@@ -35,14 +35,14 @@ class GroupHandlers:
         }
 
     def put(self, connection: Connection, request: Command) -> bytes:
-        """200: make a group or change it."""
+        """200: create or change a group."""
         del connection
         self._groups.put(GroupConfig.read(request.body), self._clock.wall_ms())
         self._groups_changed()
         return answer(request)
 
     def put_all(self, connection: Connection, request: Command) -> bytes:
-        """225: make or change several groups; where one is refused, none is changed."""
+        """225: create or change several groups; if one is invalid, none is changed."""
         del connection
         configs = GroupConfigList.read(request.body).group_config_list
         for config in configs:
@@ -53,7 +53,7 @@ class GroupHandlers:
         return answer(request)
 
     def all(self, connection: Connection, request: Command) -> bytes:
-        """201: every group's settings."""
+        """201: all groups' settings."""
         del connection
         return answer(request, body=self._groups.saved().write())
 
@@ -62,14 +62,14 @@ class GroupHandlers:
         del connection
         name = request.read(NamedGroup).group
         if name is None:
-            raise InternalError("no group is named")
+            raise InternalError("the request names no group")
         found = self._groups.find(name)
         if found is None:
             raise GroupNotFound(f"subscription group [{name}] does not exist")
         return answer(request, body=found.write())
 
     def delete(self, connection: Connection, request: Command) -> bytes:
-        """207: forget a group, and where it was if that is asked for; harmless when repeated."""
+        """207: delete a group, and its offsets if requested; harmless when repeated."""
         del connection
         header = request.read(DeleteGroup)
         self._groups.remove(header.group_name, self._clock.wall_ms())

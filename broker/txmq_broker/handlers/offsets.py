@@ -1,4 +1,4 @@
-"""14, 15, 29 to 32, 41 to 43: places in queues, and who holds a queue for itself."""
+"""14, 15, 29 to 32, 41 to 43: offsets in queues, and locks of queues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["OffsetHandlers", "offset_by_time"]
 
 
 class OffsetHandlers:
-    """Answers where things are in a queue."""
+    """Serves consumer offsets, the bounds of queues, and locks."""
 
     def __init__(self, parts: Parts) -> None:
         self._topics = parts.topics
@@ -51,7 +51,7 @@ class OffsetHandlers:
         }
 
     def committed(self, connection: Connection, request: Command) -> bytes:
-        """14: how far a group has come; a new group begins a young queue at its start."""
+        """14: a group's offset; a new group starts a young queue at offset 0."""
         del connection
         header = request.read(OffsetQuery)
         found = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
@@ -69,13 +69,12 @@ class OffsetHandlers:
         return bool(first) and self._store.log.end - first[0][0] <= YOUNG_LOG_BYTES
 
     def commit(self, connection: Connection, request: Command) -> bytes:
-        """15: a group says how far it has come."""
+        """15: a group commits its offset."""
         del connection
         header = request.read(OffsetCommit)
         check_consumer_group(header.consumer_group)
         check_name(header.topic)
-        # The Node client says -1 where it has consumed nothing yet: that is no offset, and no
-        # fault.
+        # The Node client sends -1 before it has consumed anything; that is not an error.
         if header.commit_offset >= 0:
             self._offsets.put(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
@@ -91,7 +90,7 @@ class OffsetHandlers:
         return answer(request, 0, OffsetAnswer(found))
 
     def newest(self, connection: Connection, request: Command) -> bytes:
-        """30: the offset behind the last message."""
+        """30: the offset after the last message."""
         del connection
         header = request.read(QueueHeader)
         queue = self._queue(header.topic, header.queue_id)
@@ -105,7 +104,7 @@ class OffsetHandlers:
         return answer(request, 0, OffsetAnswer(queue.min_offset))
 
     def earliest_time(self, connection: Connection, request: Command) -> bytes:
-        """32: when the first message was stored."""
+        """32: the store time of the first message."""
         del connection
         header = request.read(QueueHeader)
         queue = self._queue(header.topic, header.queue_id)
@@ -119,7 +118,7 @@ class OffsetHandlers:
         return known.queues[number]
 
     def lock(self, connection: Connection, request: Command) -> bytes:
-        """41: a consumer wants queues for itself."""
+        """41: a consumer locks queues."""
         del connection
         wanted = LockRequest.read(request.body)
         check_consumer_group(wanted.consumer_group)
@@ -130,14 +129,14 @@ class OffsetHandlers:
         return answer(request, body=LockedQueues(owned).write())
 
     def unlock(self, connection: Connection, request: Command) -> bytes:
-        """42: a consumer gives queues back."""
+        """42: a consumer unlocks queues."""
         del connection
         given = LockRequest.read(request.body)
         self._locks.unlock(given.consumer_group, given.client_id, given.mq_set)
         return answer(request)
 
     def all_committed(self, connection: Connection, request: Command) -> bytes:
-        """43: every group's offsets, for replicas and tools."""
+        """43: all groups' offsets, for replicas and tools."""
         del connection
         return answer(request, body=self._offsets.saved().write())
 
@@ -147,9 +146,9 @@ def offset_by_time(
 ) -> int:
     """The offset of the message stored nearest to a time.
 
-    Without a boundary this is RocketMQ 4.9's rule: the nearer neighbour, the earlier one of two
-    equally near, the last message for any later time. With ``lower`` it is the first message at or
-    after the time, with ``upper`` the last one at or before it.
+    Without a boundary RocketMQ 4.9's rule applies: the nearer neighbour, the earlier of two equally
+    near ones, the last message for any later time. ``lower`` gives the first message at or after
+    the time, ``upper`` the last one at or before it.
     """
     low, high = queue.min_offset, queue.max_offset
     end = high

@@ -1,4 +1,4 @@
-"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: where groups and queues stand."""
+"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: the progress of groups and queues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from txmq.errors import InternalError
 from txmq.protocol.bodies import (
     ConsumeTimeSpans,
     CorrectionOffsets,
+    GroupList,
     QueueEntries,
     QueueEntry,
-    Subscription,
     SubscriptionAnswer,
+    SubscriptionData,
     TopicNames,
     with_queue_map,
 )
-from txmq.protocol.bodies import Groups as GroupNames
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import (
@@ -35,7 +35,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.client_names import check_consumer_group
 from txmq_broker.core.filter.tags import tag_filter
-from txmq_broker.core.progress import Progress
+from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import MINUTE_S
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import Parts
@@ -44,11 +44,11 @@ from txmq_broker.store.consume_queue import ConsumeQueue, Entry
 __all__ = ["ProgressHandlers"]
 
 _ENTRIES_MAX: Final = 1_000
-"""Entries of a queue shown at once."""
+"""The limit of queue entries in one answer."""
 
 
 class ProgressHandlers:
-    """Shows how far groups have come, and lets one start where another is."""
+    """Serves the offsets of groups, and copies them from one group to another."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
@@ -59,7 +59,7 @@ class ProgressHandlers:
         self._store = parts.store
         self._statistics = parts.statistics
         self._clock = parts.clock
-        self._progress = Progress(
+        self._progress = ConsumeProgress(
             parts.identity.name, parts.topics, parts.offsets, parts.clients, parts.store
         )
 
@@ -85,7 +85,7 @@ class ProgressHandlers:
         return answer(request, body=with_queue_map("offsetTable", self._progress.of_topic(topic)))
 
     def of_group(self, connection: Connection, request: Command) -> bytes:
-        """208: how far a group is, in all its topics or in those that are named."""
+        """208: a group's offsets, in all its topics or in the named ones."""
         del connection
         header = request.read(ConsumeStatsQuery)
         named = [name for name in (header.topic_list or "").split(";") if name]
@@ -101,7 +101,7 @@ class ProgressHandlers:
         return answer(request, body=with_queue_map("offsetTable", pairs, {"consumeTps": rate}))
 
     def of_all_groups(self, connection: Connection, request: Command) -> bytes:
-        """317: how far every group is, topic by topic, and how much there is left to consume."""
+        """317: all groups' offsets by topic, and their total lag."""
         del connection
         only_ordered = request.read(BrokerStatsQuery).is_order
         lag = 0
@@ -112,7 +112,7 @@ class ProgressHandlers:
                 if only_ordered and not topic.config.order:
                     continue
                 pairs = self._progress.of_group(group.group_name, topic)
-                lag += sum(each.broker_offset - each.consumer_offset for each in pairs.values())
+                lag += sum(pair.broker_offset - pair.consumer_offset for pair in pairs.values())
                 rate = {"consumeTps": self._rate(group.group_name, topic)}
                 stats.append(msgspec.Raw(with_queue_map("offsetTable", pairs, rate)))
             shown.append({group.group_name: stats})
@@ -124,30 +124,30 @@ class ProgressHandlers:
         return meter.rate(MINUTE_S, self._clock.monotonic()).per_second if meter else 0.0
 
     def groups_of_topic(self, connection: Connection, request: Command) -> bytes:
-        """300: who consumes a topic, or has done so."""
+        """300: the groups that consume or have consumed a topic."""
         del connection
         topic = request.read(TopicHeader).topic
         online = [
             group.name for group in self._clients.consumer_groups() if topic in group.subscriptions
         ]
         names = sorted({*online, *self._offsets.groups_of(topic)})
-        return answer(request, body=GroupNames(names).write())
+        return answer(request, body=GroupList(names).write())
 
     def topics_of_group(self, connection: Connection, request: Command) -> bytes:
-        """343: in which topics a group has come anywhere."""
+        """343: the topics in which a group has offsets."""
         del connection
         names = sorted(self._offsets.topics_of(_named(request)))
         return answer(request, body=TopicNames(names, self._identity.address).write())
 
     def subscription(self, connection: Connection, request: Command) -> bytes:
-        """345: what a connected group wants of a topic."""
+        """345: a connected group's subscription to a topic."""
         del connection
         header = request.read(SubscriptionQuery)
         found = self._clients.subscription(header.group, header.topic or "")
         return answer(request, body=SubscriptionAnswer(header.group, header.topic, found).write())
 
     def time_spans(self, connection: Connection, request: Command) -> bytes:
-        """303: how old a topic's messages are, and how late a group is."""
+        """303: the time range of a topic's messages, and a group's delay."""
         del connection
         header = request.read(TopicAndGroup)
         topic = self._topics.get(header.topic)
@@ -155,7 +155,7 @@ class ProgressHandlers:
         return answer(request, body=ConsumeTimeSpans(spans).write())
 
     def corrections(self, connection: Connection, request: Command) -> bytes:
-        """308: how far the slowest group is."""
+        """308: the lowest offset of a topic's groups."""
         del connection
         header = request.read(CorrectionQuery)
         without = (header.filter_groups or "").split(",")
@@ -163,7 +163,7 @@ class ProgressHandlers:
         return answer(request, body=CorrectionOffsets(found).write())
 
     def clone(self, connection: Connection, request: Command) -> bytes:
-        """314: one group goes on where another one is."""
+        """314: copy a group's offsets to another group."""
         del connection
         header = request.read(CloneOffset)
         check_consumer_group(header.dest_group)
@@ -171,13 +171,13 @@ class ProgressHandlers:
         for name in [header.topic] if header.topic else self._offsets.topics_of(source):
             if self._topics.find(name) is None:
                 continue
-            if header.offline or not self._clients.ignores(source, name):
+            if header.offline or not self._clients.lacks_subscription(source, name):
                 for queue, offset in self._offsets.queues(source, name).items():
                     self._offsets.put(header.dest_group, name, queue, offset)
         return answer(request)
 
     def entries(self, connection: Connection, request: Command) -> bytes:
-        """321: what a queue says of its messages, and whether a group wants them."""
+        """321: a queue's index entries, and a group's filter."""
         del connection
         header = request.read(QueueEntriesQuery)
         topic = self._topics.find(header.topic)
@@ -186,7 +186,7 @@ class ProgressHandlers:
         queue = topic.queues[header.queue_id]
         found = _entries(queue, header.index, min(header.count, _ENTRIES_MAX))
         body = QueueEntries(
-            [QueueEntry(*each[:3]) for each in found], queue.max_offset, queue.min_offset
+            [QueueEntry(*entry[:3]) for entry in found], queue.max_offset, queue.min_offset
         )
         if header.consumer_group:
             wanted = self._clients.subscription(header.consumer_group, header.topic)
@@ -206,7 +206,7 @@ def _entries(queue: ConsumeQueue, start: int, count: int) -> list[Entry]:
     if start < queue.min_offset:
         return found
     while len(found) < count:
-        # Entries come from one block of the index at a time.
+        # Each read returns entries from one block of the index.
         more = queue.read(start + len(found), count - len(found))
         if not more:
             break
@@ -214,7 +214,7 @@ def _entries(queue: ConsumeQueue, start: int, count: int) -> list[Entry]:
     return found
 
 
-def _shown(wanted: Subscription) -> str:
+def _shown(wanted: SubscriptionData) -> str:
     if wanted.expression_type not in ("", "TAG"):
         return wanted.sub_string
     tags = tag_filter(wanted.sub_string)
@@ -224,5 +224,5 @@ def _shown(wanted: Subscription) -> str:
 def _named(request: Command) -> str:
     name = request.read(NamedGroup).group
     if name is None:
-        raise InternalError("no group is named")
+        raise InternalError("the request names no group")
     return name

@@ -1,4 +1,4 @@
-"""11, 361: consumers pull, and wait at the queue's end until something arrives."""
+"""11, 361: consumers pull messages, or wait at the queue's end until one arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txmq.errors import (
 )
 from txmq.limits import HELD_FILTERS_CHARS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
 from txmq.protocol import answers, command
-from txmq.protocol.bodies import Subscription
+from txmq.protocol.bodies import SubscriptionData
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
@@ -29,10 +29,10 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.fetch import Fetched, Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
-from txmq_broker.core.hold import Holds
+from txmq_broker.core.held_pulls import HeldPulls
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import Parts
 from txmq_broker.store.consume_queue import ConsumeQueue
@@ -43,14 +43,14 @@ __all__ = ["PullHandlers"]
 log = logging.getLogger(__name__)
 
 _CODES: Final = {
-    Outcome.FOUND: SUCCESS,
-    Outcome.NO_MATCH: PullRetryImmediately.code,
-    Outcome.AT_END: PullNotFound.code,
-    Outcome.EMPTY: PullNotFound.code,
-    Outcome.PAST_END: OffsetMoved.code,
-    Outcome.TOO_SMALL: OffsetMoved.code,
+    FetchOutcome.FOUND: SUCCESS,
+    FetchOutcome.NO_MATCH: PullRetryImmediately.code,
+    FetchOutcome.AT_END: PullNotFound.code,
+    FetchOutcome.EMPTY: PullNotFound.code,
+    FetchOutcome.PAST_END: OffsetMoved.code,
+    FetchOutcome.TOO_SMALL: OffsetMoved.code,
 }
-_WAITING: Final = (Outcome.AT_END, Outcome.EMPTY)
+_WAITING: Final = (FetchOutcome.AT_END, FetchOutcome.EMPTY)
 _COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
 _NO_FIELDS: Final = msgspec.Raw(b"")
 _SUSPEND: Final = int(PullFlag.SUSPEND)
@@ -71,7 +71,7 @@ class HeldPull(NamedTuple):
 
 
 class PullHandlers:
-    """Gives consumers what is stored."""
+    """Serves stored messages to consumers."""
 
     def __init__(self, parts: Parts) -> None:
         self._topics = parts.topics
@@ -81,12 +81,12 @@ class PullHandlers:
         self._offsets = parts.offsets
         self._store = parts.store
         self._statistics = parts.statistics
-        self._given = parts.statistics.meter("BROKER_GET_NUMS", "")
+        self._served = parts.statistics.meter("BROKER_GET_NUMS", "")
         self._found = parts.statistics.meter("PULLS_FOUND", "")
         self._missed = parts.statistics.meter("PULLS_MISSED", "")
         self._clock = parts.clock
         self.wait_max = parts.settings.pull_wait_max
-        self._holds: Holds[HeldPull] = Holds()
+        self._holds: HeldPulls[HeldPull] = HeldPulls()
         self._held_chars = 0
         self._woken: deque[HeldPull] = deque()
         self._is_resuming = False
@@ -100,11 +100,11 @@ class PullHandlers:
 
     @property
     def held(self) -> int:
-        """How many pulls wait."""
+        """The number of waiting pulls."""
         return len(self._holds) + len(self._woken)
 
     def pull(self, connection: Connection, request: Command) -> bytes | None:
-        """11 and 361: answer with messages, or hold the pull until there are some."""
+        """11 and 361: answer with messages, or hold the pull until some arrive."""
         header = request.read(PullMessage)
         topic = self._permitted(header)
         queue = topic.queues[header.queue_id]
@@ -142,9 +142,9 @@ class PullHandlers:
             return self._filters.of(self._subscription(header))
         kind = header.expression_type or "TAG"
         text = header.subscription or ""
-        return self._filters.of(Subscription(header.topic, text, expression_type=kind))
+        return self._filters.of(SubscriptionData(header.topic, text, expression_type=kind))
 
-    def _subscription(self, header: PullMessage) -> Subscription:
+    def _subscription(self, header: PullMessage) -> SubscriptionData:
         group = self._clients.consumer_group(header.consumer_group)
         if group is None:
             raise SubscriptionMissing(f"the group {header.consumer_group} is not online")
@@ -174,21 +174,21 @@ class PullHandlers:
                 self._hold(pull)
                 return None
             at_end = found.next_offset >= pull.queue.max_offset
-            if is_woken and found.outcome is Outcome.NO_MATCH and at_end:
-                # What arrived is for others: go on waiting behind it.
+            if is_woken and found.outcome is FetchOutcome.NO_MATCH and at_end:
+                # The new messages do not match: wait for later ones.
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
         return self._answer(pull, found)
 
-    def _answer(self, pull: HeldPull, found: Fetched) -> bytes:
+    def _answer(self, pull: HeldPull, found: FetchResult) -> bytes:
         queue = pull.queue
         code = _CODES[found.outcome]
         if found.records:
             key = f"{queue.topic}@{pull.header.consumer_group}"
-            size = sum([len(each) for each in found.records])
+            size = sum([len(record) for record in found.records])
             self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
-            self._given.total += len(found.records)
+            self._served.total += len(found.records)
             self._found.total += 1
         else:
             self._missed.total += 1
@@ -196,12 +196,12 @@ class PullHandlers:
         return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
 
     def _has_room(self, pull: HeldPull) -> bool:
-        # What is left of a filter when it is held with its pull is as long as its text was.
+        # A held filter takes about as much memory as its text.
         return not self._holds.is_full and self._held_chars + pull.chars <= HELD_FILTERS_CHARS_MAX
 
     def _hold(self, pull: HeldPull) -> None:
         self._held_chars += pull.chars
-        # Only the numbers are needed for the answer; the texts may be long, and the wait too.
+        # The answer needs only the numbers; the texts may be long, and so may the wait.
         pull.request.ext, pull.request.fields, pull.request.body = _NO_FIELDS, None, b""
         pull.header.subscription = None
         self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
@@ -225,10 +225,10 @@ class PullHandlers:
         self._watch()
 
     def arrived(self, span: Span) -> None:
-        """Wake the pulls that wait at the queues a span has reached."""
+        """Wake the pulls that wait at the queues of a span."""
         if not len(self._holds):
             return
-        reached = {(queue.topic, queue.number) for queue in {each[0] for each in span.staged}}
+        reached = {(queue.topic, queue.number) for queue in {entry[0] for entry in span.staged}}
         if span.halves:
             reached.add((HALF_TOPIC, 0))
         if span.markers:
@@ -239,7 +239,7 @@ class PullHandlers:
             self._resume_woken()
 
     def _resume_woken(self) -> None:
-        """Serve those who were woken; where they are many, others have their turn in between."""
+        """Serve woken pulls, in portions, so that the loop serves other requests in between."""
         room = WOKEN_TOGETHER_MAX
         while self._woken and room > 0:
             pull = self._woken.popleft()
@@ -256,27 +256,27 @@ class PullHandlers:
             return
         try:
             answer = self._serve(self._renewed(pull), may_hold=may_hold, is_woken=True)
-        except (TxmqError, OSError) as problem:
-            log.error("a held pull of %s failed: %s", pull.queue.topic, problem)  # noqa: TRY400
-            answer = command.answer(pull.request, InternalError.code, remark=str(problem))
+        except (TxmqError, OSError) as error:
+            log.error("a held pull of %s failed: %s", pull.queue.topic, error)  # noqa: TRY400
+            answer = command.answer(pull.request, InternalError.code, remark=str(error))
         if answer is not None:
             connection.send(answer)
             connection.flush()
 
     def _renewed(self, pull: HeldPull) -> HeldPull:
-        """A pull with what its group wants by now, where it brought nothing of its own."""
+        """The pull with its group's current filter, unless it has a filter of its own."""
         if pull.header.sys_flag & _SUBSCRIPTION:
             return pull
         try:
             wanted = self._wanted(pull.header)
         except TxmqError:
-            return pull  # The group has gone, or wants what cannot be.
+            return pull  # The group has left, or its filter is invalid.
         return pull._replace(wanted=wanted, chars=_size_of(wanted))
 
     def release(self) -> None:
-        """Answer everything that is held and hold nothing more, because the broker stops.
+        """Answer all held pulls and hold no more, because the broker stops.
 
-        Some clients wait half a minute for the answer of a pull whose connection is gone.
+        Some clients wait half a minute for the answer to a pull whose connection is lost.
         """
         self._is_closing = True
         if self._timer is not None:
@@ -288,7 +288,7 @@ class PullHandlers:
 
 
 def _size_of(wanted: Filter | None) -> int:
-    """How long the text was that is left of a filter: its own, or its group's."""
+    """The length of a filter's text."""
     if isinstance(wanted, Condition):
         return len(wanted.expression)
-    return 0 if wanted is None else sum([len(each) + 2 for each in wanted.words])
+    return 0 if wanted is None else sum([len(word) + 2 for word in wanted.words])

@@ -22,7 +22,7 @@ _UNIQUE = "_UNIQUE_KEY_QUERY"
 
 
 class QueryHandlers:
-    """Shows single messages."""
+    """Serves single messages."""
 
     def __init__(self, parts: Parts) -> None:
         self._topics = parts.topics
@@ -36,7 +36,7 @@ class QueryHandlers:
         }
 
     def by_key(self, connection: Connection, request: Command) -> bytes:
-        """12: messages of a topic that carry a key, newest first, stored within a range of time."""
+        """12: a topic's messages with a key, newest first, stored within a time range."""
         del connection
         header = request.read(MessageQuery)
         only_unique = request.field_map().get(_UNIQUE, "").lower() == "true"
@@ -62,7 +62,7 @@ class QueryHandlers:
         return answer(request, 0, state, body=b"".join(found))
 
     def by_id(self, connection: Connection, request: Command) -> bytes:
-        """33: the message at a place of the log."""
+        """33: the message at a position of the log."""
         del connection
         position = request.read(MessagePosition).offset
         data = self._store.record_bytes(position)

@@ -1,4 +1,4 @@
-"""370: a message that waits for its time shall not come."""
+"""370: recall a delayed message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RecallHandlers"]
 
 
 class RecallHandlers:
-    """Takes back messages that wait."""
+    """Recalls delayed messages."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
@@ -28,13 +28,13 @@ class RecallHandlers:
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     def recall(self, connection: Connection, request: Command) -> None:
-        """370: answer once it is certain that the message will not come."""
+        """370: recall a delayed message; the answer comes once the recall is durable."""
         header = request.read(RecallMessage)
         self._topics.get(header.topic)
         handle = recall.decode(header.recall_handle)
         if handle.topic != header.topic or handle.broker != self._identity.name:
             raise IllegalOperation(
-                f"the handle is of {handle.topic} at {handle.broker}, not of {header.topic} here"
+                f"the handle is for {handle.topic} at {handle.broker}, not for {header.topic} here"
             )
         found = self._schedule.find(handle.topic, handle.message_id)
         now_ms = self._flusher.turn_ms()

@@ -1,7 +1,7 @@
-"""222, 223, 307, 309, 324, 325: passed on to a client over the client's own connection.
+"""222, 223, 307, 309, 324, 325: requests relayed to a client over the client's connection.
 
-A handler here returns nothing; a task waits for the client and answers later. Tasks are counted,
-and cancelled when the broker stops: whoever waits for them then sees the connection close.
+A handler here returns nothing; a task waits for the client and answers later. The number of tasks
+is limited. When the broker stops, it cancels them, and the requesters see their connections close.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ __all__ = ["RelayHandlers"]
 log = logging.getLogger(__name__)
 
 CALL_S: Final = 10.0
-"""How long a client may take to do what an operator asks, or to take a reply."""
+"""The time limit for a client to serve an operator's request, or to accept a reply."""
 
 STATUS_S: Final = 5.0
-"""How long a client may take to say how far it is."""
+"""The time limit for a client to report its offsets."""
 
 _KNOWS_OFFSETS: Final = 28
 _KNOWS_CALLS: Final = 62
-"""The releases since which clients know 220 and 221, and 307 and 309."""
+"""The first client releases with 220 and 221, and with 307 and 309."""
 
 _CPP: Final = "CPP"
 
 
 class RelayHandlers:
-    """Brings operators and repliers together with the clients they mean."""
+    """Relays requests and replies to connected clients."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
@@ -91,11 +91,11 @@ class RelayHandlers:
 
     @property
     def pending(self) -> int:
-        """How many requests wait for a client."""
+        """The number of requests that wait for a client."""
         return len(self._tasks)
 
     async def stop(self) -> None:
-        """Give up on the clients that have not answered."""
+        """Cancel the requests that clients have not answered."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -118,13 +118,13 @@ class RelayHandlers:
     ) -> None:
         try:
             found = await work
-        except TxmqError as problem:
-            code = problem.code if isinstance(problem, BrokerRefused) else InternalError.code
-            found = answer(request, code, remark=str(problem))
-        except Exception as problem:
-            # As in Dispatcher: whoever waits hears of it, whatever it is.
+        except TxmqError as error:
+            code = error.code if isinstance(error, BrokerRefused) else InternalError.code
+            found = answer(request, code, remark=str(error))
+        except Exception as error:
+            # As in Dispatcher: the requester gets an answer for any error.
             log.exception("request %d of %s failed", request.code, connection.address)
-            remark = f"{type(problem).__name__}: {problem}"
+            remark = f"{type(error).__name__}: {error}"
             found = answer(request, InternalError.code, remark=remark)
         if not request.is_oneway:
             connection.send(found)
@@ -133,13 +133,13 @@ class RelayHandlers:
     # 307, 309
 
     def running_info(self, connection: Connection, request: Command) -> None:
-        """307: what a consumer is doing."""
+        """307: a consumer's state."""
         header = request.read(ConsumeDirectly)
         member = self._consumer(header)
         self._later(connection, request, _call(member, request, request.field_map()))
 
     def consume_directly(self, connection: Connection, request: Command) -> None:
-        """309: one consumer shall handle one stored message now."""
+        """309: let one consumer handle one stored message now."""
         header = request.read(ConsumeDirectly)
         member = self._consumer(header)
         _, _, position = split_offset_id(header.msg_id or "")
@@ -161,7 +161,7 @@ class RelayHandlers:
     # 223
 
     def status(self, connection: Connection, request: Command) -> None:
-        """223: how far a group's clients say they are."""
+        """223: the offsets that a group's clients report."""
         header = request.read(ConsumerStatusQuery)
         group = self._clients.consumer_group(header.group)
         if group is None:
@@ -190,7 +190,7 @@ class RelayHandlers:
     # 222
 
     def reset_offset(self, connection: Connection, request: Command) -> bytes:
-        """222: take a connected group elsewhere; its clients are told, and store it themselves."""
+        """222: reset a connected group's offsets; its clients are notified and commit them."""
         del connection
         header = request.read(ResetOffset)
         topic = self._topics.find(header.topic)
@@ -208,14 +208,14 @@ class RelayHandlers:
         }
         members = list(group.members.values())
         _refuse_old(members)
-        told = ResetOffset(header.topic, header.group, header.timestamp, header.is_force)
+        reset = ResetOffset(header.topic, header.group, header.timestamp, header.is_force)
         for member in members:
             is_list = _CPP in (member.language, request.client_language)
             body = _as_list(targets) if is_list else with_queue_map("offsetTable", targets)
             try:
-                member.connection.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, body=body)
+                member.connection.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body=body)
             except ConnectionLost:
-                continue  # Its own loss is noticed elsewhere.
+                continue  # The lost connection is handled elsewhere.
         return answer(request, body=with_queue_map("offsetTable", targets))
 
     def _target(self, header: ResetOffset, queue: ConsumeQueue) -> int:
@@ -238,13 +238,11 @@ class RelayHandlers:
     # 324, 325
 
     def reply(self, connection: Connection, request: Command) -> None:
-        """324: pass a reply to the producer that waits for it; the header's names are spelled
-        out.
-        """
+        """324: pass a reply to the producer that waits for it; the header has long names."""
         self._reply(connection, request, request.read(SendMessage))
 
     def reply_v2(self, connection: Connection, request: Command) -> None:
-        """325: pass a reply to the producer that waits; the header's names are single letters."""
+        """325: the same as 324; the header has single letters as names."""
         self._reply(connection, request, request.read(SendMessageV2))
 
     def _reply(self, connection: Connection, request: Command, header: SendMessage) -> None:
@@ -283,10 +281,10 @@ async def _call(
 ) -> bytes:
     try:
         found = await member.connection.ask(request.code, fields, body=body, timeout_s=CALL_S)
-    except RequestTimeout as problem:
-        raise ConsumeTimeout(f"consumer <{member.client_id}> Timeout: {problem}") from problem
-    except TransportError as problem:
-        raise InternalError(f"consumer <{member.client_id}> is lost: {problem}") from problem
+    except RequestTimeout as error:
+        raise ConsumeTimeout(f"consumer <{member.client_id}> Timeout: {error}") from error
+    except TransportError as error:
+        raise InternalError(f"consumer <{member.client_id}> is lost: {error}") from error
     return answer(request, found.code, found.field_map(), body=found.body, remark=found.remark)
 
 
@@ -297,8 +295,8 @@ async def _status(
     try:
         found = await member.connection.request(code, query, timeout_s=STATUS_S)
         return read_queue_map(found.body, "messageQueueTable", int)
-    except (TransportError, BrokerRefused, RemoteProtocolError) as problem:
-        log.warning("%s does not say how far it is: %s", member.client_id, problem)
+    except (TransportError, BrokerRefused, RemoteProtocolError) as error:
+        log.warning("%s did not report its offsets: %s", member.client_id, error)
         return None
 
 
@@ -306,11 +304,11 @@ async def _push(to: Connection, request: Command, push: ReplyPush, asker: str) -
     code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
     try:
         found = await to.ask(code, push, body=request.body, timeout_s=CALL_S)
-    except TransportError as problem:
-        raise InternalError(f"push reply message to {asker} fail: {problem}") from problem
+    except TransportError as error:
+        raise InternalError(f"push reply message to {asker} fail: {error}") from error
     if found.code != SUCCESS:
         raise InternalError(f"push reply message to {asker} fail: {found.remark or found.code}")
-    # The reply is handed over and not stored, so it has no place in the log.
+    # The reply is pushed and not stored, so it has no position in the log.
     fields = {
         "MSG_REGION": "DefaultRegion",
         "TRACE_ON": "true",
@@ -336,7 +334,7 @@ def _meant(topic: Topic, number: int | None) -> list[ConsumeQueue]:
 
 
 def _as_list(targets: dict[MessageQueue, int]) -> bytes:
-    """The form for clients whose JSON knows no objects as keys."""
+    """The form for clients whose JSON does not support objects as keys."""
     rows = [
         {
             "brokerName": queue.broker_name,

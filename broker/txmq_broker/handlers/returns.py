@@ -1,4 +1,4 @@
-"""36: messages that consumers could not handle come back, to be given again or put aside."""
+"""36: consumers return messages that they failed to handle, for a retry or as dead letters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, RETRY, WAITING_TOPIC
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.arrival import examine
-from txmq_broker.core.retry import ATTEMPTS_TOP, Fate, fate_of, returned, settle_maximum
+from txmq_broker.core.retry import (
+    ATTEMPTS_TOP,
+    RetryVerdict,
+    apply_verdict,
+    judge_retry,
+    retry_maximum,
+)
 from txmq_broker.core.topics import Topic, check_name
 from txmq_broker.handlers.send import queues_to_write
 from txmq_broker.parts import Parts
@@ -26,16 +32,16 @@ __all__ = ["ReturnHandlers"]
 log = logging.getLogger(__name__)
 
 _SAYS_MAXIMUM: Final = 121
-"""RocketMQ 3.4.9: what older clients say of the maximum means nothing."""
+"""RocketMQ 3.4.9; older clients' maximum has no meaning."""
 
 _NOT_KEPT: Final = ~int(SysFlag.ROLLED_BACK | SysFlag.STORE_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_NOT_GIVEN_YET: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})
-"""What lies there was never given to a consumer, whatever a stranger says."""
+_NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})
+"""Topics whose messages no consumer has received, so none can be returned."""
 
 
 class ReturnHandlers:
-    """Takes messages back from consumer groups."""
+    """Takes returned messages from consumer groups."""
 
     def __init__(self, parts: Parts, topic_of_group: Callable[[str, int, int], Topic]) -> None:
         self._identity = parts.identity
@@ -58,43 +64,49 @@ class ReturnHandlers:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, connection: Connection, request: Command) -> bytes | None:
-        """36: a consumer could not handle a message and wants it again later, or never again."""
+        """36: a consumer failed to handle a message and wants it again later, or never."""
         header = request.read(SendBack)
         group, now_ms = header.group, self._flusher.turn_ms()
         check_name(RETRY + group)
-        record = self._given(header.offset)
+        record = self._message_at(header.offset)
         config = self._groups.get(group, now_ms)
         if config.retry_queue_nums <= 0:
-            # As RocketMQ, for groups that are to have no retries at all.
+            # As in RocketMQ, for groups without retries.
             log.warning("group %s has no retry queue: %s is dropped", group, record.offset_id)
             return answer(request)
         said = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
         online = self._clients.consumer_group(group)
-        maximum = settle_maximum(said, online, connection, config)
-        fate = fate_of(record.attempts, maximum, header.delay_level, header.reason or "")
-        fate, text = returned(record, group, fate)
-        if fate.reason:
+        maximum = retry_maximum(said, online, connection, config)
+        verdict = judge_retry(record.attempts, maximum, header.delay_level, header.reason or "")
+        verdict, text = apply_verdict(record, group, verdict)
+        if verdict.reason:
             topic, number = self._topic_of_group(DLQ + group, 1, now_ms), 0
-            log.info("%s is a dead letter of group %s: %s", record.offset_id, group, fate.reason)
+            log.info("%s is a dead letter of group %s: %s", record.offset_id, group, verdict.reason)
         else:
             topic = self._topic_of_group(RETRY + group, config.retry_queue_nums, now_ms)
             number = self._entropy.below(queues_to_write(topic))
-        self._put(topic, number, record, text, fate, now_ms)
+        self._put(topic, number, record, text, verdict, now_ms)
         self._count(record, group)
         if not request.is_oneway:
             self._flusher.staged(connection, request, answer(request))
         return None
 
-    def _given(self, position: int) -> Record:
-        """The message that lies at a position, as consumers are given it."""
+    def _message_at(self, position: int) -> Record:
+        """The message at a position, as a consumer receives it."""
         data = self._store.record_bytes(position)
         record = None if data is None else unpack(data)[0]
-        if record is None or record.topic in _NOT_GIVEN_YET:
+        if record is None or record.topic in _NEVER_CONSUMED:
             raise InternalError(f"look message by offset failed, {position}")
         return record
 
     def _put(
-        self, topic: Topic, number: int, record: Record, text: str, fate: Fate, now_ms: int
+        self,
+        topic: Topic,
+        number: int,
+        record: Record,
+        text: str,
+        verdict: RetryVerdict,
+        now_ms: int,
     ) -> None:
         arrival = examine(text, self._cluster, topic.key_seed, self._identity.unique_id)
         data, _, tags_code, hashes, _ = arrival
@@ -104,20 +116,20 @@ class ReturnHandlers:
             sys_flag, record.born_ms, record.born_host, now_ms, self._store_host, attempts, 0
         )  # fmt: skip
         flag, body = record.flag, record.body
-        if fate.reason:
+        if verdict.reason:
             queue, tail = topic.queues[number], tail_of(topic.name_field, data)
             self._store.append(queue, postmark, flag, body, tail, tags_code, hashes)
             topic.put_count += 1
             topic.put_bytes += len(body)
         else:
-            # A turn's time may be ahead, where the clock was set back.
+            # The turn's time may be ahead of the clock if the clock was set back.
             clock_ms = self._clock.wall_ms()
             self._schedule.put_at_level(
-                topic, number, postmark, flag, body, data, fate.level, clock_ms
+                topic, number, postmark, flag, body, data, verdict.level, clock_ms
             )
 
     def _count(self, record: Record, group: str) -> None:
         name = properties.find(record.properties, properties.RETRY_TOPIC)
         if name is None or self._topics.find(name) is None:
-            name = record.topic  # A stranger's word would be one more name to remember.
+            name = record.topic  # An unknown name would add a counter for each forged property.
         self._statistics.meter("SNDBCK_PUT_NUMS", f"{name}@{group}").total += 1

@@ -1,4 +1,4 @@
-"""10, 310, 320: messages arrive. The way from here to the disk is the broker's hottest path."""
+"""10, 310, 320: producers send messages. The broker's hottest path starts here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from txmq.remoting.dispatch import Handler
 from txmq_broker.core.arrival import (
     Arrival,
     as_half,
-    check_now,
     examine,
     examine_all,
-    says_it_is_half,
+    is_marked_half,
+    refuse_delay,
 )
 from txmq_broker.core.client_names import producer_group_fault
-from txmq_broker.core.retry import buried, why_exhausted
-from txmq_broker.core.schedule import Wish
+from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
+from txmq_broker.core.schedule import DueTime
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import Parts
 
@@ -40,7 +40,7 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class SendHandlers:
-    """Stores what producers send."""
+    """Stores messages from producers."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
@@ -71,11 +71,11 @@ class SendHandlers:
         }
 
     def send(self, connection: Connection, request: Command) -> bytes | None:
-        """10: store a message; the header's names are spelled out."""
+        """10: store a message; the header has long names."""
         return self._take(connection, request, request.read(SendMessage))
 
     def send_v2(self, connection: Connection, request: Command) -> bytes | None:
-        """310 and 320: store a message, or a batch; the header's names are single letters."""
+        """310 and 320: store a message or a batch; the header has single letters as names."""
         return self._take(connection, request, request.read(SendMessageV2))
 
     def _take(  # noqa: C901  the hot path: a call for each check would cost every message
@@ -84,7 +84,7 @@ class SendHandlers:
         now_ms = self._flusher.turn_ms()
         if fault := producer_group_fault(header.producer_group):
             raise MessageIllegal(fault)
-        topic = self._topics.sendable.get(header.topic) or self._other(header)
+        topic = self._topics.sendable.get(header.topic) or self._missing_or_closed(header)
         number = header.queue_id
         if number < 0:
             number = self._entropy.below(queues_to_write(topic))
@@ -107,14 +107,14 @@ class SendHandlers:
             arrival = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
             data, unique, tags_code, hashes, special = arrival
             if special is not None or sys_flag & _TRANSACTION_BITS:
-                if sys_flag & _TRANSACTION_BITS or says_it_is_half(special):
+                if sys_flag & _TRANSACTION_BITS or is_marked_half(special):
                     return self._take_half(
                         connection, request, header, topic, number, postmark, arrival
                     )
                 wall_ms = self._clock.wall_ms()
-                wish = self._schedule.wish_in(special or {}, wall_ms)
-                if wish is not None:
-                    return self._take_for_later(
+                due_time = self._schedule.due_time_in(special or {}, wall_ms)
+                if due_time is not None:
+                    return self._take_delayed(
                         connection,
                         request,
                         header,
@@ -122,7 +122,7 @@ class SendHandlers:
                         number,
                         postmark,
                         arrival,
-                        wish,
+                        due_time,
                         wall_ms,
                     )
             tail = tail_of(topic.name_field, data)
@@ -168,7 +168,7 @@ class SendHandlers:
             give(connection, request, answer)
         return None
 
-    def _take_for_later(
+    def _take_delayed(
         self,
         connection: Connection,
         request: Command,
@@ -177,17 +177,19 @@ class SendHandlers:
         number: int,
         postmark: Postmark,
         arrival: Arrival,
-        wish: Wish,
+        due_time: DueTime,
         wall_ms: int,
     ) -> bytes | None:
         data, unique = arrival[:2]
-        handle = recall.encode(RecallHandle(topic.name, self._identity.name, wish.due_ms, unique))
+        handle = recall.encode(
+            RecallHandle(topic.name, self._identity.name, due_time.due_ms, unique)
+        )
         offset, position = self._schedule.put(
-            topic, number, postmark, header.flag, request.body, data, wish, wall_ms
+            topic, number, postmark, header.flag, request.body, data, due_time, wall_ms
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent_for_later(request, offset_id, number, offset, unique, handle)
+            answer = answers.sent_delayed(request, offset_id, number, offset, unique, handle)
             self._flusher.staged(connection, request, answer)
         return None
 
@@ -204,8 +206,7 @@ class SendHandlers:
             topic.key_seed,
             self._new_key,
         )
-        # All of them are looked at before the first is staged: a batch is taken whole or refused
-        # whole.
+        # All messages are checked before the first is staged: a batch is stored whole or refused.
         messages: list[tuple[int, bytes, bytes, int, tuple[int, ...]]] = []
         first_unique = ""
         name_field = topic.name_field
@@ -213,11 +214,11 @@ class SendHandlers:
         for (flag, body, _), arrival in zip(items, arrivals, strict=True):
             data, unique, tags_code, hashes, special = arrival
             if special is not None:
-                if says_it_is_half(special):
+                if is_marked_half(special):
                     raise MessageIllegal("a batch cannot be transactional")
-                check_now(special, "a batch")
+                refuse_delay(special, "a batch")
             tail = tail_of(name_field, data)
-            # What all of them share is stored with each: little on the wire can be much in the log.
+            # Shared properties are stored with each message, so a small batch may fill the log.
             size += len(body) + len(tail)
             if size > SPAN_BYTES_MAX:
                 raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
@@ -234,13 +235,13 @@ class SendHandlers:
         return answers.sent(request, self._offset_ids(positions), number, offset, first_unique)
 
     def _offset_ids(self, positions: list[int]) -> bytes:
-        # Written by hand as offset_id would write each: this runs for every message.
+        # offset_id inlined for all positions at once, because this runs for every message.
         host = self._store_host_hex
         places = Struct(f">{len(positions)}q").pack(*positions).hex(",", 8).upper().encode()
         return host + places.replace(b",", b"," + host)
 
-    def _other(self, header: SendMessage) -> Topic:
-        """A topic that is not there yet, or that only some may send to."""
+    def _missing_or_closed(self, header: SendMessage) -> Topic:
+        """A topic that does not exist yet, or that needs further checks."""
         known = self._topics.for_sending(header.topic)
         now_ms = self._clock.wall_ms()
         if header.topic.startswith(RETRY):
@@ -253,30 +254,30 @@ class SendHandlers:
         return made
 
     def _for_retry(self, header: SendMessage, known: Topic | None, now_ms: int) -> Topic:
-        """Where a message goes that a consumer sends to come again: there, or to the dead."""
+        """The topic for a message that a consumer sends as a retry: retry or dead letter."""
         name = header.topic.removeprefix(RETRY)
         group = self._groups.get(name, now_ms)
         attempts, text = header.reconsume_times or 0, header.properties or ""
         if attempts:
-            # Clients that cannot send it back send it with all it came with, and it is no half of
-            # a transaction any more.
+            # A client that failed to return a message sends it with all its old properties; it is
+            # not a half message any more.
             header.sys_flag &= ~_TRANSACTION_BITS
             header.properties = text = properties.without(text, properties.TRANSACTION)
         said = header.max_reconsume_times
         maximum = group.retry_max_times if said is None or said < 0 else said
-        reason = why_exhausted(attempts, maximum)
+        reason = exhaustion_reason(attempts, maximum)
         if reason and not header.batch:
-            # How stock consumers give up what they cannot send back, or handle in order.
-            header.queue_id, header.properties = 0, buried(text, reason)
+            # Stock consumers give up this way if a return fails, or when orderly.
+            header.queue_id, header.properties = 0, dead_letter_properties(text, reason)
             return self.topic_of_group(DLQ + name, 1, now_ms)
         return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums), now_ms)
 
     def topic_of_group(self, name: str, queues: int, now_ms: int) -> Topic:
-        """A group's retry or dead-letter topic, made when first needed.
+        """A group's retry or dead-letter topic, created when first needed.
 
         Raises:
-            NoPermission: It is closed for writing, or there are too many topics.
-            InternalError: No topic can be called so.
+            NoPermission: It is closed for writing, or the limit of topics is reached.
+            InternalError: Its name is invalid.
             ServiceUnavailable: It could not be saved.
         """
         found = self._topics.for_sending(name)
@@ -290,16 +291,16 @@ def _items_of(request: Command, header: SendMessage) -> list[batch.BatchItem]:
     if header.topic.startswith(RETRY):
         raise MessageIllegal("a batch cannot go to a retry topic")
     if request.code == RequestCode.SEND_MESSAGE and not _looks_like_batch(request.body):
-        # The C++ client marks a body of its own making as a batch; RocketMQ stores it as one.
+        # The C++ client marks a body in its own format as a batch; RocketMQ stores it as one body.
         return [(header.flag, request.body, "")]
     return batch.unpack(request.body)
 
 
 def queues_to_write(topic: Topic) -> int:
-    """How many queues of a topic take messages.
+    """The number of writable queues of a topic.
 
     Raises:
-        NoPermission: None does.
+        NoPermission: There are none.
     """
     count = topic.config.write_queue_nums
     if not count:

@@ -1,4 +1,4 @@
-"""25, 26: the settings by RocketMQ's names for them; few can be changed while the broker runs."""
+"""25, 26: the settings under RocketMQ's names; few can change while the broker runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _HOUR_S: Final = 3600
 
 NAME_CHARS_SHOWN: Final = 100
-"""How much of an unknown name a refusal repeats."""
+"""The characters of an unknown name that a refusal shows."""
 
 
 def _alias(name: str) -> Alias:
@@ -56,7 +56,7 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
             "transactionCheckMax",
         )
     },
-    # Tools write what RocketMQ reads: no units, no rounding to what has an effect.
+    # Tools write RocketMQ's format: no units, and no rounding.
     "transactionTimeOut": Alias("transaction.timeout", milliseconds),
     "transactionCheckInterval": Alias("transaction.check_interval", milliseconds),
     "diskMaxUsedSpaceRatio": Alias("retention.delete_above", percent),
@@ -64,7 +64,7 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
 
 
 class SettingHandlers:
-    """Shows the settings and takes changes, which last until the broker stops."""
+    """Serves the settings and applies changes, which last until the broker stops."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
@@ -82,14 +82,14 @@ class SettingHandlers:
         }
 
     def show(self, connection: Connection, request: Command) -> bytes:
-        """26: every setting that has a name in RocketMQ."""
+        """26: all settings that have a name in RocketMQ."""
         del connection
         version = msgspec.json.encode(self._version).decode()
         body = java_properties.dumps(self._all())
         return answer(request, 0, BrokerConfigAnswer(version), body=body)
 
     def change(self, connection: Connection, request: Command) -> bytes:
-        """25: change settings, all that are given or none."""
+        """25: change settings: all of them, or none after an error."""
         known = {name: _text(value) for name, value in self._all().items()}
         wanted = {
             name: text.strip()
@@ -167,7 +167,7 @@ def _refusal(name: str, text: str) -> str | None:
     if isinstance(meaning, OneValue):
         if text.lower() == meaning.value.lower():
             return None
-        return f"{name} takes {meaning.value or 'no value'} alone: {meaning.why}"
+        return f"{name} accepts only {meaning.value or 'an empty value'}: {meaning.why}"
     if isinstance(meaning, Unused):
         return f"{name} has no meaning here: {meaning.why}"
     if meaning is None:
@@ -187,7 +187,7 @@ def _changed(settings: BrokerSettings, wanted: Mapping[str, str]) -> BrokerSetti
         except ValueError as error:
             raise InternalError(f"{name} cannot be {text!r}; it takes {error}") from error
     try:
-        # All at once, as some have to fit each other.
+        # All at once, because some values depend on each other.
         return rebuild(settings, values)
     except ConfigError as error:
         raise InternalError(str(error)) from error

@@ -1,4 +1,4 @@
-"""28, 315, 306, 316, 329: what the broker counts, and what it can put in order."""
+"""28, 315, 306, 316, 329: the broker's counters, and clean-up on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Final
 
 from txmq.errors import InternalError
-from txmq.protocol.bodies import CounterView, CounterWindow, Table
+from txmq.protocol.bodies import CounterView, CounterWindow, TextTable
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import VERSION, Command, answer
 from txmq.protocol.headers import StatsQuery, camel
@@ -19,11 +19,11 @@ from txmq_broker.parts import Parts
 __all__ = ["StatisticsHandlers"]
 
 VERSION_NAME: Final = "V4_9_8"
-"""How RocketMQ writes the release whose protocol we speak; tools print it."""
+"""RocketMQ's name for our protocol version; tools print it."""
 
 _UNKNOWN: Final = "-1"
 
-_NOTHING_OF_THE_KIND: Final = dict.fromkeys(
+_UNMEASURED: Final = dict.fromkeys(
     (
         "sendThreadPoolQueueSize",
         "sendThreadPoolQueueCapacity",
@@ -46,12 +46,12 @@ _NOTHING_OF_THE_KIND: Final = dict.fromkeys(
     ),
     "0",
 )
-"""Numbers of parts that a Java broker has and we have not, or do not measure. They are told all the
-same: monitoring tools parse them unseen and show nothing at all of a broker that leaves one out."""
+"""Figures that do not exist here or are not measured. The answer includes them, because monitoring
+tools require all of them and otherwise show nothing of the broker."""
 
 
 class StatisticsHandlers:
-    """Tells operators' tools how the broker is."""
+    """Serves the broker's state to operators' tools."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
@@ -78,13 +78,13 @@ class StatisticsHandlers:
     # 28
 
     def runtime(self, connection: Connection, request: Command) -> bytes:
-        """28: everything that a monitoring page shows of a broker."""
+        """28: all figures that a monitoring page shows."""
         del connection
         self._statistics.count_puts(self._topics)
         table = {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
-            **_NOTHING_OF_THE_KIND,
+            **_UNMEASURED,
             **self._times(),
             **self._totals(),
             **self._rates(),
@@ -92,7 +92,7 @@ class StatisticsHandlers:
             **self._transactions(),
             **self._delays(),
         }
-        return answer(request, body=Table(dict(sorted(table.items()))).write())
+        return answer(request, body=TextTable(dict(sorted(table.items()))).write())
 
     def _times(self) -> dict[str, str]:
         up_s = max(0, self._clock.wall_ms() - self._started_ms) // 1000
@@ -111,11 +111,11 @@ class StatisticsHandlers:
         puts = statistics.meter("BROKER_PUT_NUMS", "").total
         size = statistics.meter("BROKER_PUT_SIZE", "").total
         return {
-            "msgPutTotalYesterdayMorning": str(statistics.put_mornings.yesterday),
-            "msgPutTotalTodayMorning": str(statistics.put_mornings.today),
+            "msgPutTotalYesterdayMorning": str(statistics.put_midnights.yesterday),
+            "msgPutTotalTodayMorning": str(statistics.put_midnights.today),
             "msgPutTotalTodayNow": str(puts),
-            "msgGetTotalYesterdayMorning": str(statistics.get_mornings.yesterday),
-            "msgGetTotalTodayMorning": str(statistics.get_mornings.today),
+            "msgGetTotalYesterdayMorning": str(statistics.get_midnights.yesterday),
+            "msgGetTotalTodayMorning": str(statistics.get_midnights.today),
             "msgGetTotalTodayNow": str(statistics.meter("BROKER_GET_NUMS", "").total),
             "putMessageTimesTotal": str(puts),
             "putMessageSizeTotal": str(size),
@@ -126,18 +126,20 @@ class StatisticsHandlers:
     def _rates(self) -> dict[str, str]:
         now = self._clock.monotonic()
 
-        def three(*names: str) -> str:
-            rates = [self._statistics.meter(name, "").three(now).split() for name in names]
-            return " ".join(f"{sum(map(float, each)):.4f}" for each in zip(*rates, strict=True))
+        def rates(*names: str) -> str:
+            columns = [self._statistics.meter(name, "").rates_text(now).split() for name in names]
+            return " ".join(
+                f"{sum(map(float, column)):.4f}" for column in zip(*columns, strict=True)
+            )
 
-        transferred = three("BROKER_GET_NUMS")
+        transferred = rates("BROKER_GET_NUMS")
         return {
-            "putTps": three("BROKER_PUT_NUMS"),
+            "putTps": rates("BROKER_PUT_NUMS"),
             "getTransferedTps": transferred,
             "getTransferredTps": transferred,
-            "getFoundTps": three("PULLS_FOUND"),
-            "getMissTps": three("PULLS_MISSED"),
-            "getTotalTps": three("PULLS_FOUND", "PULLS_MISSED"),
+            "getFoundTps": rates("PULLS_FOUND"),
+            "getMissTps": rates("PULLS_MISSED"),
+            "getTotalTps": rates("PULLS_FOUND", "PULLS_MISSED"),
         }
 
     def _space(self) -> dict[str, str]:
@@ -146,7 +148,7 @@ class StatisticsHandlers:
             "commitLogMinOffset": str(self._store.log.start),
             "commitLogMaxOffset": str(log.end),
             "remainHowManyDataToFlush": _readable(log.end - log.durable),
-            # What is in the log is in its queues once it may be read; there is no second step.
+            # Messages become readable in the log and the queues together, without a second step.
             "dispatchBehindBytes": "0",
         }
         try:
@@ -163,8 +165,8 @@ class StatisticsHandlers:
 
     def _transactions(self) -> dict[str, str]:
         coordinator, pending = self._coordinator, self._store.halves.pending
-        told = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
-        return {camel(f"transactions_{name}"): str(value) for name, value in told.items()}
+        counts = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
+        return {camel(f"transactions_{name}"): str(value) for name, value in counts.items()}
 
     def _delays(self) -> dict[str, str]:
         delays = self._store.delays
@@ -187,13 +189,13 @@ class StatisticsHandlers:
         found = self._statistics.find(name, key)
         if found is None:
             raise InternalError(f"The stats <{name}> <{header.stats_key}> not exist")
-        # Of a size the mean is shown as well: so many bytes a message.
+        # For a size the mean is also shown, in bytes a message.
         counted = (
             self._statistics.find(name.removesuffix("SIZE") + "NUMS", key)
             if name.endswith("_SIZE")
             else None
         )
-        windows = [self._window(found, counted, each) for each in (MINUTE_S, HOUR_S, DAY_S)]
+        windows = [self._window(found, counted, length) for length in (MINUTE_S, HOUR_S, DAY_S)]
         return answer(request, body=CounterView(*windows).write())
 
     def _window(self, meter: Meter, counted: Meter | None, seconds: float) -> CounterWindow:
@@ -205,12 +207,12 @@ class StatisticsHandlers:
     # 306, 316, 329
 
     def clean_queues(self, connection: Connection, request: Command) -> bytes:
-        """306: drop queue entries of deleted messages; here they go with the messages."""
+        """306: no effect here, because queue entries are deleted with their messages."""
         del connection
         return answer(request)
 
     def clean_topics(self, connection: Connection, request: Command) -> bytes:
-        """316: drop what is kept of topics that are gone; consumers go on reporting for a while."""
+        """316: delete what late commits leave of deleted topics: offsets and counters."""
         del connection
         for topic in self._offsets.topics():
             if self._topics.find(topic) is None:
@@ -219,14 +221,14 @@ class StatisticsHandlers:
         return answer(request)
 
     def clean_log(self, connection: Connection, request: Command) -> bytes:
-        """329: delete old files of the log now, whatever the hour."""
+        """329: delete old files of the log now, at any time of day."""
         del connection
         self._retain()
         return answer(request)
 
 
 def _readable(size: int) -> str:
-    """A size as Java tools write it and take it apart again."""
+    """A size in the format that Java tools write and parse."""
     if size < 1024:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 6)

@@ -1,4 +1,4 @@
-"""17, 21, 215, 305, 316, 351: make, change, list and delete topics."""
+"""17, 21, 215, 305, 351: create, change, list and delete topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TopicHandlers"]
 
 
 class TopicHandlers:
-    """Serves administrators of topics."""
+    """Administration of topics."""
 
     def __init__(self, parts: Parts) -> None:
         self._topics = parts.topics
@@ -37,7 +37,7 @@ class TopicHandlers:
         }
 
     def put(self, connection: Connection, request: Command) -> bytes:
-        """17: make a topic, or change how many queues it has and what it permits."""
+        """17: create a topic, or change its queues and permissions."""
         del connection
         header = request.read(TopicSettings)
         if self._topics.is_system(header.topic):
@@ -56,7 +56,7 @@ class TopicHandlers:
         return answer(request)
 
     def all(self, connection: Connection, request: Command) -> bytes:
-        """21: every topic's settings."""
+        """21: all topics' settings."""
         del connection
         return answer(request, body=self._topics.saved().write())
 
@@ -67,7 +67,7 @@ class TopicHandlers:
         return answer(request, body=msgspec.json.encode(topic.config))
 
     def delete(self, connection: Connection, request: Command) -> bytes:
-        """215: forget a topic, its messages and everybody's offsets in it."""
+        """215: delete a topic, its messages and all offsets in it."""
         del connection
         name = request.read(TopicHeader).topic
         if self._topics.is_system(name):
@@ -79,7 +79,7 @@ class TopicHandlers:
         return answer(request)
 
     def system(self, connection: Connection, request: Command) -> bytes:
-        """305: the topics the broker itself needs."""
+        """305: the broker's system topics."""
         del connection
         names = sorted(topic.name for topic in self._topics if self._topics.is_system(topic.name))
         return answer(request, body=TopicNames(names).write())

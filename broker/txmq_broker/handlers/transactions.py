@@ -1,4 +1,4 @@
-"""37, 323, and requests of our own: transactions end, are looked at, and are decided by hand."""
+"""37, 323, and 7701 to 7704 of txmq: transactions end, are listed, and are decided by operators."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from txmq.errors import (
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.answers import done
-from txmq.protocol.bodies import OpenTransaction, OpenTransactions
+from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command, answer
-from txmq.protocol.decision import REASON_BYTES_MAX, Source
+from txmq.protocol.decision import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.headers import (
     DecideTransaction,
     EndTransaction,
@@ -34,7 +34,7 @@ from txmq.protocol.headers import (
 from txmq.protocol.message_id import split_offset_id
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.coordinator import Transaction
+from txmq_broker.core.coordinator import TransactionStatus
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.parts import Parts
 from txmq_broker.store.pending_transactions import Half, transaction_key
@@ -43,13 +43,13 @@ __all__ = ["TransactionHandlers"]
 
 _EVENTS: Final = {int(SysFlag.COMMITTED): Event.COMMIT, int(SysFlag.ROLLED_BACK): Event.ROLL_BACK}
 _BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
-_CHECK, _PRODUCER = Source.CHECK, Source.PRODUCER
+_CHECK, _PRODUCER = DecisionSource.CHECK, DecisionSource.PRODUCER
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
 
 
 class TransactionHandlers:
-    """Ends transactions, and shows those that are open."""
+    """Ends transactions, and lists open ones."""
 
     def __init__(self, parts: Parts) -> None:
         self._coordinator = parts.coordinator
@@ -72,18 +72,20 @@ class TransactionHandlers:
     # Producers
 
     def end(self, connection: Connection, request: Command) -> bytes | None:
-        """37: a producer says what became of its local transaction."""
+        """37: a producer reports the outcome of its local transaction."""
         header = request.read(EndTransaction)
         event = _EVENTS.get(header.commit_or_rollback)
         if event is None:
             if header.commit_or_rollback != _UNKNOWN:
-                raise InvalidParameter(f"an END says 8, 12 or 0, not {header.commit_or_rollback}")
+                raise InvalidParameter(
+                    f"commitOrRollback must be 8, 12 or 0, not {header.commit_or_rollback}"
+                )
             found = self._coordinator.find(header)
             if header.from_transaction_check and found.half is not None:
                 self._checker.said_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
         source = _CHECK if header.from_transaction_check else _PRODUCER
-        # Before anything is looked at: to begin a turn may end another, whose write may fail.
+        # Before any look-up: starting a turn may end another turn, whose write may fail.
         now_ms = self._flusher.decision_ms()
         found = self._coordinator.find(header)
         self._decide(connection, request, found, event, source, now_ms)
@@ -93,18 +95,18 @@ class TransactionHandlers:
         self,
         connection: Connection,
         request: Command,
-        found: Transaction,
+        found: TransactionStatus,
         event: Event,
-        source: Source,
+        source: DecisionSource,
         now_ms: int,
         reason: str = "",
     ) -> None:
         try:
             is_staged = self._coordinator.decide(found, event, source, now_ms, reason)
-        except (ShouldCommit, ShouldRollBack) as problem:
+        except (ShouldCommit, ShouldRollBack) as error:
             is_staged = False
-            # Also a refusal waits until what it speaks of is safe.
-            said = _refused(request, problem)
+            # A refusal also waits until the decision it reports is durable.
+            said = _refused(request, error)
         else:
             said = done(request)
         if not request.flag & ONEWAY:
@@ -114,13 +116,13 @@ class TransactionHandlers:
     # Operators
 
     def resume_check(self, connection: Connection, request: Command) -> bytes:
-        """323: check a transaction anew, parked or not; RocketMQ's own command for it."""
+        """323: check a transaction again, parked or not; RocketMQ's command for it."""
         del connection
         self._recheck(request.read(ResumeCheck).msg_id or "")
         return answer(request)
 
     def recheck(self, connection: Connection, request: Command) -> bytes:
-        """7704: check a transaction anew, named by its unique key or by an offset id."""
+        """7704: check a transaction again, by its unique key or an offset id."""
         del connection
         self._recheck(request.read(NamedTransaction).transaction_id)
         return answer(request)
@@ -129,26 +131,26 @@ class TransactionHandlers:
         self._checker.recheck(self._named(name).key)
 
     def decide(self, connection: Connection, request: Command) -> bytes | None:
-        """7703: an operator decides, and says why; both are kept in the log."""
+        """7703: an operator's decision; its operator and reason are kept in the log."""
         header = request.read(DecideTransaction)
         event = _BY_HAND.get(header.decision)
         if event is None:
-            raise InvalidParameter(f"decision is commit or rollback, not {header.decision!r}")
+            raise InvalidParameter(f"decision must be commit or rollback, not {header.decision!r}")
         if not header.operator.strip() or not header.reason.strip():
-            raise InvalidParameter("who decides, and why, must be said: operator and reason")
+            raise InvalidParameter("operator and reason must not be empty")
         reason = f"{header.operator}: {header.reason}"
         if "\x01" in reason or "\x02" in reason:
-            # Both are shown as a property of the marker, which these would end.
-            raise InvalidParameter("operator and reason hold no control character 1 or 2")
+            # They become a property of the marker, and these characters end properties.
+            raise InvalidParameter("operator and reason must not contain control character 1 or 2")
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
         now_ms = self._flusher.decision_ms()
         found = self._named(header.transaction_id)
-        self._decide(connection, request, found, event, Source.OPERATOR, now_ms, reason)
+        self._decide(connection, request, found, event, DecisionSource.OPERATOR, now_ms, reason)
         return None
 
     def show(self, connection: Connection, request: Command) -> bytes:
-        """7702: an open transaction, with its half message as its producer sent it."""
+        """7702: an open transaction, with its half message as sent."""
         del connection
         found = self._named(request.read(NamedTransaction).transaction_id)
         assert found.half is not None
@@ -161,12 +163,12 @@ class TransactionHandlers:
         del connection
         header = request.read(ListTransactions)
         if header.state not in ("", "prepared", "parked"):
-            raise InvalidParameter("state is prepared, parked, or left out")
+            raise InvalidParameter("state must be prepared, parked or empty")
         count = max(1, min(header.count, _LISTED_MAX))
         matching = self._matching(header)
         if header.state == "parked":
-            # They come as they were parked; a page that went by that would skip late ones.
-            page = nsmallest(count, matching, key=lambda each: each[1].offset)
+            # They are in order of parking; pages go by offset, so they must be sorted.
+            page = nsmallest(count, matching, key=lambda item: item[1].offset)
         else:
             page = list(islice(matching, count))
         body = OpenTransactions(
@@ -195,16 +197,16 @@ class TransactionHandlers:
             if is_parked is None or half.is_parked is is_parked:
                 yield key, half
 
-    def _described(self, key: int, half: Half) -> OpenTransaction:
+    def _described(self, key: int, half: Half) -> TransactionEntry:
         unique = offset_id = keys = ""
         stored_ms = 0
-        # One that cannot be read is shown as far as it is known, and hides no other.
+        # An unreadable half message is listed with the known fields, and hides no other.
         with suppress(CorruptRecord):
             record = self._coordinator.halves.record_of(half)
             unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
             keys = properties.find(record.properties, properties.KEYS) or ""
             offset_id, stored_ms = record.offset_id, record.stored_ms
-        return OpenTransaction(
+        return TransactionEntry(
             transaction_id=unique,
             state=(State.PARKED if half.is_parked else State.PREPARED).value,
             producer_group=half.group,
@@ -220,8 +222,8 @@ class TransactionHandlers:
             is_being_decided=key in self._coordinator.halves.closing,
         )
 
-    def _named(self, name: str) -> Transaction:
-        """The open transaction with this id, or whose half message has this id."""
+    def _named(self, name: str) -> TransactionStatus:
+        """The open transaction with this id, or whose half message has this offset id."""
         coordinator = self._coordinator
         found = coordinator.find_by_key(transaction_key(name))
         if found is None:
@@ -230,7 +232,7 @@ class TransactionHandlers:
             raise NotFound(f"no transaction {name} is open")
         return found
 
-    def _with_offset_id(self, name: str) -> Transaction | None:
+    def _with_offset_id(self, name: str) -> TransactionStatus | None:
         try:
             *_, position = split_offset_id(name)
         except RemoteProtocolError:
@@ -239,5 +241,5 @@ class TransactionHandlers:
         return None if sent is None else self._coordinator.find_by_key(transaction_key(sent.unique))
 
 
-def _refused(request: Command, problem: BrokerRefused) -> bytes:
-    return answer(request, problem.code, remark=str(problem))
+def _refused(request: Command, error: BrokerRefused) -> bytes:
+    return answer(request, error.code, remark=str(error))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, Kind
+from txmq.protocol.decision import Decision, DecisionKind
 from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
@@ -99,7 +99,7 @@ class RecordInspection:
         half = decision.half_position
         known = half in self._open
         lost_in = next((gap for gap in self._gaps if gap[0] <= half < gap[1]), None)
-        if decision.kind is not Kind.PARKED:
+        if decision.kind is not DecisionKind.PARKED:
             self._open.pop(half, None)
             self.lost_halves.pop(half, None)
             if lost_in is not None:

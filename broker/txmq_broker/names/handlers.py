@@ -1,4 +1,4 @@
-"""The requests of a name server: read, ask the tables, answer."""
+"""The requests of a name server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from txmq.errors import InternalError, NotFound, RemoteProtocolError
-from txmq.protocol.bodies import BrokerMembers, DataVersion, Table, TopicRoute
+from txmq.protocol.bodies import BrokerMembers, DataVersion, TextTable, TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import (
@@ -30,7 +30,7 @@ from txmq.runtime.clock import Clock
 from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
 from txmq_broker.names.options import OptionTable
 from txmq_broker.names.registration import read_registration
-from txmq_broker.names.routes import RouteTable
+from txmq_broker.names.routes import RouteRegistry
 
 __all__ = ["NameHandlers"]
 
@@ -39,10 +39,10 @@ _UNIT_SUBSCRIPTION: Final = 2
 
 
 class NameHandlers:
-    """Every request a name server serves, over the tables it keeps."""
+    """The handlers of a name server, over its tables."""
 
     def __init__(
-        self, routes: RouteTable, values: KeyValues, options: OptionTable, clock: Clock
+        self, routes: RouteRegistry, values: KeyValues, options: OptionTable, clock: Clock
     ) -> None:
         self._routes = routes
         self._values = values
@@ -50,7 +50,7 @@ class NameHandlers:
         self._clock = clock
 
     def table(self) -> dict[int, Handler]:
-        """Who serves which request."""
+        """The handlers by request code."""
         code = RequestCode
         return {
             code.PUT_KV_CONFIG: self._put_value,
@@ -81,35 +81,35 @@ class NameHandlers:
     # Brokers
 
     def _register(self, connection: Connection, request: Command) -> bytes:
-        """103: a broker says what it has."""
+        """103: register a broker and its topics."""
         who = request.read(BrokerRegistration)
         offer = read_registration(who, request.body)
         found = self._routes.register(who, offer, connection, self._clock.monotonic())
         body = b""
         if self._options.current.return_order_topic_config_to_broker:
             orders = self._values.space(ORDER_TOPICS)
-            body = Table(table=orders).write() if orders else b""
+            body = TextTable(table=orders).write() if orders else b""
         return answer(request, header=found, body=body)
 
     def _unregister(self, _: Connection, request: Command) -> bytes:
-        """104: a broker goes."""
+        """104: unregister a broker."""
         who = request.read(BrokerUnregistration)
         self._routes.unregister(who.broker_name, who.broker_addr)
         return answer(request)
 
     def _refresh(self, _: Connection, request: Command) -> bytes:
-        """904: a broker is alive."""
+        """904: note that a broker is alive."""
         who = request.read(BrokerHeartbeat)
         self._routes.refresh(who.broker_name, who.broker_addr, self._clock.monotonic())
         return answer(request)
 
     def _compare_version(self, _: Connection, request: Command) -> bytes:
-        """322: whether a broker's topics differ from those that are known."""
+        """322: compare a broker's topics with the registered ones."""
         who = request.read(BrokerUnregistration)
         offered = DataVersion.read(request.body)
         known = self._routes.version(who.broker_name, who.broker_addr)
         if known == offered:
-            # The broker will not register now, so this is its sign of life.
+            # The broker will not register now, so this request counts as its heartbeat.
             self._routes.refresh(who.broker_name, who.broker_addr, self._clock.monotonic())
         body = known.write() if known is not None else b""
         return answer(request, header=DataVersionAnswer(changed=known != offered), body=body)
@@ -117,17 +117,17 @@ class NameHandlers:
     # Routes
 
     def _route(self, _: Connection, request: Command) -> bytes:
-        """105: where a topic lives."""
+        """105: the route of a topic."""
         topic = request.read(RouteQuery).topic
         found = self._routes.route(topic)
         order = self._values.get(ORDER_TOPICS, topic)
         if order is not None and self._options.current.order_message_enable:
             found = replace(found, order_topic_conf=order)
-        # Quoted keys for everybody, and no blank anywhere: Go's client cuts this text at commas.
+        # Always quoted keys and no blanks: the Go client splits this text at commas.
         return answer(request, body=found.write())
 
     def _clusters(self, _: Connection, request: Command) -> bytes:
-        """106: every broker by cluster."""
+        """106: all brokers by cluster."""
         return answer(request, body=self._routes.clusters().write())
 
     def _members(self, _: Connection, request: Command) -> bytes:
@@ -137,19 +137,19 @@ class NameHandlers:
         return answer(request, body=BrokerMembers(broker_member_group=found).write())
 
     def _forbid_writing(self, _: Connection, request: Command) -> bytes:
-        """205: producers shall leave a broker alone."""
+        """205: forbid writes to a broker's topics."""
         count = self._routes.forbid_writing(request.read(NamedBroker).broker_name)
         return answer(request, header=WritePermissionAnswer(wipe_topic_count=count))
 
     def _allow_writing(self, _: Connection, request: Command) -> bytes:
-        """327: producers may use a broker again."""
+        """327: allow writes to a broker's topics again."""
         count = self._routes.allow_writing(request.read(NamedBroker).broker_name)
         return answer(request, header=WritePermissionAnswer(add_topic_count=count))
 
     # Topics
 
     def _topics(self, _: Connection, request: Command) -> bytes:
-        """206: every topic."""
+        """206: all topics."""
         if not self._options.current.enable_all_topic_list:
             raise InternalError("disable")
         return answer(request, body=self._routes.topics().write())
@@ -160,7 +160,7 @@ class NameHandlers:
         return answer(request, body=self._routes.topics_of_cluster(cluster).write())
 
     def _system_topics(self, _: Connection, request: Command) -> bytes:
-        """304: the topics that brokers need."""
+        """304: the brokers' system topics."""
         return answer(request, body=self._routes.system_topics().write())
 
     def _unit_topics(self, _: Connection, request: Command) -> bytes:
@@ -174,19 +174,19 @@ class NameHandlers:
         return answer(request, body=found.write())
 
     def _only_subscribed_topics(self, _: Connection, request: Command) -> bytes:
-        """313: topics that units subscribe to and that are no unit's own."""
+        """313: topics that units subscribe to but that belong to no unit."""
         both = _UNIT | _UNIT_SUBSCRIPTION
         found = self._routes.topics_by_flag(lambda flag: flag & both == _UNIT_SUBSCRIPTION)
         return answer(request, body=found.write())
 
     def _delete_topic(self, _: Connection, request: Command) -> bytes:
-        """216: forget a topic."""
+        """216: delete a topic's route."""
         asked = request.read(TopicDeletion)
         self._routes.delete_topic(asked.topic, asked.cluster_name or None)
         return answer(request)
 
     def _add_topic(self, _: Connection, request: Command) -> bytes:
-        """217: take a topic's route from a tool."""
+        """217: add a topic's route from a tool."""
         topic = request.read(TopicHeader).topic
         self._routes.add_topic(topic, TopicRoute.read(request.body).queue_datas)
         return answer(request)
@@ -194,7 +194,7 @@ class NameHandlers:
     # Key-value texts and options
 
     def _put_value(self, _: Connection, request: Command) -> bytes:
-        """100: note a value."""
+        """100: store a value."""
         namespace, key, value = _entry(request)
         if value is None:
             raise RemoteProtocolError("KeyValue: value is missing")
@@ -202,7 +202,7 @@ class NameHandlers:
         return answer(request)
 
     def _get_value(self, _: Connection, request: Command) -> bytes:
-        """101: show a value."""
+        """101: return a value."""
         namespace, key, _value = _entry(request)
         found = self._values.get(namespace, key)
         if found is None:
@@ -210,18 +210,18 @@ class NameHandlers:
         return answer(request, header={"value": found})
 
     def _delete_value(self, _: Connection, request: Command) -> bytes:
-        """102: forget a value."""
+        """102: delete a value."""
         namespace, key, _value = _entry(request)
         self._values.delete(namespace, key)
         return answer(request)
 
     def _list_values(self, _: Connection, request: Command) -> bytes:
-        """219: show a namespace."""
+        """219: return a namespace."""
         namespace = request.read(KeyValue).namespace
         found = self._values.space(namespace)
         if not found:
             raise NotFound(f"No config item, Namespace: {namespace}")
-        return answer(request, body=Table(table=found).write())
+        return answer(request, body=TextTable(table=found).write())
 
     def _update_options(self, _: Connection, request: Command) -> bytes:
         """318: change options."""
@@ -230,7 +230,7 @@ class NameHandlers:
         return answer(request)
 
     def _show_options(self, _: Connection, request: Command) -> bytes:
-        """319: show options."""
+        """319: return the options."""
         return answer(request, body=self._options.text())
 
 

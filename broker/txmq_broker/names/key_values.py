@@ -1,4 +1,4 @@
-"""Texts that operators keep on a name server, by namespace and key."""
+"""Operators' texts on a name server, by namespace and key."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from txmq.limits import ROUTE_TOPICS_MAX
 __all__ = ["ORDER_TOPICS", "KeyValues"]
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-"""The namespace that says, by topic, how many queues each broker has for ordered messages."""
+"""The namespace with each broker's number of queues for ordered messages, by topic."""
 
 
 class _Written(msgspec.Struct):
-    """The text of the file, in the shape of RocketMQ's."""
+    """The contents of the file, in RocketMQ's format."""
 
     table: dict[str, dict[str, str]] = msgspec.field(name="configTable", default_factory=dict)
 
 
 class KeyValues:
-    """Namespaces of texts by key. A change that cannot be saved leaves all as it was."""
+    """Namespaces of texts by key. If saving a change fails, the change has no effect."""
 
     def __init__(self, save: Callable[[bytes], None], data: bytes | None = None) -> None:
-        """Start from what was saved.
+        """Load the saved texts.
 
         Raises:
-            ConfigError: It is not what was saved.
+            ConfigError: The saved data is damaged.
         """
         self._save = save
         self._table: dict[str, dict[str, str]] = {}
         if data is not None:
             try:
                 self._table = msgspec.json.decode(data, type=_Written).table
-            except msgspec.MsgspecError as problem:
-                raise ConfigError(f"the saved key-value table is damaged: {problem}") from problem
+            except msgspec.MsgspecError as error:
+                raise ConfigError(f"the saved key-value table is damaged: {error}") from error
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The text kept under a key, if there is one."""
+        """The text of a key, or ``None``."""
         return self._table.get(namespace, {}).get(key)
 
     def space(self, namespace: str) -> dict[str, str]:
-        """All texts of a namespace, by key; empty where it holds none."""
+        """All texts of a namespace, by key; empty if the namespace does not exist."""
         return self._table.get(namespace, {})
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Keep a text.
+        """Store a text.
 
         Raises:
-            LimitExceeded: It is one too many.
+            LimitExceeded: The limit of entries is reached.
         """
         space = self._table.get(namespace, {})
-        count = sum(len(each) for each in self._table.values()) + 1
-        # Most entries are one a topic, so there may be as many as topics.
+        count = sum(len(texts) for texts in self._table.values()) + 1
+        # Most entries belong to one topic each, so the limit of topics applies.
         if key not in space and count > ROUTE_TOPICS_MAX:
             raise LimitExceeded("the number of key-value entries", ROUTE_TOPICS_MAX, count)
         self._commit(namespace, {**space, key: value})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Let go of a text; harmless where there is none."""
+        """Delete a text; harmless if it does not exist."""
         space = self._table.get(namespace, {})
         if key in space:
             self._commit(namespace, {name: text for name, text in space.items() if name != key})

@@ -1,4 +1,4 @@
-"""What a name server can be told while it runs, under upstream's names."""
+"""Options of a name server that can change while it runs, under RocketMQ's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["NameOptions", "OptionTable"]
 _FORBIDDEN: Final = frozenset(
     {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}
 )
-"""Names that nobody may change from afar: they say which files are read and written."""
+"""Options that clients may not change, because they name files to read and write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +23,21 @@ class NameOptions:
     """The options and their defaults."""
 
     order_message_enable: bool = False
-    """Whether a route tells what is kept for its topic in the namespace of ordered topics."""
+    """Whether a route includes its topic's entry in the namespace of ordered topics."""
 
     return_order_topic_config_to_broker: bool = True
-    """Whether a broker that registers is told everything in that namespace."""
+    """Whether the answer to a registration includes that namespace."""
 
     enable_all_topic_list: bool = True
-    """Whether anybody may ask for the names of all topics."""
+    """Whether clients may list the names of all topics."""
 
 
-_NAMES: Final = {camel(each.name): each.name for each in fields(NameOptions)}
+_NAMES: Final = {camel(option.name): option.name for option in fields(NameOptions)}
 _TRUTHS: Final = {"true": True, "false": False}
 
 
 class OptionTable:
-    """The options in force, next to facts that are shown with them but cannot be changed."""
+    """The current options, and read-only facts that are shown with them."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class OptionTable:
         save: Callable[[bytes], None],
         data: bytes | None = None,
     ) -> None:
-        """Start from the options given, changed by those that were saved.
+        """Start from the given options, overridden by the saved ones.
 
         Raises:
-            InternalError: What was saved has a value no option can have.
-            RemoteProtocolError: What was saved is no properties text.
+            InternalError: A saved value is invalid.
+            RemoteProtocolError: The saved data is not a properties text.
         """
         self._save = save
         self.current = options
@@ -58,16 +58,16 @@ class OptionTable:
             self.current = replace(options, **_read(java_properties.loads(data)))
 
     def text(self) -> bytes:
-        """All of it as properties text."""
+        """Options and facts as a properties text."""
         return java_properties.dumps({**self._named(), **self.facts})
 
     def update(self, text: bytes) -> None:
-        """Change options, all of those named or none.
+        """Change options: all of them, or none after an error.
 
         Raises:
-            NoPermission: One of them cannot be changed from afar.
-            InternalError: One of them is unknown, or its value is none it can have.
-            RemoteProtocolError: It is no properties text.
+            NoPermission: Clients may not change one of them.
+            InternalError: One of them is unknown, or its value is invalid.
+            RemoteProtocolError: It is not a properties text.
         """
         wanted = java_properties.loads(text)
         for name in wanted:
@@ -86,10 +86,10 @@ def _read(wanted: Mapping[str, str]) -> dict[str, bool]:
     values: dict[str, bool] = {}
     for name, value in wanted.items():
         if name not in _NAMES:
-            # Upstream ignores it; whoever asked would believe that it was changed.
+            # RocketMQ ignores it; then the client would believe in a change.
             raise InternalError(f"this name server has no option {name}")
         truth = _TRUTHS.get(value.strip().lower())
         if truth is None:
-            raise InternalError(f"{name} is true or false, not {value}")
+            raise InternalError(f"{name} must be true or false, not {value}")
         values[_NAMES[name]] = truth
     return values

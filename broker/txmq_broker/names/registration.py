@@ -1,4 +1,4 @@
-"""The body of request 103: absent, or JSON, or one compressed stream of pieces with lengths."""
+"""The body of request 103: empty, JSON, or a compressed stream of length-prefixed parts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
     """The topics a broker registers.
 
     Raises:
-        InternalError: The checksum differs, which upstream answers with code 1.
-        RemoteProtocolError: The body is not what the header says.
+        InternalError: The checksum differs; RocketMQ answers with the same code.
+        RemoteProtocolError: The body does not match the header.
     """
     if header.body_crc32 and header.body_crc32 != crc32(body) & _POSITIVE:
         raise InternalError("crc32 not match")
@@ -30,17 +30,17 @@ def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
         return TopicConfigs()
     if not header.compressed:
         return RegistrationBody.read(body).topic_config_serialize_wrapper
-    # What follows the topics (filter servers, mappings of static topics) is of no use to us.
+    # The rest after the topics (filter servers, mappings of static topics) is not needed.
     pieces = _Pieces(decompress(int(SysFlag.COMPRESSED), body))
     version = DataVersion.read(pieces.chunk())
     topics = [_topic(pieces.text()) for _ in range(pieces.number())]
     return TopicConfigs(
-        data_version=version, topic_config_table={each.topic_name: each for each in topics}
+        data_version=version, topic_config_table={topic.topic_name: topic for topic in topics}
     )
 
 
 class _Pieces:
-    """Takes lengths and what they announce from the front of some bytes."""
+    """A reader of length-prefixed parts."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -58,8 +58,8 @@ class _Pieces:
     def text(self) -> str:
         try:
             return self.chunk().decode()
-        except UnicodeDecodeError as problem:
-            raise RemoteProtocolError(f"registration: no UTF-8: {problem.reason}") from problem
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"registration: not UTF-8: {error.reason}") from error
 
     def _take(self, size: int) -> bytes:
         end = self._at + size
@@ -71,10 +71,10 @@ class _Pieces:
 
 
 def _topic(text: str) -> TopicConfig:
-    # 5.x adds a sixth part, attributes as JSON, which may hold blanks.
+    # 5.x adds a sixth part, attributes as JSON, which may contain blanks.
     parts = text.split(" ", _PARTS)
     if len(parts) < _PARTS:
-        raise RemoteProtocolError(f"registration: {text!r} describes no topic")
+        raise RemoteProtocolError(f"registration: {text!r} does not describe a topic")
     name, reads, writes, perm, filter_type = parts[:_PARTS]
     try:
         return TopicConfig(
@@ -84,5 +84,5 @@ def _topic(text: str) -> TopicConfig:
             perm=int(perm),
             topic_filter_type=filter_type,
         )
-    except ValueError as problem:
-        raise RemoteProtocolError(f"registration: {text!r} describes no topic") from problem
+    except ValueError as error:
+        raise RemoteProtocolError(f"registration: {text!r} does not describe a topic") from error

@@ -1,9 +1,9 @@
-"""Which brokers live and which topics they have: a pure table, told the time by whoever calls it.
+"""The live brokers and their topics: a pure table; callers pass the time.
 
-A broker is known by its name, which its replicas share, and by an id among those; 0 is the master.
-A topic belongs to names, not to replicas: it stays while any replica of the name lives. What a
-master says of its topics is merged into what is known; only a deletion or the end of its last
-replica takes a topic away. Upstream's counterpart is ``RouteInfoManager``.
+The replicas of a broker share its name and have distinct ids; 0 is the master. A topic belongs to a
+name, so it stays while any replica of the name lives. A master's topics are merged into the known
+ones; only a deletion or the end of its last replica removes a topic. RocketMQ's counterpart is
+``RouteInfoManager``.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from txmq.protocol.bodies import (
 from txmq.protocol.codes import Perm
 from txmq.protocol.headers import BrokerRegistration, RegistrationAnswer
 
-__all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteTable"]
+__all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteRegistry"]
 
 LIFETIME_S: Final = 120.0
-"""Silence after which a broker is taken for dead, unless it named a time of its own."""
+"""The time after which a silent broker counts as dead, unless it registered its own."""
 
 MASTER: Final = 0
 """The id of the replica that takes writes."""
 
 ROUTE_BROKERS_MAX: Final = 10_000
-"""Replicas known at once; each would need a connection of its own."""
+"""The limit of registered replicas; each has its own connection."""
 
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One broker process, as it last described itself."""
+    """One broker process, according to its last registration."""
 
     broker_name: str
     broker_id: int
@@ -53,7 +53,7 @@ class Replica:
     ha_address: str
     version: DataVersion
     holder: object
-    """The connection it registered over; it goes when that goes."""
+    """The connection of its registration; the replica is removed when it closes."""
 
     seen_at: float
     lifetime_s: float
@@ -66,35 +66,36 @@ class _Broker:
     replicas: dict[int, Replica] = field(default_factory=dict)
 
     def at(self, address: str) -> Replica | None:
-        return next((each for each in self.replicas.values() if each.address == address), None)
+        return next(
+            (replica for replica in self.replicas.values() if replica.address == address), None
+        )
 
     def route(self) -> BrokerRoute:
         addresses = {number: self.replicas[number].address for number in sorted(self.replicas)}
         return BrokerRoute(broker_name=self.name, broker_addrs=addresses, cluster=self.cluster)
 
 
-class RouteTable:
-    """Brokers by name, topics by name, and who has which."""
+class RouteRegistry:
+    """The brokers and their topics, by name."""
 
     def __init__(self, topics_max: int = ROUTE_TOPICS_MAX) -> None:
         self._topics_max = topics_max
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueRoute]] = {}
 
-    # What brokers say of themselves
+    # Requests of brokers
 
     def register(
         self, who: BrokerRegistration, offer: TopicConfigs, holder: object, now: float
     ) -> RegistrationAnswer:
-        """Take note of a broker and its topics, and tell a replica where its master is.
+        """Register a broker and its topics; a replica's answer has its master's address.
 
         Raises:
-            LimitExceeded: It brings more topics, or is one more broker, than is allowed. Nothing
-                of it was noted.
+            LimitExceeded: The limit of topics or brokers is exceeded. Nothing was registered.
         """
         known = self._known(who)
-        # A replica's topics are its master's; what is known already need not be noted twice, and
-        # must not be: an operator may have changed it here since.
+        # A replica's topics are its master's. Known topics must not be merged again, because an
+        # operator may have changed them here since.
         changed = who.broker_id == MASTER and (known is None or known.version != offer.data_version)
         topics = list(offer.topic_config_table.values()) if changed else []
         self._check_room(known is None, topics)
@@ -102,7 +103,7 @@ class RouteTable:
             who.broker_name, _Broker(name=who.broker_name, cluster=who.cluster_name)
         )
         broker.cluster = who.cluster_name
-        # A replica that became master, or the reverse, comes from its old address.
+        # A replica that became master, or the reverse, registers from its old address.
         old = broker.at(who.broker_addr)
         if old is not None and old.broker_id != who.broker_id:
             del broker.replicas[old.broker_id]
@@ -117,55 +118,55 @@ class RouteTable:
             seen_at=now,
             lifetime_s=millis / 1000 if millis > 0 else LIFETIME_S,
         )
-        for each in topics:
-            self._put(each.topic_name, _queues(who.broker_name, each))
+        for topic in topics:
+            self._put(topic.topic_name, _queues(who.broker_name, topic))
         return _master_of(broker, who.broker_id)
 
     def refresh(self, broker_name: str, address: str, now: float) -> None:
-        """Take note that a broker lives; one that never registered stays unknown."""
+        """Note that a registered broker is alive."""
         found = self._replica(broker_name, address)
         if found is not None:
             found.seen_at = now
 
     def version(self, broker_name: str, address: str) -> DataVersion | None:
-        """The version of the topics a broker last registered, if it did."""
+        """The version of a broker's registered topics, or ``None``."""
         found = self._replica(broker_name, address)
         return found.version if found is not None else None
 
     def unregister(self, broker_name: str, address: str) -> list[Replica]:
-        """Forget a broker that says goodbye, by address: its id may be another's by now."""
+        """Remove a broker by address; another replica may have its id by now."""
         return self._remove(
-            lambda each: each.broker_name == broker_name and each.address == address
+            lambda replica: replica.broker_name == broker_name and replica.address == address
         )
 
     def disconnect(self, holder: object) -> list[Replica]:
-        """Forget the brokers that registered last over a connection that is no more."""
-        return self._remove(lambda each: each.holder is holder)
+        """Remove the brokers whose last registration came over a closed connection."""
+        return self._remove(lambda replica: replica.holder is holder)
 
     def expire(self, now: float) -> list[Replica]:
-        """Forget the brokers that have been silent too long."""
-        return self._remove(lambda each: now - each.seen_at > each.lifetime_s)
+        """Remove the brokers that have been silent too long."""
+        return self._remove(lambda replica: now - replica.seen_at > replica.lifetime_s)
 
     def add_topic(self, topic: str, queues: Iterable[QueueRoute]) -> None:
-        """Take note of a topic that somebody else speaks for; ends at the first unknown broker.
+        """Add a topic's queues from a tool; stops at the first unknown broker, as RocketMQ does.
 
         Raises:
-            LimitExceeded: It is one topic too many.
+            LimitExceeded: The limit of topics is reached.
         """
-        for each in queues:
-            if each.broker_name not in self._brokers:
+        for route in queues:
+            if route.broker_name not in self._brokers:
                 return
             if topic not in self._topics:
                 self._check_topics(1)
-            self._put(topic, each)
+            self._put(topic, route)
 
-    # What clients want to know
+    # Requests of clients
 
     def route(self, topic: str) -> TopicRoute:
-        """Where a topic lives.
+        """The route of a topic.
 
         Raises:
-            TopicNotFound: No living broker has it.
+            TopicNotFound: No live broker has the topic.
         """
         queues = self._topics.get(topic, {})
         brokers = [self._brokers[name].route() for name in queues if name in self._brokers]
@@ -174,13 +175,13 @@ class RouteTable:
         return TopicRoute(queue_datas=list(queues.values()), broker_datas=brokers)
 
     def members(self, cluster: str, broker_name: str) -> BrokerRoute:
-        """The replicas that share a name; none where the name is unknown."""
+        """The replicas of a broker; empty if the broker is unknown."""
         broker = self._brokers.get(broker_name)
         if broker is None:
             return BrokerRoute(broker_name=broker_name, broker_addrs={}, cluster=cluster)
         return broker.route()
 
-    # What operators want to know and to change
+    # Requests of operators
 
     def clusters(self) -> ClusterView:
         """All brokers, by name and by cluster."""
@@ -195,13 +196,13 @@ class RouteTable:
         return TopicNames(topic_list=list(self._topics))
 
     def topics_of_cluster(self, cluster: str) -> TopicNames:
-        """The topics that some broker of a cluster has."""
+        """The topics of a cluster's brokers."""
         names = self._names_in(cluster)
         found = [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
         return TopicNames(topic_list=found)
 
     def topics_by_flag(self, accepts: Callable[[int], bool]) -> TopicNames:
-        """The topics whose system flag is accepted; the first broker's decides, as upstream."""
+        """The topics whose system flag is accepted; the first broker's flag decides."""
         found = [
             topic
             for topic, queues in self._topics.items()
@@ -210,7 +211,7 @@ class RouteTable:
         return TopicNames(topic_list=found)
 
     def system_topics(self) -> TopicNames:
-        """The topics named after clusters and brokers, and one master that knows of more."""
+        """The topics named after clusters and brokers, and a master to ask for further ones."""
         view = self.clusters()
         names = [
             name for cluster, own in view.cluster_addr_table.items() for name in (cluster, *own)
@@ -223,23 +224,23 @@ class RouteTable:
         return TopicNames(topic_list=names, broker_addr=next(masters, None))
 
     def forbid_writing(self, broker_name: str) -> int:
-        """Take the permission to write from all topics at one broker, and tell how many it has."""
+        """Forbid writes to all topics of one broker; returns the number of its topics."""
         return self._set_permission(broker_name, lambda perm: perm & ~int(Perm.WRITE))
 
     def allow_writing(self, broker_name: str) -> int:
-        """Give all topics at one broker the permission to read and write; tell how many it has."""
+        """Allow reads and writes of all topics of one broker; returns the number of its topics."""
         return self._set_permission(broker_name, lambda _: _READ_WRITE)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, at one cluster or at all; harmless where it is unknown."""
+        """Delete a topic, in one cluster or in all; harmless if it does not exist."""
         if cluster is None:
             self._topics.pop(topic, None)
             return
         names = self._names_in(cluster)
-        for broker_name in [each for each in self._topics.get(topic, {}) if each in names]:
+        for broker_name in [name for name in self._topics.get(topic, {}) if name in names]:
             self._take(topic, broker_name)
 
-    # Inside
+    # Internals
 
     def _replica(self, broker_name: str, address: str) -> Replica | None:
         broker = self._brokers.get(broker_name)
@@ -256,7 +257,7 @@ class RouteTable:
         count = sum(len(broker.replicas) for broker in self._brokers.values())
         if fresh and count >= ROUTE_BROKERS_MAX:
             raise LimitExceeded("the number of brokers", ROUTE_BROKERS_MAX, count + 1)
-        self._check_topics(len({each.topic_name for each in topics} - self._topics.keys()))
+        self._check_topics(len({topic.topic_name for topic in topics} - self._topics.keys()))
 
     def _check_topics(self, fresh: int) -> None:
         count = len(self._topics) + fresh
@@ -272,8 +273,8 @@ class RouteTable:
         if not queues:
             del self._topics[topic]
 
-    def _remove(self, condemned: Callable[[Replica], bool]) -> list[Replica]:
-        removed = [each for each in self._replicas() if condemned(each)]
+    def _remove(self, is_removed: Callable[[Replica], bool]) -> list[Replica]:
+        removed = [replica for replica in self._replicas() if is_removed(replica)]
         for replica in removed:
             broker = self._brokers[replica.broker_name]
             del broker.replicas[replica.broker_id]
@@ -292,7 +293,7 @@ class RouteTable:
         for queues in self._topics.values():
             route = queues.get(broker_name)
             if route is not None:
-                # A route that was handed out stays as it was.
+                # A copy: a route that was already returned must not change.
                 queues[broker_name] = replace(route, perm=change(route.perm))
                 count += 1
         return count

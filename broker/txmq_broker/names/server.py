@@ -1,4 +1,4 @@
-"""A running name server: a door, a sweep for brokers that fell silent, and two small files."""
+"""A running name server: a listener, a sweep for silent brokers, and two small files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from txmq.runtime.network import Network
 from txmq_broker.names.handlers import NameHandlers
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
-from txmq_broker.names.routes import Replica, RouteTable
+from txmq_broker.names.routes import Replica, RouteRegistry
 from txmq_broker.store.checked_file import CheckedFile
 
 __all__ = ["FILES", "NameServer"]
@@ -33,16 +33,16 @@ __all__ = ["FILES", "NameServer"]
 log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 5.0
-"""How often brokers that fell silent are looked for, as in RocketMQ 5."""
+"""The interval of the sweep for silent brokers, as in RocketMQ 5."""
 
 _VALUES: Final = "config/kv.json"
 _OPTIONS: Final = "config/names.properties"
 FILES: Final = (_VALUES, _OPTIONS)
-"""The files that a name server keeps in its directory, each with a predecessor."""
+"""The files in a name server's directory, each with a previous version."""
 
 
 class NameServer:
-    """Tells clients where topics live. What operators note is kept where there is a disk."""
+    """Serves routes to clients. With a disk it keeps operators' texts and options."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class NameServer:
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self.routes = RouteTable()
-        """What it knows of brokers and topics."""
+        self.routes = RouteRegistry()
+        """The registered brokers and topics."""
 
     async def __aenter__(self) -> Self:
-        """Read what was kept; requests come once :meth:`open` was called.
+        """Load the saved files; :meth:`open` then accepts connections.
 
         Raises:
-            DamagedFile: What was kept is damaged, and its predecessor cannot replace it.
-            ConfigError: What was kept is whole, but has no meaning here.
+            DamagedFile: A file is damaged, and its previous version cannot replace it.
+            ConfigError: A file is intact, but its contents are invalid.
             OSError: The disk cannot be read.
         """
         values_data, save_values = self._kept(_VALUES)
@@ -81,9 +81,9 @@ class NameServer:
         values = KeyValues(save_values, values_data)
         try:
             self._options = OptionTable(self._chosen, save_options, options_data)
-        except (BrokerRefused, ProtocolError) as problem:
-            raise ConfigError(f"{_OPTIONS}: {problem}") from problem
-        # Upstream's name, and its unit, for something operators look at but cannot change.
+        except (BrokerRefused, ProtocolError) as error:
+            raise ConfigError(f"{_OPTIONS}: {error}") from error
+        # A read-only fact under RocketMQ's name and in its unit.
         self._options.facts["scanNotActiveBrokerInterval"] = int(SWEEP_S * 1000)
         handlers = NameHandlers(self.routes, values, self._options, self._clock)
         self._dispatch.serve(handlers.table())
@@ -100,10 +100,10 @@ class NameServer:
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the door and every connection."""
+        """Close the listener and all connections."""
         self._is_closing = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -111,48 +111,48 @@ class NameServer:
             self._listener.close()
 
     async def open(self, host: str, port: int) -> None:
-        """Take connections at an address.
+        """Accept connections at an address.
 
         Raises:
-            UsageError: It was not entered with ``async with``.
-            OSError: The address is taken or not ours.
+            UsageError: The server was not entered with ``async with``.
+            OSError: The address is in use, or does not belong to this machine.
         """
         if self._listener is None or self._options is None:
-            raise UsageError("a name server is entered with `async with` before it is opened")
+            raise UsageError("enter a name server with `async with` before you open it")
         await self._listener.open(host, port)
         self._options.facts["listenPort"] = self.address[1]
         log.info("name server at %s:%d", *self.address)
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that are open."""
+        """The host and port it listens on."""
         assert self._listener is not None, "not started"
         return self._listener.address
 
     @property
     def served(self) -> Mapping[int, Handler]:
-        """What it serves, by request code."""
+        """The handlers by request code."""
         return self._dispatch.handlers
 
-    # Brokers that go
+    # Brokers that leave
 
     def _forget(self, connection: Connection) -> None:
         for replica in self.routes.disconnect(connection):
             if not self._is_closing:
-                _tell(replica, "its connection closed")
+                _log_removal(replica, "its connection closed")
 
     def _schedule(self) -> None:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._expire)
 
     def _expire(self) -> None:
-        for each in self.routes.expire(self._clock.monotonic()):
-            _tell(each, f"silent for {each.lifetime_s:g} s")
+        for replica in self.routes.expire(self._clock.monotonic()):
+            _log_removal(replica, f"silent for {replica.lifetime_s:g} s")
         self._schedule()
 
     # The disk
 
     def _kept(self, path: str) -> tuple[bytes | None, Callable[[bytes], None]]:
-        """What a file holds, and how to replace it; without a disk nothing, and to no effect."""
+        """A file's contents, and a function that replaces it; without a disk it does nothing."""
         if self._disk is None:
             return None, lambda _: None
         file = CheckedFile(self._disk, path, is_doubled=True)
@@ -168,17 +168,17 @@ class NameServer:
         except DamagedFile as error:
             raise DamagedFile(
                 path,
-                f"{error.reason}; put the file back from a backup, or delete both to start without",
+                f"{error.reason}; restore the file from a backup, or delete both to start empty",
             ) from error
         if data is not None and not file.is_complete:
             try:
                 save(data)
             except WriteFailed as error:
-                log.warning("serving without having repaired a file: %s", error)
+                log.warning("serving, but a file could not be repaired: %s", error)
         return data, save
 
 
-def _tell(replica: Replica, reason: str) -> None:
+def _log_removal(replica: Replica, reason: str) -> None:
     log.warning(
         "broker %s (id %d) at %s is gone: %s",
         replica.broker_name,

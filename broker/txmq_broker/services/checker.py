@@ -19,7 +19,7 @@ from txmq.errors import TransportError, TxmqError
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
@@ -111,7 +111,7 @@ class Checker:
                 self._wake.set()
         if checks.is_busy or self._immune_until:
             for key, _, half, kind, _ in span.markers:
-                if kind is not Kind.PARKED:
+                if kind is not DecisionKind.PARKED:
                     checks.forget(key)
                     checks.unstrand(half.group, key)
                     self._immune_until.pop(key, None)

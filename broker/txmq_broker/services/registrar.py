@@ -16,7 +16,7 @@ from txmq.protocol.bodies import RegistrationBody
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import BrokerRegistration, BrokerUnregistration
 from txmq.remoting.connection import Connection
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 
@@ -41,7 +41,9 @@ def registration_of(identity: Identity) -> BrokerRegistration:
 class Registrar:
     """Keeps this broker known."""
 
-    def __init__(self, identity: Identity, topics: Topics, pool: Pool, names: list[str]) -> None:
+    def __init__(
+        self, identity: Identity, topics: Topics, pool: ConnectionPool, names: list[str]
+    ) -> None:
         self._identity = identity
         self._topics = topics
         self._pool = pool

@@ -16,7 +16,7 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, Kind
+from txmq.protocol.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, DecisionKind
 from txmq.protocol.record import Record
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq_broker.store.consume_queue import ConsumeQueue, Entry
@@ -114,7 +114,7 @@ class HalfReader:
         found = None
         for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
             found = self._decision_at(entry)
-            if found.kind is not Kind.PARKED:
+            if found.kind is not DecisionKind.PARKED:
                 break
         return found
 

@@ -17,7 +17,13 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import REASON_BYTES_MAX, Decision, Kind, Source, marker_of
+from txmq.protocol.decision import (
+    REASON_BYTES_MAX,
+    Decision,
+    DecisionKind,
+    DecisionSource,
+    marker_of,
+)
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.span import HEAD_BYTES
 from txmq.protocol.topics import PARKED_TOPIC
@@ -34,7 +40,11 @@ from txmq_broker.store.queue_store import QueueStore
 
 __all__ = ["Closing", "HalfStore", "Opening", "RecentDecision"]
 
-_COMMITTED, _ROLLED_BACK, _PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
+_COMMITTED, _ROLLED_BACK, _PARKED = (
+    DecisionKind.COMMITTED,
+    DecisionKind.ROLLED_BACK,
+    DecisionKind.PARKED,
+)
 """For every END; an enum's members are slow to reach."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
@@ -45,7 +55,7 @@ class RecentDecision(NamedTuple):
 
     offset: int
     position: int
-    kind: Kind
+    kind: DecisionKind
 
 
 Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
@@ -53,7 +63,7 @@ Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
 is to be asked about it, itself as it is kept, and its entry in the half queue.
 """
 
-Closing: TypeAlias = tuple[int, int, Half, Kind, bytes]
+Closing: TypeAlias = tuple[int, int, Half, DecisionKind, bytes]
 """A marker on its way to the disk: its transaction's key, its position, what it decides and how,
 and its entry in the op queue.
 """
@@ -67,7 +77,7 @@ class HalfStore(HalfReader):
         self.pending = PendingTransactions()
         self.opening: dict[int, bytes] = {}
         """Half messages that are staged or written and not safe yet, as they are kept."""
-        self.closing: dict[int, Kind] = {}
+        self.closing: dict[int, DecisionKind] = {}
         """Decisions that are staged or written and not safe yet."""
         self.parking: set[int] = set()
         """Transactions about to be parked, likewise."""
@@ -117,7 +127,13 @@ class HalfStore(HalfReader):
         return offset, position
 
     def decide(
-        self, key: int, half: Half, kind: Kind, source: Source, now_ms: int, reason: str = ""
+        self,
+        key: int,
+        half: Half,
+        kind: DecisionKind,
+        source: DecisionSource,
+        now_ms: int,
+        reason: str = "",
     ) -> None:
         """Stage what becomes of an open transaction, with all that follows from it.
 
@@ -154,7 +170,7 @@ class HalfStore(HalfReader):
             self.closing[key] = kind
         self._markers.append((key, position, half, kind, entry))
 
-    def _stage_copy(self, half: Half, data: bytes, kind: Kind, now_ms: int) -> None:
+    def _stage_copy(self, half: Half, data: bytes, kind: DecisionKind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
         if kind is _PARKED:
             queue, hashes = self._queues.queue(PARKED_TOPIC, 0), ()
@@ -348,6 +364,6 @@ class _Recent:
             # One number takes less room than two.
             new[key] = half[0] << 2 | kind
 
-    def get(self, key: int) -> tuple[int, Kind] | None:
+    def get(self, key: int) -> tuple[int, DecisionKind] | None:
         packed = self.new.get(key) or self.old.get(key)
-        return None if packed is None else (packed >> 2, Kind(packed & 3))
+        return None if packed is None else (packed >> 2, DecisionKind(packed & 3))

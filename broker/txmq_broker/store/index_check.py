@@ -15,7 +15,7 @@ from txmq.errors import CorruptRecord
 from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, Kind
+from txmq.protocol.decision import Decision, DecisionKind
 from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
@@ -122,7 +122,7 @@ class StretchEntries:
     def note(self, found: Found, position: int) -> None:
         """Take what a record does to the open transactions."""
         if isinstance(found, Decision):
-            if found.kind is Kind.PARKED:
+            if found.kind is DecisionKind.PARKED:
                 self._changes.note_parked(position, found.half_position)
             else:
                 self._changes.note_closed((position,), (found.half_position,))

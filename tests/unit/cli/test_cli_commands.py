@@ -8,7 +8,12 @@ import typer
 from txmq.cli.asking import ask
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
 from txmq.protocol import command
-from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, GroupConfig, Subscription
+from txmq.protocol.bodies import (
+    ClientConnection,
+    ConsumerConnections,
+    GroupConfig,
+    SubscriptionData,
+)
 from txmq.protocol.headers import RecallAnswer, SendAnswer
 from txmq.protocol.recall import RecallHandle, encode
 
@@ -164,11 +169,11 @@ def test_a_group_moved_only_back_skips_nothing(asking, cluster):
 
 def test_the_clients_of_a_group_are_shown(asking, cluster):
     cluster.brokers[0].consumers["g"] = ConsumerConnections(
-        [ConnectedClient("10.0.0.1:5", "c1", "GO", 317)],
+        [ClientConnection("10.0.0.1:5", "c1", "GO", 317)],
         "X",
         "CONSUME_PASSIVELY",
         "CLUSTERING",
-        {"T": Subscription("T", "A || B")},
+        {"T": SubscriptionData("T", "A || B")},
     )
 
     text = told(asking("group", "clients", "g"))
@@ -289,7 +294,11 @@ def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
 
     assert told(asking(*arguments)) == "recalled AC11\n"
     assert as_json(asking(*arguments, "--json")) == {"id": "AC11"}
-    failed(asking("message", "recall", "T", "nonsense"), 1, "is no handle of a message that waits")
+    failed(
+        asking("message", "recall", "T", "nonsense"),
+        1,
+        "is not a recall handle",
+    )
 
 
 def test_a_message_is_sent_for_later_in_one_way(asking, cluster):

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from txmq.cli.root import app
-from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, GroupConfig
+from txmq.protocol.bodies import ClientConnection, ConsumerConnections, GroupConfig
 
 RESET = ("group", "reset", "billing", "Orders", "--to", "earliest")
 
@@ -115,7 +115,7 @@ def by_offsets(cluster):
 
 
 def by_clients(cluster):
-    client = ConnectedClient("10.0.0.1:5", "c1", "GO", 317)
+    client = ClientConnection("10.0.0.1:5", "c1", "GO", 317)
     cluster.brokers[1].consumers["late"] = ConsumerConnections([client], "X", "P", "C", {})
 
 
@@ -155,6 +155,6 @@ def test_nobody_there_is_told_how_to_start_a_broker():
 
     assert result.exit_code == 1
     assert result.stderr == (
-        "txmq: cannot connect to 127.0.0.1:1: nobody listens there; "
+        "txmq: cannot connect to 127.0.0.1:1: no server listens there; "
         "start a broker with: txmq serve\n"
     )

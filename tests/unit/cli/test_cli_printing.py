@@ -35,11 +35,11 @@ def hostile(cluster):
         broker.offsets[name, "T", 0] = 0
         broker.offsets[name, HOSTILE, 0] = 0
         broker.consumers[name] = bodies.ConsumerConnections(
-            [bodies.ConnectedClient(HOSTILE, HOSTILE, HOSTILE, 317)],
+            [bodies.ClientConnection(HOSTILE, HOSTILE, HOSTILE, 317)],
             HOSTILE,
             HOSTILE,
             HOSTILE,
-            {HOSTILE: bodies.Subscription(HOSTILE, HOSTILE)},
+            {HOSTILE: bodies.SubscriptionData(HOSTILE, HOSTILE)},
         )
     named = render({"UNIQ_KEY": "U1", "KEYS": HOSTILE, "TAGS": HOSTILE, HOSTILE: HOSTILE})
     cluster.place = store(broker, "T", HOSTILE.encode(), named).offset_id
@@ -54,7 +54,7 @@ def hostile(cluster):
         Begun(at_ms=1, region=HOSTILE, group=HOSTILE, request_id=HOSTILE, id="U1", attempts=1),
     ]  # fmt: skip
     store(broker, "RMQ_SYS_TRACE_TOPIC", trace.encode(records), render({"KEYS": "U1"}))
-    found = bodies.OpenTransaction(
+    found = bodies.TransactionEntry(
         transaction_id=HOSTILE,
         state=HOSTILE,
         producer_group=HOSTILE,

@@ -287,7 +287,7 @@ class FakeBroker:
     def on_query_topic_consume_by_who(self, request):
         topic = request.read(headers.TopicHeader).topic
         groups = {group for group, each, _ in self.offsets if each == topic}
-        return command.answer(request, body=bodies.Groups(sorted(groups)).write())
+        return command.answer(request, body=bodies.GroupList(sorted(groups)).write())
 
     # Groups
 
@@ -326,7 +326,9 @@ class FakeBroker:
         return command.answer(request, SYSTEM_ERROR, remark="no producer")
 
     def on_get_broker_runtime_info(self, request):
-        return command.answer(request, body=bodies.Table({"brokerVersionDesc": self.name}).write())
+        return command.answer(
+            request, body=bodies.TextTable({"brokerVersionDesc": self.name}).write()
+        )
 
 
 class FakeCluster:

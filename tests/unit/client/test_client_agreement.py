@@ -19,7 +19,7 @@ from txmq.errors import (
 )
 from txmq.message import Message
 from txmq.protocol import bodies, command
-from txmq.protocol.bodies import ConnectedClient, ConsumerConnections
+from txmq.protocol.bodies import ClientConnection, ConsumerConnections
 from txmq.protocol.codes import RequestCode
 from txmq_broker.config import FilterSettings
 
@@ -257,14 +257,14 @@ def test_a_member_with_another_topic_is_warned(caplog):
 )
 def test_what_a_stock_broker_tells_of_the_others_is_understood(caplog, table, is_warned):
     told = {
-        topic: bodies.Subscription(topic, text, [], [], 1, kind or "TAG")
+        topic: bodies.SubscriptionData(topic, text, [], [], 1, kind or "TAG")
         for topic, (text, kind) in table.items()
     }
 
     @acting()
     async def scenario(stage):
         stage.broker.consumers[GROUP] = ConsumerConnections(
-            [ConnectedClient("10.0.0.1:1", "other", "JAVA", 409)],
+            [ClientConnection("10.0.0.1:1", "other", "JAVA", 409)],
             "CONSUME_FROM_LAST_OFFSET", "CONSUME_PASSIVELY", "CLUSTERING", told,
         )  # fmt: skip
         async with stage.client() as client, stage.reader(client):

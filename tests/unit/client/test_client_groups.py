@@ -5,10 +5,10 @@ from txmq.errors import ConsumerOffline, LimitExceeded, LocalProtocolError
 from txmq.message import Message
 from txmq.protocol import command
 from txmq.protocol.bodies import (
-    ConnectedClient,
+    ClientConnection,
     ConsumerConnections,
     ProducerConnections,
-    Subscription,
+    SubscriptionData,
 )
 from txmq.protocol.codes import RequestCode
 
@@ -87,11 +87,11 @@ async def test_a_groups_progress_is_that_of_all_queues(stage):
 async def test_a_client_connected_to_every_broker_is_one_client(stage):
     for n, broker in enumerate(stage.cluster.brokers):
         clients = [
-            ConnectedClient(f"10.0.0.2:{n}", "c1", "JAVA", 409),
-            ConnectedClient(f"10.0.0.3:{n}", f"only-{broker.name}", "GO", 317),
+            ClientConnection(f"10.0.0.2:{n}", "c1", "JAVA", 409),
+            ClientConnection(f"10.0.0.3:{n}", f"only-{broker.name}", "GO", 317),
         ]
         broker.consumers["g"] = ConsumerConnections(
-            clients, "X", "CONSUME_PASSIVELY", "CLUSTERING", {"T": Subscription("T", "A || B")}
+            clients, "X", "CONSUME_PASSIVELY", "CLUSTERING", {"T": SubscriptionData("T", "A || B")}
         )
 
     found = await stage.admin.group_connections("g")
@@ -120,7 +120,7 @@ async def test_producers_are_listed_and_their_absence_is_no_error(stage):
     """RocketMQ answers "system error" where no producer is connected."""
     assert await stage.admin.producer_connections("p") == ()
 
-    both = ProducerConnections([ConnectedClient("10.0.0.2:5", "c1", "JAVA", 409)])
+    both = ProducerConnections([ClientConnection("10.0.0.2:5", "c1", "JAVA", 409)])
     stage.cluster.replies[RequestCode.GET_PRODUCER_CONNECTION_LIST] = lambda request: (
         command.answer(request, body=both.write())
     )

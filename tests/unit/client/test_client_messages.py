@@ -407,7 +407,7 @@ async def test_a_send_for_later_says_how_it_is_recalled(stage):
 @staged()
 async def test_what_cannot_be_recalled_is_told_without_asking_anybody(stage):
     stage.cluster.add_topic("T")
-    with pytest.raises(IllegalOperation, match="'nonsense' is no handle of a message that waits"):
+    with pytest.raises(IllegalOperation, match="'nonsense' is not a recall handle"):
         await stage.admin.recall("T", "nonsense")
     with pytest.raises(IllegalOperation, match="is of a message for U, not T"):
         await stage.admin.recall("T", handle("U"))

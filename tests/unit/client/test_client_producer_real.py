@@ -50,7 +50,7 @@ def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
             later = await producer.send(message(b"later", deliver_after_s=3600), queue)
             assert later.queue == queue
             assert await producer.recall("T", later.recall_handle) == later.id
-            with pytest.raises(MessageIllegal, match="waits at most"):
+            with pytest.raises(MessageIllegal, match="a delay is at most"):
                 await producer.send(message(deliver_after_s=4 * 86_400))
             stored = await everything(admin, "T")
             while b"one way" not in stored[queue]:

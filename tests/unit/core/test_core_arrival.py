@@ -5,7 +5,7 @@ from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_O
 from txmq.protocol import properties
 from txmq.protocol.java import string_hash
 from txmq.protocol.record import real_place
-from txmq_broker.core.arrival import as_half, check_now, examine, examine_all, says_it_is_half
+from txmq_broker.core.arrival import as_half, examine, examine_all, is_marked_half, refuse_delay
 from txmq_broker.store.key_index import key_hash, topic_seed
 
 SEED = topic_seed("T")
@@ -18,8 +18,8 @@ def arrived(**values):
 
 def examined(text):
     data, unique, tags_code, hashes, special = examine(text, CLUSTER, SEED, lambda: "NEW")
-    assert not says_it_is_half(special)
-    check_now(special or {}, "this")
+    assert not is_marked_half(special)
+    refuse_delay(special or {}, "this")
     return properties.parse(data.decode()), unique, tags_code, hashes
 
 
@@ -113,7 +113,7 @@ def test_properties_may_be_as_long_as_a_record_can_say():
 def test_a_message_may_say_by_its_properties_alone_that_it_is_a_half_message(value):
     *_, special = examine(properties.render({"TRAN_MSG": value}), CLUSTER, SEED, lambda: "NEW")
 
-    assert says_it_is_half(special)
+    assert is_marked_half(special)
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])

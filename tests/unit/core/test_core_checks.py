@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
 from txmq_broker.core import checks as module
-from txmq_broker.core.checks import Asked, Checks
+from txmq_broker.core.checks import Checks, OpenCheck
 
 LATE_S = 0.05
 EVERYTHING = 1 << 40
@@ -96,7 +96,7 @@ def test_who_was_asked_is_known_until_it_is_settled(checks):
     checks.ask(7, "a", 3.0)
     assert checks.under_way == 1
 
-    assert checks.settle(7) == Asked("a", 3.0)
+    assert checks.settle(7) == OpenCheck("a", 3.0)
     assert checks.settle(7) is None
     assert checks.under_way == 0
     assert not checks._at
@@ -150,7 +150,7 @@ def test_a_producer_that_is_gone_leaves_what_it_was_asked(checks):
     assert checks.under_way == 2
     assert checks.lost("a") == []
     assert checks.settle(0) is None
-    assert checks.settle(2) == Asked("b", 0.0)
+    assert checks.settle(2) == OpenCheck("b", 0.0)
 
 
 # Waiting for a producer
@@ -273,7 +273,7 @@ def test_those_who_left_leave_nothing_behind_however_long_one_waits(checks):
         checks.unstrand("g", key)
 
     assert checks.stranded == {"g": 1}
-    assert sys.getsizeof(checks._stranded["g"]._line._keys) < 1000
+    assert sys.getsizeof(checks._stranded["g"]._queue._keys) < 1000
 
 
 def test_many_who_wait_take_little_room(checks):

@@ -6,7 +6,7 @@ from txmq.protocol.bodies import (
     ConsumerRegistration,
     Heartbeat,
     ProducerRegistration,
-    Subscription,
+    SubscriptionData,
 )
 from txmq_broker.core.clients import SILENCE_S, Clients
 
@@ -18,7 +18,7 @@ def clients():
 
 def consumer(group="g", *topics, **given):
     return ConsumerRegistration(
-        group, subscription_data_set=[Subscription(each) for each in topics], **given
+        group, subscription_data_set=[SubscriptionData(each) for each in topics], **given
     )
 
 
@@ -53,14 +53,18 @@ def test_other_topics_are_news(clients, topics):
 
 def test_a_newer_expression_replaces_the_older_without_news(clients):
     beat(clients, "a", consumer("g", "T"))
-    newer = ConsumerRegistration("g", subscription_data_set=[Subscription("T", "A", sub_version=2)])
+    newer = ConsumerRegistration(
+        "g", subscription_data_set=[SubscriptionData("T", "A", sub_version=2)]
+    )
 
     assert beat(clients, "a", newer) == []
     assert clients.subscription("g", "T").sub_string == "A"
 
 
 def test_an_older_expression_replaces_nothing(clients):
-    newer = ConsumerRegistration("g", subscription_data_set=[Subscription("T", "A", sub_version=2)])
+    newer = ConsumerRegistration(
+        "g", subscription_data_set=[SubscriptionData("T", "A", sub_version=2)]
+    )
     beat(clients, "a", newer)
     beat(clients, "b", consumer("g", "T"))
 
@@ -107,7 +111,7 @@ def test_a_group_nobody_is_in_is_unknown(clients):
     assert clients.producers("p") == []
     assert clients.consumer("g", "id-a") is None
     assert clients.subscription("g", "T") is None
-    assert not clients.ignores("g", "T")
+    assert not clients.lacks_subscription("g", "T")
 
 
 def test_a_member_is_found_by_its_id_or_any_will_do(clients):
@@ -123,7 +127,7 @@ def test_a_member_is_found_by_its_id_or_any_will_do(clients):
 def test_a_group_ignores_what_it_does_not_name_if_it_names_anything(clients, topics, ignored):
     beat(clients, "a", consumer("g", *topics))
 
-    assert clients.ignores("g", "T") is ignored
+    assert clients.lacks_subscription("g", "T") is ignored
 
 
 def test_a_producer_is_found_by_its_id(clients):
@@ -180,6 +184,6 @@ def test_who_has_not_spoken_for_two_minutes_is_silent(clients):
     beat(clients, "b", consumer("g"), now=1.0)
     beat(clients, "c", producers=("p",), now=1.0)
 
-    assert clients.silent(SILENCE_S) == []
-    assert clients.silent(SILENCE_S + 0.5) == ["a"]
-    assert clients.silent(SILENCE_S + 2.0) == ["a", "b", "c"]
+    assert clients.silent_connections(SILENCE_S) == []
+    assert clients.silent_connections(SILENCE_S + 0.5) == ["a"]
+    assert clients.silent_connections(SILENCE_S + 2.0) == ["a", "b", "c"]

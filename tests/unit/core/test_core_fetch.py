@@ -5,7 +5,7 @@ from txmq.errors import CorruptRecord
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import record as records
 from txmq.protocol.java import string_hash
-from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.tags import tag_filter
 
@@ -52,7 +52,8 @@ def test_hashes_are_compared_without_their_sign():
 
 
 @pytest.mark.parametrize(
-    ("offset", "outcome"), [(0, Outcome.EMPTY), (1, Outcome.PAST_END), (-1, Outcome.TOO_SMALL)]
+    ("offset", "outcome"),
+    [(0, FetchOutcome.EMPTY), (1, FetchOutcome.PAST_END), (-1, FetchOutcome.TOO_SMALL)],
 )
 def test_in_an_empty_queue_only_its_start_is_a_place_to_wait(log, offset, outcome):
     queue = log.store.queue("T", 0)
@@ -61,7 +62,8 @@ def test_in_an_empty_queue_only_its_start_is_a_place_to_wait(log, offset, outcom
 
 
 @pytest.mark.parametrize(
-    ("offset", "outcome"), [(3, Outcome.AT_END), (4, Outcome.PAST_END), (2, Outcome.TOO_SMALL)]
+    ("offset", "outcome"),
+    [(3, FetchOutcome.AT_END), (4, FetchOutcome.PAST_END), (2, FetchOutcome.TOO_SMALL)],
 )
 def test_a_queue_whose_messages_are_all_deleted_starts_where_it_ends(log, offset, outcome):
     queue = log.put("T", b"0", b"1", b"2")
@@ -73,12 +75,12 @@ def test_a_queue_whose_messages_are_all_deleted_starts_where_it_ends(log, offset
 @pytest.mark.parametrize(
     ("offset", "outcome", "following", "found"),
     [
-        (-1, Outcome.TOO_SMALL, 0, []),
-        (0, Outcome.FOUND, 3, [b"0", b"1", b"2"]),
-        (2, Outcome.FOUND, 3, [b"2"]),
-        (3, Outcome.AT_END, 3, []),
-        (4, Outcome.PAST_END, 3, []),
-        (99, Outcome.PAST_END, 3, []),
+        (-1, FetchOutcome.TOO_SMALL, 0, []),
+        (0, FetchOutcome.FOUND, 3, [b"0", b"1", b"2"]),
+        (2, FetchOutcome.FOUND, 3, [b"2"]),
+        (3, FetchOutcome.AT_END, 3, []),
+        (4, FetchOutcome.PAST_END, 3, []),
+        (99, FetchOutcome.PAST_END, 3, []),
     ],
 )
 def test_an_offset_is_inside_at_an_end_or_outside(log, offset, outcome, following, found):
@@ -95,7 +97,7 @@ def test_no_more_messages_come_than_are_wanted_or_than_one_answer_holds(log, cou
     queue = log.put("T", *[b"%d" % number for number in range(40)])
 
     outcome, following, found = got(log, queue, 0, count)
-    assert (outcome, following, len(found)) == (Outcome.FOUND, given, given)
+    assert (outcome, following, len(found)) == (FetchOutcome.FOUND, given, given)
     assert given <= PULL_MESSAGES_MAX
 
 
@@ -122,24 +124,24 @@ def test_only_wanted_messages_come_and_the_others_are_passed(log):
     log.put("T", b"b", tags="B")
     queue = log.put("T", b"c")
 
-    assert got(log, queue, wanted=wanted("A || X")) == (Outcome.FOUND, 3, [b"a"])
-    assert got(log, queue, wanted=wanted("B")) == (Outcome.FOUND, 3, [b"b"])
-    assert got(log, queue, wanted=wanted("X")) == (Outcome.NO_MATCH, 3, [])
+    assert got(log, queue, wanted=wanted("A || X")) == (FetchOutcome.FOUND, 3, [b"a"])
+    assert got(log, queue, wanted=wanted("B")) == (FetchOutcome.FOUND, 3, [b"b"])
+    assert got(log, queue, wanted=wanted("X")) == (FetchOutcome.NO_MATCH, 3, [])
 
 
 def test_a_tag_that_only_hashes_alike_is_not_the_tag(log):
     queue = log.put("T", b"other", tags="BB", hashed=string_hash("Aa"))
 
     assert string_hash("Aa") == string_hash("BB")
-    assert got(log, queue, wanted=wanted("Aa")) == (Outcome.NO_MATCH, 1, [])
+    assert got(log, queue, wanted=wanted("Aa")) == (FetchOutcome.NO_MATCH, 1, [])
 
 
 def test_wanted_messages_are_counted_not_the_passed_ones(log):
     for number in range(10):
         queue = log.put("T", b"%d" % number, tags="A" if number % 2 else "B")
 
-    assert got(log, queue, 0, 2, wanted=wanted("A")) == (Outcome.FOUND, 5, [b"1", b"3"])
-    assert got(log, queue, 5, 3, wanted=wanted("A")) == (Outcome.FOUND, 10, [b"5", b"7", b"9"])
+    assert got(log, queue, 0, 2, wanted=wanted("A")) == (FetchOutcome.FOUND, 5, [b"1", b"3"])
+    assert got(log, queue, 5, 3, wanted=wanted("A")) == (FetchOutcome.FOUND, 10, [b"5", b"7", b"9"])
 
 
 def test_messages_that_only_hash_alike_leave_room_for_those_that_are_wanted(log):
@@ -148,21 +150,21 @@ def test_messages_that_only_hash_alike_leave_room_for_those_that_are_wanted(log)
     queue = log.put("T", b"1", b"2", tags="Aa")
 
     found = got(log, queue, 0, 2, wanted=wanted("Aa"))
-    assert found == (Outcome.FOUND, 5, [b"1", b"2"])
+    assert found == (FetchOutcome.FOUND, 5, [b"1", b"2"])
 
 
 def test_a_filter_keeps_to_the_size_of_an_answer_too(log):
     queue = log.put("T", b"a" * 1000, b"b" * 1000, tags="A")
 
     found = got(log, queue, bytes_max=1500, wanted=wanted("A"))
-    assert found == (Outcome.FOUND, 1, [b"a" * 1000])
+    assert found == (FetchOutcome.FOUND, 1, [b"a" * 1000])
 
 
 def test_one_pull_looks_through_so_many_entries_and_no_more(log):
     log.put("T", *[b"x"] * PULL_SCAN_MAX, tags="B")
     queue = log.put("T", b"wanted", tags="A")
 
-    assert got(log, queue, wanted=wanted("A")) == (Outcome.NO_MATCH, PULL_SCAN_MAX, [])
+    assert got(log, queue, wanted=wanted("A")) == (FetchOutcome.NO_MATCH, PULL_SCAN_MAX, [])
     assert got(log, queue, PULL_SCAN_MAX, wanted=wanted("A"))[2] == [b"wanted"]
 
 
@@ -179,10 +181,10 @@ def test_only_messages_that_match_come_and_the_others_are_passed(log):
     queue = put(log, *range(10))
 
     assert got(log, queue, wanted=Condition("n between 3 and 5")) == (
-        Outcome.FOUND, 10, [b"3", b"4", b"5"],
+        FetchOutcome.FOUND, 10, [b"3", b"4", b"5"],
     )  # fmt: skip
-    assert got(log, queue, wanted=Condition("n > 9")) == (Outcome.NO_MATCH, 10, [])
-    assert got(log, queue, wanted=Condition("x = 1")) == (Outcome.NO_MATCH, 10, [])
+    assert got(log, queue, wanted=Condition("n > 9")) == (FetchOutcome.NO_MATCH, 10, [])
+    assert got(log, queue, wanted=Condition("x = 1")) == (FetchOutcome.NO_MATCH, 10, [])
     assert got(log, queue, 4, wanted=Condition("n <> 5"))[2] == [b"4", *list(bodies_of(6, 10))]
 
 
@@ -201,7 +203,7 @@ def test_a_message_of_which_nothing_can_be_said_is_passed(log):
     queue = log.put("T", b"odd", more={"n": "odd"})
     put(log, 7)
 
-    assert got(log, queue, wanted=Condition("n = 7 OR TRUE")) == (Outcome.FOUND, 2, [b"7"])
+    assert got(log, queue, wanted=Condition("n = 7 OR TRUE")) == (FetchOutcome.FOUND, 2, [b"7"])
 
 
 def test_an_answer_ends_with_the_last_message_it_has_room_for(log):
@@ -226,7 +228,7 @@ def test_one_pull_reads_so_many_messages_for_a_condition_and_no_more(log):
     queue = put(log, 1)
 
     found = got(log, queue, wanted=Condition("n = 1"))
-    assert found == (Outcome.NO_MATCH, PULL_SCAN_MAX, [])
+    assert found == (FetchOutcome.NO_MATCH, PULL_SCAN_MAX, [])
     assert got(log, queue, PULL_SCAN_MAX, wanted=Condition("n = 1"))[2] == [b"1"]
 
 
@@ -235,7 +237,7 @@ def test_one_pull_reads_so_many_bytes_for_a_condition_and_no_more(log):
     put(log, 1)
 
     outcome, following, found = got(log, queue, wanted=Condition("n = 1"))
-    assert (outcome, found) == (Outcome.NO_MATCH, [])
+    assert (outcome, found) == (FetchOutcome.NO_MATCH, [])
     assert following == FILTER_SCAN_BYTES_MAX // PULL_BYTES_MAX
 
 
@@ -244,7 +246,7 @@ def test_a_condition_that_costs_much_looks_at_fewer_messages(log):
     costly = Condition(" OR ".join(["n = 1"] * 512))
 
     outcome, following, found = got(log, queue, wanted=costly)
-    assert (outcome, found) == (Outcome.NO_MATCH, [])
+    assert (outcome, found) == (FetchOutcome.NO_MATCH, [])
     assert 1 <= following < 5
 
 
@@ -252,7 +254,7 @@ def test_a_condition_of_many_parts_looks_at_fewer_messages_however_small_they_ar
     queue = log.put("T", *[b"x"] * 200, more={"n": "9"})
 
     outcome, following, found = got(log, queue, wanted=Condition(" OR ".join(["n = 1"] * 512)))
-    assert (outcome, found) == (Outcome.NO_MATCH, [])
+    assert (outcome, found) == (FetchOutcome.NO_MATCH, [])
     assert 20 < following < 40
 
 

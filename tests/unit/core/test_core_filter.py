@@ -8,7 +8,7 @@ import pytest
 from txmq.errors import InternalError, SubscriptionInvalid
 from txmq.limits import FILTER_DEPTH_MAX, FILTER_OPERANDS_MAX, SUBSCRIPTION_CHARS_MAX
 from txmq.protocol import properties
-from txmq.protocol.bodies import Subscription
+from txmq.protocol.bodies import SubscriptionData
 from txmq_broker.config import FilterSettings
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filters
@@ -378,14 +378,14 @@ REFUSED = {
     "a = = 5": (5, 'not "="'),
     "a == 5": (4, 'not "="'),
     "a != 5": (3, '"not equal" is <>'),
-    "a & b": (3, "no word begins with '&'"),
-    "a = 5;": (6, "no word begins with ';'"),
-    "a = 5 % 2": (7, "no word begins with '%'"),
+    "a & b": (3, "'&' is not allowed here"),
+    "a = 5;": (6, "';' is not allowed here"),
+    "a = 5 % 2": (7, "'%' is not allowed here"),
     "a + 1 > 5": (3, 'not "+"'),
-    "a * 2 > 5": (3, "no word begins with '*'"),
+    "a * 2 > 5": (3, "'*' is not allowed here"),
     "word like 'e%'": (6, 'not "like"'),
-    "a.b = 5": (2, "no word begins with '.'"),
-    "größe = 5": (3, "no word begins with 'ö'"),
+    "a.b = 5": (2, "'.' is not allowed here"),
+    "größe = 5": (3, "'ö' is not allowed here"),
     'word = "eu"': (8, "single quotes"),
     "word = ‘eu’": (8, "single quotes"),
     "word = `eu`": (8, "single quotes"),
@@ -463,8 +463,8 @@ REFUSED = {
     "a = 5 -- x\n b": (13, 'not "b"'),
     "a = -- 5\n": (10, "not the end"),
     "minus = --7\n": (13, "not the end"),
-    "\x00": (1, r"no word begins with '\x00'"),
-    "a = 💩": (5, "no word begins with '💩'"),
+    "\x00": (1, r"'\x00' is not allowed here"),
+    "a = 💩": (5, "'💩' is not allowed here"),
 }
 
 
@@ -636,7 +636,7 @@ def filters(*, sql=True, chars_max=100):
 
 
 def sql(text, kind="SQL92"):
-    return Subscription("T", text, expression_type=kind)
+    return SubscriptionData("T", text, expression_type=kind)
 
 
 def test_a_condition_is_read_once():

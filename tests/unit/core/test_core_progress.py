@@ -7,11 +7,11 @@ from txmq.protocol.bodies import (
     MessageQueue,
     OffsetPair,
     QueueStats,
-    Subscription,
+    SubscriptionData,
 )
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.progress import NO_CORRECTION, Progress
+from txmq_broker.core.progress import NO_CORRECTION, ConsumeProgress
 
 
 class Scene:
@@ -20,13 +20,15 @@ class Scene:
         self.topics = self.log.topics()
         self.offsets = Offsets()
         self.clients = Clients()
-        self.progress = Progress("b", self.topics, self.offsets, self.clients, self.log.store)
+        self.progress = ConsumeProgress(
+            "b", self.topics, self.offsets, self.clients, self.log.store
+        )
 
     def topic(self, name, queues=1, **given):
         return self.topics.put(topic(name, queues, **given), NOW_MS)
 
     def connect(self, group, *names):
-        wanted = [Subscription(each) for each in names]
+        wanted = [SubscriptionData(each) for each in names]
         said = ConsumerRegistration(group, subscription_data_set=wanted)
         self.clients.beat("a", Heartbeat("id", [], [said]), "JAVA", 409, 0.0)
 

@@ -10,12 +10,12 @@ from txmq.protocol.record import Record
 from txmq_broker.config import DelaySettings
 from txmq_broker.core.clients import ConsumerGroup, Member
 from txmq_broker.core.retry import (
-    Fate,
-    buried,
-    fate_of,
-    returned,
-    settle_maximum,
-    why_exhausted,
+    RetryVerdict,
+    apply_verdict,
+    dead_letter_properties,
+    exhaustion_reason,
+    judge_retry,
+    retry_maximum,
 )
 
 LEVELS = DelaySettings().levels.split()
@@ -44,10 +44,10 @@ def record(topic="T", attempts=0, text="", **named):
 
 @pytest.mark.parametrize(("retry", "after"), TABLE)
 def test_each_retry_comes_by_the_seeds_table(retry, after):
-    fate = fate_of(retry - 1, 16, 0)
+    verdict = judge_retry(retry - 1, 16, 0)
 
-    assert LEVELS[fate.level - 1] == after
-    assert not fate.reason
+    assert LEVELS[verdict.level - 1] == after
+    assert not verdict.reason
 
 
 def test_the_whole_table_takes_four_hours_and_three_quarters():
@@ -55,29 +55,30 @@ def test_the_whole_table_takes_four_hours_and_three_quarters():
 
 
 def test_after_the_last_retry_a_message_is_dead():
-    assert fate_of(15, 16, 0).reason == ""
-    assert fate_of(16, 16, 0) == Fate(0, "16 retries failed, 16 are allowed")
+    assert judge_retry(15, 16, 0).reason == ""
+    assert judge_retry(16, 16, 0) == RetryVerdict(0, "16 retries failed, 16 are allowed")
 
 
 def test_beyond_the_table_the_level_goes_on_and_the_schedule_knows_its_last():
-    assert fate_of(16, 20, 0).level == 19
+    assert judge_retry(16, 20, 0).level == 19
 
 
 def test_a_consumer_may_name_the_level_or_give_up():
-    assert fate_of(3, 16, 5) == Fate(5)
-    assert fate_of(0, 16, -1) == Fate(0, "its consumer gave it up")
+    assert judge_retry(3, 16, 5) == RetryVerdict(5)
+    assert judge_retry(0, 16, -1) == RetryVerdict(0, "its consumer gave it up")
     assert (
-        fate_of(0, 16, -1, "no such account").reason == "its consumer gave it up: no such account"
+        judge_retry(0, 16, -1, "no such account").reason
+        == "its consumer gave it up: no such account"
     )
-    assert fate_of(2, 2, 5, "why\x01not\x02\r\n?").reason.endswith("allowed: why not ?")
-    assert len(fate_of(0, 0, 0, "x" * 10_000).reason) < REASON_CHARS_MAX + 50
+    assert judge_retry(2, 2, 5, "why\x01not\x02\r\n?").reason.endswith("allowed: why not ?")
+    assert len(judge_retry(0, 0, 0, "x" * 10_000).reason) < REASON_CHARS_MAX + 50
 
 
 def test_forged_numbers_are_borne():
-    assert fate_of(-5, 16, 0) == Fate(3)
-    assert why_exhausted(0, 0) == "no retry is allowed"
-    assert why_exhausted(2**31 - 1, 16)
-    assert why_exhausted(0, -1)
+    assert judge_retry(-5, 16, 0) == RetryVerdict(3)
+    assert exhaustion_reason(0, 0) == "no retry is allowed"
+    assert exhaustion_reason(2**31 - 1, 16)
+    assert exhaustion_reason(0, -1)
 
 
 # How often
@@ -89,7 +90,7 @@ def test_the_last_number_said_holds_for_the_group_while_it_is_online():
     group.members["one"] = member
 
     def settled(said, online=group, speaker="one"):
-        return settle_maximum(said, online, speaker, config)
+        return retry_maximum(said, online, speaker, config)
 
     assert settled(None) == 7
     assert settled(16) == 7  # Stock consumers say so by themselves.
@@ -110,9 +111,9 @@ def test_the_last_number_said_holds_for_the_group_while_it_is_online():
 def test_the_first_return_notes_where_it_comes_from():
     given = record(TAGS="a", KEYS="k")
 
-    fate, text = returned(given, "g", Fate(3))
+    verdict, text = apply_verdict(given, "g", RetryVerdict(3))
 
-    assert fate == Fate(3)
+    assert verdict == RetryVerdict(3)
     assert parse(text) == {
         "UNIQ_KEY": "U1", "TAGS": "a", "KEYS": "k",
         "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": given.offset_id, "DELAY": "3",
@@ -125,7 +126,7 @@ def test_a_later_return_keeps_that_and_forgets_its_delays():
         "REAL_QID": "0", "TIMER_DELIVER_MS": "5", "TIMER_DELAY_SEC": "5", "TIMER_DELAY_MS": "5",
     }  # fmt: skip
 
-    _, text = returned(record("%RETRY%g", 1, **named), "g", Fate(4))
+    _, text = apply_verdict(record("%RETRY%g", 1, **named), "g", RetryVerdict(4))
 
     assert text.count("DELAY") == 1
     assert parse(text) == {
@@ -136,7 +137,7 @@ def test_a_later_return_keeps_that_and_forgets_its_delays():
 def test_a_dead_letter_says_why_and_from_where():
     named = {"RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": "AB", "DELAY": "18", "DLQ_REASON": "old"}
 
-    _, text = returned(record("%RETRY%g", 16, **named), "g", Fate(0, "why"))
+    _, text = apply_verdict(record("%RETRY%g", 16, **named), "g", RetryVerdict(0, "why"))
 
     assert parse(text) == {
         "UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": "AB", "DLQ_REASON": "why",
@@ -145,13 +146,13 @@ def test_a_dead_letter_says_why_and_from_where():
 
 
 def test_whoever_reads_dead_letters_of_others_gets_them_again_as_such():
-    _, text = returned(record("%DLQ%other", 17, RETRY_TOPIC="T"), "g", Fate(3))
+    _, text = apply_verdict(record("%DLQ%other", 17, RETRY_TOPIC="T"), "g", RetryVerdict(3))
 
     assert parse(text)["RETRY_TOPIC"] == "%DLQ%other"
 
 
 def test_what_cannot_be_written_again_is_kept_as_it_is():
-    _, text = returned(record(text="UNIQ_KEY\x01U1\x02a\x01b\x01c\x02"), "g", Fate(3))
+    _, text = apply_verdict(record(text="UNIQ_KEY\x01U1\x02a\x01b\x01c\x02"), "g", RetryVerdict(3))
 
     assert "\x02a\x01b\x01c\x02" in text
 
@@ -160,18 +161,20 @@ def test_what_cannot_be_written_again_is_kept_as_it_is():
 def test_a_message_without_room_for_a_retry_is_a_dead_letter_and_fits(size):
     given = record(text=render({"UNIQ_KEY": "U1", "big": "x" * (size - len("UNIQ_KEY.U1.big.."))}))
 
-    fate, text = returned(given, "g", Fate(3))
+    verdict, text = apply_verdict(given, "g", RetryVerdict(3))
 
-    assert "no room" in fate.reason
+    assert "no room" in verdict.reason
     assert len(text) <= PROPERTIES_BYTES_MAX
     assert given.properties in text
 
 
 def test_a_sent_retry_that_is_buried_says_why():
-    text = buried(render({"UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "DELAY": "5"}), "why")
+    text = dead_letter_properties(
+        render({"UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "DELAY": "5"}), "why"
+    )
 
     assert parse(text) == {
         "UNIQ_KEY": "U1", "RETRY_TOPIC": "T", "DLQ_ORIGIN_TOPIC": "T",
         "DLQ_ORIGIN_MESSAGE_ID": "U1", "DLQ_REASON": "why",
     }  # fmt: skip
-    assert parse(buried("", "why")) == {"DLQ_REASON": "why"}
+    assert parse(dead_letter_properties("", "why")) == {"DLQ_REASON": "why"}

@@ -12,7 +12,7 @@ from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.protocol.message_id import host_bytes
 from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
 from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
-from txmq_broker.core.schedule import Schedule, Wish
+from txmq_broker.core.schedule import DueTime, Schedule
 from txmq_broker.core.topics import Topics, system_topics
 from txmq_broker.store.delay_lines import WHEEL_LINES
 
@@ -54,16 +54,16 @@ class Desk:
         return (flags, NOW - 5, host, max(self.now, self.store.log.last_ms), host, 7, 0)
 
     def put(self, name="a", number=0, data=b"", *, flags=0, host=HOST, **wanted):
-        """A message that waits: its wish, and the message as it waits."""
-        wish = self.schedule.wish_in(wanted, self.now)
+        """A message that waits: its due_time, and the message as it waits."""
+        due_time = self.schedule.due_time_in(wanted, self.now)
         if not data:
             data = properties.render({"UNIQ_KEY": name, "TAGS": "t", "KEYS": "k1 k2"}).encode()
         postmark = self.postmark(flags, host)
         _, position = self.schedule.put(
-            self.topic, number, postmark, 3, name.encode(), data, wish, self.now
+            self.topic, number, postmark, 3, name.encode(), data, due_time, self.now
         )
         self.shelf.flush()
-        return wish, records.unpack(self.store.log.bytes_at(position))[0]
+        return due_time, records.unpack(self.store.log.bytes_at(position))[0]
 
     def deliver(self):
         """Let everything go that is due now."""
@@ -97,32 +97,32 @@ def desk():
 
 
 @pytest.mark.parametrize(
-    ("said", "wish"),
+    ("said", "due_time"),
     [
         ({}, None),
         ({"PGROUP": "p"}, None),
         ({"DELAY": "0"}, None),
         ({"DELAY": ""}, None),
         ({"DELAY": "-1"}, None),
-        ({"DELAY": "1"}, Wish(1, NOW + 1000)),
-        ({"DELAY": "18"}, Wish(18, NOW + 7_200_000)),
-        ({"DELAY": "19"}, Wish(18, NOW + 7_200_000)),
-        ({"DELAY": "9" * 19}, Wish(18, NOW + 7_200_000)),
-        ({"DELAY": "2", "TIMER_DELIVER_MS": str(NOW + 9)}, Wish(2, NOW + 5000)),
-        ({"DELAY": "0", "TIMER_DELIVER_MS": str(NOW + 9)}, Wish(0, NOW + 9)),
+        ({"DELAY": "1"}, DueTime(1, NOW + 1000)),
+        ({"DELAY": "18"}, DueTime(18, NOW + 7_200_000)),
+        ({"DELAY": "19"}, DueTime(18, NOW + 7_200_000)),
+        ({"DELAY": "9" * 19}, DueTime(18, NOW + 7_200_000)),
+        ({"DELAY": "2", "TIMER_DELIVER_MS": str(NOW + 9)}, DueTime(2, NOW + 5000)),
+        ({"DELAY": "0", "TIMER_DELIVER_MS": str(NOW + 9)}, DueTime(0, NOW + 9)),
         ({"TIMER_DELIVER_MS": str(NOW)}, None),
         ({"TIMER_DELIVER_MS": "-5"}, None),
-        ({"TIMER_DELAY_SEC": "7"}, Wish(0, NOW + 7000)),
+        ({"TIMER_DELAY_SEC": "7"}, DueTime(0, NOW + 7000)),
         ({"TIMER_DELAY_SEC": "-7"}, None),
-        ({"TIMER_DELAY_MS": "7"}, Wish(0, NOW + 7)),
+        ({"TIMER_DELAY_MS": "7"}, DueTime(0, NOW + 7)),
         ({"TIMER_DELAY_MS": "0"}, None),
-        ({"TIMER_DELAY_SEC": "7", "TIMER_DELAY_MS": "9"}, Wish(0, NOW + 7000)),
-        ({"TIMER_DELIVER_MS": str(NOW + 3 * DAY_MS)}, Wish(0, NOW + 3 * DAY_MS)),
+        ({"TIMER_DELAY_SEC": "7", "TIMER_DELAY_MS": "9"}, DueTime(0, NOW + 7000)),
+        ({"TIMER_DELIVER_MS": str(NOW + 3 * DAY_MS)}, DueTime(0, NOW + 3 * DAY_MS)),
     ],
     ids=str,
 )
-def test_what_a_message_says_is_when_it_comes(desk, said, wish):
-    assert desk.schedule.wish_in(said, NOW) == wish
+def test_what_a_message_says_is_when_it_comes(desk, said, due_time):
+    assert desk.schedule.due_time_in(said, NOW) == due_time
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_what_a_message_says_is_when_it_comes(desk, said, wish):
 )
 def test_what_is_no_time_or_too_far_away_is_refused(desk, said):
     with pytest.raises(MessageIllegal):
-        desk.schedule.wish_in(said, NOW)
+        desk.schedule.due_time_in(said, NOW)
 
 
 def test_levels_may_be_longer_than_any_time_that_may_be_named():
     desk = Desk(levels="10d", longest=1.0)
 
-    assert desk.schedule.wish_in({"DELAY": "1"}, NOW) == Wish(1, NOW + 10 * DAY_MS)
+    assert desk.schedule.due_time_in({"DELAY": "1"}, NOW) == DueTime(1, NOW + 10 * DAY_MS)
     desk.put(DELAY="1")
     desk.now += 10 * DAY_MS
     desk.deliver()
@@ -177,10 +177,10 @@ def test_other_settings_count_for_whoever_comes_after_them(desk):
 
 @pytest.mark.parametrize("level", range(1, 19))
 def test_a_level_has_a_queue_of_its_own(desk, level):
-    wish, waits = desk.put(DELAY=str(level))
+    due_time, waits = desk.put(DELAY=str(level))
 
     assert (waits.topic, waits.queue_id, waits.queue_offset) == (SCHEDULE_TOPIC, level - 1, 0)
-    assert waits.prepared_position == wish.due_ms
+    assert waits.prepared_position == due_time.due_ms
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_a_level_has_a_queue_of_its_own(desk, level):
     [(1, 0), (60, 0), (61, 1), (600, 1), (601, 2), (3600, 2), (3601, 3), (86_400, 4), (86_401, 5)],
 )
 def test_those_who_wait_about_as_long_share_a_line_of_the_wheel(desk, wait_s, line):
-    wish, waits = desk.put(TIMER_DELAY_SEC=str(wait_s))
+    due_time, waits = desk.put(TIMER_DELAY_SEC=str(wait_s))
 
     assert (waits.topic, waits.queue_id, waits.prepared_position) == (
         WHEEL_TOPIC,
         line,
-        wish.due_ms,
+        due_time.due_ms,
     )
 
 
@@ -272,7 +272,7 @@ def test_what_does_not_say_where_it_goes_is_refused(desk):
     desk.delays.join(line, NOW, desk.postmark(), 0, b"x", b"UNIQ_KEY\x01x\x02REAL_TOPIC\x01T\x02")
     desk.shelf.flush()
 
-    with pytest.raises(CorruptRecord, match="where it goes"):
+    with pytest.raises(CorruptRecord, match="no real topic"):
         desk.schedule.send(desk.delays.first(NOW), NOW)
 
 
@@ -308,15 +308,19 @@ def test_with_the_clock_set_back_a_level_s_messages_take_a_line_nobody_has_left(
     desk.deliver()
     desk.now -= 9000
 
-    wish, waits = desk.put("b", DELAY="1")
+    due_time, waits = desk.put("b", DELAY="1")
 
     assert waits.topic == SCHEDULE_TOPIC
-    assert waits.prepared_position == wish.due_ms
-    wish, waits = desk.put("c", DELAY="3")
+    assert waits.prepared_position == due_time.due_ms
+    due_time, waits = desk.put("c", DELAY="3")
     assert waits.topic == SCHEDULE_TOPIC  # It is due after the one that left.
     desk.now -= 20_000
-    wish, waits = desk.put("d", DELAY="3")
-    assert (waits.topic, waits.queue_id, waits.prepared_position) == (WHEEL_TOPIC, 0, wish.due_ms)
+    due_time, waits = desk.put("d", DELAY="3")
+    assert (waits.topic, waits.queue_id, waits.prepared_position) == (
+        WHEEL_TOPIC,
+        0,
+        due_time.due_ms,
+    )
     assert desk.schedule.held_back == 0
 
 
@@ -329,11 +333,11 @@ def test_where_everybody_has_left_a_message_waits_for_the_first_of_them(desk):
     desk.deliver()
     desk.now = NOW - 60_000
 
-    wish, waits = desk.put("late", DELAY="2")
+    due_time, waits = desk.put("late", DELAY="2")
 
     assert desk.schedule.held_back == 1
-    assert waits.prepared_position == NOW + 1000 > wish.due_ms
-    assert desk.recall("late", wish.due_ms)
+    assert waits.prepared_position == NOW + 1000 > due_time.due_ms
+    assert desk.recall("late", due_time.due_ms)
     again, waits = desk.put("again", DELAY="2")
     desk.restart()
     desk.now = waits.prepared_position - 1
@@ -350,13 +354,13 @@ def test_where_everybody_has_left_a_message_waits_for_the_first_of_them(desk):
 
 @pytest.mark.parametrize("wanted", [{"DELAY": "5"}, {"TIMER_DELAY_SEC": "60"}], ids=str)
 def test_who_is_recalled_never_comes(desk, wanted):
-    wish, _ = desk.put("a", **wanted)
+    due_time, _ = desk.put("a", **wanted)
     desk.put("b", **wanted)
 
-    assert desk.recall("a", wish.due_ms)
-    assert not desk.recall("a", wish.due_ms)  # As whoever heard no answer asks again.
+    assert desk.recall("a", due_time.due_ms)
+    assert not desk.recall("a", due_time.due_ms)  # As whoever heard no answer asks again.
     desk.restart()
-    assert not desk.recall("a", wish.due_ms)
+    assert not desk.recall("a", due_time.due_ms)
 
     desk.now += 70_000
     desk.deliver()
@@ -367,9 +371,9 @@ def test_who_is_recalled_never_comes(desk, wanted):
 
 
 def test_who_was_recalled_long_ago_is_not_said_to_have_come(desk):
-    wish, _ = desk.put("a", DELAY="1")
+    due_time, _ = desk.put("a", DELAY="1")
     desk.put("b", DELAY="2")
-    assert desk.recall("a", wish.due_ms)
+    assert desk.recall("a", due_time.due_ms)
     desk.now += 10_000
     desk.deliver()
     desk.put("c", DELAY="1")
@@ -378,34 +382,34 @@ def test_who_was_recalled_long_ago_is_not_said_to_have_come(desk):
     for again in (desk.shelf.checkpoint, desk.restart, desk.shelf.checkpoint):
         again()
 
-        assert not desk.recall("a", wish.due_ms)
+        assert not desk.recall("a", due_time.due_ms)
 
     desk.deliver()
     assert [each.body for each in desk.came()] == [b"b", b"c"]
 
 
 def test_who_has_left_is_not_recalled_any_more(desk):
-    wish, _ = desk.put("a", DELAY="1")
+    due_time, _ = desk.put("a", DELAY="1")
     desk.now += 1000
     desk.schedule.send(desk.delays.first(desk.now), desk.now)
 
     for _ in range(2):
         with pytest.raises(IllegalOperation, match="already"):
-            desk.recall("a", wish.due_ms)
+            desk.recall("a", due_time.due_ms)
         desk.shelf.flush()
     desk.restart()
     with pytest.raises(IllegalOperation, match="already"):
-        desk.recall("a", wish.due_ms)
+        desk.recall("a", due_time.due_ms)
     assert [each.body for each in desk.came()] == [b"a"]
 
 
 def test_nobody_is_recalled_by_another_s_name(desk):
-    wish, _ = desk.put("a", DELAY="3")
+    due_time, _ = desk.put("a", DELAY="3")
     desk.shelf.add(b"a", unique="a")
 
     for name, topic in (("b", "T"), ("a", "U"), ("k1", "T")):
         with pytest.raises(IllegalOperation, match="waits here"):
-            desk.recall(name, wish.due_ms, topic)
+            desk.recall(name, due_time.due_ms, topic)
 
 
 def test_a_clock_that_was_set_back_does_not_hide_who_waits(desk):
@@ -414,11 +418,11 @@ def test_a_clock_that_was_set_back_does_not_hide_who_waits(desk):
     desk.shelf.flush()
     desk.shelf.checkpoint()
     desk.now -= 30 * DAY_MS
-    wish, waits = desk.put("a", DELAY="3")
+    due_time, waits = desk.put("a", DELAY="3")
     assert waits.stored_ms == NOW + 30 * DAY_MS
     desk.shelf.checkpoint()
 
-    assert desk.recall("a", wish.due_ms)
+    assert desk.recall("a", due_time.due_ms)
 
 
 def test_a_producer_that_sent_it_twice_takes_back_both(desk):
@@ -461,32 +465,32 @@ def test_where_one_of_them_has_left_the_others_do_not_follow(desk, named):
 
 
 def test_who_waits_longer_than_anybody_may_now_can_be_recalled(desk):
-    wish, _ = desk.put("a", TIMER_DELAY_SEC="86400")
+    due_time, _ = desk.put("a", TIMER_DELAY_SEC="86400")
     desk.shelf.checkpoint()
     desk.now += 60_000
     desk.schedule.adopt(DelaySettings(levels="1s", longest=60.0))
 
-    assert desk.recall("a", wish.due_ms)
+    assert desk.recall("a", due_time.due_ms)
 
 
 def test_a_recall_does_not_read_more_than_one_producer_sends_again(desk, monkeypatch):
     monkeypatch.setattr("txmq_broker.core.schedule.RECALLED_BYTES_MAX", 5_000)
     body = "a" * 2_000
-    wish, _ = desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
+    due_time, _ = desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
     desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
-    assert desk.recall("a", wish.due_ms)
+    assert desk.recall("a", due_time.due_ms)
     desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
 
     with pytest.raises(IllegalOperation, match="too many"):
-        desk.recall("a", wish.due_ms)
+        desk.recall("a", due_time.due_ms)
 
 
 def test_too_many_with_one_id_are_not_looked_at(desk, monkeypatch):
     monkeypatch.setattr("txmq_broker.core.schedule.RECALLED_TOGETHER_MAX", 2)
-    wish, _ = desk.put("a", DELAY="1")
+    due_time, _ = desk.put("a", DELAY="1")
     desk.put("a", DELAY="1")
-    assert desk.recall("a", wish.due_ms)
+    assert desk.recall("a", due_time.due_ms)
     desk.put("a", DELAY="1")
 
     with pytest.raises(IllegalOperation, match="too many"):
-        desk.recall("a", wish.due_ms)
+        desk.recall("a", due_time.due_ms)

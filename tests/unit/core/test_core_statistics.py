@@ -1,7 +1,7 @@
 import pytest
 from core_log import NOW_MS, Log, topic
 
-from txmq_broker.core.statistics import DAY_S, HOUR_S, Meter, Mornings, Rate, Statistics
+from txmq_broker.core.statistics import DAY_S, HOUR_S, Meter, MidnightTotals, Rate, Statistics
 
 
 def counted(steps, *, until, each=10.0):
@@ -69,7 +69,7 @@ def test_a_counter_at_rest_takes_no_more_room():
 def test_rates_are_printed_in_three_windows():
     meter = counted(lambda _: 10, until=1000.0)
 
-    assert meter.three(1000.0) == "1.0000 1.0000 1.0000"
+    assert meter.rates_text(1000.0) == "1.0000 1.0000 1.0000"
 
 
 def test_looks_too_close_together_are_not_kept():
@@ -80,7 +80,7 @@ def test_looks_too_close_together_are_not_kept():
 
 
 def test_mornings_move_on_with_the_calendar():
-    mornings = Mornings()
+    mornings = MidnightTotals()
     for day, total in [(1, 0), (1, 50), (2, 60), (2, 80), (3, 100)]:
         mornings.note(day, total)
 
@@ -104,8 +104,8 @@ def test_all_counters_are_looked_at_together():
     statistics.meter("BROKER_GET_NUMS", "").total = 3
     statistics.sample(10.0, day=2)
 
-    assert statistics.put_mornings.today == 7
-    assert statistics.get_mornings.today == 3
+    assert statistics.put_midnights.today == 7
+    assert statistics.get_midnights.today == 3
     assert statistics.meter("BROKER_PUT_NUMS", "").rate(10.0, 10.0).sum == 2
 
 

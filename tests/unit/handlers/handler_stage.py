@@ -18,7 +18,7 @@ from txmq.protocol.bodies import (
     Heartbeat,
     MessageQueue,
     ProducerRegistration,
-    Subscription,
+    SubscriptionData,
 )
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.frame import JSON
@@ -34,8 +34,8 @@ from txmq.protocol.headers import (
     TopicSettings,
 )
 from txmq.protocol.java import string_hash
-from txmq.remoting.connection import Answer
-from txmq.remoting.pool import Pool
+from txmq.remoting.connection import PendingResponse
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
@@ -78,7 +78,7 @@ class Client:
     def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
         """Ask; the answer is awaited by whoever awaits what this returns."""
         assert self.connection.is_open
-        waiter = Answer()
+        waiter = PendingResponse()
         waiter.future.add_done_callback(lambda done: done.cancelled() or done.exception())
         clock = self.connection._clock
         opaque = self.connection._exchange.open(waiter, clock.monotonic() + 1e6)
@@ -269,7 +269,9 @@ def consumer(group="group", *topics, model="CLUSTERING", **tags):
 
 def subscription(topic, text="*", *, version=1, kind="TAG"):
     words = [] if text == "*" else [each.strip() for each in text.split("||")]
-    return Subscription(topic, text, words, [string_hash(each) for each in words], version, kind)
+    return SubscriptionData(
+        topic, text, words, [string_hash(each) for each in words], version, kind
+    )
 
 
 def queue(topic, number=0, broker="broker-a"):
@@ -304,7 +306,7 @@ async def sockets_stage(data, settings=SETTINGS):
     pools = []
 
     async def connect(service, number, address):
-        pools.append(Pool(network, SystemClock(), service))
+        pools.append(ConnectionPool(network, SystemClock(), service))
         return await pools[-1].connection(broker.address)
 
     disk = MemoryDisk() if data is None else LocalDisk(data)
@@ -343,7 +345,7 @@ def in_world(main, settings=SETTINGS, *, within=3600.0):
 
         async def connect(service, number, address):
             machine = world.machine(f"client-{number}", address)
-            pool = Pool(machine.network, machine.clock, service)
+            pool = ConnectionPool(machine.network, machine.clock, service)
             return await machine.run(pool.connection(broker.address))
 
         serving = server.run(serve())

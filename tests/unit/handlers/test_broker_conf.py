@@ -234,7 +234,7 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
     ("name", "value", "says"),
     [
         ("sendMessageThreadPoolNums", "16", "has no meaning here: one event loop"),
-        ("aclEnable", "true", "aclEnable takes false alone: access control"),
+        ("aclEnable", "true", "aclEnable accepts only false: access control"),
         ("listenPort", "10922", "listenPort cannot be changed while this broker runs"),
         ("noSuchSetting", "1", "'noSuchSetting' is unknown"),
     ],

@@ -8,7 +8,7 @@ from txmq.limits import GROUPS_PER_CLIENT_MAX, LAX_HEADER_BYTES_MAX, SUBSCRIPTIO
 from txmq.protocol import batch, fastjson
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq.protocol.headers import PullMessage, SendMessageV2
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.core import topics as topic_table
@@ -27,7 +27,7 @@ def ask():
     def run(*questions, check=None):
         async def main():
             async with embedded() as broker:
-                pool = Pool(SystemNetwork(), SystemClock())
+                pool = ConnectionPool(SystemNetwork(), SystemClock())
                 connection = await pool.connection(broker.address)
                 codes = [
                     (await connection.ask(code, header, body=body, timeout_s=20)).code
@@ -107,7 +107,7 @@ def test_a_long_header_is_read_only_where_it_is_strict_json():
     padding = " " * LAX_HEADER_BYTES_MAX
 
     assert decode(Frame(JSON, b'{"code":1}' + padding.encode(), b"")).code == 1
-    with pytest.raises(RemoteProtocolError, match="too many"):
+    with pytest.raises(RemoteProtocolError, match="too long"):
         decode(Frame(JSON, b"{code:1}" + padding.encode(), b""))
     assert fastjson.loads(b"{code:1}" + padding.encode()) == {"code": 1}
 

@@ -12,7 +12,7 @@ from txmq.protocol.bodies import (
     ConsumeTimeSpans,
     CorrectionOffsets,
     GroupConfig,
-    Groups,
+    GroupList,
     OffsetPair,
     QueueEntries,
     QueueStats,
@@ -195,7 +195,7 @@ def test_who_consumes_a_topic_is_who_is_online_and_who_has_been(serve):
         await client.commit("online", "T", 0, 1)
 
         answer = await client.ok(WHO, TopicHeader("T"))
-        assert Groups.read(answer.body).group_list == ["been", "online"]
+        assert GroupList.read(answer.body).group_list == ["been", "online"]
         answer = await client.ok(WHO, TopicHeader("nobody's"))
         assert answer.body == b'{"groupList":[]}'
 

@@ -8,7 +8,7 @@ from handler_stage import SETTINGS, in_world
 
 from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX
-from txmq.protocol.bodies import CounterView, Table
+from txmq.protocol.bodies import CounterView, TextTable
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import StatsQuery, TopicHeader
 from txmq_broker.config import RetentionSettings, StoreSettings
@@ -36,7 +36,7 @@ READ_BY_TOOLS = TEXT.split()
 
 
 async def runtime(client, **given):
-    return Table.read((await client.ok(RUNTIME, **given)).body).table
+    return TextTable.read((await client.ok(RUNTIME, **given)).body).table
 
 
 async def counter(client, name, key):

@@ -7,7 +7,7 @@ from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames, TopicRou
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import RouteQuery, TopicHeader, TopicSettings
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 
@@ -141,7 +141,7 @@ def test_topics_survive_a_restart(tmp_path):
 def test_the_name_server_hears_of_every_change(serve):
     async def main(stage):
         client = await stage.client()
-        names = Pool(SystemNetwork(), SystemClock())
+        names = ConnectionPool(SystemNetwork(), SystemClock())
         asking = await names.connection(stage.broker.names)
 
         async def queues(topic):

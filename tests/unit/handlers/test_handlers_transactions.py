@@ -20,7 +20,7 @@ from transaction_stage import (
 )
 
 from txmq.protocol import record as records
-from txmq.protocol.bodies import OpenTransaction, OpenTransactions
+from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
     CheckState,
@@ -216,7 +216,7 @@ def test_unknown_until_parked_and_then_decided_by_hand(caplog):
         assert client.heard_nothing()
         (parked,) = (await client.pull("TRANS_CHECK_MAX_TIME_TOPIC")).records
         assert parked.body == b"half"
-        assert "txmq tx recheck has it asked again" in caplog.text  # By hand only at last.
+        assert "check it again with: txmq tx recheck" in caplog.text  # By hand only at last.
         listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
         (one,) = OpenTransactions.read(listed.body).transactions
         assert (one.transaction_id, one.state, one.checks) == ("U1", "parked", 3)
@@ -412,7 +412,7 @@ def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent():
         half = await prepare(client, queue=3, TAGS="red")
         for name in ("U1", half.offset_id):
             shown = await client.ok(RequestCode.SHOW_TRANSACTION, NamedTransaction(name))
-            told = OpenTransaction.read(shown.field_map()["transaction"].encode())
+            told = TransactionEntry.read(shown.field_map()["transaction"].encode())
             assert (told.transaction_id, told.half_offset, told.client_id) == ("U1", 0, "origin")
             assert (told.commit_log_offset, told.offset_msg_id) == (half.position, half.offset_id)
             record, _ = records.unpack(shown.body)

@@ -9,7 +9,7 @@ from handler_stage import SETTINGS, Client, Inbox, Stage, sending
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.message_id import split_offset_id
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import MachineCrashedError, World
 from txmq_broker.app import Broker
 from txmq_broker.config import CheckBackSettings, StoreSettings
@@ -155,7 +155,7 @@ class Life(Stage):
         self._clients += 1
         inbox = Inbox()
         machine = self.world.machine(f"client-{self._clients}", address)
-        pool = Pool(machine.network, machine.clock, inbox.serve)
+        pool = ConnectionPool(machine.network, machine.clock, inbox.serve)
         connection = await machine.run(pool.connection(self.broker.address))
         return Client(connection, inbox, name or f"client-{self._clients}")
 

@@ -44,7 +44,7 @@ def test_a_refusal_is_answered_with_its_code_and_remark():
 
 
 def test_a_refusal_without_a_remark_still_says_something():
-    assert raising(TopicNotFound()).ask(7).remark.startswith("There is no such topic")
+    assert raising(TopicNotFound()).ask(7).remark.startswith("The topic does not exist")
 
 
 def test_a_refusal_passed_on_keeps_the_code_that_has_no_name_here():

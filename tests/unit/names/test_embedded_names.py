@@ -9,7 +9,7 @@ from txmq.client import Admin, Session
 from txmq.errors import TransportError
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RouteQuery
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import Conditions, simulate
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
@@ -33,7 +33,7 @@ def test_nobody_hears_from_a_name_server_that_its_broker_is_unknown():
         answers, query = [], RouteQuery("T", accept_standard_json_only=True)
 
         async def knock():
-            pool = Pool(desk.network, desk.clock)
+            pool = ConnectionPool(desk.network, desk.clock)
             while True:
                 try:
                     door = await pool.connection(NAMES)

@@ -13,7 +13,7 @@ from txmq.remoting.dispatch import Dispatcher
 from txmq_broker.names.handlers import NameHandlers
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
-from txmq_broker.names.routes import RouteTable
+from txmq_broker.names.routes import RouteRegistry
 
 A = "10.0.0.1:10911"
 WHO = {
@@ -29,7 +29,7 @@ class Names:
 
     def __init__(self, **options):
         self.clock = SetClock()
-        self.routes = RouteTable()
+        self.routes = RouteRegistry()
         self.values = KeyValues(lambda _: None)
         self.options = OptionTable(NameOptions(**options), lambda _: None)
         handlers = NameHandlers(self.routes, self.values, self.options, self.clock)

@@ -4,7 +4,7 @@ from names_peer import offer, registration
 from txmq.errors import LimitExceeded, TopicNotFound
 from txmq.protocol.bodies import DataVersion, QueueRoute
 from txmq_broker.names import routes as module
-from txmq_broker.names.routes import RouteTable
+from txmq_broker.names.routes import RouteRegistry
 
 HERE = "the connection"
 A = "10.0.0.1:10911"
@@ -12,7 +12,7 @@ B = "10.0.0.2:10911"
 
 
 def known(*topics, **given):
-    table = RouteTable()
+    table = RouteRegistry()
     table.register(registration(), offer(*topics, **given), HERE, 0.0)
     return table
 
@@ -45,7 +45,7 @@ def test_the_table_of_filter_servers_is_empty_not_absent():
 def test_an_unknown_topic_is_refused_not_answered_empty():
     """Clients raise on an empty answer, but make the topic from its template on code 17."""
     with pytest.raises(TopicNotFound, match="No topic route info .*: T$"):
-        RouteTable().route("T")
+        RouteRegistry().route("T")
 
 
 def test_a_topic_of_several_brokers_is_told_with_all_of_them():
@@ -57,7 +57,7 @@ def test_a_topic_of_several_brokers_is_told_with_all_of_them():
 
 
 def test_replicas_are_told_in_order_of_their_ids():
-    table = RouteTable()
+    table = RouteRegistry()
     table.register(registration(number=2, address="10.0.0.3:1"), offer(), HERE, 0.0)
     table.register(registration(number=1, address=B), offer(), HERE, 0.0)
     table.register(registration(), offer("T"), HERE, 0.0)
@@ -109,7 +109,7 @@ def test_topics_are_merged_not_replaced():
 
 
 def test_a_topic_goes_by_its_own_name_not_by_its_key():
-    table = RouteTable()
+    table = RouteRegistry()
     given = offer("T")
     given.topic_config_table["key"] = given.topic_config_table.pop("T")
 
@@ -120,7 +120,7 @@ def test_a_topic_goes_by_its_own_name_not_by_its_key():
 
 def test_a_replicas_topics_are_not_applied():
     """They are its master's; a replica may be behind."""
-    table = RouteTable()
+    table = RouteRegistry()
 
     table.register(registration(number=1), offer("T"), HERE, 0.0)
 
@@ -136,7 +136,7 @@ def test_a_replica_is_told_where_its_master_is():
 
 
 def test_a_master_and_a_replica_without_one_are_told_nothing():
-    table = RouteTable()
+    table = RouteRegistry()
 
     for number in (1, 0):
         answer = table.register(
@@ -177,7 +177,7 @@ def test_a_broker_that_moves_to_another_cluster_is_found_there():
 
 
 def test_one_topic_too_many_refuses_the_whole_registration():
-    table = RouteTable(topics_max=2)
+    table = RouteRegistry(topics_max=2)
     table.register(registration(), offer("T", "U"), HERE, 0.0)
     table.register(registration(), offer("T", "U", counter=2), HERE, 1.0)
 
@@ -238,7 +238,7 @@ def test_a_sign_of_life_makes_no_broker():
 
 @pytest.mark.parametrize(("millis", "seconds"), [(10_000, 10.0), (0, 120.0), (None, 120.0)])
 def test_a_broker_may_name_its_own_time(millis, seconds):
-    table = RouteTable()
+    table = RouteRegistry()
     table.register(registration(heartbeat_timeout_millis=millis), offer("T"), HERE, 0.0)
 
     assert table.expire(seconds) == []
@@ -333,7 +333,7 @@ def test_adding_ends_at_the_first_broker_that_is_not_known():
 
 
 def test_an_added_topic_counts_like_any_other():
-    table = RouteTable(topics_max=1)
+    table = RouteRegistry(topics_max=1)
     table.register(registration(), offer("T"), HERE, 0.0)
 
     with pytest.raises(LimitExceeded):
@@ -372,7 +372,7 @@ def test_system_topics_are_named_after_clusters_and_brokers():
 
 
 def test_system_topics_name_no_master_where_there_is_none():
-    table = RouteTable()
+    table = RouteRegistry()
     assert table.system_topics().topic_list == []
     table.register(registration(number=1), offer(), HERE, 0.0)
 

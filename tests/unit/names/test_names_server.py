@@ -8,7 +8,7 @@ from names_peer import LoopClock, MemoryDisk, MemoryNetwork, in_world, offer, re
 from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.names.server import NameServer
@@ -38,7 +38,7 @@ class World:
 
     async def peer(self):
         """A connection of its own."""
-        self._pools.append(Pool(self.network, self.clock))
+        self._pools.append(ConnectionPool(self.network, self.clock))
         return await self._pools[-1].connection(f"{PLACE[0]}:{PLACE[1]}")
 
 
@@ -221,7 +221,7 @@ def test_it_serves_real_sockets():
         network, clock = SystemNetwork(), SystemClock()
         async with NameServer(network, clock) as server:
             await server.open("127.0.0.1", 0)
-            pool = Pool(network, clock)
+            pool = ConnectionPool(network, clock)
             peer = await pool.connection("{}:{}".format(*server.address))
             await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txmq.protocol.answers import done, pulled, sent, sent_for_later
+from txmq.protocol.answers import done, pulled, sent, sent_delayed
 from txmq.protocol.command import Command, answer, decode
 from txmq.protocol.frame import BINARY, JSON, FrameReader
 from txmq.protocol.headers import PullAnswer, SendAnswer
@@ -83,7 +83,7 @@ def test_a_batch_is_answered_with_all_its_ids():
 def test_what_is_sent_for_later_is_answered_with_what_it_is_recalled_by(kind):
     to = Command(code=310, opaque=7, kind=kind)
 
-    found = received(sent_for_later(to, OFFSET_ID.encode(), 3, 9, "AC11", "djEgVA=="))
+    found = received(sent_delayed(to, OFFSET_ID.encode(), 3, 9, "AC11", "djEgVA=="))
 
     plain = received(sent(to, OFFSET_ID.encode(), 3, 9, "AC11"))
     assert found.field_map() == {**plain.field_map(), "recallHandle": "djEgVA=="}

@@ -21,7 +21,7 @@ from txmq.protocol.bodies import (
     QueueRoute,
     QueueStats,
     RegistrationBody,
-    Subscription,
+    SubscriptionData,
     TopicConfig,
     TopicConfigs,
     TopicNames,
@@ -49,7 +49,7 @@ def test_a_heartbeat_as_java_writes_it_is_read():
             ConsumerRegistration(
                 "G",
                 subscription_data_set=[
-                    Subscription("T", "TagA", ["TagA"], [2598919], 1_700_000_000_000)
+                    SubscriptionData("T", "TagA", ["TagA"], [2598919], 1_700_000_000_000)
                 ],
             )
         ],
@@ -76,14 +76,14 @@ def test_what_a_heartbeat_leaves_null_counts_as_not_given():
     assert found == Heartbeat("c", [], [ConsumerRegistration("G", subscription_data_set=[_T])])
 
 
-_T = Subscription("T")
+_T = SubscriptionData("T")
 
 
 def test_numbers_in_quotes_are_read():
     """Go writes the code set as texts."""
-    assert Subscription.read(b'{"topic":"T","codeSet":["-5"],"subVersion":"7"}') == Subscription(
-        "T", code_set=[-5], sub_version=7
-    )
+    assert SubscriptionData.read(
+        b'{"topic":"T","codeSet":["-5"],"subVersion":"7"}'
+    ) == SubscriptionData("T", code_set=[-5], sub_version=7)
 
 
 ROUTE = TopicRoute(

@@ -342,7 +342,7 @@ def test_a_field_may_not_hold_an_endless_number():
 
 
 def test_a_map_of_fields_that_is_none_is_refused():
-    with pytest.raises(RemoteProtocolError, match="no object"):
+    with pytest.raises(RemoteProtocolError, match="is not a JSON object"):
         received(b'{"code":1,"extFields":5}').field_map()
 
 

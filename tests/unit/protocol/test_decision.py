@@ -11,17 +11,19 @@ from txmq.protocol.decision import (
     MARKER_BYTES,
     REASON_BYTES_MAX,
     Decision,
-    Kind,
-    Source,
+    DecisionKind,
+    DecisionSource,
     decided_ms_of,
 )
 
-ONE = Decision(Kind.COMMITTED, Source.OPERATOR, 1, 2, 3, 4, 5, "ann: the bank said so")
+ONE = Decision(
+    DecisionKind.COMMITTED, DecisionSource.OPERATOR, 1, 2, 3, 4, 5, "ann: the bank said so"
+)
 LONGS = st.integers(-(2**63), 2**63 - 1)
 DECISIONS = st.builds(
     Decision,
-    st.sampled_from(Kind),
-    st.sampled_from(Source),
+    st.sampled_from(DecisionKind),
+    st.sampled_from(DecisionSource),
     LONGS,
     LONGS,
     LONGS,
@@ -48,12 +50,12 @@ def test_a_marker_is_small_and_lies_on_the_disk_as_it_always_did():
         "00000035" "74786d6b" "0000000000000001" "0000000000000002" "0000000000000003"
         "0000000000000004" "0000000000000005" "01" "03" "0001" "72"
     )  # fmt: skip
-    assert [(kind.name, int(kind)) for kind in Kind] == [
+    assert [(kind.name, int(kind)) for kind in DecisionKind] == [
         ("COMMITTED", 1),
         ("ROLLED_BACK", 2),
         ("PARKED", 3),
     ]
-    assert [(source.name, int(source)) for source in Source] == [
+    assert [(source.name, int(source)) for source in DecisionSource] == [
         ("PRODUCER", 1),
         ("CHECK", 2),
         ("OPERATOR", 3),

@@ -121,7 +121,7 @@ def test_what_is_not_even_the_dialect_is_refused(text):
 
 
 def test_a_fault_says_where_it_is():
-    with pytest.raises(RemoteProtocolError, match="no colon after a key at character 4"):
+    with pytest.raises(RemoteProtocolError, match="missing colon after a key at character 4"):
         loads(b'{"a"}')
 
 
@@ -165,7 +165,7 @@ def test_a_number_longer_than_any_real_one_is_refused(text):
 def test_text_too_long_for_so_slow_a_reader_is_refused():
     """One frame of 16 MiB would stop everything else for a quarter of a minute."""
     assert loads(b" " * (BYTES_MAX - 2) + b"{}") == {}
-    with pytest.raises(RemoteProtocolError, match="too many"):
+    with pytest.raises(RemoteProtocolError, match="too long"):
         loads(b" " * (BYTES_MAX - 1) + b"{}")
 
 

@@ -12,8 +12,8 @@ import pytest
 from txmq.protocol import batch, header_binary, record
 from txmq.protocol.bodies import (
     BrokerRoute,
+    ClientConnection,
     ClusterView,
-    ConnectedClient,
     ConsumerConnections,
     ConsumerIds,
     ConsumerOffsets,
@@ -27,7 +27,7 @@ from txmq.protocol.bodies import (
     DataVersion,
     GroupConfig,
     GroupConfigs,
-    Groups,
+    GroupList,
     Heartbeat,
     LockedQueues,
     LockRequest,
@@ -38,9 +38,9 @@ from txmq.protocol.bodies import (
     QueueRoute,
     QueueStats,
     RegistrationBody,
-    Subscription,
     SubscriptionCheck,
-    Table,
+    SubscriptionData,
+    TextTable,
     TopicConfig,
     TopicConfigs,
     TopicNames,
@@ -368,10 +368,10 @@ def test_a_batch_is_read_and_written_as_java_does(name, count, end):
 
 # Java: bodies
 
-SUBSCRIPTION = Subscription(
+SUBSCRIPTION = SubscriptionData(
     "TopicTest", "TagA||TagB", ["TagA", "TagB"], [2_598_919, 2_598_920], 1_700_000_000_000
 )
-GO = ConnectedClient("10.0.0.5:50000", "10.0.0.5@1234", "GO", 317)
+GO = ClientConnection("10.0.0.5:50000", "10.0.0.5@1234", "GO", 317)
 TOPICS = TopicConfigs(
     DataVersion(1_700_000_000_000, 3), {"TopicTest": TopicConfig("TopicTest", 8, 8)}
 )
@@ -381,7 +381,9 @@ BODIES = {
     "check-client": SubscriptionCheck(
         "10.0.0.5@1234",
         "consumers",
-        Subscription("TopicTest", "a > 5", sub_version=1_700_000_000_000, expression_type="SQL92"),
+        SubscriptionData(
+            "TopicTest", "a > 5", sub_version=1_700_000_000_000, expression_type="SQL92"
+        ),
     ),
     "cluster": ClusterView({"broker-a": ROUTE}, {"DefaultCluster": ["broker-a"]}),
     "consume-stats": ConsumeStats(1.5),
@@ -397,14 +399,14 @@ BODIES = {
     "correction": CorrectionOffsets({0: 12, 1: 2**63 - 1}),
     "counter": CounterView(CounterWindow(6, 0.1, 1.0), CounterWindow(), CounterWindow()),
     "groups": GroupConfigs(TOPICS.data_version, {"consumers": GroupConfig("consumers")}),
-    "groups-of-topic": Groups(["consumers"]),
+    "groups-of-topic": GroupList(["consumers"]),
     "lock": LockRequest("10.0.0.5@1234", "consumers", QUEUES[::-1]),
     "locked": LockedQueues(QUEUES[:1]),
     "producer-connection": ProducerConnections([GO]),
     "registration": RegistrationBody(TOPICS),
     "route-legacy": TopicRoute([QueueRoute("broker-a", 8, 8, 6)], [ROUTE]),
     "route-standard": TopicRoute([QueueRoute("broker-a", 8, 8, 6)], [ROUTE]),
-    "table": Table({"brokerVersionDesc": "V4_9_8"}),
+    "table": TextTable({"brokerVersionDesc": "V4_9_8"}),
     "time-span": ConsumeTimeSpans([ConsumeTimeSpan(QUEUES[0], 1, 2, 3, 4)]),
     "topic-config": TOPICS,
     "topics": TopicNames(["TopicTest"]),

@@ -38,7 +38,7 @@ def test_small_letters_are_read_too():
 )
 def test_what_is_no_offset_id_is_refused(text):
     for read in (split_offset_id, position_in):
-        with pytest.raises(RemoteProtocolError, match="no message id"):
+        with pytest.raises(RemoteProtocolError, match="is not a message id"):
             read(text)
 
 

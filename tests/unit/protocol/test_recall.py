@@ -63,7 +63,7 @@ def test_the_end_may_be_padded_or_not_as_in_java(message_id):
     ],
 )
 def test_what_is_no_handle_is_refused(text):
-    with pytest.raises(IllegalOperation, match="is no handle of a message that waits"):
+    with pytest.raises(IllegalOperation, match="is not a recall handle"):
         decode(text)
 
 
@@ -79,5 +79,5 @@ def test_a_refusal_does_not_repeat_much_of_what_it_refuses():
     [{"topic": ""}, {"topic": "a b"}, {"broker": "a b"}, {"message_id": ""}, {"due_ms": -1}],
 )
 def test_what_could_not_be_read_again_is_not_written(change):
-    with pytest.raises(LocalProtocolError, match="no handle can say this"):
+    with pytest.raises(LocalProtocolError, match="a recall handle cannot hold this"):
         encode(HANDLE._replace(**change))

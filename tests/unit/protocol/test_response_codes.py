@@ -61,7 +61,7 @@ def test_any_other_code_is_kept_with_its_number(code):
 
 def test_a_refusal_without_a_remark_explains_itself():
     assert str(refusal(17, "")) == (
-        "There is no such topic, and it may not be created by using it."
+        "The topic does not exist, and sending to it may not create it."
     )
 
 

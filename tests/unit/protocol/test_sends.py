@@ -7,7 +7,7 @@ from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import command
 from txmq.protocol.frame import FrameReader
 from txmq.protocol.headers import SendMessageV2
-from txmq.protocol.sends import SendForm, quoted
+from txmq.protocol.sends import SendHeaderTemplate, quoted
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 numbers = st.integers(0, 2**31 - 1)
@@ -46,7 +46,7 @@ def test_a_form_says_what_the_codec_says(
     )
     code = 320 if is_batch else 310
 
-    head = SendForm(group, topic, "TBW102", 4, broker).head(
+    head = SendHeaderTemplate(group, topic, "TBW102", 4, broker).head(
         opaque, queue, sys_flag, born, flag, quoted(properties), 4,
         is_batch=is_batch, is_oneway=is_oneway,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_form_says_what_the_codec_says(
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])
 def test_a_percent_sign_is_no_blank(topic):
-    head = SendForm("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, quoted("%d"), 0)
+    head = SendHeaderTemplate("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, quoted("%d"), 0)
 
     (part,) = FrameReader().feed(head)
     fields = command.decode(part).read(SendMessageV2)
@@ -68,11 +68,11 @@ def test_half_a_character_is_refused():
     with pytest.raises(LocalProtocolError):
         quoted("\ud800")
     with pytest.raises(LocalProtocolError):
-        SendForm("g", "\ud800", "TBW102", 4, "b")
+        SendHeaderTemplate("g", "\ud800", "TBW102", 4, "b")
 
 
 def test_what_no_peer_accepts_is_refused():
-    form = SendForm("g", "T", "TBW102", 4, "b")
+    form = SendHeaderTemplate("g", "T", "TBW102", 4, "b")
     overhead = len(form.head(1, 0, 0, 0, 0, b'""', 0))
 
     form.head(1, 0, 0, 0, 0, b'""', FRAME_BYTES_MAX - overhead)

@@ -3,7 +3,7 @@
 import pytest
 
 from txmq.errors import CorruptRecord
-from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.record import Record, pack
 from txmq.protocol.span import (
     HEAD_BYTES,
@@ -69,7 +69,7 @@ def test_other_names_are_no_files_of_the_log(name):
 
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
-DECISION = Decision(Kind.COMMITTED, Source.CHECK, 3, 1000, 2, 7, 1_700_000_000_000)
+DECISION = Decision(DecisionKind.COMMITTED, DecisionSource.CHECK, 3, 1000, 2, 7, 1_700_000_000_000)
 
 
 def record_at(position):
@@ -94,8 +94,8 @@ def test_what_a_span_holds():
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (pack(record_at(1001)), "says it lies at 1001"),
-        (pack(record_at(1000))[:-1], "no record of"),
+        (pack(record_at(1001)), "states position 1001"),
+        (pack(record_at(1000))[:-1], "not a record"),
         (DECISION.pack()[:-1], "ends in the middle"),
     ],
 )

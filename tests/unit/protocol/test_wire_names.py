@@ -98,7 +98,9 @@ LENIENT = {
 }
 
 BODIES = {
-    "Subscription": ("topic subString tagsSet codeSet subVersion expressionType classFilterMode"),
+    "SubscriptionData": (
+        "topic subString tagsSet codeSet subVersion expressionType classFilterMode"
+    ),
     "ProducerRegistration": "groupName",
     "ConsumerRegistration": (
         "groupName consumeType messageModel consumeFromWhere subscriptionDataSet unitMode"
@@ -110,17 +112,17 @@ BODIES = {
     "SubscriptionCheck": "clientId group subscriptionData",
     "BrokerMembers": "brokerMemberGroup",
     "ConsumerIds": "consumerIdList",
-    "OpenTransaction": (
+    "TransactionEntry": (
         "transactionId state producerGroup topic queueId halfOffset commitLogOffset offsetMsgId "
         "keys storedMs checks clientId isBeingDecided"
     ),
     "OpenTransactions": "transactions open parked ofGroup",
-    "ConnectedClient": "clientAddr clientId language version",
+    "ClientConnection": "clientAddr clientId language version",
     "ConsumerConnections": (
         "connectionSet consumeFromWhere consumeType messageModel subscriptionTable"
     ),
     "ProducerConnections": "connectionSet",
-    "Groups": "groupList",
+    "GroupList": "groupList",
     "LockRequest": "clientId consumerGroup mqSet",
     "LockedQueues": "lockOKMQSet",
     "DataVersion": "timestamp counter stateVersion",
@@ -140,7 +142,7 @@ BODIES = {
     "TopicRoute": "queueDatas brokerDatas filterServerTable orderTopicConf",
     "ClusterView": "brokerAddrTable clusterAddrTable",
     "TopicNames": "topicList brokerAddr",
-    "Table": "table",
+    "TextTable": "table",
     "OffsetPair": "brokerOffset consumerOffset lastTimestamp pullOffset",
     "QueueEntry": "physicOffset physicSize tagsCode",
     "QueueEntries": "queueData maxQueueIndex minQueueIndex filterData subscriptionData",

@@ -9,7 +9,7 @@ from remoting_stage import ADDRESS, PORT, SERVER, Stage, echo, failure, in_world
 from txmq.errors import ConnectFailed
 from txmq.protocol import command as commands
 from txmq.remoting.listener import IDLE_S, SWEEP_S
-from txmq.remoting.pool import Pool
+from txmq.remoting.pool import ConnectionPool
 
 CODE = 10
 
@@ -125,10 +125,10 @@ async def test_a_closed_door_lets_nobody_in_and_nobody_out(world):
         inside = await stage.connect()
         assert await answered(inside)
 
-        stage.listener.close_door()
-        stage.listener.close_door()
+        stage.listener.stop_listening()
+        stage.listener.stop_listening()
 
-        pool = Pool(stage.client.network, stage.client.clock)
+        pool = ConnectionPool(stage.client.network, stage.client.clock)
         with pytest.raises(ConnectFailed):
             await pool.connection(ADDRESS)
         assert await answered(inside)
@@ -140,7 +140,7 @@ async def test_silence_is_watched_for_behind_a_closed_door_too(world):
     async with Stage(world, echo) as stage:
         silent = await stage.raw()
         await asyncio.sleep(1)
-        stage.listener.close_door()
+        stage.listener.stop_listening()
         await asyncio.sleep(IDLE_S + 2 * SWEEP_S)
 
         assert silent.closed_at is not None

@@ -6,13 +6,13 @@ import pytest
 from remoting_stage import ADDRESS, Stage, echo, failure, in_world
 
 from txmq.errors import ConfigError, ConnectFailed
-from txmq.remoting.pool import CONNECT_TIMEOUT_S, Pool, split_address
+from txmq.remoting.pool import CONNECT_TIMEOUT_S, ConnectionPool, split_address
 
 CODE = 10
 
 
 def pool_of(stage, service=echo):
-    return Pool(stage.client.network, stage.client.clock, service)
+    return ConnectionPool(stage.client.network, stage.client.clock, service)
 
 
 @in_world
@@ -150,7 +150,7 @@ async def test_a_name_that_cannot_be_one_is_a_failed_connect(world):
             host.encode("idna")
             raise AssertionError("it has no such host")
 
-    pool = Pool(Resolver(), world.machine("client").clock)
+    pool = ConnectionPool(Resolver(), world.machine("client").clock)
 
     for host in ("x" * 64, "a..b"):
         assert isinstance(await failure(pool.connection(f"{host}:80")), ConnectFailed)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
-from txmq.protocol.decision import Kind, Source
+from txmq.protocol.decision import DecisionKind, DecisionSource
 from txmq.protocol.record import tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
-from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.pending_transactions import transaction_key
@@ -117,7 +117,7 @@ class Shelf:
     def decide(self, unique, kind, reason=""):
         """Stage what becomes of an open transaction."""
         halves, key = self.store.halves, transaction_key(unique)
-        source = Source.BROKER if kind is Kind.PARKED else Source.PRODUCER
+        source = DecisionSource.BROKER if kind is DecisionKind.PARKED else DecisionSource.PRODUCER
         half = halves.pending.find(key)
         halves.decide(key, half, kind, source, self.next_ms(), reason)
 
@@ -191,7 +191,7 @@ class Shelf:
         at = queue.next_kept(queue.min_offset) if queue is not None else 0
         while queue is not None and at < queue.max_offset:
             got = fetch(self.store, queue, at, 32)
-            assert got.outcome is Outcome.FOUND, got
+            assert got.outcome is FetchOutcome.FOUND, got
             for data in got.records:
                 record, _ = records.unpack(data)
                 assert (record.topic, record.queue_id) == (topic, number)

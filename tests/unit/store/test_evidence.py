@@ -8,7 +8,7 @@ from tests.unit.store.shelf import LOG, Shelf, Sizes, rewrite
 from txmq.errors import CorruptRecord, DiskFull, ForeignFile, LogTooShort
 from txmq.protocol.span import HEAD_BYTES
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
-from txmq_broker.core.fetch import Outcome, fetch
+from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.store.log.high_water import PATH as HIGH_WATER
 from txmq_broker.store.log.identity import PATH as IDENTITY
 
@@ -145,7 +145,7 @@ def test_readers_pass_over_the_gap():
     queue = again.store.queue("T", 0)
 
     found, offset = [], 0
-    while (step := fetch(again.store, queue, offset, 32)).outcome is not Outcome.AT_END:
+    while (step := fetch(again.store, queue, offset, 32)).outcome is not FetchOutcome.AT_END:
         assert step.next_offset > offset
         found += step.records
         offset = step.next_offset

@@ -14,7 +14,7 @@ from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
-from txmq.protocol.decision import Kind
+from txmq.protocol.decision import DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.services.keeper import Keeper
@@ -95,10 +95,12 @@ class Life:
             return
         half = self._halves.pending.find(key)
         can_park = can_park and not half.is_parked and key not in self._halves.parking
-        kind = [Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED][chance.below(2 + can_park)]
+        kind = [DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK, DecisionKind.PARKED][
+            chance.below(2 + can_park)
+        ]
         self._press.flusher.decision_ms()
         self._press.shelf.decide(unique, kind)
-        if kind is not Kind.PARKED:
+        if kind is not DecisionKind.PARKED:
             assert unique not in self.wanted, "a decision was taken twice"
             self.wanted[unique] = kind
         self._ask(("ended", unique, kind))
@@ -125,7 +127,7 @@ class Life:
         assert len(set(visible)) == len(visible), "a message is there twice"
         by_body = {body: unique for unique, body in bodies.items()}
         for body in visible:
-            assert self.wanted[by_body[body]] is Kind.COMMITTED
+            assert self.wanted[by_body[body]] is DecisionKind.COMMITTED
             assert by_body[body] not in is_open
             assert shelf.found_by_key(f"k{by_body[body]}") == [body]
         for what, unique, detail in self.acknowledged[:acknowledged]:
@@ -133,13 +135,13 @@ class Life:
             if what == "prepared" and detail >= shelf.store.halves.half_queue.min_offset:
                 assert bodies[unique] in shelf.bodies(HALF_TOPIC).values()
                 assert unique in is_open or decided is not None
-            elif detail is Kind.PARKED and decided is None:
+            elif detail is DecisionKind.PARKED and decided is None:
                 assert is_open[unique][0].is_parked
                 assert bodies[unique] in shelf.bodies(PARKED_TOPIC).values()
-            elif detail is Kind.ROLLED_BACK:
+            elif detail is DecisionKind.ROLLED_BACK:
                 assert unique not in is_open
                 assert bodies[unique] not in visible
-            elif detail is Kind.COMMITTED:
+            elif detail is DecisionKind.COMMITTED:
                 assert unique not in is_open
                 # Which of them were old enough to be deleted, floors tell before files do.
                 assert has_deleted or bodies[unique] in visible
@@ -170,7 +172,7 @@ def test_what_a_producer_was_told_survives_a_power_cut_at_any_step(seed):
                 assert life.check(shelf, acknowledged) == seen
 
                 for unique in seen[1]:
-                    shelf.decide(unique, Kind.COMMITTED)
+                    shelf.decide(unique, DecisionKind.COMMITTED)
                 shelf.flush()
                 assert shelf.transactions() == {}
                 visible = list(shelf.bodies().values())

@@ -8,7 +8,7 @@ from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol import record as records
-from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
@@ -17,7 +17,11 @@ from txmq_broker.store.log.high_water import PATH as HIGH_WATER
 from txmq_broker.store.pending_transactions import transaction_key
 from txmq_broker.store.retention import decide as retain
 
-COMMITTED, ROLLED_BACK, PARKED = Kind.COMMITTED, Kind.ROLLED_BACK, Kind.PARKED
+COMMITTED, ROLLED_BACK, PARKED = (
+    DecisionKind.COMMITTED,
+    DecisionKind.ROLLED_BACK,
+    DecisionKind.PARKED,
+)
 IN_PLACE = Sizes(segment_size=64 << 20)
 """There is always room for a marker in its half message's file."""
 
@@ -867,7 +871,7 @@ def test_an_open_half_message_that_cannot_be_read_refuses_the_start():
 
 def test_strange_positions_show_nothing_that_no_queue_has():
     shelf = Shelf(sizes=IN_PLACE)
-    body = Decision(COMMITTED, Source.PRODUCER, 0, 36, 0, 0, 5).pack()
+    body = Decision(COMMITTED, DecisionSource.PRODUCER, 0, 36, 0, 0, 5).pack()
     shelf.prepare(body, unique="a")
     shelf.flush()
     decide(shelf, "a", COMMITTED)

@@ -14,7 +14,7 @@ from txmq.errors import (
     StoreError,
 )
 from txmq.protocol import record as records
-from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES, head
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
@@ -294,7 +294,7 @@ def test_a_whole_span_without_records_in_it_is_a_writers_fault():
 
 
 def test_a_record_that_says_it_lies_elsewhere_is_a_writers_fault():
-    with pytest.raises(CorruptRecord, match="says it lies at 1"):
+    with pytest.raises(CorruptRecord, match="states position 1"):
         Shelf(log_of(record(position=1)))
 
 
@@ -315,15 +315,15 @@ def test_a_half_message_is_in_the_half_queue_and_not_in_its_own():
     assert list(shelf.store.halves.pending) == [transaction_key("u")]
 
 
-@pytest.mark.parametrize("kind", [Kind.COMMITTED, Kind.ROLLED_BACK])
+@pytest.mark.parametrize("kind", [DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK])
 def test_a_half_message_that_was_decided_is_still_in_the_half_queue_and_open_no_more(kind):
     half = record(0, sys_flag=0x4)
-    place = 0 if kind is Kind.COMMITTED else -1
-    marker = Decision(kind, Source.PRODUCER, 0, HEAD_BYTES, 0, place, 5).pack()
+    place = 0 if kind is DecisionKind.COMMITTED else -1
+    marker = Decision(kind, DecisionSource.PRODUCER, 0, HEAD_BYTES, 0, place, 5).pack()
 
     shelf = Shelf(log_of(half, marker))
 
-    assert shelf.bodies() == ({0: b"b"} if kind is Kind.COMMITTED else {})
+    assert shelf.bodies() == ({0: b"b"} if kind is DecisionKind.COMMITTED else {})
     assert shelf.bodies(HALF_TOPIC) == {0: b"b"}
     assert shelf.bodies(OP_TOPIC) == {0: b"0"}
     assert not len(shelf.store.halves.pending)
@@ -343,15 +343,17 @@ def test_half_messages_that_go_on_where_they_must_not_are_a_writers_fault():
 def test_a_decision_that_goes_on_where_it_must_not_is_a_writers_fault(offset, place):
     half = record(0, sys_flag=0x4)
     plain = record(0, 2 * HEAD_BYTES + len(half))
-    first = Decision(Kind.PARKED, Source.BROKER, 0, HEAD_BYTES, 0, -1, 5).pack()
-    bad = Decision(Kind.COMMITTED, Source.PRODUCER, 1 + offset, HEAD_BYTES, 0, 1 + place, 5).pack()
+    first = Decision(DecisionKind.PARKED, DecisionSource.BROKER, 0, HEAD_BYTES, 0, -1, 5).pack()
+    bad = Decision(
+        DecisionKind.COMMITTED, DecisionSource.PRODUCER, 1 + offset, HEAD_BYTES, 0, 1 + place, 5
+    ).pack()
 
     with pytest.raises(CorruptRecord, match="a decision does not follow"):
         Shelf(log_of(half, plain, first, bad))
 
 
 def test_a_commit_whose_half_message_is_not_there_is_a_writers_fault():
-    marker = Decision(Kind.COMMITTED, Source.PRODUCER, 0, 0, 0, 0, 5).pack()
+    marker = Decision(DecisionKind.COMMITTED, DecisionSource.PRODUCER, 0, 0, 0, 0, 5).pack()
 
     with pytest.raises(CorruptRecord, match="is not there"):
         Shelf(log_of(marker))
@@ -359,7 +361,7 @@ def test_a_commit_whose_half_message_is_not_there_is_a_writers_fault():
 
 @pytest.mark.parametrize("size", [0, 4, 51, 53, 60, 1 << 30])
 def test_a_marker_that_is_broken_in_a_whole_span_is_a_writers_fault(size):
-    marker = Decision(Kind.ROLLED_BACK, Source.PRODUCER, 0, 0, 0, -1, 5).pack()
+    marker = Decision(DecisionKind.ROLLED_BACK, DecisionSource.PRODUCER, 0, 0, 0, -1, 5).pack()
 
     with pytest.raises(CorruptRecord, match="a marker"):
         Shelf(log_of(size.to_bytes(4, "big") + marker[4:]))

@@ -135,13 +135,17 @@ async def test_repeated_ends_change_nothing_and_a_contrary_one_is_refused(stage)
         half = await producer.prepare(message(b"once"))
         outcomes = [await producer.decide(half, COMMIT) for _ in range(3)]
         assert all(each.is_acknowledged for each in outcomes)
-        with pytest.raises(TransactionConflict, match="was committed before it was told ROLLBACK"):
+        with pytest.raises(
+            TransactionConflict, match="already committed when the producer sent ROLLBACK"
+        ):
             await producer.decide(half, ROLLBACK)
         assert await stage.visible() == [b"once"]
 
         other = await producer.prepare(message(b"never"))
         assert (await producer.decide(other, ROLLBACK)).is_acknowledged
-        with pytest.raises(TransactionConflict, match="was rolled back before it was told COMMIT"):
+        with pytest.raises(
+            TransactionConflict, match="already rolled back when the producer sent COMMIT"
+        ):
             await producer.decide(other, COMMIT)
         assert await stage.visible() == [b"once"]
 

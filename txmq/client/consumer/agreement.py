@@ -90,7 +90,7 @@ class Agreement:
             self._compare(wanted, found.subscription_table)
 
     def _compare(
-        self, wanted: Mapping[str, Subscription], theirs: Mapping[str, bodies.Subscription]
+        self, wanted: Mapping[str, Subscription], theirs: Mapping[str, bodies.SubscriptionData]
     ) -> None:
         ours = {each.topic: _told(each.kind, each.expression) for each in wanted.values()}
         others = {

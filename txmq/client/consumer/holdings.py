@@ -133,9 +133,9 @@ class Holdings:
             self._look_again.clear()
             pause_s = self.settings.rebalance_s
             if await self._balance_surely():
-                self._backoff.worked()
+                self._backoff.reset()
             else:
-                pause_s = min(pause_s, self._backoff.failed())
+                pause_s = min(pause_s, self._backoff.next_pause())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._look_again.wait()

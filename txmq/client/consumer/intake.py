@@ -141,7 +141,7 @@ class Intake:
             except FlowControlled:
                 await asyncio.sleep(FIRST_PAUSE_S)
             except TxmqError as problem:
-                pause_s = self._backoff.failed()
+                pause_s = self._backoff.next_pause()
                 level = logging.INFO if isinstance(problem, TransportError) else logging.WARNING
                 log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, problem)
                 self._replica = MASTER
@@ -151,7 +151,7 @@ class Intake:
                     self._session.forget(self.queue.topic)
                 await asyncio.sleep(pause_s)
             else:
-                self._backoff.worked()
+                self._backoff.reset()
                 if start is not None:
                     return start
                 least_s = 0.0 if has_found else NOT_HELD_S

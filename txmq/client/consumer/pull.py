@@ -445,7 +445,7 @@ class PullConsumer(Lifecycle):
         """Whether it locks queues, which it never does."""
         return False
 
-    def subscribed(self) -> list[bodies.Subscription]:
+    def subscribed(self) -> list[bodies.SubscriptionData]:
         """What it subscribes to, as brokers are told."""
         return [each.registration(self._version) for each in self._subscriptions.values()]
 

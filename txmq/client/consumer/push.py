@@ -319,7 +319,7 @@ class PushConsumer(Lifecycle):
         """Whether it consumes each queue in order."""
         return self.settings.is_orderly
 
-    def subscribed(self) -> list[bodies.Subscription]:
+    def subscribed(self) -> list[bodies.SubscriptionData]:
         """What it subscribes to, as brokers are told."""
         return self.registration().subscription_data_set
 

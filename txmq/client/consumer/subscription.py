@@ -75,10 +75,10 @@ class Subscription:
         """Whether a message is wanted. Brokers filter by the hash of a tag; its text decides."""
         return not self.wanted or message.tags in self.wanted
 
-    def registration(self, version: int) -> bodies.Subscription:
+    def registration(self, version: int) -> bodies.SubscriptionData:
         """What brokers are told of it."""
         tags = sorted(self.wanted)
-        return bodies.Subscription(
+        return bodies.SubscriptionData(
             self.topic,
             self.expression,
             tags,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
@@ -27,11 +27,11 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
 
 _STATES: Final = {
-    Kind.COMMITTED: "committed",
-    Kind.ROLLED_BACK: "rolled_back",
-    Kind.PARKED: "parked",
+    DecisionKind.COMMITTED: "committed",
+    DecisionKind.ROLLED_BACK: "rolled_back",
+    DecisionKind.PARKED: "parked",
 }
-_SOURCES: Final = {source: source.name.lower() for source in Source}
+_SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 
 HalfAt: TypeAlias = Callable[[int], Record | None]
@@ -123,7 +123,7 @@ class Collapse:
         self._held[record.position] = row
 
     def _take_decision(self, decision: Decision) -> None:
-        if decision.kind is Kind.COMMITTED and decision.queue_offset < 0:
+        if decision.kind is DecisionKind.COMMITTED and decision.queue_offset < 0:
             self._copied[decision.half_position] = decision
         elif not self._decide(decision, None):
             self._orphans.append(_Decided(decision, None))
@@ -188,7 +188,7 @@ class Collapse:
         """
         at = decision.half_position
         if at in self._others:
-            if decision.kind is not Kind.PARKED:
+            if decision.kind is not DecisionKind.PARKED:
                 self._others.discard(at)
             return True
         row = self._held.get(at)
@@ -201,9 +201,9 @@ class Collapse:
             row.decided_ms = decision.decided_ms
             row.decided_by = _SOURCES[decision.source]
             row.reason = shown(decision.reason) if decision.reason else None
-            if decision.kind is Kind.COMMITTED:
+            if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset if offset is None else offset
-        if decision.kind is not Kind.PARKED:
+        if decision.kind is not DecisionKind.PARKED:
             del self._held[at]
             self._keep(row)
         return True

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, Kind, Source
+from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.loss import Loss
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
@@ -21,8 +21,8 @@ __all__ = ["Raw", "raw_in", "raw_of", "read_log"]
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
-_OUTCOMES: Final = {kind: kind.name.lower() for kind in Kind}
-_SOURCES: Final = {source: source.name.lower() for source in Source}
+_OUTCOMES: Final = {kind: kind.name.lower() for kind in DecisionKind}
+_SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 
 
 class Raw(NamedTuple):

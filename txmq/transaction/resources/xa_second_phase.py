@@ -205,7 +205,7 @@ class SecondPhase(Generic[S]):
             while found is not None:
                 problem = found
                 log.warning("branch %s of %s is told again: %s", name, xid, problem)
-                await asyncio.sleep(backoff.failed())
+                await asyncio.sleep(backoff.next_pause())
                 found = await self._try(name, xid, state, is_there=is_there)
 
         try:

@@ -1,6 +1,7 @@
-"""Which messages a subscription wants: by tags, or by a condition on properties in SQL92. Pure.
+"""Filters of subscriptions: by tags, or by an SQL92 condition on properties. Pure.
 
-An expression is cut into words (:mod:`tokens`), read into a tree (:mod:`parser`, :mod:`syntax`) and
-made into functions (:mod:`condition`); how texts become numbers is Java's business (:mod:`values`).
-Whatever is accepted here means in Apache RocketMQ the same. :mod:`filters` keeps what was read.
+:mod:`tokens` cuts an expression into tokens, :mod:`parser` builds a tree of :mod:`syntax`, and
+:mod:`condition` compiles the tree to functions. :mod:`values` converts texts to numbers as Java
+does. Every accepted expression has the same meaning in Apache RocketMQ. :mod:`filters` caches
+compiled conditions.
 """

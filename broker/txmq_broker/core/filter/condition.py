@@ -1,10 +1,9 @@
-"""A condition as functions: made once, asked for every message.
+"""A condition compiled to functions: once for each condition, called for every message.
 
-A function takes the text of a message's properties, with a separator before and behind it, and
-says true, false or, with ``None``, unknown. Each finds its own property in the text: a condition is
-mostly decided by one or two, and a message may have dozens. What is asked most, a property beside a
-constant, has functions of its own; everything else goes through :func:`values.equal` and
-:func:`values.order`.
+A function takes the text of a message's properties, with a separator before and after it, and
+returns true, false or ``None`` for unknown. Each function searches its property in the text,
+because one or two of dozens of properties usually decide. The most frequent case, a property and a
+constant, has specialized functions; the others use :func:`values.equal` and :func:`values.order`.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from typing import Final, TypeAlias
 from txmq.protocol import properties
 from txmq_broker.core.filter.parser import parse
 from txmq_broker.core.filter.syntax import (
+    And,
     Between,
-    Either,
+    Comparison,
+    ConditionNode,
     Equal,
-    Every,
     Flag,
-    Kind,
-    Member,
+    Membership,
     Negative,
     Node,
     Not,
     Number,
-    Ordered,
-    Property,
-    Searched,
+    NumberKind,
+    Or,
+    PropertyName,
     Text,
+    TextSearch,
     Truth,
-    Truthful,
 )
 from txmq_broker.core.filter.values import READERS, Value, equal, order, truth
 
@@ -51,7 +50,7 @@ _ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
 }
 _MIRRORED: Final = {"<": _ORDERS[">"], "<=": _ORDERS[">="], ">": _ORDERS["<"], ">=": _ORDERS["<="]}
-_SHORT: Final = 10  # Fewer digits are a number of 32 bits.
+_SHORT: Final = 10  # A number with fewer digits fits 32 bits.
 _SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
     "CONTAINS": operator.contains,
     "STARTSWITH": str.startswith,
@@ -60,7 +59,7 @@ _SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
 
 
 class Condition:
-    """An expression that was read."""
+    """A compiled expression."""
 
     __slots__ = ("_test", "expression", "operands")
 
@@ -70,9 +69,9 @@ class Condition:
         self._test = _test_of(root)
 
     def admits(self, text: str) -> bool:
-        """Whether a message is wanted that has these properties.
+        """Whether the condition is true for these properties.
 
-        One of which nothing can be said is not: a property is no number where one is compared.
+        It is not true if a property that is compared with a number is not a number.
         """
         try:
             return self._test(f"\x02{text}\x02") is True
@@ -80,23 +79,23 @@ class Condition:
             return False
 
 
-def _test_of(node: Truthful) -> Test:  # noqa: PLR0911 - one for each shape of the tree
-    if isinstance(node, Every):
-        return _every([_test_of(each) for each in node.parts])
-    if isinstance(node, Either):
-        return _either([_test_of(each) for each in node.parts])
+def _test_of(node: ConditionNode) -> Test:  # noqa: PLR0911 - one for each node type
+    if isinstance(node, And):
+        return _and([_test_of(part) for part in node.parts])
+    if isinstance(node, Or):
+        return _or([_test_of(part) for part in node.parts])
     if isinstance(node, Not):
         return _opposite(_test_of(node.of))
-    if isinstance(node, Ordered):
-        return _ordered(node)
+    if isinstance(node, Comparison):
+        return _comparison(node)
     if isinstance(node, Between):
         return _between(node)
     if isinstance(node, Equal):
         return _equal(node)
-    if isinstance(node, Member):
-        return _member(node)
-    if isinstance(node, Searched):
-        return _searched(node)
+    if isinstance(node, Membership):
+        return _membership(node)
+    if isinstance(node, TextSearch):
+        return _search(node)
     if isinstance(node, Flag):
         read = _reader(node.name)
         return lambda text: None if read(text) is None else False
@@ -104,11 +103,11 @@ def _test_of(node: Truthful) -> Test:  # noqa: PLR0911 - one for each shape of t
     return lambda text: known  # noqa: ARG005
 
 
-def _every(tests: list[Test]) -> Test:
+def _and(tests: list[Test]) -> Test:
     def test(text: str) -> bool | None:
         answer: bool | None = True
-        for each in tests:
-            one = each(text)
+        for inner in tests:
+            one = inner(text)
             if one is False:
                 return False
             if one is None:
@@ -118,11 +117,11 @@ def _every(tests: list[Test]) -> Test:
     return test
 
 
-def _either(tests: list[Test]) -> Test:
+def _or(tests: list[Test]) -> Test:
     def test(text: str) -> bool | None:
         answer: bool | None = False
-        for each in tests:
-            one = each(text)
+        for inner in tests:
+            one = inner(text)
             if one is True:
                 return True
             if one is None:
@@ -152,13 +151,13 @@ def _reader(name: str) -> Reader:
         if at < 0:
             return None
         at += size
-        # A pair without a value counts for nothing, and one before it may have one.
+        # A pair without a value is ignored; an earlier pair of the same name may have one.
         return text[at : text.find(_PAIR_END, at)] or properties.find(text, name)
 
     return read
 
 
-def _member(node: Member) -> Test:
+def _membership(node: Membership) -> Test:
     read, texts, is_denied = _reader(node.name), node.texts, node.is_denied
 
     def test(text: str) -> bool | None:
@@ -168,16 +167,16 @@ def _member(node: Member) -> Test:
     return test
 
 
-def _searched(node: Searched) -> Test:
-    if not node.sought:
+def _search(node: TextSearch) -> Test:
+    if not node.wanted:
         return lambda text: False  # noqa: ARG005
     value_of, search = _value_of(node.of), _SEARCHES[node.verb]
-    sought, is_denied = node.sought, node.is_denied
+    wanted, is_denied = node.wanted, node.is_denied
 
     def test(text: str) -> bool | None:
         value = value_of(text)
-        # Not NULL but false, and so is the opposite: neither contains a text what is none.
-        return isinstance(value, str) and search(value, sought) is not is_denied
+        # For a missing property the result is false, not NULL, with and without NOT.
+        return isinstance(value, str) and search(value, wanted) is not is_denied
 
     return test
 
@@ -186,7 +185,7 @@ def _searched(node: Searched) -> Test:
 
 
 def _constant(node: Node) -> Number | None:
-    """A number that stands in the expression, with its signs."""
+    """A constant number in the expression, with its signs."""
     if isinstance(node, Number):
         return node
     if isinstance(node, Negative):
@@ -195,8 +194,8 @@ def _constant(node: Node) -> Number | None:
     return None
 
 
-def _on_number(name: str, kind: Kind, judge: Callable[[float], bool]) -> Test:
-    """Look at a property that is a number."""
+def _on_number(name: str, kind: NumberKind, judge: Callable[[float], bool]) -> Test:
+    """A test of a numeric property."""
     mark = f"{_PAIR_END}{name}\x01"
     size, number_of = len(mark), READERS[kind]
 
@@ -204,22 +203,22 @@ def _on_number(name: str, kind: Kind, judge: Callable[[float], bool]) -> Test:
         at = text.rfind(mark)
         if at < 0:
             return None
-        at += size  # As in _reader; calling that would cost a sixth of the whole.
+        at += size  # _reader inlined: its call would cost a sixth of the time.
         value = text[at : text.find(_PAIR_END, at)] or properties.find(text, name)
         if value is None:
             return None
         if len(value) < _SHORT and value.isdecimal() and value.isascii():
-            return judge(int(value))  # Which it nearly always is; also as a double it is the same.
+            return judge(int(value))  # The usual case; a double would have the same value.
         number = number_of(value)
-        # NaN is greater than everything; a constant is never 0 and never infinite.
+        # In Java NaN is greater than everything; a double constant is never 0 or infinite.
         return judge(math.inf if number != number else number)  # noqa: PLR0124
 
     return test
 
 
-def _ordered(node: Ordered) -> Test:
+def _comparison(node: Comparison) -> Test:
     number = _constant(node.right)
-    if isinstance(node.left, Property) and number is not None:
+    if isinstance(node.left, PropertyName) and number is not None:
         judge = partial(_MIRRORED[node.sign], number.value)
         return _on_number(node.left.name, number.kind, judge)
     left_of, right_of, compare = _value_of(node.left), _value_of(node.right), _ORDERS[node.sign]
@@ -227,7 +226,7 @@ def _ordered(node: Ordered) -> Test:
     def test(text: str) -> bool | None:
         left = left_of(text)
         if left is None:
-            return None  # And the right one is not looked at, whatever is wrong with it.
+            return None  # The right side is not read, even if it is invalid.
         right = right_of(text)
         if right is None:
             return None
@@ -240,15 +239,20 @@ def _ordered(node: Ordered) -> Test:
 
 def _between(node: Between) -> Test:
     low, high = _constant(node.low), _constant(node.high)
-    if not isinstance(node.of, Property) or low is None or high is None or low.kind != high.kind:
-        parts = (Ordered(">=", node.of, node.low), Ordered("<=", node.of, node.high))
-        return _every([_ordered(each) for each in parts])
+    if (
+        not isinstance(node.of, PropertyName)
+        or low is None
+        or high is None
+        or low.kind != high.kind
+    ):
+        parts = (Comparison(">=", node.of, node.low), Comparison("<=", node.of, node.high))
+        return _and([_comparison(part) for part in parts])
     least, most = low.value, high.value
     return _on_number(node.of.name, low.kind, lambda number: least <= number <= most)
 
 
 def _equal(node: Equal) -> Test:
-    if not isinstance(node.left, Property):
+    if not isinstance(node.left, PropertyName):
         return _equal_values(node.left, node.right)
     number = _constant(node.right)
     if number is not None:
@@ -274,7 +278,7 @@ def _equal_values(left: Node, right: Node) -> Test:
 
 
 def _value_of(node: Node) -> Callable[[str], Value]:
-    if isinstance(node, Property):
+    if isinstance(node, PropertyName):
         return _reader(node.name)
     if isinstance(node, Number | Negative):
         number = _constant(node)
@@ -290,7 +294,7 @@ def _value_of(node: Node) -> Callable[[str], Value]:
 
 
 def _nothing(value_of: Callable[[str], Value]) -> Callable[[str], Value]:
-    """The negative of what is no number; still, what nothing can be said of stays so."""
+    """The negative of a non-number is NULL; the value is still read, because it may be invalid."""
 
     def read(text: str) -> Value:
         value_of(text)

@@ -1,4 +1,4 @@
-"""The filters of subscriptions: conditions are read once, however many pulls ask for them."""
+"""The filters of subscriptions, with a cache of compiled conditions."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from typing import Final, TypeAlias
 
 from txmq.errors import InternalError, SubscriptionInvalid
 from txmq.limits import FILTERS_CHARS_MAX, SUBSCRIPTION_CHARS_MAX
-from txmq.protocol.bodies import Subscription
+from txmq.protocol.bodies import SubscriptionData
 from txmq_broker.config import FilterSettings
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.tags import TagFilter, tag_filter
-from txmq_broker.core.filter.tokens import wrong
+from txmq_broker.core.filter.tokens import invalid_filter
 
 __all__ = ["Filter", "Filters"]
 
 Filter: TypeAlias = TagFilter | Condition
 
 NO_SQL: Final = "The broker does not support consumer to filter message by SQL92"
-"""RocketMQ's own words."""
+"""RocketMQ's text."""
 
 _HOW_TO: Final = "set filter.sql = true (RocketMQ's enablePropertyFilter) in the broker's settings"
 
 
 class Filters:
-    """What is left of expressions once they are read, or why they could not be; those asked for
-    last are kept.
-    """
+    """A cache of compiled conditions, or of the errors of invalid ones; drops the least recent."""
 
     def __init__(self, settings: FilterSettings, chars_max: int = FILTERS_CHARS_MAX) -> None:
         self.settings = settings
@@ -34,21 +32,21 @@ class Filters:
         self._chars = 0
         self._kept: OrderedDict[str, Condition | str] = OrderedDict()
 
-    def of(self, wanted: Subscription) -> Filter | None:
-        """The filter of a subscription, or ``None`` where it wants everything.
+    def of(self, wanted: SubscriptionData) -> Filter | None:
+        """The filter of a subscription, or ``None`` if it wants all messages.
 
         Raises:
-            SubscriptionInvalid: The expression is none, or too long.
-            InternalError: It is a condition, and this broker is set to take none.
+            SubscriptionInvalid: The expression does not parse, or is too long.
+            InternalError: It is an SQL92 condition, and this broker's settings disable them.
         """
         size = len(wanted.sub_string)
         if size > SUBSCRIPTION_CHARS_MAX:
             why = f"a filter has at most {SUBSCRIPTION_CHARS_MAX} characters, not {size}"
-            raise wrong(SUBSCRIPTION_CHARS_MAX, why)
+            raise invalid_filter(SUBSCRIPTION_CHARS_MAX, why)
         if wanted.expression_type in ("", "TAG"):
             return tag_filter(wanted.sub_string)
         if wanted.expression_type != "SQL92":
-            raise SubscriptionInvalid("there are filters by TAG and by SQL92, no others")
+            raise SubscriptionInvalid("a filter's type must be TAG or SQL92")
         if not self.settings.sql:
             raise InternalError(f"{NO_SQL}; {_HOW_TO}")
         return self._condition(wanted.sub_string)
@@ -71,5 +69,5 @@ def _read(expression: str) -> Condition | str:
     try:
         return Condition(expression)
     except SubscriptionInvalid as refused:
-        # Consumers that were given it ask again every second, for each of their queues.
+        # The error is cached: consumers repeat the pull every second, for each of their queues.
         return refused.remark

@@ -1,9 +1,9 @@
-"""The grammar of conditions, and what RocketMQ refuses although the grammar allows it.
+"""The parser of conditions; it also refuses what RocketMQ refuses although its grammar allows it.
 
 ``expr := and (OR and)*``, ``and := eq (AND eq)*``, ``eq := cmp (= cmp | <> cmp | IS [NOT] NULL)*``,
 ``cmp := unary (< > <= >= unary | [NOT] BETWEEN | [NOT] IN | [NOT] CONTAINS ...)*``; a sign or NOT
 binds tighter than all of these, so ``NOT a > 5`` compares ``NOT a``, which is refused.
-RocketMQ overlooks what stands behind a complete expression; here that is refused.
+RocketMQ ignores text after a complete expression; here it is an error.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final, NamedTuple
 
 from txmq.limits import FILTER_DEPTH_MAX, FILTER_OPERANDS_MAX
 from txmq_broker.core.filter.syntax import (
+    And,
     Between,
-    Either,
+    Comparison,
+    ConditionNode,
     Equal,
-    Every,
     Flag,
-    Kind,
-    Member,
+    Membership,
     Negative,
     Node,
     Not,
     Number,
-    Ordered,
-    Property,
-    Searched,
+    NumberKind,
+    Or,
+    PropertyName,
     Text,
+    TextSearch,
     Truth,
-    Truthful,
 )
 from txmq_broker.core.filter.tokens import (
     DECIMAL,
@@ -38,8 +38,8 @@ from txmq_broker.core.filter.tokens import (
     NAME,
     QUOTED,
     Token,
+    invalid_filter,
     tokens_of,
-    wrong,
 )
 from txmq_broker.core.filter.values import order
 
@@ -57,14 +57,14 @@ _INFINITE: Final = float("inf")
 
 
 class Parsed(NamedTuple):
-    """A condition as a tree, and how many properties and constants it looks at."""
+    """A condition's tree, and its number of properties and constants."""
 
-    root: Truthful
+    root: ConditionNode
     operands: int
 
 
 class Operand(NamedTuple):
-    """A part of the tree: where it begins, and how deep it is."""
+    """A part of the tree, with its position in the text and its depth."""
 
     node: Node
     at: int
@@ -72,16 +72,16 @@ class Operand(NamedTuple):
 
 
 def parse(expression: str) -> Parsed:
-    """Read a condition.
+    """Parse a condition.
 
     Raises:
-        SubscriptionInvalid: It is none, or larger than is taken; tells where and why.
+        SubscriptionInvalid: It does not parse, or exceeds a limit; the text says where and why.
     """
     return Parser(expression).parse()
 
 
 class Parser:
-    """Reads one expression, a word at a time."""
+    """A recursive-descent parser of one expression."""
 
     def __init__(self, expression: str) -> None:
         self._tokens = tokens_of(expression)
@@ -90,15 +90,17 @@ class Parser:
         self._operands = 0
 
     def parse(self) -> Parsed:
-        """The whole expression."""
-        found = self._either()
+        """Parse the whole expression."""
+        found = self._or()
         token = self._peek
         if token.kind != END:
-            # A condition that ends early would let through what nobody asked for.
-            raise wrong(token.at, f"expected AND, OR, a comparison or the end, not {token}")
+            # A condition that ends early would match unwanted messages.
+            raise invalid_filter(
+                token.at, f"expected AND, OR, a comparison or the end, not {token}"
+            )
         return Parsed(_condition(found), self._operands)
 
-    # Words
+    # Tokens
 
     def _take(self) -> Token:
         token = self._peek
@@ -114,22 +116,22 @@ class Parser:
     def _expect(self, kind: str, what: str) -> Token:
         token = self._take()
         if token.kind != kind:
-            raise wrong(token.at, f"expected {what}, not {token}")
+            raise invalid_filter(token.at, f"expected {what}, not {token}")
         return token
 
     # Conditions
 
-    def _either(self) -> Operand:
-        return self._series("OR", self._every, Either)
+    def _or(self) -> Operand:
+        return self._series("OR", self._and, Or)
 
-    def _every(self) -> Operand:
-        return self._series("AND", self._equality, Every)
+    def _and(self) -> Operand:
+        return self._series("AND", self._equality, And)
 
     def _series(
         self,
         word: str,
         part: Callable[[], Operand],
-        join: Callable[[tuple[Truthful, ...]], Truthful],
+        join: Callable[[tuple[ConditionNode, ...]], ConditionNode],
     ) -> Operand:
         first = part()
         if self._peek.kind != word:
@@ -163,7 +165,7 @@ class Parser:
                 self._take()
                 right = self._unary()
                 _check_order(left, right)
-                left = _over(Ordered(kind, left.node, right.node), left, right)
+                left = _over(Comparison(kind, left.node, right.node), left, right)
             elif kind == "NOT" or kind in _DENIABLE:
                 left = self._deniable(left)
             else:
@@ -175,11 +177,11 @@ class Parser:
         if token.kind == "BETWEEN":
             return self._between(left, is_denied=is_denied)
         if token.kind == "IN":
-            return self._member(left, is_denied=is_denied)
+            return self._membership(left, is_denied=is_denied)
         if token.kind in _SEARCHES:
-            sought = self._text()
-            return _over(Searched(token.kind, left.node, sought, is_denied), left)
-        raise wrong(
+            wanted = self._text()
+            return _over(TextSearch(token.kind, left.node, wanted, is_denied), left)
+        raise invalid_filter(
             token.at, f"expected BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH, not {token}"
         )
 
@@ -190,21 +192,21 @@ class Parser:
         _check_order(of, low)
         _check_order(of, high)
         if is_denied:
-            outside = (Ordered("<", of.node, low.node), Ordered(">", of.node, high.node))
-            return _over(Either(outside), of, low, high)
+            outside = (Comparison("<", of.node, low.node), Comparison(">", of.node, high.node))
+            return _over(Or(outside), of, low, high)
         if _are_crossed(low.node, high.node):
-            raise wrong(low.at, "the lower bound is greater than the upper one")
+            raise invalid_filter(low.at, "the lower bound is greater than the upper one")
         return _over(Between(of.node, low.node, high.node), of, low, high)
 
-    def _member(self, left: Operand, *, is_denied: bool) -> Operand:
-        if not isinstance(left.node, Property):
-            raise wrong(left.at, "expected the name of a property on the left of IN")
+    def _membership(self, left: Operand, *, is_denied: bool) -> Operand:
+        if not isinstance(left.node, PropertyName):
+            raise invalid_filter(left.at, "expected the name of a property on the left of IN")
         self._expect("(", "( and texts in single quotes")
         texts = {self._text()}
         while self._accept(","):
             texts.add(self._text())
         self._expect(")", '"," or ")"')
-        return _over(Member(left.node.name, frozenset(texts), is_denied), left)
+        return _over(Membership(left.node.name, frozenset(texts), is_denied), left)
 
     # Values
 
@@ -217,7 +219,7 @@ class Parser:
         if self._open > FILTER_DEPTH_MAX:
             raise _too_deep(token.at)
         if token.kind == "(":
-            found = self._either()
+            found = self._or()
             self._expect(")", "AND, OR, a comparison or )")
         else:
             found = self._unary()
@@ -233,7 +235,7 @@ class Parser:
         self._operands += 1
         if self._operands > FILTER_OPERANDS_MAX:
             why = f"a filter has at most {FILTER_OPERANDS_MAX} properties and constants"
-            raise wrong(token.at, why)
+            raise invalid_filter(token.at, why)
         return Operand(_leaf(token), token.at, 1)
 
     def _text(self) -> str:
@@ -242,7 +244,7 @@ class Parser:
 
 def _leaf(token: Token) -> Node:
     if token.kind == NAME:
-        return Property(token.text)
+        return PropertyName(token.text)
     if token.kind == QUOTED:
         return Text(_unquoted(token))
     if token.kind == DECIMAL:
@@ -251,7 +253,7 @@ def _leaf(token: Token) -> Node:
         return _floating(token)
     if token.kind in _TRUTHS:
         return Truth(_TRUTHS[token.kind])
-    raise wrong(token.at, f"expected {_VALUE}, not {token}")
+    raise invalid_filter(token.at, f"expected {_VALUE}, not {token}")
 
 
 def _unquoted(token: Token) -> str:
@@ -260,23 +262,23 @@ def _unquoted(token: Token) -> str:
 
 def _decimal(token: Token) -> Number:
     digits = token.text.rstrip("lL")
-    # Twenty digits are too many in any case, and reading thousands of them takes its time.
+    # Twenty digits are always too many, and converting thousands of them takes long.
     value = int(digits) if len(digits) < 20 else _LONG_END
     if value >= _LONG_END:
-        raise wrong(token.at, f"a whole number is at most {_LONG_END - 1}")
-    return Number(Kind.INT if value < _INT_END else Kind.LONG, value)
+        raise invalid_filter(token.at, f"a whole number is at most {_LONG_END - 1}")
+    return Number(NumberKind.INT if value < _INT_END else NumberKind.LONG, value)
 
 
 def _floating(token: Token) -> Number:
     value = float(token.text)
     if not _DOUBLE_MIN <= value < _INFINITE:
-        # So does RocketMQ, which refuses 0.0 as well.
+        # As RocketMQ, which also refuses 0.0.
         why = "a number with a point or an exponent is from 4.9E-324 to 1.7976931348623157E308"
-        raise wrong(token.at, f"{why}; write 0 in place of 0.0")
-    return Number(Kind.DOUBLE, value)
+        raise invalid_filter(token.at, f"{why}; write 0 in place of 0.0")
+    return Number(NumberKind.DOUBLE, value)
 
 
-# What may stand where
+# Type checks
 
 
 def _are_crossed(low: Node, high: Node) -> bool:
@@ -284,28 +286,28 @@ def _are_crossed(low: Node, high: Node) -> bool:
 
 
 def _over(node: Node, *operands: Operand, at: int | None = None) -> Operand:
-    """A node above others; trees are evaluated by functions that call each other."""
+    """A node over its operands. The depth is limited, because evaluation is recursive."""
     start = operands[0].at if at is None else at
-    depth = 1 + max([each.depth for each in operands])
+    depth = 1 + max([operand.depth for operand in operands])
     if depth > FILTER_DEPTH_MAX:
         raise _too_deep(start)
     return Operand(node, start, depth)
 
 
 def _too_deep(at: int) -> Exception:
-    return wrong(at, f"a filter is nested at most {FILTER_DEPTH_MAX} deep")
+    return invalid_filter(at, f"a filter is nested at most {FILTER_DEPTH_MAX} deep")
 
 
-def _unless(is_denied: bool, node: Truthful) -> Truthful:
+def _unless(is_denied: bool, node: ConditionNode) -> ConditionNode:
     return Not(node) if is_denied else node
 
 
-def _condition(operand: Operand) -> Truthful:
+def _condition(operand: Operand) -> ConditionNode:
     node = operand.node
-    if isinstance(node, Property):
+    if isinstance(node, PropertyName):
         return Flag(node.name)
     if isinstance(node, Number | Text | Negative):
-        raise wrong(operand.at, "expected a condition, and a value is none")
+        raise invalid_filter(operand.at, "expected a condition, not a value")
     return node
 
 
@@ -313,17 +315,19 @@ def _check_order(left: Operand, right: Operand) -> None:
     for operand in (left, right):
         node = operand.node
         if isinstance(node, Text):
-            raise wrong(operand.at, "expected a number or a property; texts have no order")
+            raise invalid_filter(operand.at, "expected a number or a property; texts have no order")
         if isinstance(node, Not):
-            why = "NOT binds tighter than a comparison; write NOT (...)"
-            raise wrong(operand.at, f"expected a number or a property; {why}")
-        if not isinstance(node, Property | Number | Negative):
-            raise wrong(operand.at, "expected a number or a property; truth values have no order")
+            why = "NOT binds more tightly than a comparison; write NOT (...)"
+            raise invalid_filter(operand.at, f"expected a number or a property; {why}")
+        if not isinstance(node, PropertyName | Number | Negative):
+            raise invalid_filter(
+                operand.at, "expected a number or a property; truth values have no order"
+            )
 
 
 def _check_equal(left: Operand, right: Operand) -> None:
     for operand in (left, right):
         if operand.node == Truth(None):
-            raise wrong(operand.at, "nothing equals NULL; write IS NULL or IS NOT NULL")
+            raise invalid_filter(operand.at, "nothing equals NULL; write IS NULL or IS NOT NULL")
     if isinstance(left.node, Truth) and isinstance(right.node, Number | Text):
-        raise wrong(left.at, "a truth value cannot be compared with a number or a text")
+        raise invalid_filter(left.at, "a truth value cannot be compared with a number or a text")

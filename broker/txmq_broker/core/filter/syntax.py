@@ -1,4 +1,4 @@
-"""The tree of a condition. Shapes that can be true, false or unknown are :data:`Truthful`."""
+"""The tree of a condition. A :data:`ConditionNode` can be true, false or unknown."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
+    "And",
     "Between",
-    "Either",
+    "Comparison",
+    "ConditionNode",
     "Equal",
-    "Every",
     "Flag",
-    "Kind",
-    "Member",
+    "Membership",
     "Negative",
     "Node",
     "Not",
     "Number",
-    "Ordered",
-    "Property",
-    "Searched",
+    "NumberKind",
+    "Or",
+    "PropertyName",
     "Text",
+    "TextSearch",
     "Truth",
-    "Truthful",
 ]
 
 
-class Kind(Enum):
-    """Java's types of numbers: by that of a constant a property is read."""
+class NumberKind(Enum):
+    """Java's number types; a constant's type says how to read a compared property."""
 
     INT = "a whole number of 32 bits"
     LONG = "a whole number of 64 bits"
     DOUBLE = "a floating-point number"
 
 
-class Property(NamedTuple):
-    """What a message has under a name: a text, or nothing."""
+class PropertyName(NamedTuple):
+    """The name of a property; its value is a text or NULL."""
 
     name: str
 
 
 class Number(NamedTuple):
-    """A number as it was written."""
+    """A constant number."""
 
-    kind: Kind
+    kind: NumberKind
     value: int | float
 
 
 class Text(NamedTuple):
-    """What stood in quotes."""
+    """A constant text."""
 
     value: str
 
@@ -60,19 +60,19 @@ class Truth(NamedTuple):
 
 
 class Negative(NamedTuple):
-    """A minus before something; only numbers have a negative, for anything else it is NULL."""
+    """A minus sign; the negative of a non-number is NULL."""
 
     of: Node
 
 
 class Flag(NamedTuple):
-    """A property in the place of a condition. It is a text and so never true: false, or unknown."""
+    """A property used as a condition. As a text it is never true: false, or unknown."""
 
     name: str
 
 
-class Ordered(NamedTuple):
-    """One thing before or behind another: ``<``, ``<=``, ``>``, ``>=``."""
+class Comparison(NamedTuple):
+    """``<``, ``<=``, ``>`` or ``>=``."""
 
     sign: str
     left: Node
@@ -80,7 +80,7 @@ class Ordered(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Not below one thing and not above another."""
+    """BETWEEN."""
 
     of: Node
     low: Node
@@ -88,48 +88,48 @@ class Between(NamedTuple):
 
 
 class Equal(NamedTuple):
-    """One thing the same as another; with NULL on the right it is IS NULL."""
+    """``=``; with NULL on the right it is IS NULL."""
 
     left: Node
     right: Node
 
 
-class Member(NamedTuple):
-    """A property that is one of several texts."""
+class Membership(NamedTuple):
+    """IN: a property equals one of several texts."""
 
     name: str
     texts: frozenset[str]
     is_denied: bool
 
 
-class Searched(NamedTuple):
-    """A text that contains, begins with or ends with another."""
+class TextSearch(NamedTuple):
+    """CONTAINS, STARTSWITH or ENDSWITH."""
 
     verb: str
     of: Node
-    sought: str
+    wanted: str
     is_denied: bool
 
 
 class Not(NamedTuple):
-    """The opposite."""
+    """NOT."""
 
-    of: Truthful
+    of: ConditionNode
 
 
-class Every(NamedTuple):
+class And(NamedTuple):
     """AND."""
 
-    parts: tuple[Truthful, ...]
+    parts: tuple[ConditionNode, ...]
 
 
-class Either(NamedTuple):
+class Or(NamedTuple):
     """OR."""
 
-    parts: tuple[Truthful, ...]
+    parts: tuple[ConditionNode, ...]
 
 
-Truthful: TypeAlias = (
-    Truth | Flag | Ordered | Between | Equal | Member | Searched | Not | Every | Either
+ConditionNode: TypeAlias = (
+    Truth | Flag | Comparison | Between | Equal | Membership | TextSearch | Not | And | Or
 )
-Node: TypeAlias = Truthful | Property | Number | Text | Negative
+Node: TypeAlias = ConditionNode | PropertyName | Number | Text | Negative

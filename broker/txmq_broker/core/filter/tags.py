@@ -1,4 +1,4 @@
-"""Which messages are wanted, by their tags."""
+"""Filters by tags."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LOW: Final = 0xFFFFFFFF
 
 
 class TagFilter(NamedTuple):
-    """Tags somebody wants: hashes to look at first, the words to be sure."""
+    """The wanted tags: their hashes for a first check, the words for the final one."""
 
     hashes: frozenset[int]
     words: frozenset[str]
 
 
 def tag_filter(expression: str) -> TagFilter | None:
-    """The filter of an expression such as ``A || B``, or ``None`` where it wants everything."""
+    """The filter of an expression such as ``A || B``, or ``None`` if it wants all messages."""
     text = expression.strip()
     if text in ("", "*"):
         return None

@@ -1,4 +1,4 @@
-"""A condition cut into words, each with its place."""
+"""The tokens of a condition, each with its position."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from txmq.errors import SubscriptionInvalid
 
-__all__ = ["DECIMAL", "END", "FLOATING", "NAME", "QUOTED", "Token", "tokens_of", "wrong"]
+__all__ = ["DECIMAL", "END", "FLOATING", "NAME", "QUOTED", "Token", "invalid_filter", "tokens_of"]
 
 NAME: Final = "name"
 QUOTED: Final = "quoted"
@@ -18,7 +18,7 @@ END: Final = "end"
 
 _KEYWORDS: Final = "NOT AND OR BETWEEN IN TRUE FALSE NULL IS CONTAINS STARTSWITH ENDSWITH"
 KEYWORDS: Final = frozenset(_KEYWORDS.split())
-# The longest match counts: numbers with a point or an exponent come before those without.
+# The longest match wins: numbers with a point or an exponent come before those without.
 _TOKEN: Final = re.compile(
     r"[ \t\n\r\f]*(?:(?P<name>[A-Za-z_$][A-Za-z0-9_$]*)"
     r"|(?P<floating>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
@@ -34,42 +34,42 @@ _SHOWN_CHARS: Final = 40
 
 
 class Token(NamedTuple):
-    """A word: its kind (keywords and signs are their own), how it is written, where it stands."""
+    """A token: its kind (for keywords and signs the text itself), its text and its position."""
 
     kind: str
     text: str
     at: int
 
     def __str__(self) -> str:
-        """How it is named to somebody who did not expect it."""
+        """The token in an error text."""
         if self.kind == END:
             return "the end"
         shown = self.text if len(self.text) <= _SHOWN_CHARS else self.text[:_SHOWN_CHARS] + "..."
         return shown if self.kind == QUOTED else f'"{shown}"'
 
 
-def wrong(at: int, why: str) -> SubscriptionInvalid:
-    """The refusal of an expression for what stands at a place of it."""
+def invalid_filter(at: int, why: str) -> SubscriptionInvalid:
+    """The error for a position of an expression."""
     return SubscriptionInvalid(f"the filter is wrong at position {at + 1}: {why}")
 
 
 def tokens_of(expression: str) -> Iterator[Token]:
-    """The words of an expression one by one, and its end from then on.
+    """Yield the tokens of an expression, then end tokens for ever.
 
     Raises:
-        SubscriptionInvalid: Something in it is no word.
+        SubscriptionInvalid: The expression has an invalid token.
     """
     last_line = max(expression.rfind("\n"), expression.rfind("\r"))
     at, kind = 0, ""
     while True:
         match = _TOKEN.match(expression, at)
-        assert match is not None, "blanks are optional, and so is all else"
+        assert match is not None, "the pattern matches the empty text"
         found = match.lastgroup
         if found is None:
-            raise wrong(match.end(), _strange(expression, match.end()))
+            raise invalid_filter(match.end(), _strange(expression, match.end()))
         text, at = match[found], match.start(found)
         if found == "comment":
-            # In the last line dashes are a comment where nothing but an operator could stand.
+            # In the last line dashes are a comment only where an operator is due.
             if text == "/*" or at < last_line or kind in _CLOSING:
                 at = _comment_end(expression, at)
                 continue
@@ -82,20 +82,21 @@ def tokens_of(expression: str) -> Iterator[Token]:
         yield Token(kind, text, at)
         at += len(text)
         if text == "0" and expression[at : at + 1].isdecimal():
-            raise wrong(at - 1, "a whole number does not begin with 0")
+            raise invalid_filter(at - 1, "a whole number does not begin with 0")
 
 
 def _comment_end(expression: str, at: int) -> int:
-    """The place behind a comment.
+    """The position after a comment.
 
-    In RocketMQ's grammar one of dashes ends with its line. In the last line they are two signs
-    where a value is due; behind a value they are not looked at, which comes to the same as here.
+    In RocketMQ's grammar a comment of dashes ends with its line. In the last line the dashes are
+    two minus signs where a value is due. After a value RocketMQ ignores the rest, which has the
+    same effect as a comment.
     """
     if expression[at] == "-":
         return _line_end(expression, at)
     close = expression.find("*/", at + 2)
     if close < 0:
-        raise wrong(at, "a comment begins here and does not end")
+        raise invalid_filter(at, "a comment begins here and does not end")
     return close + 2
 
 
@@ -109,7 +110,7 @@ def _strange(expression: str, at: int) -> str:
     if sign == "'":
         return "a text begins here and does not end; a quote inside is written twice"
     if sign in '"`\u2018\u2019\u201c\u201d':
-        return "texts stand in single quotes ('), and names of properties in none"
+        return "write texts in single quotes ('), and names of properties without quotes"
     if sign == "!":
-        return 'no word begins with "!"; "not equal" is <>'
-    return f"no word begins with {sign!r}"
+        return '"!" is not allowed here; "not equal" is <>'
+    return f"{sign!r} is not allowed here"

@@ -1,7 +1,7 @@
-"""Values of conditions, and how they compare: as in Java, to the last digit.
+"""Values of conditions, and their comparison, exactly as in Java.
 
-A property is a text. Beside a number or a truth value it is read as exactly that type, and where it
-cannot be read nothing can be said of the message.
+A property is a text. In a comparison with a number or a truth value it is converted to that type;
+if that fails, the whole condition does not match.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from txmq.limits import FILTER_NUMBER_CHARS_MAX
-from txmq_broker.core.filter.syntax import Kind, Number
+from txmq_broker.core.filter.syntax import Number, NumberKind
 
 __all__ = ["READERS", "Value", "double", "equal", "order", "truth", "whole", "whole_long"]
 
 Value: TypeAlias = str | Number | bool | None
 
-_WHOLE: Final = re.compile(r"[+-]?\d+")  # \d: Java, too, takes digits of any script
+_WHOLE: Final = re.compile(r"[+-]?\d+")  # \d: Java also accepts digits of any script
 _DOUBLE: Final = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<nan>NaN)|(?P<inf>Infinity)"
     r"|(?P<plain>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?"
     r"|(?P<hex>0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)"
 )
-_UNLIKE: Final = -1  # A number and a truth value are never the same.
-_BLANKS: Final = "".join(map(chr, range(0x21)))  # what String.trim takes away
+_UNLIKE: Final = -1  # A number never equals a truth value.
+_BLANKS: Final = "".join(map(chr, range(0x21)))  # the characters that String.trim removes
 _DOUBLE_CHARS: Final = "0123456789.eE+-"
 
 
@@ -33,7 +33,7 @@ def whole(text: str) -> int:
     """``Integer.valueOf``.
 
     Raises:
-        ValueError: It is no whole number of 32 bits.
+        ValueError: It is not a whole number of 32 bits.
     """
     return _whole(text, 1 << 31)
 
@@ -42,14 +42,14 @@ def whole_long(text: str) -> int:
     """``Long.valueOf``.
 
     Raises:
-        ValueError: It is no whole number of 64 bits.
+        ValueError: It is not a whole number of 64 bits.
     """
     return _whole(text, 1 << 63)
 
 
 def _whole(text: str, end: int) -> int:
     if len(text) > FILTER_NUMBER_CHARS_MAX or not _WHOLE.fullmatch(text) or max(text) > "\uffff":
-        raise ValueError("no whole number")
+        raise ValueError("not a whole number")
     value = int(text)
     if not -end <= value < end:
         raise ValueError("a whole number is too large")
@@ -60,7 +60,7 @@ def double(text: str) -> float:
     """``Double.valueOf``.
 
     Raises:
-        ValueError: It is no number.
+        ValueError: It is not a number.
     """
     if len(text) < 20 and not text.strip(_DOUBLE_CHARS):
         return float(text)
@@ -68,7 +68,7 @@ def double(text: str) -> float:
     if len(text) <= FILTER_NUMBER_CHARS_MAX:
         found = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if found is None:
-        raise ValueError("no number")
+        raise ValueError("not a number")
     if found["nan"]:
         return math.nan
     value = math.inf if found["inf"] else _finite(found["plain"], found["hex"])
@@ -86,22 +86,22 @@ def _finite(plain: str | None, hexadecimal: str | None) -> float:
 
 
 def truth(text: str) -> bool:
-    """``Boolean.valueOf``: whatever is not "true" is false."""
+    """``Boolean.valueOf``: any text but "true" is false."""
     return len(text) == 4 and text.lower() == "true"
 
 
-READERS: Final[dict[Kind, Callable[[str], int | float]]] = {
-    Kind.INT: whole,
-    Kind.LONG: whole_long,
-    Kind.DOUBLE: double,
+READERS: Final[dict[NumberKind, Callable[[str], int | float]]] = {
+    NumberKind.INT: whole,
+    NumberKind.LONG: whole_long,
+    NumberKind.DOUBLE: double,
 }
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Whether two values are the same; unknown where only the left one is NULL.
+    """Whether two values are equal; unknown if only the left one is NULL.
 
     Raises:
-        ValueError: Nothing can be said of them.
+        ValueError: The values cannot be compared.
     """
     if left is None:
         return True if right is None else None
@@ -109,10 +109,10 @@ def equal(left: Value, right: Value) -> bool | None:
 
 
 def order(left: str | Number, right: str | Number) -> int:
-    """Negative, 0 or positive, as the left one is less, the same or greater; texts are numbers.
+    """Compare two numbers: negative, 0 or positive. Texts are converted to numbers.
 
     Raises:
-        ValueError: A text is no number.
+        ValueError: A text is not a number.
     """
     if isinstance(left, str) and isinstance(right, str):
         return _compare_doubles(double(left), double(right))
@@ -124,8 +124,8 @@ def _compare(left: str | Number | bool, right: str | Number | bool) -> int:
         return _compare_text(left, right)
     if isinstance(left, bool):
         if isinstance(right, str):
-            # RocketMQ mistakes which of the two it has to read, and gives the message up.
-            raise ValueError("a truth value on the left of a text")  # noqa: TRY004
+            # RocketMQ converts the wrong side here, fails, and drops the message.
+            raise ValueError("a truth value is compared with a text")  # noqa: TRY004
         return left - right if isinstance(right, bool) else _UNLIKE
     if isinstance(right, bool):
         return _UNLIKE
@@ -140,19 +140,19 @@ def _compare_text(left: str, right: str | Number | bool) -> int:
     return _compare_numbers(_read(left, right.kind), right)
 
 
-def _read(text: str, kind: Kind) -> Number:
+def _read(text: str, kind: NumberKind) -> Number:
     return Number(kind, READERS[kind](text))
 
 
 def _compare_numbers(left: Number, right: Number) -> int:
-    if Kind.DOUBLE in (left.kind, right.kind):
+    if NumberKind.DOUBLE in (left.kind, right.kind):
         # Large whole numbers lose their last digits here, as they do in Java.
         return _compare_doubles(float(left.value), float(right.value))
     return (left.value > right.value) - (left.value < right.value)
 
 
 def _compare_doubles(left: float, right: float) -> int:
-    """``Double.compareTo``: NaN is the greatest of all, and -0.0 less than 0.0."""
+    """``Double.compareTo``: NaN is the greatest value, and -0.0 is less than 0.0."""
     if left < right:
         return -1
     if left > right:

@@ -1,6 +1,4 @@
-"""Pulls that found nothing and wait for a message: which to wake, and which have waited long
-enough.
-"""
+"""Pulls that found no message and wait for one."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ from typing import Final, Generic, TypeVar
 
 from txmq.limits import HELD_PULLS_MAX
 
-__all__ = ["Holds"]
+__all__ = ["HeldPulls"]
 
 P = TypeVar("P")
 
 _STALE_MAX: Final = 1024
 
 
-class Holds(Generic[P]):
+class HeldPulls(Generic[P]):
     """Held pulls by queue and by deadline."""
 
     def __init__(self, limit: int = HELD_PULLS_MAX) -> None:
@@ -31,11 +29,11 @@ class Holds(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether one more pull must be answered at once."""
+        """Whether the limit is reached; a further pull is answered at once."""
         return len(self._held) >= self._limit
 
     def hold(self, topic: str, queue: int, pull: P, deadline: float) -> None:
-        """Keep a pull until its queue grows or its time is over."""
+        """Hold a pull until its queue grows or its deadline passes."""
         number = self._next
         self._next += 1
         key = (topic, queue)
@@ -43,19 +41,19 @@ class Holds(Generic[P]):
         self._by_queue.setdefault(key, {})[number] = None
         heapq.heappush(self._deadlines, (deadline, number))
         if len(self._deadlines) > 2 * len(self._held) + _STALE_MAX:
-            # Pulls that were woken early leave their deadlines behind.
-            self._deadlines = [each for each in self._deadlines if each[1] in self._held]
+            # Woken pulls leave stale deadlines in the heap.
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._held]
             heapq.heapify(self._deadlines)
 
     def wake(self, topic: str, queue: int) -> list[P]:
-        """Let go of the pulls of a queue, oldest first."""
+        """Remove and return the pulls of a queue, oldest first."""
         numbers = self._by_queue.pop((topic, queue), None)
         if numbers is None:
             return []
         return [self._held.pop(number)[1] for number in numbers]
 
     def expired(self, now: float) -> list[P]:
-        """Let go of the pulls whose time is over, earliest deadline first."""
+        """Remove and return the pulls whose deadline has passed, earliest first."""
         over: list[P] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             number = heapq.heappop(self._deadlines)[1]
@@ -66,7 +64,7 @@ class Holds(Generic[P]):
         return over
 
     def release_all(self) -> list[P]:
-        """Let go of everything."""
+        """Remove and return all pulls."""
         held = [pull for _, pull in self._held.values()]
         self._held.clear()
         self._by_queue.clear()
@@ -74,7 +72,7 @@ class Holds(Generic[P]):
         return held
 
     def next_deadline(self) -> float | None:
-        """When to look again, or ``None`` while nothing is held."""
+        """The earliest deadline, or ``None`` without held pulls."""
         while self._deadlines and self._deadlines[0][1] not in self._held:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

@@ -2,12 +2,12 @@ import random
 
 import pytest
 
-from txmq_broker.core.hold import Holds
+from txmq_broker.core.held_pulls import HeldPulls
 
 
 @pytest.fixture
 def holds():
-    made = Holds(limit=5)
+    made = HeldPulls(limit=5)
     made.hold("T", 0, "a", 10.0)
     made.hold("T", 1, "b", 5.0)
     made.hold("T", 0, "c", 7.0)
@@ -65,7 +65,7 @@ def test_no_more_are_held_than_the_limit_says(holds):
 
 
 def test_pulls_that_are_woken_again_and_again_leave_nothing_behind():
-    holds = Holds()
+    holds = HeldPulls()
     holds.hold("U", 0, "still here", 1.0)
     for number in range(5000):
         holds.hold("T", 0, number, 20.0 + number)
@@ -79,7 +79,7 @@ def test_those_who_are_left_still_go_in_the_order_of_their_deadlines():
     order = random.Random(1)
     deadlines = [float(number) for number in range(4000)]
     order.shuffle(deadlines)
-    holds = Holds()
+    holds = HeldPulls()
     for number, deadline in enumerate(deadlines):
         holds.hold("T", number % 100, deadline, deadline)
     woken = [each for queue in range(80) for each in holds.wake("T", queue)]

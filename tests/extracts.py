@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
+from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.manifest import place
-from txmq.reconcile.extract.taking import take
-from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
@@ -122,7 +122,7 @@ def no_log(rules, window, directory):
 
 def taken(rules, day=DAY, **more):
     """An extract's manifest, and where it is."""
-    manifest = take(rules, day, take_log=no_log, **more)
+    manifest = extract_day(rules, day, take_log=no_log, **more)
     return manifest, place(rules.directory, manifest)
 
 

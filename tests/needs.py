@@ -45,12 +45,12 @@ def see_python():
         raise Unprepared(f"it cannot make virtual environments ({error})") from error
 
 
-def see_java():
+def check_java():
     from txmq.errors import ReconcileRefused
-    from txmq.reconcile.java import see_java
+    from txmq.reconcile.java import check_java
 
     try:
-        see_java(os.environ)
+        check_java(os.environ)
     except ReconcileRefused as error:
         raise Unprepared(str(error)) from error
 
@@ -102,7 +102,7 @@ NEEDS = (
         "stops",
         lambda: see_programs("make", "bash", "ps"),
     ),
-    Need("Java 17 or newer", "Spark", "openjdk-17-jre-headless", "stops", see_java),
+    Need("Java 17 or newer", "Spark", "openjdk-17-jre-headless", "stops", check_java),
     Need(
         "Chromium",
         "the tests of pages",

@@ -24,13 +24,13 @@ from pyspark.sql import functions as f
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.extract.counting import counted
-from txmq.reconcile.extract.manifest import Extracted, Manifest, Source
-from txmq.reconcile.judging import judged
-from txmq.reconcile.ledgers import Yesterday
+from txmq.reconcile.extract.control_sums import count_files
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
+from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.results import open_results
-from txmq.reconcile.spark import opened, sized
+from txmq.reconcile.spark import open_spark, set_partition_count
 from txmq.reconcile.tables import SOURCES
+from txmq.reconcile.verdict import judge
 
 MEMORY = "6g"
 RUN = "0123456789abcdef"
@@ -76,14 +76,14 @@ def whole(spark, folder, plan):
         reading = pool.submit(read, spark, folder)
         manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
         ledgers = reading.result()
-    outcome = reconcile(ledgers, Yesterday(), plan.rules, plan.day, end_ms)
+    outcome = reconcile(ledgers, EarlierDays(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
         contents = {
             name: results.write_table(name, table, plan.day, RUN)
             for name, table in outcome._asdict().items()
         }
-        tables = results.written(plan.day, RUN, contents)
-        result = judged(tables, plan.rules, manifest, contents)
+        tables = results.written_tables(plan.day, RUN, contents)
+        result = judge(tables, plan.rules, manifest, contents)
     return {"items": sum(each.transfers for each in result.aging)}
 
 
@@ -91,16 +91,16 @@ def sources(folder, at_ms):
     """What was read, with its control totals."""
     for table in SOURCES:
         for each in folder.glob(f"*/{table.name}"):
-            control = counted(each.parent.name, table, each.iterdir())
-            extracted = Extracted(table.name, control, control, content="", parts=())
-            yield Source(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
+            control = count_files(each.parent.name, table, each.iterdir())
+            extracted = ExtractedTable(table.name, control, control, content="", parts=())
+            yield ExtractedSource(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
 
 
 @contextmanager
 def of_txmq(plan):
     """A session as a run has it."""
-    with opened(memory=MEMORY) as spark:
-        sized(spark, 3 * plan.transfers)
+    with open_spark(memory=MEMORY) as spark:
+        set_partition_count(spark, 3 * plan.transfers)
         yield spark
 
 

@@ -100,9 +100,9 @@ def _see_alike(rules, folder, spark):
 
 
 def _books(rules, folder):
-    from txmq.reconcile.extract.books import Books
+    from txmq.reconcile.extract.books import BookRequest
 
-    return Books(rules.bank[0], rules.day.window(DAY), folder / "icbc")
+    return BookRequest(rules.bank[0], rules.day.window(DAY), folder / "icbc")
 
 
 def _jdbc(rules, folder, spark):
@@ -110,7 +110,7 @@ def _jdbc(rules, folder, spark):
 
     from txmq.reconcile.extract.jdbc import SparkDialect, options
     from txmq.reconcile.extract.statements import EntryStatements
-    from txmq.reconcile.parquet_files import laid_out
+    from txmq.reconcile.parquet_files import parquet_options
 
     (bank,) = rules.bank
     given = options(bank, bank.entries) | {"url": _jdbc_url(bank.database)}
@@ -124,7 +124,7 @@ def _jdbc(rules, folder, spark):
     statement = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect).rows()
     out = folder / "jdbc"
     rows = spark.sql(statement)
-    layout = laid_out(rows.columns) | {"compression": "zstd"}
+    layout = parquet_options(rows.columns) | {"compression": "zstd"}
     rows.write.options(**layout).parquet(str(out))
     return sum(pq.read_metadata(each).num_rows for each in out.glob("*.parquet"))
 

@@ -24,7 +24,7 @@ from examples.bank_transfer.orders import Order
 from examples.bank_transfer.tour.programs import Program, free_port
 from examples.bank_transfer.tour.reconciliation import RULES, SMALL
 from tests.serving import environment
-from txmq.reconcile.report.masking import mask
+from txmq.reconcile.report.account_mask import mask
 from txmq.reconcile.report.summary_json import read_json
 from txmq.reconcile.rules import Day
 

@@ -5,8 +5,8 @@ import hashlib
 from txmq.reconcile import rules as written
 from txmq.reconcile import tables
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.explaining import EXPLANATIONS
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, parted
+from txmq.reconcile.explanations import EXPLANATIONS
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, split_closed
 from txmq.reconcile.summary import Result, Run, Total
 from txmq.reconcile.tables import ITEMS
 
@@ -18,7 +18,7 @@ def rules(**changes):
         currency="currency", kind="kind", namespace="icbc",
     )  # fmt: skip
     bank = written.Bank(name="icbc", database="sqlite:///icbc.db", entries=columns)
-    log = written.Log(directory="data")
+    log = written.LogRules(directory="data")
     return written.Rules(name="icbc-ccb", directory="recon", bank=(bank,), log=log, **changes)
 
 
@@ -78,7 +78,7 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
 
 
 def carried(spark, classes, day):
-    return parted(carry(today(spark, classes), None, None, rules(), day))
+    return split_closed(carry(today(spark, classes), None, None, rules(), day))
 
 
 def ddl_of(table):

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from tests.reconcile.shapes import HONEST, PLANTED, SHAPES
-from txmq.reconcile.extract.writing import parquet_writer
+from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.rules import (
     AccountColumns,
     Bank,
@@ -24,7 +24,7 @@ from txmq.reconcile.rules import (
     Day,
     EntryColumns,
     Flow,
-    Log,
+    LogRules,
     Money,
     Rules,
 )
@@ -78,7 +78,7 @@ RULES = Rules(
         )
         for bank, zone in zip(BANKS, ("Asia/Shanghai", "America/New_York"), strict=True)
     ),
-    log=Log(
+    log=LogRules(
         "data",
         tuple(
             Flow(f"{bank}-transfers", bank, f"{other}-credits")

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log.taking import extract_log
-from txmq.reconcile.rules import Bank, EntryColumns, Flow, Log, Rules, Window
+from txmq.reconcile.log.log_extract import extract_log
+from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
 FLOW = Flow(topic="Transfers", namespace="icbc", group="ccb", key="id")
-ALWAYS = Window(0, 1 << 60)
+ALWAYS = DayWindow(0, 1 << 60)
 
 
 def rules_of(data, *flows):
     columns = EntryColumns("entries", "id", "account", "amount", "booked", "c", "k", "icbc")
     bank = Bank("icbc", "sqlite:///none.db", columns)
-    return Rules("test", "here", (bank,), Log(str(data), flows or (FLOW,)))
+    return Rules("test", "here", (bank,), LogRules(str(data), flows or (FLOW,)))
 
 
 def order(key, amount=100, **more):

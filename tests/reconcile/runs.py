@@ -6,11 +6,11 @@ from datetime import date, timedelta
 import msgspec
 
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.report.masking import mask
+from txmq.reconcile.report.account_mask import mask
 from txmq.reconcile.summary import (
     Aged,
     Control,
-    Decided,
+    HandDecision,
     Item,
     Past,
     Proof,
@@ -246,7 +246,7 @@ def busy(*, evidence=4, **more):
 def decisions():
     """Two of those that operators have made."""
     return tuple(
-        Decided(
+        HandDecision(
             key=f"icbc/T20261120-{value}",
             message_id=digest(f"decided {value}")[:32].upper(),
             state=state,

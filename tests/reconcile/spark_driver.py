@@ -8,8 +8,8 @@ import threading
 
 import typer
 
-from txmq.cli.reconciling import stopping, told
-from txmq.reconcile.spark import opened
+from txmq.cli.reconcile_options import report_failures, stop_on_signals
+from txmq.reconcile.spark import open_spark
 
 SEEN = (
     "spark.sql.session.timeZone",
@@ -46,7 +46,7 @@ def nothing(spark):
 
 def main(master, what):
     try:
-        with told(), stopping(), opened(master, memory="512m") as spark:
+        with report_failures(), stop_on_signals(), open_spark(master, memory="512m") as spark:
             globals()[what](spark)
     except typer.Exit as ended:
         return ended.exit_code

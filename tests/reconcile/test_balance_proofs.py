@@ -12,7 +12,7 @@ from tests.reconcile.days import BANKS, Plan
 from tests.reconcile.frames import ledgers_of
 from tests.reconcile.reference import Entry
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import Yesterday
+from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.tables import LATER, OPENING
 
 PLAN = Plan(transfers=1, double_entry=True)
@@ -100,10 +100,10 @@ def summed(spark, table, rows):
 
 def run(spark, books, given, day=0, before=None):
     """A day's result, which goes on from the one before."""
-    yesterday = Yesterday()
+    yesterday = EarlierDays()
     if before is not None:
         # As read from files: without what they were made of.
-        yesterday = Yesterday(
+        yesterday = EarlierDays(
             **{field_: getattr(before, field_).localCheckpoint() for field_ in FIELDS}
         )
     return reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)

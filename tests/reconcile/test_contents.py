@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from txmq.reconcile.extract.contents import Contents
-from txmq.reconcile.extract.writing import schema_of
-from txmq.reconcile.tables import Column, Table
+from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.tables import Column, TableSchema
 
-TABLE = Table(
+TABLE = TableSchema(
     "some",
     "",
     (
@@ -21,7 +21,7 @@ TABLE = Table(
         Column("small", "int", True, ""),
     ),
 )
-SCHEMA = schema_of(TABLE)
+SCHEMA = arrow_schema(TABLE)
 LONG = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.one_of(
     st.text(max_size=40),
@@ -40,7 +40,7 @@ ROWS = st.lists(
 
 
 def word(*batches):
-    contents = Contents(TABLE)
+    contents = ContentHash(TABLE)
     for rows in batches:
         columns = [list(row) for row in zip(*rows, strict=True)] or [[]] * len(SCHEMA)
         # A slice of something larger, as batches often are.

@@ -18,7 +18,7 @@ from tests.extracts import (
     taken,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.taking import take
+from txmq.reconcile.extract.extraction import extract_day
 
 DAY_MS = 86_400_000
 
@@ -329,7 +329,9 @@ def test_the_log_is_read_when_all_banks_are_there(bank, tmp_path):
         told.append({path.parent.parent.name for path in directory.rglob("*.parquet")})
         return no_log(rules, window, directory)
 
-    take(rules, DAY, take_log=take_log, progress=lambda source, rows: told.append((source, rows)))
+    extract_day(
+        rules, DAY, take_log=take_log, progress=lambda source, rows: told.append((source, rows))
+    )
 
     assert told == [("icbc", 2), ("ccb", 2), {"icbc", "ccb"}, ("log", 0)]
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from tests.extracts import DAY, bank_of, book, no_log, rules_of, taken
-from txmq.reconcile.extract.taking import take
+from txmq.reconcile.extract.extraction import extract_day
 
 ROOT = Path(__file__).parents[2]
 DYING = """
 import os, signal, sys
 import msgspec
 from tests.extracts import DAY
-from txmq.reconcile.extract.taking import take
+from txmq.reconcile.extract.extraction import take
 from txmq.reconcile.rules import Rules
 rules = msgspec.json.decode(sys.argv[1], type=Rules)
 take(rules, DAY, take_log=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
@@ -63,7 +63,7 @@ def test_one_that_fails_leaves_nothing(rules):
         raise RuntimeError("the log is away")
 
     with pytest.raises(RuntimeError, match="the log is away"):
-        take(rules, DAY, take_log=fail)
+        extract_day(rules, DAY, take_log=fail)
 
     assert begun(rules) == []
 
@@ -78,7 +78,7 @@ def test_one_that_is_under_way_is_left_alone(rules):
         return no_log(*asked)
 
     others = []
-    manifest = take(rules, DAY, take_log=while_another_runs)
+    manifest = extract_day(rules, DAY, take_log=while_another_runs)
 
     assert others == [manifest]
     assert begun(rules) == []

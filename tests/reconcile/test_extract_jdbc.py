@@ -5,9 +5,9 @@ import pytest
 
 from tests.extracts import DAY, NOON_MS, START_MS, bank_of, no_log, rules_of
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.jdbc import SparkDialect, options
-from txmq.reconcile.extract.statements import EntryStatements, told, told_control
-from txmq.reconcile.extract.taking import take
+from txmq.reconcile.extract.statements import EntryStatements, control_from_answer, control_query
 from txmq.reconcile.rules import Bank, Day, Money
 from txmq.reconcile.tables import ENTRIES
 
@@ -58,10 +58,13 @@ def test_sparks_words_make_the_same_rows(spark):
 
     found = sorted(tuple(row) for row in spark.sql(statements.rows()).collect())
     sums = [tuple(row) for row in spark.sql(statements.sums()).collect()]
-    control = told_control(
+    control = control_from_answer(
         "icbc",
         ENTRIES,
-        [tuple(row) for row in spark.sql(told(statements.rows(), ENTRIES, dialect)).collect()],
+        [
+            tuple(row)
+            for row in spark.sql(control_query(statements.rows(), ENTRIES, dialect)).collect()
+        ],
     )
 
     at = NOON_MS
@@ -106,9 +109,9 @@ def test_a_missing_driver_is_told(spark, tmp_path):
     rules = rules_of(tmp_path, bank_of(Nowhere))
 
     with pytest.raises(ReconcileRefused, match="no driver for jdbc:nothing; name the jar"):
-        take(rules, DAY, take_log=no_log, spark=spark)
-    with pytest.raises(ReconcileRefused, match="read by Spark, and there is none"):
-        take(rules, DAY, take_log=no_log)
+        extract_day(rules, DAY, take_log=no_log, spark=spark)
+    with pytest.raises(ReconcileRefused, match="Spark reads JDBC URLs, and no session was given"):
+        extract_day(rules, DAY, take_log=no_log)
 
 
 def test_a_url_of_nothing_known_is_told(tmp_path):
@@ -116,4 +119,4 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
         url = "mongodb://bank"
 
     with pytest.raises(ReconcileRefused, match="icbc: its URL begins with"):
-        take(rules_of(tmp_path, bank_of(Other)), DAY, take_log=no_log)
+        extract_day(rules_of(tmp_path, bank_of(Other)), DAY, take_log=no_log)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.loading import load, load_unchecked, see_totals
+from txmq.reconcile.extract.loader import check_totals, load, load_unchecked
 from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.tables import ENTRIES
 
 ROWS = 1000
@@ -177,7 +177,7 @@ def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(extra
     pq.write_table(change(table).cast(table.schema), part(extract))
 
     with pytest.raises(ReconcileRefused, match=told):
-        see_totals(read_manifest(extract), extract)
+        check_totals(read_manifest(extract), extract)
 
 
 def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
@@ -187,7 +187,7 @@ def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
         )
         manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
-    see_totals(manifest, folder)
+    check_totals(manifest, folder)
     assert manifest.sources[0].tables[0].written.amounts["CNY"] < -(1 << 63)
 
 
@@ -204,7 +204,7 @@ def test_a_manifest_that_was_changed_or_is_missing_is_told(extract):
         read_manifest(extract)
 
     path.unlink()
-    with pytest.raises(ReconcileRefused, match="no whole extract"):
+    with pytest.raises(ReconcileRefused, match="no complete extract"):
         read_manifest(extract)
 
 

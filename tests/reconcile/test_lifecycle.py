@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.reconcile import breaks
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.explaining import EXPLANATIONS
-from txmq.reconcile.lifecycle import HISTORY, carry, parted
+from txmq.reconcile.explanations import EXPLANATIONS
+from txmq.reconcile.lifecycle import HISTORY, carry, split_closed
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
@@ -48,7 +48,7 @@ def live(spark):
             day,
             frame(again, "key STRING, history STRING"),
         )
-        found = [[row.asDict() for row in rows.collect()] for rows in parted(lived)]
+        found = [[row.asDict() for row in rows.collect()] for rows in split_closed(lived)]
         items, closed = ({row["key"]: row for row in rows} for rows in found)
         assert len(items.keys() | closed.keys()) == sum(map(len, found))
         assert {row["status"] for row in closed.values()} <= {"closed"}

@@ -17,7 +17,7 @@ from txmq import (
 )
 from txmq.config import Duration
 from txmq.reconcile.log.raw import read_log
-from txmq.reconcile.rules import Constant, Flow, Window
+from txmq.reconcile.rules import Constant, DayWindow, Flow
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
@@ -145,8 +145,8 @@ async def test_a_parked_message_that_was_decided_later(stage):
         await asyncio.sleep(1)
 
         row = stage.taken().message("1")
-        then = stage.taken(window=Window(0, evening)).message("1")
-        next_day = stage.taken(window=Window(evening, 1 << 60)).message("1")
+        then = stage.taken(window=DayWindow(0, evening)).message("1")
+        next_day = stage.taken(window=DayWindow(evening, 1 << 60)).message("1")
 
     assert (row["state"], row["decided_by"]) == ("committed", "operator")
     assert row["reason"] == "ann: it is in the books"
@@ -176,9 +176,9 @@ async def test_messages_outside_of_transactions(stage):
         await asyncio.sleep(10)
         taken = stage.taken()
         in_pieces = stage.taken(stretch_bytes=400)
-        then = stage.taken(window=Window(0, between))
-        not_yet = stage.taken(window=Window(0, before_recall))
-        next_day = stage.taken(window=Window(between, 1 << 60))
+        then = stage.taken(window=DayWindow(0, between))
+        not_yet = stage.taken(window=DayWindow(0, before_recall))
+        next_day = stage.taken(window=DayWindow(between, 1 << 60))
 
     assert sorted(map(str, in_pieces.messages)) == sorted(map(str, taken.messages))
     # In the evening it had no place yet; in the morning it is there, and it is still the same one.

@@ -11,8 +11,8 @@ from txmq.protocol.decision import DecisionKind
 from txmq.protocol.span import HEAD_BYTES, head, name_of
 from txmq.reconcile.log.files import LogFiles
 from txmq.reconcile.log.raw import read_log
-from txmq.reconcile.log.spans import Stretch, found_from, start_of
-from txmq.reconcile.rules import Window
+from txmq.reconcile.log.spans import LogStretch, find_start, records_from
+from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 
@@ -79,7 +79,7 @@ def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     before = files(data)[2]
     flip(before, 108)  # Nobody will notice.
-    window = Window(START_MS + 30, START_MS + 35)
+    window = DayWindow(START_MS + 30, START_MS + 35)
 
     taken = Taken(data, tmp_path / "out", window)
 
@@ -97,8 +97,8 @@ def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf)
     first_ms = next(read_log(data)).stored_ms
 
     with pytest.raises(ReconcileRefused, match="begins too late: what was stored before position"):
-        Taken(data, tmp_path / "out", Window(first_ms, first_ms + 5))
-    taken = Taken(data, tmp_path / "out", Window(first_ms + 1, first_ms + 5))
+        Taken(data, tmp_path / "out", DayWindow(first_ms, first_ms + 5))
+    taken = Taken(data, tmp_path / "out", DayWindow(first_ms + 1, first_ms + 5))
     assert len(taken.messages) == 4
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
         found = [
             one
             for opened in log.files
-            for _, some in found_from(opened, opened.file.start, opened.file.end)
+            for _, some in records_from(opened, opened.file.start, opened.file.end)
             for one in some
         ]
 
@@ -143,7 +143,7 @@ def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf, processe
 
 
 def test_a_log_that_is_not_there(tmp_path):
-    with pytest.raises(ReconcileRefused, match="is no broker's directory: it has no log in it"):
+    with pytest.raises(ReconcileRefused, match="is no broker's directory: it has no folder log"):
         Taken(tmp_path, tmp_path / "out")
 
 
@@ -234,7 +234,7 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
         shelf.flush()
     halves = [item for item in read_log(data) if item.kind == "half"]
 
-    taken = Taken(data, tmp_path / "out", Window(start, start + 100))
+    taken = Taken(data, tmp_path / "out", DayWindow(start, start + 100))
 
     assert taken.states() == {"1": "committed", "2": "rolled_back", "3": "parked"}
     assert [message["position"] for message in taken.messages] == [
@@ -246,7 +246,7 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     assert taken.log.gone == 0
     # With its file gone only the copy that the commit wrote tells of it.
     files(data)[0].unlink()
-    less = Taken(data, tmp_path / "less", Window(start, start + 100))
+    less = Taken(data, tmp_path / "less", DayWindow(start, start + 100))
     assert less.states() == {"1": "committed"}
     assert less.message("1") | {"stored_ms": START_MS} == taken.message("1")
     assert less.message("1")["stored_ms"] == start - 1
@@ -265,7 +265,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     fill(shelf, COUNT, COUNT)
     with LogFiles(data, START_MS + 1) as log:
         (opened,) = log.files
-        assert start_of(opened, Stretch(opened.file, at - 20, opened.file.end)) == at
+        assert find_start(opened, LogStretch(opened.file, at - 20, opened.file.end)) == at
 
     whole = Taken(data, tmp_path / "out")
     cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
@@ -388,7 +388,7 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
             shelf.store.find_queue("Transfers", 0)) else {}  # fmt: skip
     finally:
         shelf.close()
-    window = Window(START_MS + min(day), START_MS + max(day))
+    window = DayWindow(START_MS + min(day), START_MS + max(day))
 
     taken = Taken(data, folder / "out", window, stretch_bytes=stretch)
 

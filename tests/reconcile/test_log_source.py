@@ -6,7 +6,7 @@ from tests.reconcile.log_stage import order
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.decision import DecisionKind
 from txmq.protocol.span import HEAD_BYTES
-from txmq.reconcile.log.raw import Raw, read_log
+from txmq.reconcile.log.raw import RawRecord, read_log
 from txmq.reconcile.log.source import LogSource, register
 from txmq.runtime.disk import LocalDisk
 
@@ -48,9 +48,9 @@ def test_every_record_is_there_once(session, data, stretch):
     plain = list(read_log(data))
 
     found = read(session, data, stretch=stretch)
-    rows = sorted(Raw(**row.asDict()) for row in found.collect())
+    rows = sorted(RawRecord(**row.asDict()) for row in found.collect())
 
-    assert found.columns == list(Raw._fields)
+    assert found.columns == list(RawRecord._fields)
     assert [row._replace(body=row.body and bytes(row.body)) for row in rows] == plain
     assert {item.kind for item in plain} == {
         "message", "half", "decision", "retry", "dead_letter", "parked",
@@ -103,4 +103,4 @@ def test_a_damaged_log_is_refused(session, data):
 def test_its_columns_are_explained():
     told = LogSource.__doc__ or ""
 
-    assert all(f"``{field_}``" in told for field_ in Raw._fields)
+    assert all(f"``{field_}``" in told for field_ in RawRecord._fields)

@@ -11,7 +11,7 @@ from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile import core, rows, sieve
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import Ledgers, Yesterday
+from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.results import open_results
 
 PLAN = Plan(transfers=1_500, planted=2, accounts=150, part=400, altered=1)
@@ -41,7 +41,7 @@ def matching(spark, day):
     return matched.agg(f.min("key")).first()[0]
 
 
-def run(ledgers, rules=PLAN.rules, yesterday=Yesterday(), on=PLAN.day):  # noqa: B008
+def run(ledgers, rules=PLAN.rules, yesterday=EarlierDays(), on=PLAN.day):  # noqa: B008
     return reconcile(ledgers, yesterday, rules, on, END_MS)
 
 
@@ -211,10 +211,10 @@ def test_a_day_in_two_parts_comes_to_the_same(spark, day):
 
     parts = [part(ledgers, halved, item) for item in (morning, evening)]
     noon = halved.day.window(morning).end_ms
-    one = reconcile(parts[0], Yesterday(), halved, morning, noon)
+    one = reconcile(parts[0], EarlierDays(), halved, morning, noon)
     names = ("items", "entries", "messages", "failures", "balances")
     left = {name: getattr(one, name).localCheckpoint() for name in names}
-    two = reconcile(parts[1], Yesterday(**left, history=parts[0]), halved, evening, END_MS)
+    two = reconcile(parts[1], EarlierDays(**left, history=parts[0]), halved, evening, END_MS)
 
     expected, found = (
         {row.key: row["class"] for row in item.items.where("class <> 'prior-period'").collect()}

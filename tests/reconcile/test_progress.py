@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from txmq.reconcile.progress import Lines, OnTerminal, Silent, shown
+from txmq.reconcile.progress import LineProgress, SilentProgress, TerminalProgress, show_progress
 from txmq.reconcile.summary import Stage
 
 
@@ -27,7 +27,7 @@ class Ticking:
 
 
 def test_stages_are_measured():
-    progress = Silent(Ticking())
+    progress = SilentProgress(Ticking())
 
     with progress.stage("load") as load:
         load.rows = 7
@@ -38,7 +38,7 @@ def test_stages_are_measured():
 
 
 def test_a_stage_that_fails_is_not_counted():
-    progress = Silent(Ticking())
+    progress = SilentProgress(Ticking())
 
     with pytest.raises(ZeroDivisionError), progress.stage("match"):
         _ = 1 / 0
@@ -48,7 +48,7 @@ def test_a_stage_that_fails_is_not_counted():
 
 def test_stages_within_each_other_end_from_the_inside():
     stream = io.StringIO()
-    progress = Lines(stream, Ticking())
+    progress = LineProgress(stream, Ticking())
 
     with progress.stage("extract"), progress.stage("icbc") as bank:
         bank.rows = 1_200
@@ -59,7 +59,7 @@ def test_stages_within_each_other_end_from_the_inside():
 def test_a_pipe_gets_a_line_for_each_stage():
     stream = io.StringIO()
 
-    with shown(stream=stream) as progress, progress.stage("load"):
+    with show_progress(stream=stream) as progress, progress.stage("load"):
         pass
 
     assert re.fullmatch(r"txmq: load: 0\.\d s\n", stream.getvalue())
@@ -68,7 +68,7 @@ def test_a_pipe_gets_a_line_for_each_stage():
 def test_nobody_gets_nothing():
     stream = io.StringIO()
 
-    with shown(quiet=True, stream=stream) as progress, progress.stage("load"):
+    with show_progress(quiet=True, stream=stream) as progress, progress.stage("load"):
         pass
 
     assert stream.getvalue() == ""
@@ -99,8 +99,8 @@ def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
     reader.start()
     with (
         os.fdopen(theirs, "w") as stream,
-        shown(stream=stream) as progress,
-        progress.watching(spark),
+        show_progress(stream=stream) as progress,
+        progress.tracking(spark),
         progress.stage("match"),
     ):
         while not seen.is_set():
@@ -108,6 +108,6 @@ def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
     reader.join()
     os.close(ours)
 
-    assert isinstance(progress, OnTerminal)
+    assert isinstance(progress, TerminalProgress)
     assert seen.is_set()
     assert re.search(r"match: \d+\.\d s", said[0])

@@ -13,7 +13,7 @@ from tests.reconcile.test_rules import RULES
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.reconcile.rules import Recon, read_rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.signing import Signatures
+from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.summary import Proof
 
 DAY = date(2026, 11, 20)

@@ -11,10 +11,10 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tests.reconcile.test_reconcile_cli import RULES
-from txmq.cli.reconciling import tell_of_later
+from txmq.cli.reconcile_options import warn_of_later_days
 from txmq.cli.root import app
-from txmq.reconcile.explaining import Explanations
-from txmq.reconcile.extract.writing import schema_of
+from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import Results
 from txmq.reconcile.summary import FIGURES, Result, Run
@@ -89,7 +89,7 @@ def home(tmp_path):
     place = results / "results" / "items" / f"business_date={DAY}" / "run=one"
     place.mkdir(parents=True)
     rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
-    parquet.write_table(pa.Table.from_pylist(rows, schema_of(ITEMS)), place / "part-0.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place / "part-0.parquet")
     publish(results, "one", result(contents={"items": "5-0"}))
     return tmp_path
 
@@ -251,11 +251,11 @@ def test_a_result_of_another_day_before_is_not_signed(asking, home):
 
 def test_who_has_run_a_day_again_hears_which_ones_after_it_do_not_hold(home, capsys):
     results = Results(home / "results")
-    tell_of_later(results)
+    warn_of_later_days(results)
     assert capsys.readouterr() == ("", "")
     publish(home / "results", "zero", result(business_date="2026-03-30"))
 
-    tell_of_later(results)
+    warn_of_later_days(results)
 
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

@@ -13,7 +13,7 @@ from tests.reconcile.frames import GROUPS, TOLERANCE, ledgers_of
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import Yesterday
+from txmq.reconcile.ledgers import EarlierDays
 
 FIRST = date(2026, 11, 19)
 SECOND = FIRST + timedelta(days=1)
@@ -107,7 +107,7 @@ def test_two_days_are_what_the_reference_says(spark, seed):
 
     (_, end), later = windows
     extracts = [extract(spark, history, window) for window in windows]
-    one = reconcile(extracts[0], Yesterday(), RULES, FIRST, end)
+    one = reconcile(extracts[0], EarlierDays(), RULES, FIRST, end)
     expected = reference(told, windows[0], frozenset())
     see(history, rows_of(one), expected)
 
@@ -115,7 +115,7 @@ def test_two_days_are_what_the_reference_says(spark, seed):
     names = ("items", "entries", "messages", "failures", "balances")
     # As read from files: without what they were made of.
     left = {name: getattr(one, name).localCheckpoint() for name in names}
-    yesterday = Yesterday(**left, history=extracts[0])
+    yesterday = EarlierDays(**left, history=extracts[0])
     two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
     expected = reference(told, later, known)
     see(history, rows_of(two), expected)

@@ -13,7 +13,7 @@ from tests.reconcile import runs
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report import facts
-from txmq.reconcile.report.figures import METRICS, exposition
+from txmq.reconcile.report.metrics import METRICS, exposition
 from txmq.reconcile.report.summary_json import as_json, read_json
 from txmq.reconcile.report.terminal import show
 from txmq.reconcile.summary import Aged

@@ -14,8 +14,8 @@ from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balan
 from tests.reconcile.shapes import SHAPES
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.explaining import EXPLANATIONS
-from txmq.reconcile.ledgers import Yesterday
+from txmq.reconcile.explanations import EXPLANATIONS
+from txmq.reconcile.ledgers import EarlierDays
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))
 PLAN = Plan(
@@ -46,7 +46,7 @@ def listed(day, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcome(spark, day):
-    return reconcile(read(spark, day.folder), Yesterday(), PLAN.rules, PLAN.day, END_MS)
+    return reconcile(read(spark, day.folder), EarlierDays(), PLAN.rules, PLAN.day, END_MS)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_what_somebody_has_explained_is_explained(spark, day, items):
     said = {"explained_by": "anna", "explanation": "the branch has called"}
     told = [row.asDict() | said for row in breaks]
     rows = [tuple(row[name] for name in EXPLANATIONS.names) for row in told]
-    yesterday = Yesterday(explanations=spark.createDataFrame(rows, EXPLANATIONS.ddl))
+    yesterday = EarlierDays(explanations=spark.createDataFrame(rows, EXPLANATIONS.ddl))
 
     again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)
 
@@ -227,7 +227,7 @@ def test_both_sides_of_every_booking_and_the_clearing_accounts_are_proved(spark,
     plan = Plan(transfers=3_000, planted=2, accounts=300, double_entry=True)
     write_day(tmp_path, plan)
 
-    found = reconcile(read(spark, tmp_path), Yesterday(), plan.rules, plan.day, END_MS)
+    found = reconcile(read(spark, tmp_path), EarlierDays(), plan.rules, plan.day, END_MS)
 
     proofs = found.proofs.collect()
     assert {row.proof for row in proofs} >= {"double-entry", "clearing", "conservation"}

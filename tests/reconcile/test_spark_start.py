@@ -11,8 +11,8 @@ import pytest
 from tests.reconcile import standalone
 from tests.serving import CHECKOUT, free_port
 from txmq.errors import ConfigError, ReconcileRefused
-from txmq.reconcile.java import see_java
-from txmq.reconcile.spark import opened, sized
+from txmq.reconcile.java import check_java
+from txmq.reconcile.spark import open_spark, set_partition_count
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -108,7 +108,7 @@ def test_a_java_home_without_java_is_named(tmp_path):
     with pytest.raises(
         ReconcileRefused, match=f"JAVA_HOME is {tmp_path}, and there is no bin/java"
     ):
-        see_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+        check_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def test_a_java_home_without_java_is_named(tmp_path):
 )
 def test_an_old_java_is_refused(tmp_path, text, version):
     with pytest.raises(ReconcileRefused, match=f"is Java {version}, too old for Spark: install"):
-        see_java(java_that_says(text, tmp_path))
+        check_java(java_that_says(text, tmp_path))
 
 
 @pytest.mark.parametrize("text", ['openjdk version "17" 2021-09-14', 'openjdk version "25-ea"'])
 def test_a_new_java_will_do(tmp_path, text):
-    see_java(java_that_says(text, tmp_path))
+    check_java(java_that_says(text, tmp_path))
 
 
 def test_a_java_that_is_only_an_advertisement_is_none(tmp_path):
     with pytest.raises(ReconcileRefused, match="does not say which Java it is"):
-        see_java(java_that_says("Unable to locate a Java Runtime.", tmp_path, code=1))
+        check_java(java_that_says("Unable to locate a Java Runtime.", tmp_path, code=1))
 
 
 # What is refused before anything is started
@@ -136,7 +136,10 @@ def test_a_java_that_is_only_an_advertisement_is_none(tmp_path):
 def test_a_master_that_nobody_is_at_is_refused_at_once():
     master = f"spark://127.0.0.1:{free_port()}"
 
-    with pytest.raises(ReconcileRefused, match=f"nobody answers at {master}"), opened(master):
+    with (
+        pytest.raises(ReconcileRefused, match=f"no master answers at {master}"),
+        open_spark(master),
+    ):
         pass
 
 
@@ -148,14 +151,14 @@ def test_a_master_that_nobody_is_at_is_refused_at_once():
     ],
 )
 def test_what_cannot_be_is_said(wrong, said):
-    with pytest.raises(ConfigError, match=said), opened(**wrong):
+    with pytest.raises(ConfigError, match=said), open_spark(**wrong):
         pass
 
 
 def test_a_jar_that_is_not_there_is_named(tmp_path):
     jar = tmp_path / "driver.jar"
 
-    with pytest.raises(ConfigError, match=f"there is no jar {jar}"), opened(jars=[jar]):
+    with pytest.raises(ConfigError, match=f"there is no jar {jar}"), open_spark(jars=[jar]):
         pass
 
 
@@ -232,10 +235,10 @@ def test_a_java_that_is_killed_is_told_of(driver):
 def test_shuffles_are_cut_by_how_many_rows_there_are(spark):
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
-        sized(spark, 10**9)
+        set_partition_count(spark, 10**9)
         assert spark.conf.get("spark.sql.shuffle.partitions") == before  # Somebody has said it.
         spark.conf.set("spark.sql.shuffle.partitions", "64")
-        sized(spark, 30_000_000)
+        set_partition_count(spark, 30_000_000)
         assert spark.conf.get("spark.sql.shuffle.partitions") == "30"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)

@@ -29,11 +29,11 @@ from tests.reconcile.whole_stage import (
 from tests.serving import CHECKOUT
 from txmq.errors import ReconcileRefused
 from txmq.reconcile import job
-from txmq.reconcile.explaining import Explanations
-from txmq.reconcile.extract import loading
+from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.report.summary_json import as_json
-from txmq.reconcile.signing import Signatures
+from txmq.reconcile.signatures import Signatures
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
 
@@ -513,7 +513,7 @@ def test_a_day_between_is_not_left_out(spark, first, tmp_path):
         stage.run(spark, FRIDAY)
 
     assert str(refused.value) == (
-        f"{THURSDAY} was not reconciled, and what was open then would be lost: run it first, or "
+        f"{THURSDAY} was not reconciled, and its open items would be lost: run it first, or "
         f"all of them with --from {THURSDAY} --to {FRIDAY}"
     )
     assert stage.results().days() == [WEDNESDAY]
@@ -535,7 +535,7 @@ def test_what_spark_does_not_read_as_it_is_stops_the_run(
     stage.first_day()
 
     def load(*given):
-        found = loading.load(*given)
+        found = loader.load(*given)
         changed = found.entries.where(kept).withColumn("amount", f.col("amount") + more)
         return found._replace(entries=changed)
 

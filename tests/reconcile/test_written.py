@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.written import Written, added, foremost
+from txmq.reconcile.written_table import WrittenTable, sum_groups, top_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NAMES = st.sampled_from(["", "a", "b", "é", "中"])
@@ -35,7 +35,7 @@ def test_sums_have_room_for_all_numbers(rows, cuts):
     for row in rows:
         expected[row["name"],][0] += 1
         expected[row["name"],][1] += row["number"]
-    assert added(pieces, ["name"], ["number"]) == expected
+    assert sum_groups(pieces, ["name"], ["number"]) == expected
 
 
 @given(ROWS, CUTS, st.integers(1, 5))
@@ -46,13 +46,13 @@ def test_the_first_of_each_group_are_found(rows, cuts, most):
     for row in rows:
         of_name[row["name"]].append(row)
     expected = [row for _, some in sorted(of_name.items()) for row in some[:most]]
-    assert foremost(pieces, most, ORDER, by="name") == expected
-    assert foremost(pieces, most, ORDER) == rows[:most]
+    assert top_rows(pieces, most, ORDER, by="name") == expected
+    assert top_rows(pieces, most, ORDER) == rows[:most]
 
 
 def test_nothing_is_nothing():
-    assert foremost([], 3, ORDER, by="name") == []
-    assert added([], ["name"], ["number"]) == {}
+    assert top_rows([], 3, ORDER, by="name") == []
+    assert sum_groups([], ["name"], ["number"]) == {}
 
 
 def test_a_table_is_all_of_its_parts(tmp_path):
@@ -60,7 +60,7 @@ def test_a_table_is_all_of_its_parts(tmp_path):
     for number in range(3):
         parts.append(tmp_path / f"part-{number}.parquet")
         parquet.write_table(pa.table({"a": [number] * number, "b": [7] * number}), parts[-1])
-    table = Written("items", parts)
+    table = WrittenTable("items", parts)
     assert table.rows == 3
     assert [row for piece in table.pieces("a") for row in piece.to_pylist()] == [
         {"a": 1}, {"a": 2}, {"a": 2},
@@ -70,7 +70,10 @@ def test_a_table_is_all_of_its_parts(tmp_path):
 def test_what_cannot_be_read_is_told(tmp_path):
     part = tmp_path / "part-0.parquet"
     part.write_bytes(b"PAR1, and then nothing")
-    for table in (Written("items", [part]), Written("items", [tmp_path / "gone.parquet"])):
+    for table in (
+        WrittenTable("items", [part]),
+        WrittenTable("items", [tmp_path / "gone.parquet"]),
+    ):
         with pytest.raises(ReconcileRefused, match="the items that were written cannot be read"):
             _ = table.rows
         with pytest.raises(ReconcileRefused, match="the items that were written cannot be read"):

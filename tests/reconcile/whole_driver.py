@@ -10,12 +10,12 @@ import msgspec
 import pyarrow.parquet as pq
 
 from tests.reconcile.days import Plan, write_day
-from txmq.reconcile.extract.manifest import Manifest, Source, place, write_manifest
-from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.extract.manifest import ExtractedSource, Manifest, place, write_manifest
+from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.job import run
-from txmq.reconcile.progress import Silent
+from txmq.reconcile.progress import SilentProgress
 from txmq.reconcile.results import open_results
-from txmq.reconcile.spark import opened
+from txmq.reconcile.spark import open_spark
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, FAILURES, LATER, MESSAGES, OFFSETS, OPENING
 
 PLAN = Plan(transfers=2_000, planted=3, accounts=200, part=700, altered=2)
@@ -32,7 +32,7 @@ def extracted(directory, folder):
     early, rules = directory / "early", rules_in(directory)
     banks = [bank.name for bank in rules.bank]
     sources = tuple(
-        Source(
+        ExtractedSource(
             name,
             "sqlite" if name in banks else "log",
             "",
@@ -59,13 +59,13 @@ def written(folder, directory, source, table):
 def reconciled(spark, directory, extract_id):
     with open_results(directory) as results:
         rules = rules_in(directory)
-        return run(rules, PLAN.day, spark, results, Silent(), extract_id=extract_id)
+        return run(rules, PLAN.day, spark, results, SilentProgress(), extract_id=extract_id)
 
 
 def main(master, directory):
     home = Path(directory)
     (extract,) = (home / "extracts" / PLAN.day.isoformat()).iterdir()
-    with opened(master, memory="600m") as spark:
+    with open_spark(master, memory="600m") as spark:
         reconciled(spark, home, extract.name)
 
 

@@ -18,7 +18,7 @@ from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.checked_body import pack
 from txmq.protocol.decision import DecisionKind
 from txmq.reconcile.job import run
-from txmq.reconcile.progress import Silent
+from txmq.reconcile.progress import SilentProgress
 from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.rules import Money, read_rules
 from txmq.runtime.disk import LocalDisk
@@ -88,17 +88,17 @@ class Halted(Exception):
     """A run was stopped in the middle."""
 
 
-class HaltedAt(Silent):
+class HaltedAt(SilentProgress):
     """Stops a run where a stage begins, as a power failure would."""
 
     def __init__(self, name):
         super().__init__()
         self.name = name
 
-    def showing(self, underway):
+    def show_active(self, underway):
         if underway.name == self.name:
             raise Halted(underway.name)
-        return super().showing(underway)
+        return super().show_active(underway)
 
 
 class _Log(Shelf):
@@ -241,7 +241,9 @@ class Stage:
         """A whole run, as the command line makes one."""
         rules = rules or self.rules
         with open_results(rules.directory) as results:
-            return run(rules, day, spark, results, progress or Silent(), extract_id=extract_id)
+            return run(
+                rules, day, spark, results, progress or SilentProgress(), extract_id=extract_id
+            )
 
     def results(self):
         return Results(self.directory)

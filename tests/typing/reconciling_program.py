@@ -13,9 +13,9 @@ import msgspec
 
 from txmq.reconcile import ABOUT, Class, Result, Rules, Run, read_rules
 from txmq.reconcile.job import run
-from txmq.reconcile.progress import shown
+from txmq.reconcile.progress import show_progress
 from txmq.reconcile.results import open_results
-from txmq.reconcile.spark import opened
+from txmq.reconcile.spark import open_spark
 
 
 def told(result: Result) -> dict[Class, str]:
@@ -37,9 +37,9 @@ def reconciled(config: Path, day: date) -> int:
     """Run a day."""
     rules: Rules = read_rules(config, {"ICBC_PASSWORD": "secret"})
     with (
-        shown(quiet=True) as progress,
+        show_progress(quiet=True) as progress,
         open_results(rules.directory) as results,
-        opened("local[2]", memory="2g") as spark,
+        open_spark("local[2]", memory="2g") as spark,
     ):
         done: Run = run(rules, day, spark, results, progress)
     digest: str = done.result_digest

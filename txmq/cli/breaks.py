@@ -6,7 +6,16 @@ import typer
 
 from txmq.cli.asking import AsJson
 from txmq.cli.output import as_json, say, table
-from txmq.cli.reconciling import By, Config, Day, Group, asked, rules_of, run_of, told
+from txmq.cli.reconcile_options import (
+    By,
+    Config,
+    Day,
+    ReconcileGroup,
+    report_failures,
+    requested_days,
+    rules_of,
+    run_of,
+)
 from txmq.errors import ConfigError
 from txmq.runtime.clock import SystemClock
 
@@ -15,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(cls=Group, invoke_without_command=True)
+app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 
 
 @app.callback()
@@ -42,11 +51,11 @@ def breaks(
     """The breaks of a business date, oldest first; explain them, or take that back."""
     if ctx.invoked_subcommand is not None:
         return
-    with told():
+    with report_failures():
         from txmq.reconcile.classes import Class
-        from txmq.reconcile.listing import items_of
+        from txmq.reconcile.item_list import items_of
 
-        wanted = asked(config, day)
+        wanted = requested_days(config, day)
         if class_ is not None and class_ not in {each.value for each in Class}:
             raise ConfigError(f"there is no class {class_!r}; they are {', '.join(Class)}")
         run = run_of(wanted)
@@ -97,15 +106,15 @@ def explain(
     config: Config = None,
 ) -> None:
     """Say what a break is; from the next run on it is none, as long as nothing about it changes."""
-    with told():
-        from txmq.reconcile.explaining import Explanations
-        from txmq.reconcile.listing import items_of, one_of
+    with report_failures():
+        from txmq.reconcile.explanations import Explanations
+        from txmq.reconcile.item_list import find_item, items_of
 
-        wanted = asked(config, day)
+        wanted = requested_days(config, day)
         directory = wanted.rules.directory
         items = items_of(directory, run_of(wanted), is_complete=True, is_masked=False)
         now_ms = SystemClock().wall_ms()
-        done = Explanations(directory).explain(one_of(items, break_id), by, reason, now_ms)
+        done = Explanations(directory).explain(find_item(items, break_id), by, reason, now_ms)
         say(
             f"{done.break_id} is explained from the next run on, as long as it is {done.class_} "
             "and nothing about it changes"
@@ -121,8 +130,8 @@ def withdraw(
     config: Config = None,
 ) -> None:
     """Take back what was said about a break."""
-    with told():
-        from txmq.reconcile.explaining import Explanations
+    with report_failures():
+        from txmq.reconcile.explanations import Explanations
 
         directory = rules_of(config).directory
         done = Explanations(directory).withdraw(break_id, by, reason, SystemClock().wall_ms())

@@ -11,16 +11,16 @@ import typer
 from txmq.cli import breaks
 from txmq.cli.asking import AsJson
 from txmq.cli.output import as_json, flush, note, say, table
-from txmq.cli.reconciling import (
-    Asked,
+from txmq.cli.reconcile_options import (
     Config,
     Day,
-    Group,
-    asked,
+    ReconcileGroup,
+    RequestedDays,
     date_of,
-    stopping,
-    tell_of_later,
-    told,
+    report_failures,
+    requested_days,
+    stop_on_signals,
+    warn_of_later_days,
 )
 from txmq.cli.signoff import signoff
 from txmq.errors import ConfigError
@@ -35,7 +35,7 @@ __all__ = ["app"]
 _CODES: Final = {"clean": 0, "within limits": 1, "over limits": 2}
 
 
-app = typer.Typer(cls=Group, invoke_without_command=True)
+app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 app.add_typer(breaks.app, name="breaks")
 app.command()(signoff)
 
@@ -103,8 +103,8 @@ def reconcile(
     """
     if ctx.invoked_subcommand is not None:
         return
-    with told(), stopping():
-        wanted = asked(config, day, first, last)
+    with report_failures(), stop_on_signals():
+        wanted = requested_days(config, day, first, last)
         if extract is not None and (reuse or len(wanted.days) > 1):
             raise ConfigError("--extract names the one extract of one date")
         started = Started(master, memory, cores, jar or [], spark or [], ui)
@@ -122,8 +122,8 @@ def extract_(
     json: AsJson = False,
 ) -> None:
     """Take the extract of a business date and nothing more, and print its control totals."""
-    with told(), stopping():
-        wanted = asked(config, day)
+    with report_failures(), stop_on_signals():
+        wanted = requested_days(config, day)
         manifest = _take(wanted, jar or [], quiet=quiet)
         if json:
             as_json(manifest)
@@ -146,27 +146,27 @@ def extract_(
         )
 
 
-def _take(wanted: Asked, jars: list[Path], *, quiet: bool) -> "Manifest":
+def _take(wanted: RequestedDays, jars: list[Path], *, quiet: bool) -> "Manifest":
     """Take the extract of a day; Spark is started only where a bank is read by it."""
-    from txmq.reconcile.extract.taking import take
-    from txmq.reconcile.log.taking import extract_log
-    from txmq.reconcile.progress import shown
+    from txmq.reconcile.extract.extraction import extract_day
+    from txmq.reconcile.log.log_extract import extract_log
+    from txmq.reconcile.progress import show_progress
 
     rules, day = wanted.rules, wanted.days[0]
     session = None
     with ExitStack() as stack:
-        progress = stack.enter_context(shown(quiet=quiet))
+        progress = stack.enter_context(show_progress(quiet=quiet))
         if any(bank.database.startswith("jdbc:") for bank in rules.bank):
-            from txmq.reconcile.spark import opened
+            from txmq.reconcile.spark import open_spark
 
-            session = stack.enter_context(opened(memory="1g", jars=jars, log=_log(rules, day)))
+            session = stack.enter_context(open_spark(memory="1g", jars=jars, log=_log(rules, day)))
         with progress.stage("extract") as underway:
 
             def count(source: str, rows: int) -> None:
                 del source
                 underway.rows += rows
 
-            return take(rules, day, take_log=extract_log, spark=session, progress=count)
+            return extract_day(rules, day, take_log=extract_log, spark=session, progress=count)
 
 
 def _log(rules: "Rules", day: date) -> Path:
@@ -174,23 +174,29 @@ def _log(rules: "Rules", day: date) -> Path:
 
 
 def _run_all(
-    wanted: Asked, started: Started, extract: str | None, *, reuse: bool, quiet: bool, json: bool
+    wanted: RequestedDays,
+    started: Started,
+    extract: str | None,
+    *,
+    reuse: bool,
+    quiet: bool,
+    json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
     settings = dict(_setting(setting) for setting in started.settings)
+    from txmq.reconcile.item_list import latest_extract
     from txmq.reconcile.job import run
-    from txmq.reconcile.listing import latest_extract
-    from txmq.reconcile.progress import shown
+    from txmq.reconcile.progress import show_progress
     from txmq.reconcile.results import open_results
-    from txmq.reconcile.spark import opened
+    from txmq.reconcile.spark import open_spark
 
     rules, verdicts = wanted.rules, []
     with ExitStack() as stack:
-        progress = stack.enter_context(shown(quiet=quiet))
+        progress = stack.enter_context(show_progress(quiet=quiet))
         results = stack.enter_context(open_results(rules.directory))
         with progress.stage("start Spark"):
             session = stack.enter_context(
-                opened(
+                open_spark(
                     started.master,
                     memory=started.memory,
                     cores=started.cores,
@@ -202,13 +208,13 @@ def _run_all(
             )
         if started.ui and not quiet:
             note(f"txmq: Spark's pages: {session.sparkContext.uiWebUrl}")
-        stack.enter_context(progress.watching(session))
+        stack.enter_context(progress.tracking(session))
         for day in wanted.days:
             extract_id = latest_extract(rules.directory, day) if reuse else extract
             done = run(rules, day, session, results, progress, extract_id=extract_id)
             _show_run(done, results.file(done, "report.html"), json=json)
             verdicts.append(done.result.verdict)
-        tell_of_later(results)
+        warn_of_later_days(results)
     return verdicts
 
 

@@ -7,12 +7,19 @@ import typer
 
 from txmq.cli.asking import AsJson
 from txmq.cli.output import as_json, say, table
-from txmq.cli.reconciling import Asked, Config, Day, asked, run_of, told
+from txmq.cli.reconcile_options import (
+    Config,
+    Day,
+    RequestedDays,
+    report_failures,
+    requested_days,
+    run_of,
+)
 from txmq.errors import ConfigError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from txmq.reconcile.signing import Signatures
+    from txmq.reconcile.signatures import Signatures
     from txmq.reconcile.summary import Run
 
 __all__ = ["signoff"]
@@ -31,11 +38,11 @@ def signoff(
     json: AsJson = False,
 ) -> None:
     """Sign a day's result: one person prepares it, somebody else reviews it."""
-    with told():
+    with report_failures():
         from txmq.reconcile.results import Results
-        from txmq.reconcile.signing import Signatures
+        from txmq.reconcile.signatures import Signatures
 
-        wanted = asked(config, day)
+        wanted = requested_days(config, day)
         run, signatures = run_of(wanted), Signatures(wanted.rules.directory)
         if not show:
             if role not in {"preparer", "reviewer"}:
@@ -47,14 +54,14 @@ def signoff(
         _show_signatures(run, signatures, json=json)
 
 
-def _tell(wanted: Asked, run: "Run") -> None:
+def _tell(wanted: RequestedDays, run: "Run") -> None:
     """Have the names stand wherever the result stands."""
     from txmq.reconcile.report.page import page
     from txmq.reconcile.report.summary_json import as_json as summary
     from txmq.reconcile.results import Results
 
     results = Results(wanted.rules.directory)
-    results.tell(run, {"report.html": page(run), "summary.json": summary(run)})
+    results.write_files(run, {"report.html": page(run), "summary.json": summary(run)})
     if wanted.rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
 

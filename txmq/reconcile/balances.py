@@ -17,10 +17,10 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.rows import is_transfer, place_of, settled, together
+from txmq.reconcile.rows import index_in, is_transfer, materialize, union
 from txmq.reconcile.rules import Rules
 
-__all__ = ["Books", "balances_of", "proofs_of"]
+__all__ = ["ProofInputs", "balances_of", "proofs_of"]
 
 _ACCOUNT: Final = ("bank", "account", "currency")
 _ROLES: Final = ("customer", "suspense", "clearing", "capital")
@@ -38,7 +38,7 @@ _PROOFS_ALONE: Final = ("opening_rows", "closed", "closed_rows", "first_id", "cl
 """What is known of accounts beside ``BALANCES``, and what of each kind has moved."""
 
 
-class Books(NamedTuple):
+class ProofInputs(NamedTuple):
     """All that proofs are made from."""
 
     entries: DataFrame
@@ -77,21 +77,21 @@ def balances_of(
     amount = f.col("amount")
     # Rows of the day first add up where they are, so that an account of many is no heap of rows,
     # and with nothing beside them that is added later.
-    kind = place_of("kind", _KINDS)
+    kind = index_in("kind", _KINDS)
     numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
     number = f.when(f.col("bank").isin(numbered), f.col("id"))
     # Where nobody asks for numbers they are not read.
     numbers = {"first_id": f.min(number), "last_id": f.max(number)} if numbered else {}
-    moved = _coded(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
+    moved = _with_role_code(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
         f.count(f.lit(1)).alias("rows"),
         *(column.alias(name) for name, column in numbers.items()),
         *(f.sum(f.when(f.col("kind") == at, amount)).alias(k) for at, k in enumerate(_KINDS)),
     )  # fmt: skip
-    parts = together(
-        _part(_coded(ledgers.opening), opening="amount", opening_rows="rows"),
+    parts = union(
+        _part(_with_role_code(ledgers.opening), opening="amount", opening_rows="rows"),
         _part(moved, **{name: name for name in ("rows", *numbers, *_KINDS)}),
-        _part(_coded(ledgers.later), later="amount"),
+        _part(_with_role_code(ledgers.later), later="amount"),
         _part(ledgers.accounts, told="balance"),
         # Also what nothing is left of stays an account, with what was its last number.
         None if closed is None else _part(
@@ -114,9 +114,9 @@ def balances_of(
     }).select(*tables.BALANCES.names, *_KINDS, *_PROOFS_ALONE)  # fmt: skip
 
 
-def _coded(table: DataFrame) -> DataFrame:
+def _with_role_code(table: DataFrame) -> DataFrame:
     """With the role as a number: an aggregate over texts has to sort."""
-    return table.withColumn("role_code", place_of("role", _ROLES))
+    return table.withColumn("role_code", index_in("role", _ROLES))
 
 
 def _part(table: DataFrame, **given: str) -> DataFrame:
@@ -130,30 +130,32 @@ def _part(table: DataFrame, **given: str) -> DataFrame:
     return table.selectExpr(*_ACCOUNT, f"CAST({code} AS INT) AS role_code", *numbers)
 
 
-def proofs_of(books: Books) -> DataFrame:
+def proofs_of(books: ProofInputs) -> DataFrame:
     """Everything that was proved: what does not hold by itself, and each proof as a whole."""
-    return together(*_proofs(books)).select(*tables.PROOFS.names)
+    return union(*_proofs(books)).select(*tables.PROOFS.names)
 
 
-def _proofs(books: Books) -> Iterator[DataFrame]:
+def _proofs(books: ProofInputs) -> Iterator[DataFrame]:
     if books.was_closed:
-        yield from _each(_rolled_forward(books.balances))
-        yield from _rows_kept(books.balances)
+        yield from _single_and_whole(_roll_forward(books.balances))
+        yield from _roll_forward_rows(books.balances)
     if named := books.banks("accounts"):
-        yield from _each(_told(books.balances.where(f.col("bank").isin(named))))
+        yield from _single_and_whole(
+            _account_table(books.balances.where(f.col("bank").isin(named)))
+        )
     sums = _by_currency(books)
-    yield _conserved(sums)
-    yield from _adds_up(sums)
+    yield _conservation(sums)
+    yield from _class_sums(sums)
     if len(books.banks("clearing")) == len(books.rules.bank):
-        yield from _each(_cleared(books))
-        yield _cleared_in_all(sums)
+        yield from _single_and_whole(_clearing(books))
+        yield _clearing_total(sums)
     if named := books.banks("double_entry"):
-        yield from _each(_balanced(books, named))
+        yield from _single_and_whole(_double_entry(books, named))
     if named := books.banks("gapless"):
-        yield _without_gaps(books.balances.where(f.col("bank").isin(named)))
+        yield _gapless(books.balances.where(f.col("bank").isin(named)))
 
 
-def _each(found: DataFrame) -> Iterator[DataFrame]:
+def _single_and_whole(found: DataFrame) -> Iterator[DataFrame]:
     """What does not hold, and all of it as one for each bank and currency."""
     differs = f.col("expected") != f.col("found")
     yield found.where(differs).withColumn("holds", f.lit(False))
@@ -176,7 +178,7 @@ def _each(found: DataFrame) -> Iterator[DataFrame]:
     )
 
 
-def _is(
+def _proof_rows(
     rows: DataFrame,
     proof: str,
     *,
@@ -197,9 +199,9 @@ def _is(
     )
 
 
-def _rolled_forward(balances: DataFrame) -> DataFrame:
+def _roll_forward(balances: DataFrame) -> DataFrame:
     """The day begins with what the day before ended with."""
-    return _is(
+    return _proof_rows(
         balances,
         "roll-forward",
         account=f.col("account"),
@@ -210,9 +212,9 @@ def _rolled_forward(balances: DataFrame) -> DataFrame:
     )
 
 
-def _rows_kept(balances: DataFrame) -> Iterator[DataFrame]:
+def _roll_forward_rows(balances: DataFrame) -> Iterator[DataFrame]:
     """And in as many rows. They are counted, so that no currency's materiality forgives them."""
-    found = _is(
+    found = _proof_rows(
         balances.drop("currency"),
         "roll-forward-rows",
         account=f.col("account"),
@@ -220,7 +222,7 @@ def _rows_kept(balances: DataFrame) -> Iterator[DataFrame]:
         found=f.col("opening_rows"),
         about="there are as many entries of the days before as there were",
     )
-    differing, whole = _each(found)
+    differing, whole = _single_and_whole(found)
     # An account has one row for each of its currencies.
     yield differing.groupBy("proof", "bank", "account", "currency", "about", "holds").agg(
         f.sum("expected").alias("expected"), f.sum("found").alias("found")
@@ -228,9 +230,9 @@ def _rows_kept(balances: DataFrame) -> Iterator[DataFrame]:
     yield whole
 
 
-def _told(balances: DataFrame) -> DataFrame:
+def _account_table(balances: DataFrame) -> DataFrame:
     """The journal and the table of accounts agree."""
-    return _is(
+    return _proof_rows(
         balances.where((f.col("role") == "customer") | f.col("told").isNotNull()),
         "account-table",
         account=f.col("account"),
@@ -240,7 +242,7 @@ def _told(balances: DataFrame) -> DataFrame:
     )
 
 
-def _by_currency(books: Books) -> DataFrame:
+def _by_currency(books: ProofInputs) -> DataFrame:
     """What the banks' books and the classes say of each currency, at all banks together."""
     kind, role, amount = f.col("kind"), f.col("role"), f.col("amount")
     # A bank without accounts for it is taken at its word for what came from outside.
@@ -274,16 +276,16 @@ def _by_currency(books: Books) -> DataFrame:
     )
     ended = f.col("debited") - f.col("returned") - f.col("credited")
     found = booked.join(classed, "currency", "full_outer").na.fill(0)
-    return settled(found.withColumn("on_its_way", ended - f.col("began")))
+    return materialize(found.withColumn("on_its_way", ended - f.col("began")))
 
 
-def _conserved(sums: DataFrame) -> DataFrame:
+def _conservation(sums: DataFrame) -> DataFrame:
     """No money is made and none is lost between the banks.
 
     What customers have more at the end of the day, at all banks together, came from outside, or has
     been on its way when the day began and is not any more.
     """
-    found = _is(
+    found = _proof_rows(
         sums,
         "conservation",
         expected=f.col("outside") - f.col("on_its_way"),
@@ -294,10 +296,10 @@ def _conserved(sums: DataFrame) -> DataFrame:
     return _whole(found)
 
 
-def _adds_up(sums: DataFrame) -> Iterator[DataFrame]:
+def _class_sums(sums: DataFrame) -> Iterator[DataFrame]:
     """Every cent is in exactly one class: the classes add up to what the banks have booked."""
     for kind, name, sign in _CLASSED:
-        found = _is(
+        found = _proof_rows(
             sums,
             f"classes-{kind}",
             expected=f.col(kind) * sign,
@@ -311,7 +313,7 @@ def _whole(found: DataFrame) -> DataFrame:
     return found.withColumn("holds", f.col("expected") == f.col("found"))
 
 
-def _cleared(books: Books) -> DataFrame:
+def _clearing(books: ProofInputs) -> DataFrame:
     """What clearing accounts say of a transfer is what is on its way of it."""
     amount, is_clearing = f.col("amount"), f.col("role") == "clearing"
     found = (
@@ -322,7 +324,7 @@ def _cleared(books: Books) -> DataFrame:
             f.sum(f.when(is_clearing, 0).otherwise(-amount)).alias("way"),
         )
     )
-    return _is(
+    return _proof_rows(
         found,
         "clearing",
         account=f.col("key"),
@@ -332,11 +334,11 @@ def _cleared(books: Books) -> DataFrame:
     )
 
 
-def _cleared_in_all(sums: DataFrame) -> DataFrame:
+def _clearing_total(sums: DataFrame) -> DataFrame:
     """Nothing else has touched clearing accounts, whatever it is called: what is booked there
     without a transfer is in no transfer's proof.
     """
-    found = _is(
+    found = _proof_rows(
         sums,
         "clearing-total",
         expected=f.col("on_its_way"),
@@ -346,14 +348,14 @@ def _cleared_in_all(sums: DataFrame) -> DataFrame:
     return _whole(found)
 
 
-def _balanced(books: Books, named: list[str]) -> DataFrame:
+def _double_entry(books: ProofInputs, named: list[str]) -> DataFrame:
     """Both sides of each booking add up to nothing."""
     of_transfers = books.booked.where(f.col("bank").isin(named) & f.col("key").isNotNull())
     others = books.entries.where(f.col("bank").isin(named) & ~is_transfer())
     others = others.withColumn("key", f.lit(None).cast("string"))
-    rows = together(of_transfers, others)
+    rows = union(of_transfers, others)
     found = rows.groupBy("bank", "currency", "key", "kind").agg(f.sum("amount").alias("sum"))
-    return _is(
+    return _proof_rows(
         found,
         "double-entry",
         account=f.coalesce("key", "kind"),
@@ -363,7 +365,7 @@ def _balanced(books: Books, named: list[str]) -> DataFrame:
     )
 
 
-def _without_gaps(balances: DataFrame) -> DataFrame:
+def _gapless(balances: DataFrame) -> DataFrame:
     """No number is missing, neither among the day's nor between these and those before."""
     found = balances.groupBy("bank").agg(
         f.sum("rows").alias("rows"),
@@ -371,7 +373,7 @@ def _without_gaps(balances: DataFrame) -> DataFrame:
         f.max("last_id").alias("last_id"),
     )
     return _whole(
-        _is(
+        _proof_rows(
             found,
             "gapless",
             expected=f.col("last_id") - f.col("before"),

@@ -1,4 +1,4 @@
-"""What went wrong inside Spark, in one line."""
+"""The cause of a failure inside Spark, in one line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-__all__ = ["SPARKS_OWN", "cause_of", "last_words"]
+__all__ = ["SPARK_ERRORS", "cause_of", "last_words"]
 
-SPARKS_OWN: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
-"""What is raised where Spark fails, or the way to its Java does."""
+SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
+"""The exceptions raised when Spark fails, or the connection to its Java does."""
 
 LENGTH_MAX: Final = 400
 """Plans and stacks are for the log."""
@@ -31,7 +31,7 @@ def cause_of(error: BaseException) -> str:
     """The first cause of a failure, as one line without Java's names around it.
 
     Args:
-        error: One of :data:`SPARKS_OWN`, while Spark is still there to be asked.
+        error: One of :data:`SPARK_ERRORS`, while Spark still runs: it is asked.
     """
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return _GONE
@@ -47,7 +47,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def last_words(log: Path) -> str:
-    """What a Java that did not start has said of it."""
+    """The error that a Java which did not start has logged."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:

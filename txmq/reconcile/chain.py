@@ -14,37 +14,37 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.summary import Run
 
-__all__ = ["days", "in_force", "outdated", "said_of"]
+__all__ = ["current_run_file", "days_with_run", "read_run_file", "why_outdated"]
 
-Said = TypeVar("Said")
+RunPart = TypeVar("RunPart")
 
 
 class _Span(Struct, frozen=True):
-    """As much of a result as is asked here; the rest of its file is passed over."""
+    """The fields of a result that are needed here."""
 
     start_ms: int
     end_ms: int
 
 
 class _Link(Struct, frozen=True):
-    """As much of a run."""
+    """The fields of a run that are needed here."""
 
     result: _Span
     result_digest: str
     previous_digest: str | None = None
 
 
-def days(directory: Path) -> list[date]:
+def days_with_run(directory: Path) -> list[date]:
     """The days that have a run in force, oldest first."""
     found = (directory / "runs").glob("????-??-??/current")
     return sorted(date.fromisoformat(file.parent.name) for file in found)
 
 
-def in_force(directory: Path, day: date) -> Path | None:
-    """Where the run of a day stands that is in force; nowhere before the first.
+def current_run_file(directory: Path, day: date) -> Path | None:
+    """The file of a day's run that is in force; ``None`` before the first run.
 
     Raises:
-        ReconcileRefused: What names it cannot be read.
+        ReconcileRefused: The file ``current`` cannot be read.
     """
     place = directory / "runs" / day.isoformat()
     try:
@@ -56,29 +56,29 @@ def in_force(directory: Path, day: date) -> Path | None:
         raise ReconcileRefused(f"{place / 'current'} names no run: {error}") from error
 
 
-def outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
-    """Why a run does not hold any more, or one that it goes on from; none where all of them do.
+def why_outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
+    """Why a run, or one before it in the chain, does not hold any more; ``None`` if all hold.
 
-    A day that was run again leaves other items to the next one, and these would be on no later
-    report. All days before are looked at: the one before may have been run before its own was.
+    A day that was run again may leave other items to the next day, which no later report would
+    show. All earlier days are checked: the day before may itself be outdated.
 
     Args:
         directory: The one that the rules name.
         run: A run, in force or not.
-        last: Up to where it has to be run again; the run's own day where it is left out.
+        last: The last day that the sentence says to run again; the run's own day if left out.
 
     Raises:
-        ReconcileRefused: What is said of a day before cannot be read.
+        ReconcileRefused: The file of an earlier run cannot be read.
     """
     day = own = date.fromisoformat(run.result.business_date)
     link: _Link | Run = run
     first: tuple[date, date] | None = None
-    for earlier in reversed(days(directory)):
-        if earlier >= own or (path := in_force(directory, earlier)) is None:
+    for earlier in reversed(days_with_run(directory)):
+        if earlier >= own or (path := current_run_file(directory, earlier)) is None:
             continue
-        before = said_of(path, _Link)
+        before = read_run_file(path, _Link)
         if before.result.end_ms < link.result.start_ms:
-            break  # There are days between that have none: here it has begun anew.
+            break  # Days between have no run: the chain begins here.
         if link.previous_digest != before.result_digest:
             first = day, earlier
         day, link = earlier, before
@@ -90,11 +90,11 @@ def outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
     )
 
 
-def said_of(path: Path, type_: type[Said]) -> Said:
-    """What is said of a run, or as much of it as a type asks for.
+def read_run_file(path: Path, type_: type[RunPart]) -> RunPart:
+    """Read a run's file, or the part of it that a type declares.
 
     Raises:
-        ReconcileRefused: It cannot be read.
+        ReconcileRefused: The file cannot be read.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)

@@ -1,7 +1,8 @@
 """A day's reconciliation: DataFrames in, DataFrames out; nothing is read or written here.
 
-The rows of the three ledgers go through the sieve. What does not fall through is put together from
-all of its rows, gets its class, and joins what was left open before. Beside it accounts are proved.
+The sieve finds the transfers that plainly agree. Every other transfer is assembled from all of
+its rows, classified, and joined with the open items of earlier days. The balances of accounts
+are proved beside it.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
-from txmq.reconcile.balances import Books, balances_of, proofs_of
+from txmq.reconcile.balances import ProofInputs, balances_of, proofs_of
 from txmq.reconcile.classes import Class
-from txmq.reconcile.ledgers import Ledgers, Outcome, Yesterday
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, parted
-from txmq.reconcile.matching import classified, group_of_class
+from txmq.reconcile.classification import classify, group_of_class
+from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay
+from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, split_closed
 from txmq.reconcile.rows import (
     as_known,
+    broadcast_if_few,
     entries_of,
-    few,
     hash_of,
-    hashed_in,
     legs_of,
+    materialize,
     messages_of,
-    one_of,
-    settled,
-    together,
+    rows_with_hashes,
+    rows_with_keys,
     transfers_of,
+    union,
 )
-from txmq.reconcile.rules import Rules, Window
-from txmq.reconcile.sieve import PLAIN, SUSPECT, plain_class, plain_currency, sieved
+from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.sieve import PLAIN, SUSPECT, plain_class, plain_currency, sift
 from txmq.reconcile.units import last_known, units_of
 
 __all__ = ["reconcile"]
@@ -41,14 +42,14 @@ _SUMS: Final = {"debited": ("debit", -1), "returned": ("return", 1), "credited":
 
 
 def reconcile(
-    ledgers: Ledgers, yesterday: Yesterday, rules: Rules, day: date, as_of_ms: int
-) -> Outcome:
+    ledgers: Ledgers, yesterday: EarlierDays, rules: Rules, day: date, as_of_ms: int
+) -> ReconciledDay:
     """Reconcile a day.
 
     Args:
-        ledgers: What was extracted for it.
-        yesterday: What earlier days have left.
-        rules: What columns mean, and what is forgiven.
+        ledgers: The day's extract.
+        yesterday: What earlier days left.
+        rules: What columns mean, and the tolerances.
         day: The business date.
         as_of_ms: When the day ended, or the books were read before that.
     """
@@ -59,34 +60,34 @@ def reconcile(
     messages = messages_of(ledgers.messages, window)
     carried = _keys(yesterday)
 
-    passed = settled(sieved(transfers, messages, carried, rules, window))
-    others = few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
+    passed = materialize(sift(transfers, messages, carried, rules, window))
+    others = broadcast_if_few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
     is_suspect, is_rolled_back = (
         f.col("plain") == code for code in (SUSPECT, PLAIN[Class.ROLLED_BACK])
     )
-    # Of all rows but these only those that are suspect are kept.
+    # Otherwise only rows of suspects are kept.
     suspects = others.where(is_suspect).select("hash")
-    booked = settled(hashed_in(transfers, suspects).repartition("key"))
-    # What was rolled back has no debit by which it could be found later, and what operators have
-    # decided is listed whatever it is.
+    booked = materialize(rows_with_hashes(transfers, suspects).repartition("key"))
+    # A rolled-back transfer has no debit to find it by later, and operators' decisions are
+    # always listed.
     looked_up = others.where(is_suspect | is_rolled_back)
     is_by_hand = f.col("decided_by") == "operator"
-    named = hashed_in(messages, looked_up, "left")
-    found = settled(named.where(f.col("plain").isNotNull() | is_by_hand).repartition("key"))
+    named = rows_with_hashes(messages, looked_up, "left")
+    found = materialize(named.where(f.col("plain").isNotNull() | is_by_hand).repartition("key"))
     told, voids = found.where(is_suspect).drop("plain"), found.where(is_rolled_back)
     history = yesterday.history
     if history is not None:
         history = _history(_orphans(suspects, booked, told, carried), history, window)
-    before = _under(yesterday.entries, None if history is None else history.entries)
-    booked = together(booked, before)
-    earlier = _under(yesterday.messages, None if history is None else history.messages)
-    told = told if earlier is None else last_known(together(told, earlier))
-    given_back = together(ledgers.failures, yesterday.failures).where(
+    before = _union_if_any(yesterday.entries, None if history is None else history.entries)
+    booked = union(booked, before)
+    earlier = _union_if_any(yesterday.messages, None if history is None else history.messages)
+    told = told if earlier is None else last_known(union(told, earlier))
+    given_back = union(ledgers.failures, yesterday.failures).where(
         f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
     )
 
     units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
-    judged = settled(classified(_marked(units, carried), rules, as_of_ms))
+    judged = materialize(classify(_with_was_open(units, carried), rules, as_of_ms))
     lived = carry(
         judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
         yesterday.items,
@@ -95,76 +96,75 @@ def reconcile(
         day,
         agreed_before=_agreed_before(history, yesterday.closed),
     )
-    items, closed = parted(settled(lived))
-    open_ = few(items.select("key"))
-    final = settled(_final(judged, items))
-    totals = settled(_totals(passed.where(f.col("plain") != SUSPECT), final, booked, rules))
-    accounts = settled(balances_of(entries, ledgers, yesterday.balances, rules))
+    items, closed = split_closed(materialize(lived))
+    open_ = broadcast_if_few(items.select("key"))
+    final = materialize(_with_final_class(judged, items))
+    totals = materialize(_totals(passed.where(f.col("plain") != SUSPECT), final, booked, rules))
+    accounts = materialize(balances_of(entries, ledgers, yesterday.balances, rules))
     was_closed = yesterday.balances is not None
-    books = Books(entries, before, booked, accounts, totals, was_closed, rules)
-    return Outcome(
+    books = ProofInputs(entries, before, booked, accounts, totals, was_closed, rules)
+    return ReconciledDay(
         matches=_matches(transfers, others, voids, final),
         items=items,
         closed=closed,
-        entries=one_of(booked, open_),
-        messages=one_of(told, open_),
-        failures=one_of(given_back, open_),
+        entries=rows_with_keys(booked, open_),
+        messages=rows_with_keys(told, open_),
+        failures=rows_with_keys(given_back, open_),
         by_hand=found.where(is_by_hand).drop("plain"),
         balances=accounts.select(*tables.BALANCES.names),
-        proofs=settled(proofs_of(books)),
+        proofs=materialize(proofs_of(books)),
         totals=totals,
     )
 
 
-def _keys(yesterday: Yesterday) -> DataFrame | None:
+def _keys(yesterday: EarlierDays) -> DataFrame | None:
     """The transfers that were left open."""
     some = [table for table in (yesterday.entries, yesterday.messages) if table is not None]
     if not some:
         return None
-    return few(together(*(table.select("key") for table in some)).distinct())
+    return broadcast_if_few(union(*(table.select("key") for table in some)).distinct())
 
 
 def _orphans(
     suspects: DataFrame, booked: DataFrame, told: DataFrame, carried: DataFrame | None
 ) -> DataFrame:
-    """Transfers of which somebody hears today, that were not left open, and that have no beginning:
-    no debit, or no message. Perhaps they were agreed on another day.
+    """Transfers with rows today that were not open and have no beginning: no debit, or no
+    message. They may have been agreed on another day.
     """
     begun = legs_of(booked).where(f.col("kind") == "debit").select("key")
     begun = begun.join(told.select("key"), "key", "left_semi")
-    known = begun if carried is None else together(begun, carried)
-    return few(suspects.join(known.select(hash_of("key")), "hash", "left_anti"))
+    known = begun if carried is None else union(begun, carried)
+    return broadcast_if_few(suspects.join(known.select(hash_of("key")), "hash", "left_anti"))
 
 
-def _history(orphans: DataFrame, history: Ledgers, window: Window) -> Ledgers:
-    """Their rows of the days that are looked back."""
+def _history(orphans: DataFrame, history: Ledgers, window: DayWindow) -> Ledgers:
+    """The orphans' rows of the earlier days."""
     entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
     messages = as_known(history.messages, window.end_ms).where(f.col("stored_ms") < window.start_ms)
     return history._replace(
-        entries=settled(hashed_in(entries, orphans)),
-        messages=settled(hashed_in(messages, orphans)),
+        entries=materialize(rows_with_hashes(entries, orphans)),
+        messages=materialize(rows_with_hashes(messages, orphans)),
     )
 
 
 def _agreed_before(history: Ledgers | None, closed: DataFrame | None) -> DataFrame | None:
-    """Transfers that were agreed on a day that is looked back, with what was told when they were
-    closed: all that are there and were not left open. A row that no transfer has made, such as a
-    fee, makes none.
+    """Transfers that were agreed on one of the earlier days, with their history if they were
+    closed then. Rows that belong to no transfer, such as fees, do not count.
     """
     if history is None:
         return closed
     told = f.lit(None).cast("string").alias("history")
     rows = (legs_of(history.entries), history.messages)
-    return together(*(table.select("key", told) for table in rows), closed)
+    return union(*(table.select("key", told) for table in rows), closed)
 
 
-def _under(*some: DataFrame | None) -> DataFrame | None:
+def _union_if_any(*some: DataFrame | None) -> DataFrame | None:
     there = [table for table in some if table is not None]
-    return together(*there) if there else None
+    return union(*there) if there else None
 
 
-def _marked(units: DataFrame, carried: DataFrame | None) -> DataFrame:
-    """Units, and which of them were left open before."""
+def _with_was_open(units: DataFrame, carried: DataFrame | None) -> DataFrame:
+    """Units, marked if they were left open before."""
     if carried is None:
         return units.withColumn("was_open", f.lit(False))
     marks = carried.withColumn("was_open", f.lit(True))
@@ -172,14 +172,14 @@ def _marked(units: DataFrame, carried: DataFrame | None) -> DataFrame:
     return found.withColumn("was_open", f.coalesce("was_open", f.lit(False)))
 
 
-def _final(judged: DataFrame, items: DataFrame) -> DataFrame:
-    """Units with the class that they end the day in: what was explained is explained."""
+def _with_final_class(judged: DataFrame, items: DataFrame) -> DataFrame:
+    """Units with the class at the end of the day, which may be ``explained``."""
     ended = items.select("key", f.col("class").alias("ended"))
     return judged.join(ended, "key", "left").withColumn("class", f.coalesce("ended", "class"))
 
 
 def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules) -> DataFrame:
-    """What each class has. Sums are those of the rows, in the rows' own currencies."""
+    """The totals of each class. Sums are taken from the rows, in the rows' own currencies."""
     zero = f.lit(0).cast("long")
     class_, amount = plain_class(f.col("plain")), f.col("amount")
     of_plain = plain.select(
@@ -218,7 +218,7 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
     )
     numbers = ("transfers", *_SUMS, "ordered", "at_risk")
     found = (
-        together(of_plain, of_units, of_rows)
+        union(of_plain, of_units, of_rows)
         .groupBy("class", "currency")
         .agg(*(f.sum(name).alias(name) for name in numbers))
     )
@@ -228,12 +228,11 @@ def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules)
 def _matches(
     transfers: DataFrame, others: DataFrame, voids: DataFrame, final: DataFrame
 ) -> DataFrame:
-    """What is agreed, by the first pass and by the second."""
+    """The agreed transfers of both passes."""
     debits = transfers.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
-    # Whatever is neither suspect nor anything else is matched; what was rolled back has no debit,
-    # and is most of the rest.
+    # A debit with no other class is matched; rolled-back transfers, most of the rest, have none.
     not_matched = others.where(f.col("plain") != PLAIN[Class.ROLLED_BACK])
-    moved = hashed_in(debits, not_matched, "left")
+    moved = rows_with_hashes(debits, not_matched, "left")
     plain = f.coalesce("plain", f.lit(PLAIN[Class.MATCHED]))
     of_debits = moved.where(plain != SUSPECT).select(
         "key",
@@ -248,4 +247,4 @@ def _matches(
         f.lit("").alias("currency"),
     ).distinct()
     looked_at = final.where(group_of_class() == "agreed").select(*tables.MATCHES.names)
-    return together(of_debits, together(of_voids, looked_at).sortWithinPartitions("key"))
+    return union(of_debits, union(of_voids, looked_at).sortWithinPartitions("key"))

@@ -1,4 +1,4 @@
-"""Whether there is a Java that Spark runs on, said before anything is started."""
+"""A check for a Java that Spark runs on, before anything is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from txmq.errors import ReconcileRefused
 
-__all__ = ["see_java"]
+__all__ = ["check_java"]
 
 LEAST: Final = 17
 ANSWER_S: Final = 30.0
@@ -22,14 +22,14 @@ _INSTALL: Final = (
 )
 
 
-def see_java(environ: Mapping[str, str]) -> None:
-    """See that the Java which Spark would take is there, and is new enough.
+def check_java(environ: Mapping[str, str]) -> None:
+    """Check that the Java which Spark would start exists and is new enough.
 
     Args:
-        environ: Where ``JAVA_HOME`` and ``PATH`` are looked up.
+        environ: Has ``JAVA_HOME`` and ``PATH``.
 
     Raises:
-        ReconcileRefused: It is not; the sentence says how to get one.
+        ReconcileRefused: There is no such Java; the message says how to install one.
     """
     home = environ.get("JAVA_HOME", "")
     if home:
@@ -52,7 +52,7 @@ def see_java(environ: Mapping[str, str]) -> None:
 
 
 def _version(program: str, environ: Mapping[str, str]) -> int | None:
-    """Its first number, or none: a Mac has a program of this name before it has a Java."""
+    """Its major version, or ``None``: a Mac has a program ``java`` even without Java."""
     try:
         asked = subprocess.run(  # noqa: S603  # the program that Spark would start next
             [program, "-version"],

@@ -1,7 +1,6 @@
-"""A run: a day is extracted, checked, reconciled, judged, written and published, in this order.
+"""A run: it extracts, checks, reconciles, writes, judges and publishes a day, in this order.
 
-Whatever cannot be done ends it with an error that says why, and leaves the day's former result in
-force.
+A step that fails ends the run with an error that says why. The day's former result stays in force.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.chain import outdated
+from txmq.reconcile.chain import why_outdated
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.explaining import Explanations
-from txmq.reconcile.extract.loading import load, load_unchecked
+from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.extract.extraction import extract_day
+from txmq.reconcile.extract.loader import load, load_unchecked
 from txmq.reconcile.extract.manifest import FILE, Manifest, place, read_manifest
-from txmq.reconcile.extract.taking import take
-from txmq.reconcile.judging import judged
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.log.taking import extract_log
+from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
-from txmq.reconcile.report.figures import exposition
+from txmq.reconcile.report.metrics import exposition
 from txmq.reconcile.report.page import page
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.spark import sized
+from txmq.reconcile.spark import set_partition_count
 from txmq.reconcile.summary import Result, Run
+from txmq.reconcile.verdict import judge
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["run"]
 
 TREND: Final = 30
-"""So many earlier days the report shows."""
+"""How many earlier days the report shows."""
 
 
 def run(
@@ -53,34 +52,36 @@ def run(
     extract_id: str | None = None,
     clock: Clock | None = None,
 ) -> Run:
-    """Reconcile a day, and publish what it came to.
+    """Reconcile a day, and publish the result.
 
     Args:
-        rules: Where the ledgers are, what they mean, and what is forgiven.
+        rules: Where the ledgers are, what their columns mean, and the limits.
         day: The business date.
-        spark: Does the work.
-        results: Where it is written.
-        progress: Is told how far it is.
-        extract_id: An extract that was taken before; a new one is taken where it is left out.
-        clock: Tells when it ran.
+        spark: The session that does the work.
+        results: Where the result is written.
+        progress: Receives the stages.
+        extract_id: An earlier extract to use; a new one is taken if left out.
+        clock: Stamps the run.
 
     Raises:
-        ReconcileRefused: It cannot be run; nothing was published.
+        ReconcileRefused: The run failed; nothing was published.
     """
     clock = clock or SystemClock()
     began_ms, before = clock.wall_ms(), len(progress.stages)
     past = _day_before(rules, day, results)
-    manifest = _extracted(rules, day, spark, progress, extract_id)
+    manifest = _extract(rules, day, spark, progress, extract_id)
     directory = place(rules.directory, manifest)
     with progress.stage("check the extract") as stage:
         stage.rows = sum(control.rows for control in manifest.controls)
-        sized(spark, stage.rows)
+        set_partition_count(spark, stage.rows)
         ledgers = load(spark, manifest, directory)
     told = Explanations(results.directory).digest
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, told)
     try:
-        found = _worked_out(rules, day, spark, results, progress, manifest, ledgers, past, name)
+        found = _reconcile_and_write(
+            rules, day, spark, results, progress, manifest, ledgers, past, name
+        )
     finally:
         spark.catalog.clearCache()
     with progress.stage("report"):
@@ -99,7 +100,7 @@ def run(
             previous_digest=before_this,
             files=results.fingerprints(day, name, found.contents),
         )
-        done = results.named(done)
+        done = results.with_sign_off(done)
         results.publish(
             done,
             {
@@ -115,28 +116,28 @@ def run(
 
 
 def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
-    """The run that this one goes on from.
+    """The run of the day before, whose open items this run continues.
 
     Raises:
-        ReconcileRefused: There are days between that nobody has reconciled, or it does not hold any
-            more: a day before was run again, or a table was changed.
+        ReconcileRefused: Days between were not reconciled, an earlier day was run again since,
+            or a table was changed.
     """
     past = results.previous(day)
     if past is None:
         return None
     if past.result.end_ms >= rules.day.window(day).start_ms:
-        if (why := outdated(results.directory, past, day)) is not None:
+        if (why := why_outdated(results.directory, past, day)) is not None:
             raise ReconcileRefused(why)
         results.verify(past, CARRIED_ON)
         return past
     missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
     raise ReconcileRefused(
-        f"{missing} was not reconciled, and what was open then would be lost: run it first, or all "
+        f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
         f"of them with --from {missing} --to {day}"
     )
 
 
-def _extracted(
+def _extract(
     rules: Rules, day: date, spark: SparkSession, progress: Progress, extract_id: str | None
 ) -> Manifest:
     with progress.stage("extract") as stage:
@@ -146,18 +147,18 @@ def _extracted(
                 del source
                 stage.rows += rows
 
-            return take(rules, day, take_log=extract_log, spark=spark, progress=count)
+            return extract_day(rules, day, take_log=extract_log, spark=spark, progress=count)
         found = Path(rules.directory) / "extracts" / day.isoformat() / extract_id
         manifest = read_manifest(found)
         if manifest.reading_digest != rules.reading_digest:
             raise ReconcileRefused(
-                f"extract {extract_id} was taken by rules that read the ledgers otherwise: take a "
-                "new one, without --extract"
+                f"extract {extract_id} was taken by rules that read the ledgers differently: "
+                "take a new one, without --extract"
             )
         return manifest
 
 
-def _worked_out(
+def _reconcile_and_write(
     rules: Rules,
     day: date,
     spark: SparkSession,
@@ -168,9 +169,9 @@ def _worked_out(
     past: Run | None,
     name: str,
 ) -> Result:
-    """What the day came to, with its tables written."""
+    """Reconcile the day, write its tables, and judge them."""
     window = rules.day.window(day)
-    yesterday = results.yesterday(spark, window, past)
+    yesterday = results.earlier_days(spark, window, past)
     looked_back = results.chain(past, day - timedelta(days=rules.day.history))
     yesterday = yesterday._replace(
         history=_history(rules, spark, looked_back), closed=results.closed(spark, looked_back)
@@ -184,11 +185,11 @@ def _worked_out(
             for table_name, table in outcome._asdict().items()
         }
     with progress.stage("judge"):
-        return judged(results.written(day, name, contents), rules, manifest, contents)
+        return judge(results.written_tables(day, name, contents), rules, manifest, contents)
 
 
 def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
-    """What was extracted for these runs, as far as it is still there."""
+    """The extracts of these runs, as far as they still exist."""
     some: list[Ledgers] = []
     for earlier in runs:
         day = earlier.result.business_date

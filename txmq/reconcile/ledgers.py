@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
-__all__ = ["Ledgers", "Outcome", "Yesterday"]
+__all__ = ["EarlierDays", "Ledgers", "ReconciledDay"]
 
 
 class Ledgers(NamedTuple):
@@ -21,41 +21,41 @@ class Ledgers(NamedTuple):
     offsets: DataFrame
 
 
-class Yesterday(NamedTuple):
-    """What earlier days have left; none of it on the first day."""
+class EarlierDays(NamedTuple):
+    """What earlier days left for this one; all empty on the first day."""
 
     items: DataFrame | None = None
-    """What was not agreed when the day before ended, as ``ITEMS``."""
+    """The open items when the day before ended, as ``ITEMS``."""
     entries: DataFrame | None = None
-    """What the banks had booked of these, whenever that was; as ``ENTRIES``, with their bank."""
+    """All entries of these items, of any day; as ``ENTRIES``, with their bank."""
     messages: DataFrame | None = None
-    """What the log had of these, as it was known when that day ended; as ``MESSAGES``."""
+    """The messages of these items, as known when that day ended; as ``MESSAGES``."""
     failures: DataFrame | None = None
-    """Likewise, as ``FAILURES``."""
+    """The failures of these items, as ``FAILURES``."""
     balances: DataFrame | None = None
-    """What accounts had when the day began, by the result of the day that ended then."""
+    """The closing balances of the day before."""
     history: Ledgers | None = None
-    """All that was read on the days that are looked back."""
+    """The extracts of the days of ``day.history``."""
     closed: DataFrame | None = None
-    """What was closed on these days: key, and the history of each."""
+    """The items closed on these days: key and history."""
     explanations: DataFrame | None = None
-    """What people have said about breaks, as ``EXPLANATIONS``."""
+    """Explanations of breaks, as ``EXPLANATIONS``."""
 
 
-class Outcome(NamedTuple):
-    """What a day comes to; each is a table of :mod:`txmq.reconcile.tables`."""
+class ReconciledDay(NamedTuple):
+    """The result of a day; each field is a table of :mod:`txmq.reconcile.tables`."""
 
     matches: DataFrame
     items: DataFrame
-    """Those that are not agreed when the day ends."""
+    """The items that are not agreed when the day ends."""
     closed: DataFrame
-    """Those that were not, and are agreed now; also ``ITEMS``."""
+    """Former items that are agreed now; also as ``ITEMS``."""
     entries: DataFrame
-    """All that the banks have booked of the items; the next day goes on from it."""
+    """All entries of the open items; the next day continues from them."""
     messages: DataFrame
     failures: DataFrame
     by_hand: DataFrame
-    """What operators have decided on the day, whatever became of it; as ``MESSAGES``."""
+    """Messages that operators have decided on the day; as ``MESSAGES``."""
     balances: DataFrame
     proofs: DataFrame
     totals: DataFrame

@@ -1,7 +1,6 @@
-"""The life of a break over the days: born, carried on, explained, closed, and perhaps opened again.
-
-Pure: DataFrames in, DataFrames out, and nothing is computed here. Ages are expressions as well, so
-no date has to be fetched to know how old a break is.
+"""The life of a break over the days: new, carried on, explained, closed, perhaps reopened.
+Pure: DataFrames in, DataFrames out, and no query runs here. Ages are expressions too, so no date
+is fetched to compute them.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from txmq.reconcile.rules import Day, Rules
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
 
-__all__ = ["FACTS_OF_ITEMS", "HISTORY", "Carried", "carry", "parted"]
+__all__ = ["FACTS_OF_ITEMS", "HISTORY", "Carried", "carry", "split_closed"]
 
 HISTORY: Final = 32
-"""So many changes of an item are told: the first, and the last ones."""
+"""The number of changes that an item's history keeps: the first, and the latest."""
 
 _LIFE: Final = frozenset(
     {
@@ -33,7 +32,7 @@ _LIFE: Final = frozenset(
 )  # fmt: skip
 
 FACTS_OF_ITEMS: Final = tuple(name for name in ITEMS.names if name not in _LIFE)
-"""What is known of an item from its own day alone: the columns that :func:`carry` is given."""
+"""The columns of an item that come from its own day: the input of :func:`carry`."""
 
 _OPEN: Final = tuple(class_.value for class_ in Class if ABOUT[class_].group == "open")
 _MONDAY: Final = date(1969, 12, 29)
@@ -41,12 +40,12 @@ _MONDAY: Final = date(1969, 12, 29)
 
 
 class Carried(NamedTuple):
-    """What became of the items; both as ``ITEMS``, and no transfer is in both."""
+    """Open and closed items, both as ``ITEMS``; no transfer is in both."""
 
     items: DataFrame
-    """Those that are not agreed when the day ends."""
+    """The items that are not agreed when the day ends."""
     closed: DataFrame
-    """Those that were items when the day before ended, and are agreed now."""
+    """The items of the day before that are agreed now."""
 
 
 def carry(
@@ -59,38 +58,38 @@ def carry(
 ) -> DataFrame:
     """Carry the items of the day before into this one; as ``ITEMS``, with those that are closed.
 
-    An item of the day before that today says nothing about stays as it was, and becomes a day
-    older: money must not vanish.
+    An item of the day before with no news today stays as it was, a day older: money must not
+    vanish.
 
     Args:
-        today: One row, with the columns :data:`FACTS_OF_ITEMS`, for each transfer that is not
-            agreed, and for each that was an item before and is agreed now.
+        today: A row with the columns :data:`FACTS_OF_ITEMS` for each transfer that is not
+        agreed, and for each former item that is agreed now.
         previous: The items when the day before ended, as ``ITEMS``.
-        explanations: What people have said about breaks, as ``EXPLANATIONS``. It holds for as long
-            as the break is of this class and has these figures.
+        explanations: As ``EXPLANATIONS``. Each holds as long as the break keeps its class and
+        figures.
         rules: For the name, the weekends and the holidays.
         day: The business date.
-        agreed_before: Transfers that were agreed on earlier days: ``key``, and the ``history`` of
-            each time one of them was closed; the last of these is told on. What is an item of these
-            today is reopened, and its age begins anew.
+        agreed_before: Transfers that were agreed on earlier days: ``key``, and a ``history`` for
+        each time one was closed; the latest history continues. If one of them is an item today
+        it is reopened, and its age starts again.
     """
     told = _with_previous(today, previous)
     told = _with_agreed(told, agreed_before)
     told = told.withColumn("break_id", _break_id(rules.name))
     told = _with_explanations(told, explanations)
-    lived = _lived(told, day)
+    lived = _with_life(told, day)
     aged = lived.withColumn("age_days", _age(rules.day, day)).withColumn("bucket", _bucket())
     return aged.select(*ITEMS.names)
 
 
-def parted(lived: DataFrame) -> Carried:
-    """What was carried, by whether it is over."""
+def split_closed(lived: DataFrame) -> Carried:
+    """Split the items by whether they are closed."""
     is_closed = F.col("status") == "closed"
     return Carried(lived.where(~is_closed), lived.where(is_closed))
 
 
 def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
-    """What is known today, or was when nobody says anything now; and how it was called before."""
+    """The facts of today, or of the day before if today has none; and the former class."""
     if previous is None:
         nothing = F.lit(None).cast("string")
         return today.select(
@@ -126,7 +125,7 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
 
 
 def _with_agreed(told: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
-    """Whether those that were no items were agreed once, with what was told of them then."""
+    """Mark new items that were agreed on an earlier day, with their history of then."""
     if agreed_before is None:
         return told.withColumns({"_is_again": F.lit(False), "_older": F.lit(None).cast("string")})
     # Its last change begins with the date on which it was closed.
@@ -138,7 +137,7 @@ def _with_agreed(told: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
 
 
 def _with_explanations(told: DataFrame, explanations: DataFrame | None) -> DataFrame:
-    """Who has explained it, and how; as long as it is what it was when that was said."""
+    """Add the explanation, if the break is still what it was when it was explained."""
     if explanations is None:
         nothing = F.lit(None).cast("string")
         return told.withColumns({"explained_by": nothing, "explanation": nothing})
@@ -151,13 +150,13 @@ def _with_explanations(told: DataFrame, explanations: DataFrame | None) -> DataF
 
 
 def _are_same(one: str, other: str, *names: str) -> Column:
-    """Whether two rows say the same here; nothing is the same as nothing."""
+    """Whether two rows are equal in these columns; NULL equals NULL."""
     pairs = ((F.col(f"{one}.{name}"), F.col(f"{other}.{name}")) for name in names)
     return reduce(and_, (mine.eqNullSafe(theirs) for mine, theirs in pairs))
 
 
-def _lived(told: DataFrame, day: date) -> DataFrame:
-    """The rows with all of their lives but for their age."""
+def _with_life(told: DataFrame, day: date) -> DataFrame:
+    """The rows with status, history and first date; the age comes later."""
     is_explained = F.col("explained_by").isNotNull()
     raw = F.col("class")
     status = (
@@ -169,21 +168,19 @@ def _lived(told: DataFrame, day: date) -> DataFrame:
     )
     called = F.when(is_explained, Class.EXPLAINED.value).otherwise(raw)
     is_same = F.col("_is_same") & (F.col("_class") == called)
-    # What closes an item is the last that was heard of it; its moment leads to the booking.
+    # The last booking closes an item; its moment leads to that booking.
     closing = F.when(F.col("group") == "agreed", F.col("last_ms").cast("string"))
     entry = F.concat_ws(" ", F.lit(day.isoformat()), raw, status, closing)
     before = F.coalesce(F.col("_history"), F.col("_older"))
     lived = told.withColumns(
         {
             "status": status,
-            "history": F.when(is_same, before).otherwise(
-                _shortened(F.concat_ws(",", before, entry))
-            ),
+            "history": F.when(is_same, before).otherwise(_shorten(F.concat_ws(",", before, entry))),
             "was": F.when(is_explained, raw),
             "first_seen": F.coalesce(F.col("_first_seen"), F.lit(day.isoformat())),
         }
     )
-    # Last, because the others read what these replace.
+    # Last, because the columns above read the old values.
     return lived.withColumns(
         {"class": called, "group": F.when(is_explained, "open").otherwise(F.col("group"))}
     )
@@ -194,8 +191,8 @@ def _break_id(name: str) -> Column:
     return F.substring(F.sha2(named, 256), 1, 16)
 
 
-def _shortened(history: Column) -> Column:
-    """The first change, and the last ones."""
+def _shorten(history: Column) -> Column:
+    """Keep the first change, and the latest."""
     told = F.split(history, ",")
     last = F.slice(told, -(HISTORY - 1), HISTORY - 1)
     is_long = F.size(told) > HISTORY
@@ -203,20 +200,20 @@ def _shortened(history: Column) -> Column:
 
 
 def _age(rule: Day, day: date) -> Column:
-    """Business days since an item was first seen; the same as :meth:`Day.age`."""
+    """Business days since an item was first seen, as in :meth:`Day.age`."""
     first = F.to_date("first_seen")
     passed = _business_days(rule, F.lit(day)) - _business_days(rule, first)
     return F.greatest(passed, F.lit(0)).cast("int")
 
 
 def _business_days(rule: Day, at: Column) -> Column:
-    """How many there were up to a date, since a Monday long ago."""
+    """The number of business days up to a date, since a Monday long ago."""
     weeks = msgspec.structs.replace(rule, holidays=frozenset())
     works = [weeks.is_business(_MONDAY + timedelta(days=index)) for index in range(7)]
     days = F.datediff(at, F.lit(_MONDAY))
     of_week = F.array(*(F.lit(sum(works[: index + 1])) for index in range(7)))
     counted = F.floor(days / 7) * sum(works) + of_week[F.pmod(days, F.lit(7))]
-    # A holiday on a weekend is none: it does not count already.
+    # A holiday on a weekend does not count twice.
     holidays = sorted(holiday for holiday in rule.holidays if weeks.is_business(holiday))
     if not holidays:
         return counted

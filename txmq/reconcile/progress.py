@@ -1,4 +1,4 @@
-"""How far a run is: measured for its summary, and shown to whoever waits for it."""
+"""The progress of a run: measured for its summary, and shown on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -25,37 +25,44 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Lines", "OnTerminal", "Progress", "Silent", "Underway", "shown"]
+__all__ = [
+    "ActiveStage",
+    "LineProgress",
+    "Progress",
+    "SilentProgress",
+    "TerminalProgress",
+    "show_progress",
+]
 
 LOOK_S: Final = 0.25
 LEAVE_S: Final = 5.0
-"""A Java that hangs does not answer; whoever ends it must not wait for that."""
+"""How long the end of a run waits for the watching thread: a hung Java never answers it."""
 
 
-class Underway:
-    """A stage that is being worked on."""
+class ActiveStage:
+    """The stage that is running."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.rows = 0
-        """Whoever works on it may say how many there were."""
+        """The number of rows, set by the code that runs the stage."""
 
 
 class Progress(Protocol):
-    """What a job tells of itself."""
+    """How a job reports its stages."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is done, in its order."""
+        """The finished stages, in order."""
         ...
 
-    def stage(self, name: str) -> AbstractContextManager[Underway]:
-        """A part of the work, which is done when the block ends; one that fails is not counted."""
+    def stage(self, name: str) -> AbstractContextManager[ActiveStage]:
+        """Measure a stage, which ends with the block; a stage that fails is not counted."""
         ...
 
 
-class Silent:
-    """Measures, and shows nothing."""
+class SilentProgress:
+    """Measures the stages, and shows nothing."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -67,48 +74,48 @@ class Silent:
         return tuple(self._stages)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Underway]:
+    def stage(self, name: str) -> Iterator[ActiveStage]:
         """See :meth:`Progress.stage`."""
-        underway = Underway(name)
+        underway = ActiveStage(name)
         began = self._clock.monotonic()
-        with self.showing(underway):
+        with self.show_active(underway):
             yield underway
         seconds = round(self._clock.monotonic() - began, 3)
         done = Stage(name, seconds, underway.rows)
         self._stages.append(done)
-        self.show(done)
+        self.show_done(done)
 
     @contextmanager
-    def watching(self, spark: SparkSession) -> Iterator[None]:
-        """While inside, Spark may be asked how far it is."""
+    def tracking(self, spark: SparkSession) -> Iterator[None]:
+        """Allow asking Spark for its progress during the block."""
         del spark
         yield
 
     @contextmanager
-    def showing(self, underway: Underway) -> Iterator[None]:
-        """While inside, a stage is worked on."""
+    def show_active(self, underway: ActiveStage) -> Iterator[None]:
+        """Show a running stage during the block."""
         del underway
         yield
 
-    def show(self, done: Stage) -> None:
-        """A stage is done."""
+    def show_done(self, done: Stage) -> None:
+        """Show a finished stage."""
 
 
-class Lines(Silent):
-    """A line for each stage that is done, for logs."""
+class LineProgress(SilentProgress):
+    """A line for each finished stage, for logs."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._stream = stream
 
-    def show(self, done: Stage) -> None:
-        """See :meth:`Silent.show`."""
-        self._stream.write(f"txmq: {told(done)}\n")
+    def show_done(self, done: Stage) -> None:
+        """See :meth:`SilentProgress.show_done`."""
+        self._stream.write(f"txmq: {stage_line(done)}\n")
         self._stream.flush()
 
 
-class OnTerminal(Silent):
-    """A bar that moves as Spark's tasks end, and a line for each stage that is done."""
+class TerminalProgress(SilentProgress):
+    """A bar that moves as Spark's tasks end, and a line for each finished stage."""
 
     def __init__(self, bar: Bar, clock: Clock | None = None) -> None:
         super().__init__(clock)
@@ -116,8 +123,8 @@ class OnTerminal(Silent):
         self._row: TaskID | None = None
 
     @contextmanager
-    def showing(self, underway: Underway) -> Iterator[None]:
-        """See :meth:`Silent.showing`; of stages within each other the innermost moves."""
+    def show_active(self, underway: ActiveStage) -> Iterator[None]:
+        """See :meth:`SilentProgress.show_active`; the innermost of nested stages moves."""
         outer, self._row = self._row, self._bar.add_task(underway.name, total=None)
         try:
             yield
@@ -125,13 +132,13 @@ class OnTerminal(Silent):
             self._bar.remove_task(self._row)
             self._row = outer
 
-    def show(self, done: Stage) -> None:
-        """See :meth:`Silent.show`."""
-        self._bar.console.print(told(done), markup=False, highlight=False)
+    def show_done(self, done: Stage) -> None:
+        """See :meth:`SilentProgress.show_done`."""
+        self._bar.console.print(stage_line(done), markup=False, highlight=False)
 
     @contextmanager
-    def watching(self, spark: SparkSession) -> Iterator[None]:
-        """See :meth:`Silent.watching`; a thread of its own asks, and the work does not wait."""
+    def tracking(self, spark: SparkSession) -> Iterator[None]:
+        """See :meth:`SilentProgress.tracking`; a thread of its own asks Spark."""
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(spark, ended), daemon=True)
         watcher.start()
@@ -142,14 +149,14 @@ class OnTerminal(Silent):
             watcher.join(LEAVE_S)
 
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
-        from txmq.reconcile.causes import SPARKS_OWN
+        from txmq.reconcile.causes import SPARK_ERRORS
 
         tracker = spark.sparkContext.statusTracker()
         while not ended.wait(LOOK_S):
             try:
                 found = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
-            except SPARKS_OWN:
-                return  # Spark is gone, and whoever works with it says so.
+            except SPARK_ERRORS:
+                return  # Spark is gone; the thread that works with it raises the error.
             row = self._row
             if row is None or row not in self._bar.task_ids:
                 continue
@@ -160,19 +167,19 @@ class OnTerminal(Silent):
 
 
 @contextmanager
-def shown(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Silent]:
-    """Progress as it suits who is there: a bar on a terminal, else lines, or nothing.
+def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[SilentProgress]:
+    """Show progress: a bar on a terminal, lines elsewhere, nothing if quiet.
 
     Args:
-        quiet: Whether nobody wants to see it.
-        stream: Where it is shown; standard error where it is left out.
+        quiet: Show nothing.
+        stream: Where to show it; standard error if left out.
     """
     stream = sys.stderr if stream is None else stream
     if quiet:
-        yield Silent()
+        yield SilentProgress()
         return
     if not stream.isatty():
-        yield Lines(stream)
+        yield LineProgress(stream)
         return
     columns = (
         SpinnerColumn(),
@@ -182,10 +189,10 @@ def shown(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Sile
         TimeElapsedColumn(),
     )
     with Bar(*columns, console=Console(file=stream), transient=True) as bar:
-        yield OnTerminal(bar)
+        yield TerminalProgress(bar)
 
 
-def told(done: Stage) -> str:
+def stage_line(done: Stage) -> str:
     """A stage in a line."""
     rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
     return f"{done.name}: {done.seconds:.1f} s{rows}"

@@ -24,13 +24,18 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.causes import SPARKS_OWN
-from txmq.reconcile.chain import days, in_force, said_of
-from txmq.reconcile.explaining import Explanations
-from txmq.reconcile.ledgers import Yesterday
-from txmq.reconcile.parquet_files import are_same, fingerprint, laid_out, put_in_place, settled
-from txmq.reconcile.rules import Window
-from txmq.reconcile.signing import Signatures
+from txmq.reconcile.causes import SPARK_ERRORS
+from txmq.reconcile.chain import current_run_file, days_with_run, read_run_file
+from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.parquet_files import (
+    finalize_folder,
+    fingerprint,
+    move_into_place,
+    parquet_options,
+)
+from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.summary import Past, Run
 from txmq.reconcile.tables import (
     BALANCES,
@@ -42,7 +47,7 @@ from txmq.reconcile.tables import (
     PROOFS,
     TOTALS,
 )
-from txmq.reconcile.written import Written
+from txmq.reconcile.written_table import WrittenTable
 from txmq.runtime.disk import LocalDisk
 
 __all__ = ["CARRIED_ON", "Results", "content_hash", "open_results", "run_id"]
@@ -79,7 +84,7 @@ _AS_THEY_COME: Final = frozenset({"matches"})
 _HASHES: Final = ("one_hash", "other_hash")
 """Of each row; each begins with its own name."""
 _LOW: Final = 0xFFFFFFFF
-_SIGNED: Final = (
+_SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
     "to have a run of its own beside it"
 )
@@ -105,7 +110,7 @@ def content_hash(table: DataFrame) -> str:
     """A table's content in a word, in whatever order and partitions its rows are: how many, and
     two sums of their hashes. It reads all of it.
     """
-    return _word(_hashed(table).agg(*_sums()).collect()[0].asDict())
+    return _word(_with_hashes(table).agg(*_sums()).collect()[0].asDict())
 
 
 @contextmanager
@@ -149,21 +154,23 @@ class Results:
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
         seen = Observation()
-        ordered = _ordered(name, _hashed(table)).observe(seen, *_sums()).drop(*_HASHES)
-        ordered.write.mode("overwrite").options(**laid_out(table.columns)).parquet(_url(draft))
-        settled(draft)
+        ordered = _sort(name, _with_hashes(table)).observe(seen, *_sums()).drop(*_HASHES)
+        ordered.write.mode("overwrite").options(**parquet_options(table.columns)).parquet(
+            _url(draft)
+        )
+        finalize_folder(draft)
         word = _word(seen.get)
-        if are_same(draft, place) or self._holds(table.sparkSession, name, place, word):
+        if self._has_same_rows(table.sparkSession, name, place, word):
             shutil.rmtree(draft)
         else:
-            self._free(name, day, run, word)
-            put_in_place(draft, place)
+            self._remove_table(name, day, run, word)
+            move_into_place(draft, place)
         return word
 
-    def written(self, day: date, run: str, names: Iterable[str]) -> dict[str, Written]:
+    def written_tables(self, day: date, run: str, names: Iterable[str]) -> dict[str, WrittenTable]:
         """Some tables of a run, to be read without Spark."""
         return {
-            name: Written(name, sorted(self._table(name, day, run).glob("*.parquet")))
+            name: WrittenTable(name, sorted(self._table(name, day, run).glob("*.parquet")))
             for name in names
         }
 
@@ -185,18 +192,20 @@ class Results:
         assert run.result_digest == run.result.digest
         disk, day = LocalDisk(self.directory), run.result.business_date
         if run.run_id in self._signatures.signed_runs(day):
-            signed = said_of(self.file(run, "run.json"), Run)
+            signed = read_run_file(self.file(run, "run.json"), Run)
             if signed.result_digest != run.result_digest:
-                raise ReconcileRefused(_SIGNED.format(run=run.run_id, day=day, what="its result"))
+                raise ReconcileRefused(
+                    _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
+                )
             # The same rows may lie in other files now.
             run, files = msgspec.structs.replace(signed, files=run.files), {}
         text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(run, sign_off=None)))
-        self.tell(run, {**files, "run.json": text + b"\n"})
+        self.write_files(run, {**files, "run.json": text + b"\n"})
         # The last step: before it, the run is nothing to anybody.
         named = msgspec.json.encode({"run_id": run.run_id})
         disk.replace(f"runs/{day}/current", named + b"\n")
 
-    def tell(self, run: Run, files: Mapping[str, bytes]) -> None:
+    def write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Say something anew of a run, such as who has signed it; its result stays as it is."""
         disk = LocalDisk(self.directory)
         for name, data in files.items():
@@ -208,16 +217,16 @@ class Results:
         Raises:
             ReconcileRefused: What is said of it cannot be read.
         """
-        path = in_force(self.directory, day)
-        return None if path is None else self.named(said_of(path, Run))
+        path = current_run_file(self.directory, day)
+        return None if path is None else self.with_sign_off(read_run_file(path, Run))
 
-    def named(self, run: Run) -> Run:
+    def with_sign_off(self, run: Run) -> Run:
         """A run with the names under it."""
         return msgspec.structs.replace(run, sign_off=self._signatures.last(run))
 
     def days(self) -> list[date]:
         """The days that have a run in force, oldest first."""
-        return days(self.directory)
+        return days_with_run(self.directory)
 
     def previous(self, day: date) -> Run | None:
         """The current run of the latest day before; there may be days between that have none."""
@@ -237,7 +246,7 @@ class Results:
             found.append(run)
             before = f"runs/{day - timedelta(days=1)}/{run.previous_run_id}/run.json"
             path = self.directory / before
-            run = said_of(path, Run) if path.exists() else None
+            run = read_run_file(path, Run) if path.exists() else None
         return found[::-1]
 
     def file(self, run: Run, name: str) -> Path:
@@ -255,16 +264,16 @@ class Results:
         day = date.fromisoformat(run.result.business_date)
         return self._read(spark, name, self._table(name, day, run.run_id))
 
-    def yesterday(self, spark: SparkSession, window: Window, run: Run | None) -> Yesterday:
+    def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
         """What the run of the day before has left to a day, but for its history."""
         told = Explanations(self.directory).frame(spark)
         if run is None:
-            return Yesterday(explanations=told)
+            return EarlierDays(explanations=told)
         items, entries, messages, failures, balances = (
             self.read_table(spark, name, run) for name in CARRIED_ON
         )
         is_next = run.result.end_ms == window.start_ms
-        return Yesterday(
+        return EarlierDays(
             items, entries, messages, failures, balances if is_next else None, explanations=told
         )
 
@@ -307,14 +316,14 @@ class Results:
             reader = reader.schema(_TABLES[name])
         return reader.parquet(*(_url(place) for place in places))
 
-    def _holds(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
+    def _has_same_rows(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
         """Whether the same rows lie there in other files: so many cores make so many parts."""
         try:
             return place.exists() and content_hash(self._read(spark, name, place)) == word
-        except SPARKS_OWN:
+        except SPARK_ERRORS:
             return False  # What cannot be read is not the same.
 
-    def _free(self, name: str, day: date, run: str, word: str) -> None:
+    def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
         """Make room for a table that is another than the one that lies there.
 
         The same inputs come to the same, unless txmq or Spark has changed. Where that is so, the
@@ -328,16 +337,18 @@ class Results:
         if not place.exists():
             return
         if run in self._signatures.signed_runs(day.isoformat()):
-            signed = said_of(self.directory / "runs" / day.isoformat() / run / "run.json", Run)
+            signed = read_run_file(
+                self.directory / "runs" / day.isoformat() / run / "run.json", Run
+            )
             if signed.result.contents.get(name) != word:
-                raise ReconcileRefused(_SIGNED.format(run=run, day=day, what=name))
+                raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self.current(day)
         if current is not None and current.run_id == run:
             LocalDisk(self.directory).remove(f"runs/{day}/current")
         shutil.rmtree(place)
 
 
-def _ordered(name: str, table: DataFrame) -> DataFrame:
+def _sort(name: str, table: DataFrame) -> DataFrame:
     """Its rows in files and places that depend on nothing but what they are."""
     if name in _AS_THEY_COME:
         return table
@@ -350,7 +361,7 @@ def _ordered(name: str, table: DataFrame) -> DataFrame:
     return parted.sortWithinPartitions(*first, *_HASHES)
 
 
-def _hashed(table: DataFrame) -> DataFrame:
+def _with_hashes(table: DataFrame) -> DataFrame:
     """With two hashes of each row. A place that is empty leaves a hash as it is, so that it is told
     which are.
     """

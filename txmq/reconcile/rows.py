@@ -1,8 +1,8 @@
-"""The rows of one day as they count on it: in the window, with a key, and as far as was decided by
-its end.
+"""The rows of one day: inside its window, with a key, and as decided at its end.
 
-Whatever is read later than the day ended says more than was known then. It is masked here, so that
-a day comes to the same whenever it is worked out.
+A ledger that
+is read after the day ended knows more than was known then. The later facts are masked here, so
+that a day has the same result whenever it is run.
 """
 
 from __future__ import annotations
@@ -14,60 +14,60 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
-from txmq.reconcile.rules import Window
+from txmq.reconcile.rules import DayWindow
 
 __all__ = [
     "UNDECIDED",
     "VISIBLE",
     "as_known",
+    "broadcast_if_few",
     "entries_of",
-    "few",
     "hash_of",
-    "hashed_in",
+    "index_in",
     "is_transfer",
     "legs_of",
     "messages_of",
-    "one_of",
-    "place_of",
-    "together",
+    "rows_with_hashes",
+    "rows_with_keys",
     "transfers_of",
+    "union",
 ]
 
 VISIBLE: Final = ("sent", "committed")
-"""States of messages that consumers have seen, or may see."""
+"""States of messages that are visible to consumers."""
 UNDECIDED: Final = ("prepared", "parked")
 
 _SENT_MAX: Final = 2_000_000
-"""Keys of some 30 bytes each, in the memory of every worker."""
+"""The most keys to broadcast: some 30 bytes each in the memory of every worker."""
 
 _TRANSFERS: Final = ("debit", "credit", "return")
 
 
-def entries_of(entries: DataFrame, window: Window) -> DataFrame:
-    """What was recorded on the day."""
+def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
+    """The entries recorded on the day."""
     at = f.col("recorded_ms")
     return entries.where((at >= window.start_ms) & (at < window.end_ms))
 
 
 def transfers_of(entries: DataFrame) -> DataFrame:
-    """Those of transfers. What no transfer's id stands at is a transfer of its own."""
+    """The entries of transfers. An entry without a key becomes a transfer of its own."""
     number = f.coalesce("id", "recorded_ms").cast("string")
     alone = f.concat_ws("/#", "bank", number)
     return entries.where(is_transfer()).withColumn("key", f.coalesce("key", alone))
 
 
 def legs_of(entries: DataFrame) -> DataFrame:
-    """Those that give a transfer's money to somebody, or take it."""
+    """The entries that move a transfer's money into or out of an account other than clearing."""
     return entries.where(is_transfer() & (f.col("role") != "clearing"))
 
 
 def is_transfer() -> Column:
-    """Whether an entry's kind says that it is of a transfer."""
+    """Whether an entry belongs to a transfer, by its kind."""
     return f.col("kind").isin(*_TRANSFERS)
 
 
-def messages_of(messages: DataFrame, window: Window) -> DataFrame:
-    """What was stored or decided on the day, as it was known at its end."""
+def messages_of(messages: DataFrame, window: DayWindow) -> DataFrame:
+    """The messages stored or decided on the day, as known at its end."""
     stored = f.col("stored_ms")
     decided = f.coalesce("decided_ms", stored)
     moment = f.when(f.col("state").isin("prepared", "sent"), stored).otherwise(decided)
@@ -77,7 +77,7 @@ def messages_of(messages: DataFrame, window: Window) -> DataFrame:
 
 
 def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
-    """What was decided later was not decided then."""
+    """Messages as known at a moment: later decisions are masked."""
     state = f.col("state")
     is_known = (state == "sent") | (f.coalesce("decided_ms", "stored_ms") < end_ms)
     masked = {
@@ -88,52 +88,51 @@ def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
     return messages.withColumns(masked)
 
 
-def settled(rows: DataFrame) -> DataFrame:
-    """Rows worked out once and for all, of which nobody has to know any more how.
+def materialize(rows: DataFrame) -> DataFrame:
+    """Compute rows once, and forget the plan that made them.
 
-    A frame that is only cached brings its whole past along to wherever it is used, and Spark goes
-    through all of it for each query: what is used five times in what is used five times is slow to
-    plan before a row is touched.
+    A frame that is only cached keeps
+    its whole plan, and Spark analyses all of it for each query. Where a frame is used five times
+    inside another that is used five times, planning alone is slow.
     """
     return rows.localCheckpoint()
 
 
-def few(keys: DataFrame) -> DataFrame:
-    """Keys that are sent to wherever rows are looked up by them, as long as they are not too many
-    for that.
-    """
+def broadcast_if_few(keys: DataFrame) -> DataFrame:
+    """Keys for a look-up join; they are broadcast if there are few enough."""
     seen = Observation()
-    found = settled(keys.observe(seen, f.count(f.lit(1)).alias("rows")))
-    # Before they are counted nobody can know, and to be careful means to sort three whole ledgers.
+    found = materialize(keys.observe(seen, f.count(f.lit(1)).alias("rows")))
+    # Spark cannot know the count in advance, and without a broadcast it sorts three whole
+    # ledgers.
     return f.broadcast(found) if seen.get["rows"] <= _SENT_MAX else found
 
 
-def one_of(values: DataFrame, keys: DataFrame) -> DataFrame:
+def rows_with_keys(values: DataFrame, keys: DataFrame) -> DataFrame:
     """The rows of some keys."""
     return values.join(keys, "key", "left_semi")
 
 
 def hash_of(key: str) -> Column:
-    """What stands for a key where all of a day's keys meet: a number is sent and compared sooner
-    than a text.
+    """The hash of a key, for joins of all keys of a day: numbers are shuffled and compared
+    faster than texts.
     """
     return f.xxhash64(key).alias("hash")
 
 
-def hashed_in(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> DataFrame:
-    """The rows of some keys that are known by their hashes alone."""
+def rows_with_hashes(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> DataFrame:
+    """The rows whose keys have these hashes."""
     return values.withColumn("hash", hash_of("key")).join(hashes, "hash", how).drop("hash")
 
 
-def place_of(name: str, values: Sequence[str]) -> Column:
-    """Where the text of a column is among these, each of which is looked at once."""
+def index_in(name: str, values: Sequence[str]) -> Column:
+    """The index of a column's text in a list of values; NULL if it is not in it."""
     at = f.lit(None).cast("int")
     for place, value in reversed(list(enumerate(values))):
         at = f.when(f.col(name) == value, place).otherwise(at)
     return at
 
 
-def together(*some: DataFrame | None) -> DataFrame:
-    """One under the other, those that there are."""
+def union(*some: DataFrame | None) -> DataFrame:
+    """The union of the tables that are given; ``None`` counts for nothing."""
     there = [table for table in some if table is not None]
     return reduce(DataFrame.unionByName, there)

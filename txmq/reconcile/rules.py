@@ -27,14 +27,14 @@ __all__ = [
     "Bank",
     "Constant",
     "Day",
+    "DayWindow",
     "EntryColumns",
     "Flow",
     "Limits",
-    "Log",
+    "LogRules",
     "Money",
     "Recon",
     "Rules",
-    "Window",
     "read_rules",
 ]
 
@@ -49,7 +49,7 @@ _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-class Window(NamedTuple):
+class DayWindow(NamedTuple):
     """A business date as moments: from the first on, and before the second."""
 
     start_ms: int
@@ -62,7 +62,7 @@ class Constant(Struct, frozen=True, forbid_unknown_fields=True):
     value: str = field(name="is")
 
 
-Source: TypeAlias = str | Constant
+ColumnSource: TypeAlias = str | Constant
 """A column's name, or what stands for all rows."""
 
 
@@ -88,7 +88,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
         """``grace`` in milliseconds."""
         return round(parse_duration(self.grace) * 1000)
 
-    def window(self, day: date) -> Window:
+    def window(self, day: date) -> DayWindow:
         """The moments of a date."""
         hour, minute = (int(part) for part in self.cut_off.split(":"))
         at, zone = time(hour, minute), ZoneInfo(self.zone)
@@ -96,7 +96,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
         start, end = (
             datetime.combine(end_date, at, zone) for end_date in (last - timedelta(days=1), last)
         )
-        return Window(_ms(start), _ms(end))
+        return DayWindow(_ms(start), _ms(end))
 
     def of(self, ms: int) -> date:
         """The date that a moment belongs to."""
@@ -152,9 +152,9 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """The column with the amount."""
     booked: str
     """The column with the moment that decides on the business date."""
-    currency: Source
+    currency: ColumnSource
     """The column with the currency, or the one of all rows."""
-    kind: Source
+    kind: ColumnSource
     """The column that says what a row is, or what all of them are."""
     namespace: Name
     """The bank that gives out the ids of transfers that are found here, by its name."""
@@ -197,7 +197,7 @@ class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """Its name."""
     account: str
     """The column with the account."""
-    currency: Source
+    currency: ColumnSource
     """The column with its currency, or the one of all accounts."""
     balance: str
     """The column with what it has, counted in the same units as the entries' amounts."""
@@ -242,11 +242,11 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the account stands that is credited."""
     amount: str = "amount"
     """Where the amount stands, a whole number of minor units."""
-    currency: Source = "currency"
+    currency: ColumnSource = "currency"
     """Where the currency stands, or the one of all messages."""
 
 
-class Log(Struct, frozen=True, forbid_unknown_fields=True):
+class LogRules(Struct, frozen=True, forbid_unknown_fields=True):
     """The broker's log."""
 
     directory: str
@@ -271,7 +271,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     directory: str
     """Where extracts and results are kept; the workers of a cluster see it at the same place."""
     bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
-    log: Log
+    log: LogRules
     version: str = "1"
     """Raise it with each change, so that a result says by which rules it was made."""
     day: Day = Day()
@@ -321,21 +321,21 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
         raise ConfigError(f"the rules cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
-    plain = _filled(plain, os.environ if environ is None else environ, path)
+    plain = _fill(plain, os.environ if environ is None else environ, path)
     try:
         rules = msgspec.convert(plain, Rules)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from error
-    _see(rules, path)
+    _check(rules, path)
     here, recon = path.resolve().parent, rules.recon
     if recon is not None:
-        recon = msgspec.structs.replace(recon, database=_located(recon.database, here))
+        recon = msgspec.structs.replace(recon, database=_locate(recon.database, here))
     return msgspec.structs.replace(
         rules,
         directory=str(here / rules.directory),
         log=msgspec.structs.replace(rules.log, directory=str(here / rules.log.directory)),
         bank=tuple(
-            msgspec.structs.replace(bank, database=_located(bank.database, here))
+            msgspec.structs.replace(bank, database=_locate(bank.database, here))
             for bank in rules.bank
         ),
         recon=recon,
@@ -346,12 +346,12 @@ def _digest(plain: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
 
 
-def _filled(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
+def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
     """All texts with what their variables hold."""
     if isinstance(plain, dict):
-        return {name: _filled(value, environ, path) for name, value in plain.items()}
+        return {name: _fill(value, environ, path) for name, value in plain.items()}
     if isinstance(plain, list):
-        return [_filled(value, environ, path) for value in plain]
+        return [_fill(value, environ, path) for value in plain]
     if not isinstance(plain, str):
         return plain
 
@@ -363,7 +363,7 @@ def _filled(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
     return _HELD.sub(held, plain)
 
 
-def _located(database: str, here: Path) -> str:
+def _locate(database: str, here: Path) -> str:
     """A database whose file is named from where the rules are."""
     scheme, three, file = database.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not three:
@@ -371,7 +371,7 @@ def _located(database: str, here: Path) -> str:
     return f"{scheme}:///{here / file}"
 
 
-def _see(rules: Rules, path: Path) -> None:
+def _check(rules: Rules, path: Path) -> None:
     """See what no type says.
 
     Raises:
@@ -405,10 +405,10 @@ def _of_the_banks(rules: Rules) -> Iterator[str]:
         for kind in bank.entries.kinds.keys() - {"debit", "credit", "return"}:
             yield f"{bank.name}: kinds are debit, credit and return, not {kind}"
         entries = bank.entries
-        for word in _twice(chain.from_iterable(map(set, entries.kinds.values()))):
+        for word in _duplicates(chain.from_iterable(map(set, entries.kinds.values()))):
             yield f"{bank.name}: {word!r} is of one of kinds and not of two"
         roles = (entries.clearing, entries.suspense, entries.capital)
-        for account in _twice(chain.from_iterable(map(set, roles))):
+        for account in _duplicates(chain.from_iterable(map(set, roles))):
             yield f"{bank.name}: {account!r} is one of clearing, suspense and capital and not two"
         if entries.gapless and not entries.id:
             yield f"{bank.name}: gapless is about ids, so id has to name their column"
@@ -436,7 +436,7 @@ def _of_the_namespaces(rules: Rules) -> Iterator[str]:
             )
 
 
-def _twice(names: Iterable[str]) -> list[str]:
+def _duplicates(names: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 

@@ -1,13 +1,13 @@
-"""The first pass over a day: what is plainly agreed falls through, and all else is kept.
+"""The first pass over a day: plainly agreed transfers fall through the sieve, all others stay.
 
-On most days nearly all transfers are a debit, a message and a credit that agree; of the others most
-were paid back, or rolled back before any money moved. To see that, the rows of all three ledgers
-are made one narrow shape of numbers and meet in one shuffle; no ledger is joined to another. They
-meet by a hash of their key, and each carries marks of what it says, in which the key is once more,
-by another hash: a debit and a return say who pays, a credit who is paid, a message both and its own
-id. Where the least mark of a kind is also the greatest, all rows say the same of the same transfer.
-A transfer of which anything is more, less or other is looked at again, row by row and letter by
-letter (:mod:`txmq.reconcile.units`).
+On most days nearly all transfers are a debit, a message and a credit that agree; most of the
+others were paid back, or rolled back before money moved. To see this, the rows of all three
+ledgers become one narrow shape of numbers and meet in one shuffle; no ledger is joined to
+another. They meet by a hash of their key. Each row carries marks, which are hashes of its facts
+and, once more, of its key: a debit and a return have a mark of the payer, a credit one of the
+payee, a message both and one of its id. If the least mark of a kind equals the greatest, all
+rows agree on the same transfer. A transfer with any deviation goes to the second pass, row by
+row and letter by letter (:mod:`txmq.reconcile.units`).
 """
 
 from __future__ import annotations
@@ -18,48 +18,47 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.rows import VISIBLE, hash_of, place_of
-from txmq.reconcile.rules import Rules, Window
+from txmq.reconcile.rows import VISIBLE, hash_of, index_in
+from txmq.reconcile.rules import DayWindow, Rules
 
-__all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sieved"]
+__all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sift"]
 
 SUSPECT: Final = 0
-"""What does not fall through."""
+"""The code of a transfer that does not fall through."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
-"""What does, by a number for each class."""
+"""The codes of those that do, by class."""
 _BITS: Final = 4
 _MOST: Final = (1 << _BITS) - 1
-"""So many rows of a transfer are counted by their tags, all tags in one number; of more than these
-none is plain.
+"""The most rows of a transfer that a tag can count; all tags share one number. A transfer with
+more rows is never plain.
 """
 _DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING, _ROW = (
     1 << place * _BITS for place in range(8)
 )
-"""Above all tags are the rows themselves, which have the room that is left."""
+"""The count of all rows is above the tags, in the remaining bits."""
 _ONE_THING: Final = ("payer", "payee", "twin", "worth")
-"""What all rows of a plain transfer say alike, as far as they say it."""
+"""The marks on which all rows of a plain transfer agree, as far as they have them."""
 _UNKNOWN: Final = -1
-"""What a row is worth whose amount or currency nobody can read, or whose currency the rules do not
-know.
+"""The worth of a row without a readable amount or currency, or with an unknown currency.
 """
 _WORTH: Final = 63
-"""Digits that a number has beside its sign."""
+"""The bits of a number besides its sign."""
 
 
-def sieved(
+def sift(
     entries: DataFrame,
     messages: DataFrame,
     carried: DataFrame | None,
     rules: Rules,
-    window: Window,
+    window: DayWindow,
 ) -> DataFrame:
-    """What the day's transfers come to: the matched ones as sums, each other one as a row.
+    """Sift the day's transfers: matched ones become sums, every other one a row.
 
     Args:
-        entries: What was booked on the day (:func:`~txmq.reconcile.rows.transfers_of`).
-        messages: What was told (:func:`~txmq.reconcile.rows.messages_of`).
-        carried: The keys of what was left open before; none of them is plain.
-        rules: They say which banks keep both sides of a booking, and which currencies there are.
+        entries: The day's entries (:func:`~txmq.reconcile.rows.transfers_of`).
+        messages: The day's messages (:func:`~txmq.reconcile.rows.messages_of`).
+        carried: The keys of transfers left open before; none of them is plain.
+        rules: For banks with double entry, and for the currencies.
         window: The day.
 
     Returns:
@@ -75,8 +74,8 @@ def sieved(
     if carried is not None:
         keys = carried.select(hash_of("key"), f.lit(_ROW + _OTHER).alias("tags"))
         narrow = narrow.unionByName(keys, allowMissingColumns=True)
-    # Sent to their places before they are grouped: rows travel as they are, and narrow. The places
-    # have a number, so that the same day is parted in the same way each time.
+    # Repartitioned before grouping: rows are narrow, and partial sums would not pay. The number
+    # is fixed, so that the same day always has the same partitions.
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     met = narrow.repartition(parts, "hash").groupBy("hash").agg(
         f.sum("tags").alias("tags"),
@@ -99,18 +98,18 @@ def sieved(
 
 
 def plain_class(plain: Column) -> Column:
-    """The class of what fell through."""
+    """The class of a code."""
     return f.get(f.array(*(f.lit(class_.value) for class_ in PLAIN)), plain - 1)
 
 
 def plain_currency(money: Column, rules: Rules) -> Column:
-    """The currency of what fell through; what was rolled back has none."""
+    """The currency of a plain transfer; a rolled-back one has none."""
     names = f.array(*(f.lit(currency) for currency in sorted(rules.money)))
     return f.coalesce(f.get(names, money), f.lit(""))
 
 
 def _number(tag: int) -> Column:
-    """How many rows have a tag, where they are not too many to be counted so."""
+    """The number of rows with a tag, if there are not too many to count."""
     return f.shiftright("tags", tag.bit_length() - 1).bitwiseAND(f.lit(_MOST))
 
 
@@ -120,7 +119,7 @@ def _plain(sums: dict[str, Column]) -> Column:
     for name in sums:
         is_whole &= f.coalesce(col(name), f.lit(0)) == 0
     for name in _ONE_THING:
-        # Where no row says anything of it, none says anything else.
+        # NULL means that no row has this mark, so none disagrees.
         is_whole &= f.coalesce(col(name) == col(f"{name}_hi"), f.lit(True))
     debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
     told, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
@@ -139,7 +138,7 @@ def _plain(sums: dict[str, Column]) -> Column:
 
 
 def _sums(rules: Rules) -> dict[str, Column]:
-    """What has to be nothing in each transfer, as far as the banks keep it."""
+    """The sums that must be zero in each transfer, as far as the banks keep both sides."""
     amount, kind = f.col("amount"), f.col("kind")
     zero = f.lit(0).cast("long")
     found: dict[str, Column] = {}
@@ -154,13 +153,13 @@ def _sums(rules: Rules) -> dict[str, Column]:
 
 
 def _of_entries(
-    entries: DataFrame, rules: Rules, window: Window, sums: dict[str, Column]
+    entries: DataFrame, rules: Rules, window: DayWindow, sums: dict[str, Column]
 ) -> DataFrame:
     kind, role, amount, tag = f.col("kind"), f.col("role"), f.col("amount"), f.col("tag")
     is_theirs = (role == "customer") & (f.col("booked_ms") >= window.start_ms)
     is_clearing = role == "clearing"
-    # A debit takes and a credit gives; a row that does the other is no plain one. Numbers are asked
-    # first: they are compared sooner than texts.
+    # A debit must be negative and a credit positive, else the row is not plain. Numbers are
+    # tested first: they compare faster than texts.
     of_row = (
         f.when((amount < 0) & is_theirs & (kind == "debit"), _DEBIT)
         .when((amount > 0) & is_theirs & (kind == "credit"), _CREDIT)
@@ -170,7 +169,7 @@ def _of_entries(
     )
     if not sums:
         entries = entries.where(~is_clearing)
-    # What is asked for often is worked out once.
+    # Compute what is used often once.
     told = entries.withColumns({"tag": of_row, "mark": _mark("account"), "place": _place(rules)})
     return told.select(
         hash_of("key"),
@@ -193,7 +192,7 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
     return messages.withColumns({"tag": of_row, "place": _place(rules)}).select(
         hash_of("key"),
         (tag + _ROW).alias("tags"),
-        # What was rolled back says nothing that has to be, but of which transfer.
+        # A rolled-back message need not agree on anything but its transfer.
         f.when(tag == _VOID, _mark("payer")).otherwise(mark("payer")).alias("payer"),
         mark("payee").alias("payee"),
         mark("id").alias("twin"),
@@ -202,15 +201,15 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
 
 
 def _mark(name: str) -> Column:
-    """The key is last: one hash goes on from the other, and keys whose hashes are the same before
-    anything else was hashed would be the same with anything behind them.
+    """The key comes last: each hash is the seed of the next, so keys that collide as first value
+    would collide in every mark.
     """
     return f.xxhash64(name, "key")
 
 
 def _worth(amount: Column, rules: Rules) -> Column:
-    """An amount and its currency in one number, whose last digits are the currency's place among
-    those that the rules know.
+    """An amount and its currency in one number; the last bits are the index of the currency in
+    the rules.
     """
     digits, place = _digits(rules), f.col("place")
     is_known = (amount >= 0) & (amount < 1 << _WORTH - digits) & place.isNotNull()
@@ -219,9 +218,9 @@ def _worth(amount: Column, rules: Rules) -> Column:
 
 
 def _place(rules: Rules) -> Column:
-    return place_of("currency", sorted(rules.money))
+    return index_in("currency", sorted(rules.money))
 
 
 def _digits(rules: Rules) -> int:
-    """How many of them, in twos, the places of currencies need."""
+    """The number of bits for the index of a currency."""
     return max(len(rules.money).bit_length(), 1)

@@ -30,11 +30,11 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
-from txmq.reconcile.causes import SPARKS_OWN, cause_of, last_words
-from txmq.reconcile.java import see_java
+from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
+from txmq.reconcile.java import check_java
 from txmq.runtime.clock import SystemClock
 
-__all__ = ["opened", "sized"]
+__all__ = ["open_spark", "set_partition_count"]
 
 REACH_S: Final = 10.0
 """To connect to a master of a standalone cluster."""
@@ -116,7 +116,7 @@ appender.kept.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c: %m%n%ex
 
 
 @contextmanager
-def opened(
+def open_spark(
     master: str | None = None,
     *,
     memory: str = "4g",
@@ -164,7 +164,7 @@ def opened(
         ):
             try:
                 yield session
-            except SPARKS_OWN as error:
+            except SPARK_ERRORS as error:
                 if isinstance(error, OSError) and _is_reached(*_java_of(session)):
                     raise  # Not Spark's fault.
                 # It cannot be told any more once Java is gone.
@@ -180,7 +180,7 @@ def opened(
             log.unlink(missing_ok=True)
 
 
-def sized(spark: SparkSession, rows: int) -> None:
+def set_partition_count(spark: SparkSession, rows: int) -> None:
     """Cut shuffles into as many parts as so many rows need, unless somebody has said how many.
 
     Results do not depend on it.
@@ -231,10 +231,10 @@ def _see(plan: _Plan) -> None:
         if not jar.is_file():
             raise ConfigError(f"there is no jar {jar}")
     if _PORT not in os.environ:  # Else spark-submit has started Java.
-        see_java(os.environ)
+        check_java(os.environ)
     if plan.addresses and not any(_is_reached(*address) for address in plan.addresses):
         raise ReconcileRefused(
-            f"nobody answers at {plan.master}: see that the master of the cluster runs, "
+            f"no master answers at {plan.master}: check that the master of the cluster runs, "
             "or leave --master out to work on this machine"
         )
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # it has no public name
@@ -323,7 +323,7 @@ def _started(plan: _Plan, conf: SparkConf, home: Path, said: BinaryIO) -> Iterat
                     context = SparkContext(gateway=gateway, conf=conf)
                     session = SparkSession(context)
                 _wait_for_a_worker(plan, session)
-        except SPARKS_OWN as error:
+        except SPARK_ERRORS as error:
             said.write(traceback.format_exc().encode())
             why = cause_of(error) if gateway is not None else last_words(Path(said.name))
             raise ReconcileRefused(

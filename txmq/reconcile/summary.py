@@ -17,8 +17,8 @@ __all__ = [
     "FIGURES",
     "Aged",
     "Control",
-    "Decided",
     "Figures",
+    "HandDecision",
     "Item",
     "Past",
     "Proof",
@@ -123,7 +123,7 @@ class Item(Struct, frozen=True):
     was: str | None = None
 
 
-class Decided(Struct, frozen=True):
+class HandDecision(Struct, frozen=True):
     """What an operator has decided; account numbers are masked."""
 
     key: str
@@ -191,7 +191,7 @@ class Result(Struct, frozen=True):
     """A sample of each class that is not agreed."""
     closed: int
     """How many items of earlier days were agreed on this one."""
-    decisions: tuple[Decided, ...]
+    decisions: tuple[HandDecision, ...]
     """What operators have decided on the day, the latest first, up to a number that the rules give;
     most of it is agreed by now."""
     decided_by_hand: int

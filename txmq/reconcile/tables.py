@@ -27,7 +27,7 @@ __all__ = [
     "SOURCES",
     "TOTALS",
     "Column",
-    "Table",
+    "TableSchema",
 ]
 
 Type: TypeAlias = Literal["string", "long", "int", "boolean"]
@@ -42,7 +42,7 @@ class Column(NamedTuple):
     about: str
 
 
-class Table(NamedTuple):
+class TableSchema(NamedTuple):
     """A table."""
 
     name: str
@@ -64,207 +64,219 @@ class Table(NamedTuple):
         )
 
 
-def _is(name: str, type_: Type, about: str) -> Column:
+def _required(name: str, type_: Type, about: str) -> Column:
     return Column(name, type_, False, about)
 
 
-def _may(name: str, type_: Type, about: str) -> Column:
+def _optional(name: str, type_: Type, about: str) -> Column:
     return Column(name, type_, True, about)
 
 
-ENTRIES: Final = Table(
+ENTRIES: Final = TableSchema(
     "entries",
     "What a bank has booked on the day: one row for each side of a booking.",
     (
-        _may("id", "long", "the row's number in the bank's book"),
-        _may("key", "string", "the transfer, with its bank's name before it; none for other rows"),
-        _is("kind", "string", "debit, credit, return, or other: what no transfer has made"),
-        _is("role", "string", "whose account: customer, clearing, suspense or capital"),
-        _is("account", "string", ""),
-        _is("amount", "long", "what the account has more"),
-        _is("currency", "string", ""),
-        _is("booked_ms", "long", "the moment that decides on the day"),
-        _is("recorded_ms", "long", "when it was written; the same where the bank keeps one moment"),
+        _optional("id", "long", "the row's number in the bank's book"),
+        _optional(
+            "key", "string", "the transfer, with its bank's name before it; none for other rows"
+        ),
+        _required("kind", "string", "debit, credit, return, or other: what no transfer has made"),
+        _required("role", "string", "whose account: customer, clearing, suspense or capital"),
+        _required("account", "string", ""),
+        _required("amount", "long", "what the account has more"),
+        _required("currency", "string", ""),
+        _required("booked_ms", "long", "the moment that decides on the day"),
+        _required(
+            "recorded_ms", "long", "when it was written; the same where the bank keeps one moment"
+        ),
     ),
 )
 
-OPENING: Final = Table(
+OPENING: Final = TableSchema(
     "opening",
     "What each account had when the day began: the sum of all entries before.",
     (
-        _is("account", "string", ""),
-        _is("role", "string", "as in entries"),
-        _is("currency", "string", ""),
-        _is("amount", "long", ""),
-        _is("rows", "long", "how many entries"),
+        _required("account", "string", ""),
+        _required("role", "string", "as in entries"),
+        _required("currency", "string", ""),
+        _required("amount", "long", ""),
+        _required("rows", "long", "how many entries"),
     ),
 )
 
-LATER: Final = Table(
+LATER: Final = TableSchema(
     "later",
     "What each account has had since the day was over, until the books were read.",
     OPENING.columns,
 )
 
-ACCOUNTS: Final = Table(
+ACCOUNTS: Final = TableSchema(
     "accounts",
     "What the bank's own table of accounts says when the books are read.",
-    (_is("account", "string", ""), _is("currency", "string", ""), _is("balance", "long", "")),
+    (
+        _required("account", "string", ""),
+        _required("currency", "string", ""),
+        _required("balance", "long", ""),
+    ),
 )
 
-MESSAGES: Final = Table(
+MESSAGES: Final = TableSchema(
     "messages",
     "What was told to the other bank: one row for each message, with what was decided about it.",
     (
-        _may("key", "string", "the transfer; none where the message does not say"),
-        _is("id", "string", "the message's own, which all of its copies have"),
-        _may("payer", "string", ""),
-        _may("payee", "string", ""),
-        _may("amount", "long", ""),
-        _may("currency", "string", ""),
-        _is("state", "string", "sent, prepared, parked, committed or rolled_back"),
-        _is("topic", "string", ""),
-        _is("queue", "int", ""),
-        _may("queue_offset", "long", "its place there; none before it is seen"),
-        _is("stored_ms", "long", ""),
-        _may("decided_ms", "long", ""),
-        _may("decided_by", "string", "producer, check, operator or broker"),
-        _may("reason", "string", "what was said to a decision by hand"),
-        _is("position", "long", "where it lies in the log"),
-        _may("problem", "string", "why its body could not be read"),
+        _optional("key", "string", "the transfer; none where the message does not say"),
+        _required("id", "string", "the message's own, which all of its copies have"),
+        _optional("payer", "string", ""),
+        _optional("payee", "string", ""),
+        _optional("amount", "long", ""),
+        _optional("currency", "string", ""),
+        _required("state", "string", "sent, prepared, parked, committed or rolled_back"),
+        _required("topic", "string", ""),
+        _required("queue", "int", ""),
+        _optional("queue_offset", "long", "its place there; none before it is seen"),
+        _required("stored_ms", "long", ""),
+        _optional("decided_ms", "long", ""),
+        _optional("decided_by", "string", "producer, check, operator or broker"),
+        _optional("reason", "string", "what was said to a decision by hand"),
+        _required("position", "long", "where it lies in the log"),
+        _optional("problem", "string", "why its body could not be read"),
     ),
 )
 
-FAILURES: Final = Table(
+FAILURES: Final = TableSchema(
     "failures",
     "Messages that consumers gave back: they come again, or are dead letters.",
     (
-        _may("key", "string", "the transfer"),
-        _is("id", "string", "the message's"),
-        _is("group", "string", "of consumers"),
-        _is("state", "string", "retrying or dead"),
-        _is("attempts", "int", ""),
-        _is("stored_ms", "long", ""),
-        _may("reason", "string", "why it is dead"),
-        _is("position", "long", "where it lies in the log"),
+        _optional("key", "string", "the transfer"),
+        _required("id", "string", "the message's"),
+        _required("group", "string", "of consumers"),
+        _required("state", "string", "retrying or dead"),
+        _required("attempts", "int", ""),
+        _required("stored_ms", "long", ""),
+        _optional("reason", "string", "why it is dead"),
+        _required("position", "long", "where it lies in the log"),
     ),
 )
 
-OFFSETS: Final = Table(
+OFFSETS: Final = TableSchema(
     "offsets",
     "How far each group of consumers has come.",
     (
-        _is("group", "string", ""),
-        _is("topic", "string", ""),
-        _is("queue", "int", ""),
-        _is("next_offset", "long", "of the first message that is not acknowledged"),
+        _required("group", "string", ""),
+        _required("topic", "string", ""),
+        _required("queue", "int", ""),
+        _required("next_offset", "long", "of the first message that is not acknowledged"),
     ),
 )
 
-ITEMS: Final = Table(
+ITEMS: Final = TableSchema(
     "items",
     "The transfers that are not agreed at the end of the day, and those that were closed on it.",
     (
-        _is("break_id", "string", "the same on every day and in every run"),
-        _is("key", "string", "the transfer"),
-        _is("class", "string", "the name of a class"),
-        _may("was", "string", "the class of what is explained"),
-        _is("group", "string", "agreed, open or break, as the class"),
-        _is("status", "string", "new, open, changed, reopened, explained or closed"),
-        _is("amount", "long", "what is at risk"),
-        _is("currency", "string", ""),
-        _is("holder", "string", "who has the money: payer, payee, both, nobody or transit"),
-        _may("debit_bank", "string", ""),
-        _may("credit_bank", "string", ""),
-        _may("payer", "string", "the account that was debited, or that the message names"),
-        _may("payee", "string", "the account that was credited, or that the message names"),
-        _is("debits", "int", "how many"),
-        _is("debited", "long", "their sum"),
-        _is("returns", "int", ""),
-        _is("returned", "long", ""),
-        _is("credits", "int", ""),
-        _is("credited", "long", ""),
-        _is("messages", "int", "those with ids of their own that were visible"),
-        _is("ordered", "long", "what a message says"),
-        _may("message_id", "string", "of one of them"),
-        _may("message_state", "string", "as in messages"),
-        _may("delivery", "string", "undelivered, unacknowledged, retrying, dead, consumed"),
-        _may("decided_by", "string", "as in messages"),
-        _may("reason", "string", "of a decision by hand, or of a dead letter"),
-        _is("is_late", "boolean", "whether something was booked into a day that was over"),
-        _is("first_ms", "long", "when it was first heard of"),
-        _is("last_ms", "long", "and last"),
-        _is(
+        _required("break_id", "string", "the same on every day and in every run"),
+        _required("key", "string", "the transfer"),
+        _required("class", "string", "the name of a class"),
+        _optional("was", "string", "the class of what is explained"),
+        _required("group", "string", "agreed, open or break, as the class"),
+        _required("status", "string", "new, open, changed, reopened, explained or closed"),
+        _required("amount", "long", "what is at risk"),
+        _required("currency", "string", ""),
+        _required("holder", "string", "who has the money: payer, payee, both, nobody or transit"),
+        _optional("debit_bank", "string", ""),
+        _optional("credit_bank", "string", ""),
+        _optional("payer", "string", "the account that was debited, or that the message names"),
+        _optional("payee", "string", "the account that was credited, or that the message names"),
+        _required("debits", "int", "how many"),
+        _required("debited", "long", "their sum"),
+        _required("returns", "int", ""),
+        _required("returned", "long", ""),
+        _required("credits", "int", ""),
+        _required("credited", "long", ""),
+        _required("messages", "int", "those with ids of their own that were visible"),
+        _required("ordered", "long", "what a message says"),
+        _optional("message_id", "string", "of one of them"),
+        _optional("message_state", "string", "as in messages"),
+        _optional("delivery", "string", "undelivered, unacknowledged, retrying, dead, consumed"),
+        _optional("decided_by", "string", "as in messages"),
+        _optional("reason", "string", "of a decision by hand, or of a dead letter"),
+        _required("is_late", "boolean", "whether something was booked into a day that was over"),
+        _required("first_ms", "long", "when it was first heard of"),
+        _required("last_ms", "long", "and last"),
+        _required(
             "first_seen",
             "string",
             "the business date on which it was first an item, or was one again",
         ),
-        _is("age_days", "int", "business days since then"),
-        _is("bucket", "string", "0, 1, 2-3, 4-7 or >7 of them"),
-        _is("history", "string", "all that it was: date, class and status, separated by commas"),
-        _may("explained_by", "string", ""),
-        _may("explanation", "string", ""),
+        _required("age_days", "int", "business days since then"),
+        _required("bucket", "string", "0, 1, 2-3, 4-7 or >7 of them"),
+        _required(
+            "history", "string", "all that it was: date, class and status, separated by commas"
+        ),
+        _optional("explained_by", "string", ""),
+        _optional("explanation", "string", ""),
     ),
 )
 
-BALANCES: Final = Table(
+BALANCES: Final = TableSchema(
     "balances",
     "Each account of each bank over the day.",
     (
-        _is("bank", "string", ""),
-        _is("account", "string", ""),
-        _is("role", "string", "as in entries"),
-        _is("currency", "string", ""),
-        _is("opening", "long", "what the bank says it had"),
-        _is("rows", "long", "entries of the day"),
-        _is("moved", "long", "their sum"),
-        _is("closing", "long", "opening and moved"),
-        _is("later", "long", "what came after the day, until the books were read"),
-        _may("told", "long", "what the table of accounts said then"),
-        _is("closing_rows", "long", "entries of the day and before it, as the bank says"),
-        _may("last_id", "long", "the greatest of their numbers that was seen, where none may miss"),
+        _required("bank", "string", ""),
+        _required("account", "string", ""),
+        _required("role", "string", "as in entries"),
+        _required("currency", "string", ""),
+        _required("opening", "long", "what the bank says it had"),
+        _required("rows", "long", "entries of the day"),
+        _required("moved", "long", "their sum"),
+        _required("closing", "long", "opening and moved"),
+        _required("later", "long", "what came after the day, until the books were read"),
+        _optional("told", "long", "what the table of accounts said then"),
+        _required("closing_rows", "long", "entries of the day and before it, as the bank says"),
+        _optional(
+            "last_id", "long", "the greatest of their numbers that was seen, where none may miss"
+        ),
     ),
 )
 
-PROOFS: Final = Table(
+PROOFS: Final = TableSchema(
     "proofs",
     "What was proved of the balances: what has to be equal, and is or is not.",
     (
-        _is("proof", "string", "roll-forward, account-table, conservation, clearing, …"),
-        _may("bank", "string", "none where it is about all of them"),
-        _may("account", "string", "or the transfer; none where it is about all of them"),
-        _may("currency", "string", ""),
-        _is("expected", "long", ""),
-        _is("found", "long", ""),
-        _is("holds", "boolean", ""),
-        _is("about", "string", "in words"),
+        _required("proof", "string", "roll-forward, account-table, conservation, clearing, …"),
+        _optional("bank", "string", "none where it is about all of them"),
+        _optional("account", "string", "or the transfer; none where it is about all of them"),
+        _optional("currency", "string", ""),
+        _required("expected", "long", ""),
+        _required("found", "long", ""),
+        _required("holds", "boolean", ""),
+        _required("about", "string", "in words"),
     ),
 )
 
-TOTALS: Final = Table(
+TOTALS: Final = TableSchema(
     "totals",
     "What each class has; the classes add up to what the ledgers have.",
     (
-        _is("class", "string", ""),
-        _is("group", "string", ""),
-        _is("currency", "string", ""),
-        _is("transfers", "long", ""),
-        _is("debited", "long", ""),
-        _is("returned", "long", ""),
-        _is("credited", "long", ""),
-        _is("ordered", "long", ""),
-        _is("at_risk", "long", ""),
+        _required("class", "string", ""),
+        _required("group", "string", ""),
+        _required("currency", "string", ""),
+        _required("transfers", "long", ""),
+        _required("debited", "long", ""),
+        _required("returned", "long", ""),
+        _required("credited", "long", ""),
+        _required("ordered", "long", ""),
+        _required("at_risk", "long", ""),
     ),
 )
 
-MATCHES: Final = Table(
+MATCHES: Final = TableSchema(
     "matches",
     "The transfers that are agreed.",
     (
-        _is("key", "string", ""),
-        _is("class", "string", "matched, returned or rolled-back"),
-        _is("amount", "long", ""),
-        _is("currency", "string", ""),
+        _required("key", "string", ""),
+        _required("class", "string", "matched, returned or rolled-back"),
+        _required("amount", "long", ""),
+        _required("currency", "string", ""),
     ),
 )
 

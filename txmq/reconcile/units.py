@@ -1,8 +1,8 @@
-"""The second pass: every transfer that is not plainly agreed, put together from all of its rows.
+"""The second pass: it assembles every transfer that does not plainly agree from all of its rows.
 
-They are few on most days, so texts are compared as texts here, and sets are kept of what should be
-one thing. A transfer that was left open before brings its earlier rows along; one that was agreed
-before and is booked again has them looked up.
+These are few on most days, so texts are compared as texts, and sets are kept of values that
+should be single. An open transfer brings its earlier rows along; for one that was agreed before
+and is booked again they are looked up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 
 from txmq.reconcile.rows import UNDECIDED, VISIBLE, legs_of
-from txmq.reconcile.rules import Rules, Window
+from txmq.reconcile.rules import DayWindow, Rules
 
 __all__ = ["last_known", "units_of"]
 
 _KNOWN: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
-"""What becomes of a half message, in its order: of what two days have heard of it, the last."""
+"""The states of a half message in order: of the states that two days know, the last counts."""
 _TOLD: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
-"""Of several messages of one key, the one that moves most is shown."""
+"""Of several messages of one key, the one with the greatest effect is shown."""
 _STATES: Final = {
     "messages": VISIBLE,
     "committed": ("committed",),
@@ -29,7 +29,7 @@ _STATES: Final = {
     "parked": ("parked",),
     "rolled_back": ("rolled_back",),
 }
-"""What is counted of them, by the states of their places."""
+"""The counts of messages, by their states."""
 
 
 def units_of(
@@ -38,37 +38,37 @@ def units_of(
     failures: DataFrame,
     offsets: DataFrame,
     rules: Rules,
-    window: Window,
+    window: DayWindow,
 ) -> DataFrame:
-    """One row for each key, with all that is known of it.
+    """One row for each key, with all its facts.
 
     Args:
         entries: All rows of these transfers in any bank, whenever they were booked.
-        messages: All messages about them, as they were known at the end of the day, each place in
-            the log once (:func:`last_known`).
-        failures: Those that were given back, likewise.
-        offsets: How far groups of consumers have come.
-        rules: They say who consumes.
-        window: The day; what was booked before it and recorded in it is late.
+        messages: All their messages, as known at the end of the day, each log position once
+            (:func:`last_known`).
+        failures: Their messages that consumers gave back, likewise.
+        offsets: The consumer groups' offsets.
+        rules: For the consumer group of each topic.
+        window: The day; an entry booked before it and recorded in it is late.
     """
-    # A clearing row alone is no transfer; that nothing stands behind it is for the proofs to say.
+    # A clearing row alone is no transfer; the proofs detect that nothing is behind it.
     return (
-        _booked(entries, window)
-        .join(_said(messages, offsets, rules), "key", "full_outer")
-        .join(_given_back(failures, messages, rules), "key", "left")
+        _booked_facts(entries, window)
+        .join(_log_facts(messages, offsets, rules), "key", "full_outer")
+        .join(_delivery_failures(failures, messages, rules), "key", "left")
         .select("key", *_facts())
     )
 
 
 def last_known(messages: DataFrame) -> DataFrame:
-    """One row for each place in the log that several days have heard of: what was known last."""
+    """One row for each log position: the latest known state."""
     best = Over.partitionBy("key", "id", "position").orderBy(_rank(_KNOWN).desc())
     found = messages.withColumn("place", f.row_number().over(best))
     return found.where(f.col("place") == 1).drop("place")
 
 
-def _booked(entries: DataFrame, window: Window) -> DataFrame:
-    """What the banks have of each key."""
+def _booked_facts(entries: DataFrame, window: DayWindow) -> DataFrame:
+    """The entries of each key, summarized."""
     legs, kind, amount = legs_of(entries), f.col("kind"), f.col("amount")
     is_late = (f.col("booked_ms") < window.start_ms) & (f.col("recorded_ms") >= window.start_ms)
     is_customers = f.col("role") == "customer"
@@ -87,7 +87,7 @@ def _booked(entries: DataFrame, window: Window) -> DataFrame:
         number("credit").alias("credits"),
         total("credit", 1).alias("credited"),
         f.count(f.when(kind == "credit", f.col("id"))).alias("numbered"),
-        # Spark would go through all rows once more to count what is distinct.
+        # Counting distinct values would take Spark another pass over all rows.
         f.size(f.collect_set(f.when(kind == "credit", f.col("id")))).alias("numbers"),
         f.collect_set(f.when(kind == "debit", f.col("bank"))).alias("debit_banks"),
         f.collect_set(f.when(kind == "credit", f.col("bank"))).alias("credit_banks"),
@@ -102,16 +102,16 @@ def _booked(entries: DataFrame, window: Window) -> DataFrame:
     )
 
 
-def _said(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFrame:
-    """What the log has of each key, and whether its consumers have come as far."""
+def _log_facts(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFrame:
+    """The messages of each key, and whether their consumers have reached them."""
     state, place = f.col("state"), ["group", "topic", "queue"]
     is_visible, one = state.isin(*VISIBLE), f.struct(
         "position", "id", "state", "decided_by", "reason", "payer", "payee"
     )  # fmt: skip
-    # Each copy counts: who changes one of them and keeps its id is found as well.
+    # Every copy counts, so that a changed copy with the same id is found too.
     counts_for = ~(state == "rolled_back")
     is_unread = f.col("amount").isNull() | f.col("currency").isNull()
-    # The log does not know who was handed what, but how far a group has come.
+    # The log does not record deliveries, but the offset of each group.
     is_behind = f.col("next_offset") > f.col("queue_offset")
     found = _with_group(messages, rules).join(f.broadcast(offsets), place, "left")
     of_each = found.groupBy("key").agg(
@@ -128,7 +128,7 @@ def _said(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFrame:
         f.max(f.coalesce("decided_ms", "stored_ms")).alias("told_last_ms"),
         f.max(f.when(is_visible, is_behind)).alias("is_taken"),
     )
-    # Of several places where the same message lies, the one that moves most counts.
+    # If a message is stored several times, the copy with the greatest effect counts.
     undecided = f.array_except("undecided", "messages")
     rolled_back = f.array_except(f.array_except("rolled_back", "messages"), "undecided")
     return of_each.withColumns({
@@ -149,7 +149,7 @@ def _rank(states: tuple[str, ...]) -> Column:
 
 
 def _with_group(messages: DataFrame, rules: Rules) -> DataFrame:
-    """With who consumes each, as its topic says."""
+    """With the consumer group of each message, by its topic."""
     of_topics = {flow.topic: flow.group for flow in reversed(rules.log.flow) if flow.group}
     group = f.lit(None).cast("string")
     for topic, name in sorted(of_topics.items()):
@@ -157,9 +157,9 @@ def _with_group(messages: DataFrame, rules: Rules) -> DataFrame:
     return messages.withColumn("group", group)
 
 
-def _given_back(failures: DataFrame, messages: DataFrame, rules: Rules) -> DataFrame:
-    """What became last of each key's messages that their consumers gave back. A message of the same
-    key that had its own day is none of them.
+def _delivery_failures(failures: DataFrame, messages: DataFrame, rules: Rules) -> DataFrame:
+    """The last failure of each key's messages. Another message of the same key from an earlier
+    day does not count.
     """
     visible = _with_group(messages, rules).where(f.col("state").isin(*VISIBLE))
     last = f.max_by(f.struct("state", "reason"), f.struct("position", "state"))
@@ -168,7 +168,7 @@ def _given_back(failures: DataFrame, messages: DataFrame, rules: Rules) -> DataF
 
 
 def _facts() -> list[Column]:
-    """All columns, with nothing where there is nothing."""
+    """All columns, with zeros and empty sets instead of NULL."""
     numbers = (
         "debits", "debited", "returns", "returned", "credits", "credited", "numbered", "numbers",
         "messages", "committed", "undecided", "parked", "rolled_back", "unread", "odd",
@@ -211,7 +211,7 @@ def _facts() -> list[Column]:
 
 
 def _union(*names: str) -> Column:
-    """What there is in any of these sets, once each and in order."""
+    """The union of these sets, sorted."""
     empty = f.array()
     found = [f.coalesce(f.col(name), empty) for name in names]
     return f.sort_array(f.array_distinct(f.concat(*found)))

@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 from examples.bank_transfer.tour.programs import die_with_us
 from examples.bank_transfer.tour.world import World
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.java import see_java
+from txmq.reconcile.java import check_java
 from txmq.reconcile.rules import read_rules
 
 __all__ = ["reconcile"]
@@ -91,7 +91,7 @@ def what_is_missing() -> str:
     if find_spec("pyspark") is None:
         return "this needs pyspark: pip install 'txmq[spark]'"
     try:
-        see_java(os.environ)
+        check_java(os.environ)
     except ReconcileRefused as problem:
         return str(problem)
     return ""

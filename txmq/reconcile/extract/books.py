@@ -1,4 +1,4 @@
-"""What every reader of a bank's books does alike, whatever its database is."""
+"""The code that the readers of all databases share."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import control_of, difference
-from txmq.reconcile.extract.manifest import Extracted
-from txmq.reconcile.extract.statements import Fault
-from txmq.reconcile.extract.writing import TableWriter
-from txmq.reconcile.rules import Bank, Window
+from txmq.reconcile.extract.controls import control_totals, difference
+from txmq.reconcile.extract.manifest import ExtractedTable
+from txmq.reconcile.extract.statements import RowFault
+from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.rules import Bank, DayWindow
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import LATER, OPENING, Table
+from txmq.reconcile.tables import LATER, OPENING, TableSchema
 
-__all__ = ["Ask", "Books", "blamed", "extracted", "see_columns", "words", "write_sums"]
+__all__ = [
+    "Ask",
+    "BookRequest",
+    "check_columns",
+    "checked_extract",
+    "error_text",
+    "raise_for_misfit",
+    "write_sums",
+]
 
 _SUMS: Final = pa.schema(
     {
@@ -39,35 +47,35 @@ Ask = Callable[[str], Sequence[Sequence[Any]]]
 """Answers a statement with rows."""
 
 
-class Books(NamedTuple):
-    """Whose books are read, for which day, and where to."""
+class BookRequest(NamedTuple):
+    """The bank to read, the day, and the target directory."""
 
     bank: Bank
-    window: Window
+    window: DayWindow
     directory: Path
-    """The bank's in the extract."""
+    """The bank's directory in the extract."""
 
 
-def words(error: BaseException, url: str = "") -> str:
-    """What an exception of a database says, in a line and without the URL's password."""
+def error_text(error: BaseException, url: str = "") -> str:
+    """The message of a database's exception, in one line and without the URL's password."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     text = text.partition("[libpq] ")[2] or text
     try:
         secret = urlsplit(url).password
     except ValueError:
-        return "its URL is none"
+        return "its URL is invalid"
     for written in {secret, unquote(secret)} if secret else ():
         text = text.replace(written, "***")
     return text
 
 
-def see_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None:
-    """See that a table has the columns that the rules name.
+def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None:
+    """Check that a table has the columns that the rules name.
 
     Args:
         where: The bank and its table.
-        wanted: What the rules name.
-        found: What there is.
+        wanted: The columns of the rules.
+        found: The columns of the table.
 
     Raises:
         ReconcileRefused: One is missing.
@@ -77,16 +85,16 @@ def see_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None
         raise ReconcileRefused(f"{where}: there is no column {name}, but {', '.join(there)}")
 
 
-def blamed(where: str, faults: Iterable[Fault], ask: Ask) -> None:
-    """Find the row that does not fit.
+def raise_for_misfit(where: str, faults: Iterable[RowFault], ask: Ask) -> None:
+    """Raise an error if a row does not fit.
 
     Args:
         where: The bank and its table.
-        faults: Where to look.
-        ask: Asks under the same snapshot.
+        faults: The queries that find such rows.
+        ask: Runs them under the same snapshot.
 
     Raises:
-        ReconcileRefused: There is one; it says which.
+        ReconcileRefused: A row does not fit; the message names it.
     """
     for fault in faults:
         for number, key, held in ask(fault.statement):
@@ -96,47 +104,45 @@ def blamed(where: str, faults: Iterable[Fault], ask: Ask) -> None:
             raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {what}")
 
 
-def extracted(source: str, told: Control, writer: TableWriter) -> Extracted:
-    """What was extracted of a table, once its writer is done.
+def checked_extract(source: str, told: Control, writer: TableWriter) -> ExtractedTable:
+    """The extracted table, after its control totals were compared.
 
     Raises:
-        ReconcileRefused: The source has counted something else than was written.
+        ReconcileRefused: The source's control totals differ from those of the written rows.
     """
     found = writer.extracted(source, told)
     if (differs := difference(told, found.written)) is not None:
-        raise ReconcileRefused(f"{differs}: it was lost or doubled on its way into the extract")
+        raise ReconcileRefused(f"{differs}: rows were lost or doubled on the way into the extract")
     return found
 
 
-def write_sums(books: Books, answer: pa.Table) -> tuple[Extracted, Extracted]:
-    """Write what accounts had before the day, and have had since.
+def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, ExtractedTable]:
+    """Write the accounts' sums before the day and after it.
 
     Args:
-        books: Whose.
-        answer: To :meth:`EntryStatements.sums`.
+        books: The bank.
+        answer: The answer to :meth:`EntryStatements.sums`.
 
     Raises:
-        ReconcileRefused: Something of it does not fit.
+        ReconcileRefused: A moment or an amount does not fit.
     """
     answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
     if any(answer[name].null_count for name in ("period", "amount", "lines")):
-        raise ReconcileRefused(
-            f"{books.bank.name}/entries: there are moments or amounts that do not fit"
-        )
+        raise ReconcileRefused(f"{books.bank.name}/entries: some moments or amounts do not fit")
     before, after = (
-        _written(books, table, answer.filter(pc.equal(answer["period"], period)))
+        _write_table(books, table, answer.filter(pc.equal(answer["period"], period)))
         for period, table in enumerate((OPENING, LATER))
     )
     return before, after
 
 
-def _written(books: Books, table: Table, answer: pa.Table) -> Extracted:
+def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> ExtractedTable:
     is_sum = pc.equal(answer["is_sum"], 1)
     rows = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"}).select(table.names)
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in rows.to_batches():
             writer.write(batch)
-    told = control_of(
+    told = control_totals(
         books.bank.name,
         table,
         (
@@ -151,4 +157,4 @@ def _written(books: Books, table: Table, answer: pa.Table) -> Extracted:
             for row in answer.filter(is_sum).to_pylist()
         ),
     )
-    return extracted(books.bank.name, told, writer)
+    return checked_extract(books.bank.name, told, writer)

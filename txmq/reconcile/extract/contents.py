@@ -1,7 +1,8 @@
-"""What rows hold, in a word: two extracts that have the same word have the same rows, texts too.
+"""A hash of the content of rows: two extracts with the same hash have the same rows, texts
+included.
 
-Control totals are what databases can count as well, and so they are made of numbers: an entry that
-was moved to another account changes none of them. This is counted here alone, on whole columns.
+Databases must be able to compute control totals, so these are sums of numbers: moving an entry
+to another account changes none of them. This hash is computed only here, on whole columns.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from txmq.reconcile.tables import Table
+from txmq.reconcile.tables import TableSchema
 
-__all__ = ["Contents"]
+__all__ = ["ContentHash"]
 
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _NONE: Final = np.uint64(0xD1B54A32D192ED03)
-"""Stands for an empty place."""
+"""Stands for NULL."""
 _OTHER: Final = np.uint64(0xBF58476D1CE4E5B9)
 _HALF: Final = np.uint64(32)
 _WORD: Final = 8
 _ROWS_AT_ONCE: Final = 1 << 14
-"""All that is worked on stays close to the processor."""
+"""Small enough to stay in the processor's cache."""
 _LONG: Final = 32 * _WORD
-"""Texts that are longer are few, and are hashed one by one."""
+"""Longer texts are few, and are hashed one by one."""
 _KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
-"""By how many bytes of a word are left of a text, the bits that are its own."""
+"""Masks by the number of bytes of a text that are left in a word."""
 
 
-class Contents:
-    """The word while rows are written, in whatever order and by however many threads.
+class ContentHash:
+    """The hash of rows that are written in any order, by any number of threads.
 
     Args:
         table: Whose rows.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableSchema) -> None:
         self._names = sorted(table.names)
         self._sums: list[tuple[int, int]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in rows.
+        """Add rows.
 
         Args:
             batch: Has the table's columns, of its types.
@@ -60,7 +61,7 @@ class Contents:
 
     @property
     def word(self) -> str:
-        """What was taken in so far."""
+        """The hash of the rows so far."""
         count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
         return f"{count}-{total % (1 << 64):016x}"
 
@@ -81,7 +82,7 @@ def _of_numbers(column: pa.Array) -> _Hashes:
 
 
 def _of_texts(column: pa.Array) -> _Hashes:
-    """Eight bytes at a time, of all texts that have so many."""
+    """Hash texts column-wise, eight bytes at a time."""
     _, places, texts = column.buffers()
     ends = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1]
     ends = ends.astype(np.int64)

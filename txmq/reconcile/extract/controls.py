@@ -1,7 +1,7 @@
-"""Control totals, from what a database or Spark has added up; pure.
+"""Control totals from the sums of a database or Spark; pure.
 
-Both are asked for one row per currency. Where they cannot add up what does not fit into 64 bits,
-they add up the lower and the upper halves of numbers, and the whole is made of these here.
+Both return one row for each currency. If a sum may not fit into 64 bits, they add up the lower
+and the upper halves of the numbers, which are joined here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from typing import Any, Final
 
 from txmq.quantity import quantity
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import Table
+from txmq.reconcile.tables import TableSchema
 
-__all__ = ["LIMIT", "control_of", "difference", "has_number", "money_of", "numbers_of", "whole"]
+__all__ = [
+    "LIMIT",
+    "control_totals",
+    "difference",
+    "has_number",
+    "join_halves",
+    "money_column",
+    "number_columns",
+]
 
 LIMIT: Final = 1 << 63
-"""Hash totals are what is left of a sum when this is taken away often enough."""
+"""Hash totals are sums modulo this."""
 
 _OTHERS: Final = {
     "the least id": "least",
@@ -25,44 +33,44 @@ _OTHERS: Final = {
 }
 
 
-def numbers_of(table: Table) -> tuple[str, ...]:
-    """The columns that its hash total adds up: all its numbers."""
+def number_columns(table: TableSchema) -> tuple[str, ...]:
+    """The columns of a table's hash total: all numbers."""
     return tuple(column.name for column in table.columns if column.type in ("long", "int"))
 
 
-def money_of(table: Table) -> str | None:
-    """The column that is added up by currency; none in a table without money."""
+def money_column(table: TableSchema) -> str | None:
+    """The column added up by currency; ``None`` in a table without money."""
     return next((name for name in ("amount", "balance") if name in table.names), None)
 
 
-def has_number(table: Table) -> bool:
-    """Whether its rows have numbers of their own."""
+def has_number(table: TableSchema) -> bool:
+    """Whether its rows have ids that are numbers."""
     return any(column.name == "id" and column.type == "long" for column in table.columns)
 
 
-def whole(halves: Sequence[Any]) -> int:
-    """A sum, from the sums of its lower and of its upper halves, or from itself."""
+def join_halves(halves: Sequence[Any]) -> int:
+    """A sum from the sums of its lower and upper halves, or from a single sum."""
     return sum(int(half or 0) << 32 * place for place, half in enumerate(halves))
 
 
-def control_of(source: str, table: Table, rows: Iterable[Sequence[Any]]) -> Control:
+def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -> Control:
     """The control totals of a table.
 
     Args:
         source: A bank's name, or ``log``.
         table: Which one.
-        rows: One for each currency: it, how many rows, the least and the greatest id, the sum of
-            money, and the sum of all numbers.
+        rows: One for each currency: currency, number of rows, least id, greatest id, sum of
+            money, sum of all numbers.
     """
     count, total, amounts, ends = 0, 0, dict[str, int](), list[int]()
     for currency, counted, least, most, money, numbers in rows:
         count += counted
         total += numbers
         ends += [id_ for id_ in (least, most) if id_ is not None]
-        if money_of(table) is not None:
+        if money_column(table) is not None:
             amounts[currency or ""] = amounts.get(currency or "", 0) + money
     if not amounts.get("", 1):
-        del amounts[""]  # Nothing that has no currency is nothing.
+        del amounts[""]  # A sum of zero without a currency says nothing.
     return Control(
         source,
         table.name,
@@ -75,11 +83,11 @@ def control_of(source: str, table: Table, rows: Iterable[Sequence[Any]]) -> Cont
 
 
 def difference(was: Control, now: Control) -> str | None:
-    """The first control total that differs, in a sentence; none where all are equal.
+    """The first control total that differs, in a sentence; ``None`` if all are equal.
 
     Args:
-        was: What was there before.
-        now: What is there, or was written, after.
+        was: The control totals before.
+        now: The control totals after.
     """
     where = f"{was.source}/{was.table}"
     if was.rows != now.rows:

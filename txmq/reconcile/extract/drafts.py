@@ -1,7 +1,7 @@
-"""Folders that are written into before they get their names.
+"""Folders that are complete before they get their names.
 
-Whoever writes into one holds it, as long as he lives. What nobody holds belonged to the dead, and
-goes before the next one begins.
+A process locks the folder that it writes. A folder without a lock was left by a process that
+died; the next writer removes it.
 """
 
 from __future__ import annotations
@@ -14,40 +14,38 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["drafted"]
+__all__ = ["draft_folder"]
 
 
 @contextmanager
-def drafted(home: Path) -> Iterator[Path]:
-    """An empty folder to write into. It goes when the block is left, unless it was renamed.
+def draft_folder(home: Path) -> Iterator[Path]:
+    """Make an empty folder; it is removed at the end of the block unless it was renamed.
 
     Args:
-        home: Where it is, and where those are looked for that others have left.
+        home: Its parent, where abandoned folders are looked for.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     home.mkdir(parents=True, exist_ok=True)
     draft = home / f".{secrets.token_hex(8)}.writing"
     with ExitStack() as stack:
-        # Nobody clears up between making a folder and holding it.
-        with _held(home):
+        # This lock keeps other processes from cleaning up between mkdir and the folder's lock.
+        with _try_lock(home):
             for path in home.glob(".*.writing"):
-                # It may get its name at this very moment, and it may be somebody else's.
-                with suppress(OSError), _held(path, fcntl.LOCK_NB) as is_left:
+                # It may be renamed at this moment, or belong to another user.
+                with suppress(OSError), _try_lock(path, fcntl.LOCK_NB) as is_left:
                     if is_left:
                         shutil.rmtree(path, ignore_errors=True)
             draft.mkdir()
-            stack.enter_context(_held(draft))
+            stack.enter_context(_try_lock(draft))
         stack.callback(shutil.rmtree, draft, ignore_errors=True)
         yield draft
 
 
 @contextmanager
-def _held(folder: Path, how: int = 0) -> Iterator[bool]:
-    """Whether a folder is ours alone; some file systems cannot say so, and nothing is cleared up
-    there.
-    """
+def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
+    """Try to lock a folder; on file systems without locks this fails and nothing is cleaned up."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:

@@ -1,9 +1,9 @@
-"""The books of a bank with any other database: read by Spark, with a driver that the user brings.
+"""The books of a bank in any other database, read by Spark with a JDBC driver of the user's.
 
-JDBC lends no snapshot to several connections. What is booked while they read may be in one of
-their parts and not in another; so let such a bank be read when it rests, or from a copy. What the
-driver has handed over is put down first, and everything else is worked out from that, so that the
-tables of an extract agree with each other at least.
+JDBC connections cannot share a snapshot. An entry booked while they read may be in one part and
+missing in another, so read such a bank while it is idle, or from a copy. The rows from the
+driver are stored first and everything else is computed from them, so that at least the tables of
+an extract agree with each other.
 """
 
 from __future__ import annotations
@@ -21,19 +21,26 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DecimalType, IntegralType, NumericType
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import Books, blamed, extracted, see_columns, words, write_sums
-from txmq.reconcile.extract.contents import Contents
+from txmq.reconcile.extract.books import (
+    BookRequest,
+    check_columns,
+    checked_extract,
+    error_text,
+    raise_for_misfit,
+    write_sums,
+)
+from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.controls import difference
-from txmq.reconcile.extract.counting import counted
-from txmq.reconcile.extract.manifest import Extracted, Part, Source
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Part
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
-    told,
-    told_control,
+    control_from_answer,
+    control_query,
 )
-from txmq.reconcile.extract.writing import TableWriter, part_of
-from txmq.reconcile.parquet_files import laid_out
+from txmq.reconcile.extract.table_writer import TableWriter, describe_part
+from txmq.reconcile.parquet_files import parquet_options
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
@@ -47,10 +54,10 @@ _RAW: Final = "raw"
 
 
 class SparkDialect:
-    """Spark's words.
+    """SQL expressions of Spark.
 
     Args:
-        types: What the columns are, by their names, in the words of Spark's schemas.
+        types: The columns' types in Spark's schema, by name.
     """
 
     def __init__(self, types: Mapping[str, str]) -> None:
@@ -68,7 +75,7 @@ class SparkDialect:
         """See :meth:`Dialect.text`."""
         text = f"CAST({self.quoted(column)} AS STRING)"
         if self._types.get(column) == "decimal":
-            # Some databases have one kind of number only, and a transfer is 4711, not 4711.000.
+            # Some databases have only decimals, and a transfer's id is 4711, not 4711.000.
             return f"regexp_replace({text}, '[.]0*$', '')"
         return text
 
@@ -116,7 +123,7 @@ class SparkDialect:
 
 
 def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str]:
-    """What Spark's reader is told of a table."""
+    """The options of Spark's JDBC reader for a table."""
     table = columns.table
     if columns.where:
         table = f"(SELECT * FROM {table} WHERE ({columns.where})) txmq_found"
@@ -130,15 +137,15 @@ def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str
 
 
 def read_jdbc(
-    books: Books, money: Mapping[str, Money], spark: SparkSession, clock: Clock
-) -> Source:
+    books: BookRequest, money: Mapping[str, Money], spark: SparkSession, clock: Clock
+) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
-        books: Whose, for which day, and where to.
+        books: The bank, the day and the target directory.
         money: The currencies that are known.
-        spark: Reads them; it knows the driver's jar.
-        clock: Ours; nobody asks for the database's.
+        spark: A session that has the driver's jar.
+        clock: Ours; the database's clock is not read.
 
     Raises:
         ReconcileRefused: The database cannot be read, or holds what does not fit.
@@ -148,21 +155,21 @@ def read_jdbc(
     try:
         tables = (*reader.entries(), *reader.accounts())
     except (PySparkException, Py4JError) as error:
-        raise ReconcileRefused(f"{name}: {_said(error, books.bank.database)}") from error
+        raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
     finally:
         shutil.rmtree(books.directory / _RAW, ignore_errors=True)
-    return Source(name, "jdbc", "", taken_ms, taken_ms, tables)
+    return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
 
 
 class _Reader:
     """Reads a bank's tables through Spark."""
 
-    def __init__(self, books: Books, money: Mapping[str, Money], spark: SparkSession) -> None:
+    def __init__(self, books: BookRequest, money: Mapping[str, Money], spark: SparkSession) -> None:
         self._books = books
         self._money = money
         self._spark = spark
 
-    def entries(self) -> tuple[Extracted, ...]:
+    def entries(self) -> tuple[ExtractedTable, ...]:
         """The day's, and the sums before and after."""
         bank = self._books.bank
         where = f"{bank.name}/entries"
@@ -175,20 +182,20 @@ class _Reader:
             self._books.window,
             dialect,
         )
-        blamed(where, statements.faults(), self._ask)
-        control = told_control(
-            bank.name, ENTRIES, self._ask(told(statements.rows(), ENTRIES, dialect))
+        raise_for_misfit(where, statements.faults(), self._ask)
+        control = control_from_answer(
+            bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES, dialect))
         )
         parts = self._written(statements.rows())
         paths = [self._books.directory.parent / part.path for part in parts]
-        contents = Contents(ENTRIES)
-        written = counted(bank.name, ENTRIES, paths, contents)
+        contents = ContentHash(ENTRIES)
+        written = count_files(bank.name, ENTRIES, paths, contents)
         if (differs := difference(control, written)) is not None:
             raise ReconcileRefused(differs)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
-        return (Extracted(ENTRIES.name, control, written, contents.word, parts), *sums)
+        return (ExtractedTable(ENTRIES.name, control, written, contents.word, parts), *sums)
 
-    def accounts(self) -> tuple[Extracted, ...]:
+    def accounts(self) -> tuple[ExtractedTable, ...]:
         """The bank's own table, if the rules name one."""
         bank, accounts = self._books.bank, self._books.bank.accounts
         if accounts is None:
@@ -202,19 +209,19 @@ class _Reader:
             self._money,
             dialect,
         )
-        blamed(where, statements.faults(), self._ask)
-        control = told_control(
-            bank.name, ACCOUNTS, self._ask(told(statements.rows(), ACCOUNTS, dialect))
+        raise_for_misfit(where, statements.faults(), self._ask)
+        control = control_from_answer(
+            bank.name, ACCOUNTS, self._ask(control_query(statements.rows(), ACCOUNTS, dialect))
         )
         with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
             for batch in self._spark.sql(statements.rows()).toArrow().to_batches():
                 writer.write(batch)
-        return (extracted(bank.name, control, writer),)
+        return (checked_extract(bank.name, control, writer),)
 
     def _raw(
         self, where: str, columns: EntryColumns | AccountColumns
     ) -> tuple[str, dict[str, str]]:
-        """What the driver hands over of a table is put down, and gets a name."""
+        """Store the driver's rows of a table, and make a view of them."""
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
@@ -224,8 +231,8 @@ class _Reader:
             for field in frame.schema
             if isinstance(field.dataType, DecimalType) and not field.dataType.scale
         }
-        wanted = _named(columns)
-        see_columns(where, wanted, types)
+        wanted = _wanted_columns(columns)
+        check_columns(where, wanted, types)
         number = getattr(columns, "id", "")
         if number and isinstance(frame.schema[number].dataType, NumericType):
             frame = _partitioned(given, frame, number, bank.readers)
@@ -236,22 +243,22 @@ class _Reader:
         return view, types
 
     def _written(self, statement: str) -> tuple[Part, ...]:
-        """Spark's files, under the names that ours have."""
+        """Write with Spark, and rename its files as ours."""
         final = self._books.directory / ENTRIES.name
         early = self._books.directory / _RAW / "written"
         rows = self._spark.sql(statement)
-        layout = laid_out(rows.columns) | {"compression": "zstd"}
+        layout = parquet_options(rows.columns) | {"compression": "zstd"}
         rows.write.options(**layout).parquet(str(early))
         final.mkdir(parents=True)
         names = enumerate(sorted(early.glob("part-*.parquet")))
         moved = [path.rename(final / f"part-{number:05}.parquet") for number, path in names]
-        return tuple(part_of(path) for path in moved)
+        return tuple(describe_part(path) for path in moved)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return [tuple(row) for row in self._spark.sql(statement).collect()]
 
 
-def _named(columns: EntryColumns | AccountColumns) -> frozenset[str]:
+def _wanted_columns(columns: EntryColumns | AccountColumns) -> frozenset[str]:
     """The bank's columns that are read."""
     given = [getattr(columns, name, "") for name in ("id", "key", "account", "amount", "balance")]
     given += [getattr(columns, name, "") for name in ("booked", "recorded", "kind", "currency")]
@@ -259,7 +266,9 @@ def _named(columns: EntryColumns | AccountColumns) -> frozenset[str]:
 
 
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
-    """Ranges of numbers for several connections; rows without one go with the first."""
+    """Split by ranges of numbers for several connections; rows without a number go with the
+    first.
+    """
     ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
     if least is None or not isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
         return frame
@@ -269,8 +278,8 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
     return found
 
 
-def _said(error: PySparkException | Py4JError, url: str) -> str:
-    """What went wrong, in a sentence."""
+def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
+    """The error in one sentence."""
     text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         kind = ":".join(url.split(":")[:2])
@@ -279,4 +288,4 @@ def _said(error: PySparkException | Py4JError, url: str) -> str:
             "class as driver in the bank's properties"
         )
     java = getattr(error, "java_exception", None)
-    return words(Exception(java.getMessage() or text) if java is not None else error, url)
+    return error_text(Exception(java.getMessage() or text) if java is not None else error, url)

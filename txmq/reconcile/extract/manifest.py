@@ -1,6 +1,6 @@
-"""The manifest of an extract: what was read when, its control totals, and its files.
+"""The manifest of an extract: its sources, moments, control totals and files.
 
-It is written last: a directory with a manifest holds a whole extract.
+It is written last, so a directory with a manifest holds a complete extract.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.rules import Rules, Window
+from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.summary import Control
 
 __all__ = [
     "FILE",
-    "Extracted",
+    "ExtractedSource",
+    "ExtractedTable",
     "Manifest",
     "Part",
-    "Source",
     "extract_id",
     "place",
     "read_manifest",
@@ -38,39 +38,39 @@ class Part(Struct, frozen=True, order=True):
     """A file of a table."""
 
     path: str
-    """From the extract's directory on."""
+    """Relative to the extract's directory."""
     rows: int
     bytes: int
     sha256: str
 
 
-class Extracted(Struct, frozen=True):
+class ExtractedTable(Struct, frozen=True):
     """A table as it was extracted."""
 
     table: str
     told: Control
-    """What the source has counted."""
+    """The source's control totals."""
     written: Control
-    """What was counted while it was written; the same."""
+    """The control totals of the written rows; equal to the source's."""
     content: str
-    """What its rows hold, in a word: the same in whatever order and parts they are."""
+    """A hash of its rows, in any order and any parts."""
     parts: tuple[Part, ...]
 
 
-class Source(Struct, frozen=True):
+class ExtractedSource(Struct, frozen=True):
     """A bank, or the log."""
 
     name: str
     kind: Literal["postgresql", "sqlite", "jdbc", "log"]
     snapshot: str
-    """What it calls the state that was read; nothing where it has no name."""
+    """The database's name of the snapshot; empty if it has none."""
     taken_ms: int
-    """When that was, by our clock."""
+    """When the snapshot was taken, by our clock."""
     source_ms: int
-    """And by its own."""
-    tables: tuple[Extracted, ...]
+    """When it was taken, by the source's clock."""
+    tables: tuple[ExtractedTable, ...]
     watermark: int | None = None
-    """How far the log was read."""
+    """The log position up to which it was read."""
 
 
 class Manifest(Struct, frozen=True):
@@ -79,16 +79,16 @@ class Manifest(Struct, frozen=True):
     extract_id: str
     """The same for the same books, day and rules."""
     name: str
-    """The rules'."""
+    """The name of the rules."""
     rules_version: str
     reading_digest: str
-    """Of the rules, as far as they say how ledgers are read."""
+    """A digest of the rules that say how ledgers are read."""
     business_date: str
     start_ms: int
     end_ms: int
     as_of_ms: int
-    """The end of the day, or when the books were read where it was not over yet."""
-    sources: tuple[Source, ...]
+    """The end of the day, or the time of reading if that was earlier."""
+    sources: tuple[ExtractedSource, ...]
     format: int = _FORMAT
 
     @property
@@ -102,8 +102,8 @@ class Manifest(Struct, frozen=True):
         return tuple(table.written for source in self.sources for table in source.tables)
 
     @classmethod
-    def of(cls, rules: Rules, day: date, sources: tuple[Source, ...]) -> Manifest:
-        """The manifest of what was extracted."""
+    def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:
+        """Make the manifest of these sources."""
         window = rules.day.window(day)
         as_of_ms = min(
             window.end_ms, *(min(source.taken_ms, source.source_ms) for source in sources)
@@ -122,29 +122,29 @@ class Manifest(Struct, frozen=True):
 
 
 def extract_id(
-    reading_digest: str, window: Window, as_of_ms: int, sources: tuple[Source, ...]
+    reading_digest: str, window: DayWindow, as_of_ms: int, sources: tuple[ExtractedSource, ...]
 ) -> str:
-    """The name of an extract: nothing of it depends on when the books of a past day were read."""
+    """The id of an extract; for a past day it does not depend on the time of reading."""
     held = [(table.written, table.content) for source in sources for table in source.tables]
     text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def place(directory: str | Path, manifest: Manifest) -> Path:
-    """Where an extract is kept.
+    """The directory of an extract.
 
     Args:
         directory: The one that the rules name.
-        manifest: The extract's.
+        manifest: The extract's manifest.
     """
     return Path(directory) / "extracts" / manifest.business_date / manifest.extract_id
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Put it into the extract's directory, whole or not at all.
+    """Write it into the extract's directory, atomically.
 
     Raises:
-        ReconcileRefused: It cannot be written.
+        ReconcileRefused: The manifest cannot be written.
     """
     early = directory / f".{FILE}.writing"
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
@@ -162,18 +162,18 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest in an extract's directory.
 
     Raises:
-        ReconcileRefused: There is none, or none that this version reads.
+        ReconcileRefused: There is no manifest, or this version cannot read it.
     """
     path = directory / FILE
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError as error:
-        raise ReconcileRefused(f"there is no whole extract in {directory}") from error
+        raise ReconcileRefused(f"there is no complete extract in {directory}") from error
     except (OSError, msgspec.DecodeError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     if manifest.format != _FORMAT:
         raise ReconcileRefused(f"{path} is of format {manifest.format}, and this reads {_FORMAT}")
-    window = Window(manifest.start_ms, manifest.end_ms)
+    window = DayWindow(manifest.start_ms, manifest.end_ms)
     known = extract_id(manifest.reading_digest, window, manifest.as_of_ms, manifest.sources)
     if known != manifest.extract_id:
         raise ReconcileRefused(f"{path} was changed: its control totals are not those of its id")

@@ -1,7 +1,7 @@
-"""A PostgreSQL bank's books: read by several connections that see one and the same state.
+"""A PostgreSQL bank's books, read by several connections that share one snapshot.
 
-One transaction exports its snapshot and stays open; all others take that snapshot over. So every
-booking is there with all of its rows or with none, however much is booked meanwhile. The rows come
+One transaction exports its snapshot and stays open; all others import it. So every booking has
+all of its rows or none, whatever is booked meanwhile. The rows come
 as Arrow through ADBC; the database itself counts them, under the same snapshot.
 """
 
@@ -19,21 +19,21 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
-    Books,
-    blamed,
-    extracted,
-    see_columns,
-    words,
+    BookRequest,
+    check_columns,
+    checked_extract,
+    error_text,
+    raise_for_misfit,
     write_sums,
 )
-from txmq.reconcile.extract.manifest import Extracted, Source
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
-    told,
-    told_control,
+    control_from_answer,
+    control_query,
 )
-from txmq.reconcile.extract.writing import TableWriter
+from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
@@ -46,22 +46,22 @@ _STATEMENT_S: Final = 4 * 3600
 _TID_RANGES: Final = 140_000
 """The first version that reads a range of pages without reading all others."""
 _PAGES: Final = (256, 16_384)
-"""A slice has at least and at most so many."""
+"""The least and the most pages of a slice."""
 _SLICES_A_READER: Final = 6
 
 _GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = 10**15
-"""Floating point knows a number's last digit up to here."""
+"""Floating point is exact up to here."""
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _BROKEN: Final = frozenset({"float4", "float8"})
 _NUMBERS: Final = frozenset({"numeric", "money"})
 
 
 class PostgresDialect:
-    """PostgreSQL's words.
+    """SQL expressions of PostgreSQL.
 
     Args:
-        types: What its columns are, by their names.
+        types: The columns' types, by name.
     """
 
     def __init__(self, types: Mapping[str, str]) -> None:
@@ -112,7 +112,7 @@ class PostgresDialect:
             return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN {floor}::bigint END)"
         given = f"{quoted}::{held}"
         moment = f"({given} AT TIME ZONE {self.literal(zone)})" if held == "timestamp" else given
-        # As a double it still knows its microseconds, and comes much faster than as a numeric.
+        # A double still has the microseconds, and is much faster than a numeric.
         micros = f"round(date_part('epoch', {moment}) * 1000000)"
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
 
@@ -138,18 +138,18 @@ class PostgresDialect:
 
 
 class _Snapshot(NamedTuple):
-    """The state of the database that all connections see."""
+    """The snapshot that all connections share."""
 
     name: str
     source_ms: int
     version: int
 
 
-def read_postgres(books: Books, money: Mapping[str, Money], clock: Clock) -> Source:
+def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
-        books: Whose, for which day, and where to.
+        books: The bank, the day and the target directory.
         money: The currencies that are known.
         clock: Ours.
 
@@ -162,7 +162,7 @@ def read_postgres(books: Books, money: Mapping[str, Money], clock: Clock) -> Sou
             snapshot = _exported(first)
             taken_ms = clock.wall_ms()
             reader = _Reader(books, money, url, snapshot)
-            return Source(
+            return ExtractedSource(
                 books.bank.name,
                 "postgresql",
                 snapshot.name,
@@ -171,14 +171,14 @@ def read_postgres(books: Books, money: Mapping[str, Money], clock: Clock) -> Sou
                 reader.read(first),
             )
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        raise ReconcileRefused(f"{books.bank.name}: {words(error, url)}") from error
+        raise ReconcileRefused(f"{books.bank.name}: {error_text(error, url)}") from error
 
 
 class _Reader:
     """Reads a bank's tables under a snapshot."""
 
     def __init__(
-        self, books: Books, money: Mapping[str, Money], url: str, snapshot: _Snapshot
+        self, books: BookRequest, money: Mapping[str, Money], url: str, snapshot: _Snapshot
     ) -> None:
         self._books = books
         self._money = money
@@ -186,8 +186,8 @@ class _Reader:
         self._snapshot = snapshot
         self._stopped = threading.Event()
 
-    def read(self, first: Any) -> tuple[Extracted, ...]:
-        """All of them; the first connection is the one whose snapshot it is."""
+    def read(self, first: Any) -> tuple[ExtractedTable, ...]:
+        """Read all tables; the first connection owns the snapshot."""
         bank = self._books.bank
         where = f"{bank.name}/entries"
         relation = EntryStatements(
@@ -196,30 +196,34 @@ class _Reader:
         types = _types(first, relation)
         dialect = PostgresDialect(types)
         statements = EntryStatements(bank, self._money, self._books.window, dialect)
-        see_columns(where, statements.columns, types)
+        check_columns(where, statements.columns, types)
         self._see_zones(where, types)
         if bank.entries.id and types[bank.entries.id] not in _WHOLE:
-            # No empty place would show it, since a row may have no number.
-            blamed(where, statements.faults()[-1:], lambda statement: _asked(first, statement))
+            # An id that is no number would become NULL, which is allowed.
+            raise_for_misfit(
+                where, statements.faults()[-1:], lambda statement: _asked(first, statement)
+            )
         slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
         try:
             return (*self._entries(statements, dialect, slices), *self._accounts(first))
         except (ReconcileRefused, adbc.Error):
             with _connected(self._url) as another:
                 self._join(another)
-                blamed(where, statements.faults(), lambda statement: _asked(another, statement))
+                raise_for_misfit(
+                    where, statements.faults(), lambda statement: _asked(another, statement)
+                )
             raise
 
     def _entries(
         self, statements: EntryStatements, dialect: PostgresDialect, slices: _Slices
-    ) -> tuple[Extracted, ...]:
+    ) -> tuple[ExtractedTable, ...]:
         books, bank = self._books, self._books.bank
         with (
             TableWriter(ENTRIES, books.directory / ENTRIES.name) as writer,
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
             answers = [
-                pool.submit(self._answer, told(statements.rows(), ENTRIES, dialect)),
+                pool.submit(self._answer, control_query(statements.rows(), ENTRIES, dialect)),
                 pool.submit(self._answer, statements.sums()),
             ]
             readers: list[Future[Any]] = [
@@ -233,11 +237,11 @@ class _Reader:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
         counted, sums = (answer.result() for answer in answers)
-        control = told_control(bank.name, ENTRIES, _rows(counted))
-        return extracted(bank.name, control, writer), *write_sums(books, sums)
+        control = control_from_answer(bank.name, ENTRIES, _rows(counted))
+        return checked_extract(bank.name, control, writer), *write_sums(books, sums)
 
     def _copy(self, statements: EntryStatements, slices: _Slices, writer: TableWriter) -> None:
-        """What one connection does: a slice after the other, as long as there are any."""
+        """The work of one connection: one slice after the other."""
         with _connected(self._url) as connection:
             self._join(connection)
             for slice_ in slices:
@@ -253,7 +257,7 @@ class _Reader:
             self._join(connection)
             return _table(connection, statement)
 
-    def _accounts(self, first: Any) -> tuple[Extracted, ...]:
+    def _accounts(self, first: Any) -> tuple[ExtractedTable, ...]:
         bank, accounts = self._books.bank, self._books.bank.accounts
         if accounts is None:
             return ()
@@ -261,16 +265,16 @@ class _Reader:
         types = _types(first, named.relation)
         dialect = PostgresDialect(types)
         statements = AccountStatements(accounts, bank.entries.units, self._money, dialect)
-        see_columns(f"{bank.name}/accounts", statements.columns, types)
-        blamed(
+        check_columns(f"{bank.name}/accounts", statements.columns, types)
+        raise_for_misfit(
             f"{bank.name}/accounts", statements.faults(), lambda statement: _asked(first, statement)
         )
-        counted = _asked(first, told(statements.rows(), ACCOUNTS, dialect))
+        counted = _asked(first, control_query(statements.rows(), ACCOUNTS, dialect))
         with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
             for batch in _table(first, statements.rows()).to_batches():
                 writer.write(batch)
-        control = told_control(bank.name, ACCOUNTS, counted)
-        return (extracted(bank.name, control, writer),)
+        control = control_from_answer(bank.name, ACCOUNTS, counted)
+        return (checked_extract(bank.name, control, writer),)
 
     def _join(self, connection: Any) -> None:
         _begin(connection)

@@ -19,23 +19,23 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
-    Books,
-    blamed,
-    extracted,
-    see_columns,
-    words,
+    BookRequest,
+    check_columns,
+    checked_extract,
+    error_text,
+    raise_for_misfit,
     write_sums,
 )
-from txmq.reconcile.extract.manifest import Extracted, Source
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
-    told,
-    told_control,
+    control_from_answer,
+    control_query,
 )
-from txmq.reconcile.extract.writing import TableWriter, schema_of
+from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
 from txmq.reconcile.rules import Money
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, Table
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
 from txmq.runtime.clock import Clock
 
 __all__ = ["SqliteDialect", "read_sqlite"]
@@ -95,11 +95,11 @@ class SqliteDialect:
         return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
 
-def read_sqlite(books: Books, money: Mapping[str, Money], clock: Clock) -> Source:
+def read_sqlite(books: BookRequest, money: Mapping[str, Money], clock: Clock) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
-        books: Whose, for which day, and where to.
+        books: The bank, the day and the target directory.
         money: The currencies that are known.
         clock: Ours; it is also the database's.
 
@@ -111,69 +111,69 @@ def read_sqlite(books: Books, money: Mapping[str, Money], clock: Clock) -> Sourc
     try:
         with closing(_opened(path)) as connection:
             connection.execute("BEGIN")
-            # The first look at a file decides on the state that all others see.
+            # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = clock.wall_ms()
             reader = _Reader(books, money, connection)
             tables = (*reader.entries(), *reader.accounts())
     except sqlite3.Error as error:
-        raise ReconcileRefused(f"{name}: {words(error)} ({path})") from error
-    return Source(name, "sqlite", "", taken_ms, taken_ms, tables)
+        raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
+    return ExtractedSource(name, "sqlite", "", taken_ms, taken_ms, tables)
 
 
 class _Reader:
     """Reads a bank's tables in one transaction."""
 
     def __init__(
-        self, books: Books, money: Mapping[str, Money], connection: sqlite3.Connection
+        self, books: BookRequest, money: Mapping[str, Money], connection: sqlite3.Connection
     ) -> None:
         self._books = books
         self._money = money
         self._connection = connection
         self._dialect = SqliteDialect()
 
-    def entries(self) -> tuple[Extracted, ...]:
+    def entries(self) -> tuple[ExtractedTable, ...]:
         """The day's, and the sums before and after."""
         books, bank = self._books, self._books.bank
         statements = EntryStatements(bank, self._money, books.window, self._dialect)
         where = f"{bank.name}/entries"
-        self._see(where, statements.relation, statements.columns)
-        blamed(where, statements.faults(), self._ask)
+        self._check_columns(where, statements.relation, statements.columns)
+        raise_for_misfit(where, statements.faults(), self._ask)
         entries = self._written(ENTRIES, statements.rows())
         cursor = self._connection.execute(statements.sums())
         names = [field[0] for field in cursor.description]
         columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
         return (entries, *write_sums(books, pa.table([*map(pa.array, columns)], names)))
 
-    def accounts(self) -> tuple[Extracted, ...]:
+    def accounts(self) -> tuple[ExtractedTable, ...]:
         """The bank's own table, if the rules name one."""
         bank, accounts = self._books.bank, self._books.bank.accounts
         if accounts is None:
             return ()
         statements = AccountStatements(accounts, bank.entries.units, self._money, self._dialect)
         where = f"{bank.name}/accounts"
-        self._see(where, statements.relation, statements.columns)
-        blamed(where, statements.faults(), self._ask)
+        self._check_columns(where, statements.relation, statements.columns)
+        raise_for_misfit(where, statements.faults(), self._ask)
         return (self._written(ACCOUNTS, statements.rows()),)
 
-    def _written(self, table: Table, statement: str) -> Extracted:
+    def _written(self, table: TableSchema, statement: str) -> ExtractedTable:
         name = self._books.bank.name
-        types = schema_of(table).types
+        types = arrow_schema(table).types
         with TableWriter(table, self._books.directory / table.name) as writer:
             cursor = self._connection.execute(statement)
             while rows := cursor.fetchmany(_BATCH):
                 columns = zip(zip(*rows, strict=True), types, strict=True)
                 arrays = [pa.array(column, type_) for column, type_ in columns]
                 writer.write(pa.RecordBatch.from_arrays(arrays, names=list(table.names)))
-        counted = self._ask(told(statement, table, self._dialect))
-        return extracted(name, told_control(name, table, counted), writer)
+        counted = self._ask(control_query(statement, table, self._dialect))
+        return checked_extract(name, control_from_answer(name, table, counted), writer)
 
-    def _see(self, where: str, relation: str, columns: frozenset[str]) -> None:
-        """SQLite takes a name that it does not know for a text."""
+    def _check_columns(self, where: str, relation: str, columns: frozenset[str]) -> None:
+        """SQLite reads an unknown column name as a text."""
         cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
         there = [field[0] for field in cursor.description]
         known = {name.casefold() for name in there}
-        see_columns(where, (name for name in columns if name.casefold() not in known), there)
+        check_columns(where, (name for name in columns if name.casefold() not in known), there)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
@@ -193,9 +193,9 @@ def _opened(path: str) -> sqlite3.Connection:
 
 
 def _number(given: object) -> Decimal | None:
-    """What a value is as a number, with all of its digits."""
+    """A value as a number, with all of its digits."""
     if isinstance(given, float):
-        given = repr(given)  # The shortest that means it: what somebody has written.
+        given = repr(given)  # The shortest text of the number, as it was written.
     if not isinstance(given, int | str):
         return None
     try:
@@ -219,12 +219,12 @@ def _fitting(number: Decimal, *, is_floored: bool) -> int | None:
     if number != number.to_integral_value() and not is_floored:
         return None
     found = int(number // 1)
-    found -= found > number  # Decimals are rounded towards nothing, and moments backwards.
+    found -= found > number  # Decimals are rounded towards zero, moments downwards.
     return found if abs(found) <= _GREATEST else None
 
 
 def _moment(given: object, zone: str) -> int | None:
-    """A written moment: in a zone, or with one of its own where none is given."""
+    """A moment in ISO format: in the given zone, or with its own zone if none is given."""
     if not isinstance(given, str):
         return None
     try:
@@ -234,7 +234,7 @@ def _moment(given: object, zone: str) -> int | None:
     if bool(zone) == (found.tzinfo is not None):
         return None
     if zone:
-        # An hour that comes twice is the second one, as PostgreSQL reads it.
+        # An ambiguous hour is the second one, as in PostgreSQL.
         found = found.replace(tzinfo=ZoneInfo(zone), fold=1)
     since = found - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000

@@ -1,8 +1,8 @@
-"""What a bank is asked in SQL, as its rules say; pure. Each dialect has words of its own.
+"""The SQL that reads a bank, made from its rules; pure. Each dialect has its own expressions.
 
-An expression holds what the extract's column holds, or NULL where the bank's does not fit: that is
-then refused, and the row is looked for that shows why. Sums are added up in the database, under the
-same snapshot, so that what gets lost between it and the files is seen.
+An expression gives the extract's column, or NULL if the bank's value does not fit: that is
+refused, and a query finds the row that shows why. The database computes the sums under the same
+snapshot, so that rows lost on the way to the files are noticed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from txmq.reconcile.extract.controls import (
-    control_of,
+    control_totals,
     has_number,
-    money_of,
-    numbers_of,
-    whole,
+    join_halves,
+    money_column,
+    number_columns,
 )
-from txmq.reconcile.rules import AccountColumns, Bank, Constant, EntryColumns, Money, Window
-from txmq.reconcile.rules import Source as From
+from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
+from txmq.reconcile.rules import ColumnSource as From
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ENTRIES, Table
+from txmq.reconcile.tables import ENTRIES, TableSchema
 
-__all__ = ["AccountStatements", "Dialect", "EntryStatements", "Fault", "told", "told_control"]
+__all__ = [
+    "AccountStatements",
+    "Dialect",
+    "EntryStatements",
+    "RowFault",
+    "control_from_answer",
+    "control_query",
+]
 
 _POWERS: Final = {digits: 10**digits for digits in range(7)}
 
 
 class Dialect(Protocol):
-    """How a database says things; columns are given by their names."""
+    """The SQL expressions of a database; columns are given by their names."""
 
     def quoted(self, name: str) -> str:
         """A name."""
@@ -51,34 +58,34 @@ class Dialect(Protocol):
         ...
 
     def minor(self, column: str, scale: str) -> str:
-        """A column as minor units, given how many a major one has."""
+        """A column as minor units; ``scale`` is the number of them in a major unit."""
         ...
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """A column as milliseconds, given what it holds; see ``EntryColumns.time``."""
+        """A column as milliseconds; ``held`` is a value of ``EntryColumns.time``."""
         ...
 
     def sums(self, number: str) -> tuple[str, ...]:
-        """The sum of a number: itself, or those of its halves."""
+        """The sum of a number, or the sums of its halves."""
         ...
 
     def total(self, number: str) -> str:
-        """The sum of a number where it fits and is nowhere NULL."""
+        """The sum of a number; NULL if it does not fit, or any row is NULL."""
         ...
 
 
-class Fault(NamedTuple):
-    """A way in which a row may not fit."""
+class RowFault(NamedTuple):
+    """A check that finds a row which does not fit."""
 
     column: str
-    """The bank's."""
+    """The bank's column."""
     expected: str
     statement: str
-    """Finds one: its id, its key, and what it holds; all as text."""
+    """A query for one such row: its id, its key and the value, all as text."""
 
 
 class _Statements:
-    """What both of a bank's tables have in common."""
+    """What the statements for both of a bank's tables share."""
 
     def __init__(
         self,
@@ -98,7 +105,7 @@ class _Statements:
         return ".".join(self._dialect.quoted(part) for part in self._columns.table.split("."))
 
     def currency(self) -> str:
-        """The currency, where it is known."""
+        """The currency; NULL if it is unknown."""
         given = self._columns.currency
         if isinstance(given, Constant):
             return self._dialect.literal(given.value)
@@ -112,7 +119,7 @@ class _Statements:
         return self._dialect.minor(column, self._scale())
 
     def _scale(self) -> str:
-        """How many minor units a major one has."""
+        """The number of minor units in a major one."""
         given = self._columns.currency
         if self._units == "minor":
             return "1"
@@ -136,18 +143,18 @@ class _Statements:
 
     def _fault(
         self, column: str, expression: str, expected: str, *, optional: bool = False
-    ) -> Fault:
+    ) -> RowFault:
         named = []
         for name in ("id", "key"):
             given = getattr(self._columns, name, "")
             named.append(self._dialect.text(given) if given else "NULL")
         held = self._dialect.text(column)
         when = f"{expression} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
-        return Fault(
+        return RowFault(
             column, expected, f"SELECT {', '.join(named)}, {held} {self._from(f'({when})')} LIMIT 1"
         )
 
-    def _faulty_currency(self) -> list[Fault]:
+    def _faulty_currency(self) -> list[RowFault]:
         given = self._columns.currency
         if isinstance(given, Constant):
             return []
@@ -156,17 +163,17 @@ class _Statements:
 
 
 class EntryStatements(_Statements):
-    """What a bank's journal is asked.
+    """The statements for a bank's journal.
 
     Args:
         bank: The bank.
-        money: The currencies that are known; any where there are none.
+        money: The known currencies; if empty, any currency is accepted.
         window: The day.
-        dialect: The database's.
+        dialect: The database's dialect.
     """
 
     def __init__(
-        self, bank: Bank, money: Mapping[str, Money], window: Window, dialect: Dialect
+        self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
         super().__init__(bank.entries, bank.entries.units, money, dialect)
         self._bank = bank
@@ -185,7 +192,7 @@ class EntryStatements(_Statements):
         """The day's entries; the columns are those of ``ENTRIES``.
 
         Args:
-            slice_: A condition of those that are wanted; of all where it is left out.
+            slice_: A condition on the rows; all rows if left out.
         """
         booked = self._moment(self._entries.booked)
         recorded = self._entries.recorded
@@ -207,7 +214,7 @@ class EntryStatements(_Statements):
         return f"SELECT {chosen} {self._from(slice_, within)}"
 
     def sums(self) -> str:
-        """What every account had when the day began, and has had since it was over.
+        """The sum of every account before the day and after it.
 
         Rows are: 0, period (0 before, 1 after; NULL where there is no moment), account, role,
         currency, amount, how many entries, and 0. Those that begin with 1 are the sums of these by
@@ -228,8 +235,8 @@ class EntryStatements(_Statements):
             f"{total('amount')}, {total('lines')}, count(*) FROM found GROUP BY period, currency"
         )
 
-    def faults(self) -> list[Fault]:
-        """Where to look when something does not fit, most likely first."""
+    def faults(self) -> list[RowFault]:
+        """Checks for rows that do not fit, the most likely first."""
         entries = self._entries
         found = [
             self._fault(entries.amount, self._minor(entries.amount), "no whole minor units"),
@@ -285,13 +292,13 @@ class EntryStatements(_Statements):
 
 
 class AccountStatements(_Statements):
-    """What a bank's table of accounts is asked.
+    """The statements for a bank's table of accounts.
 
     Args:
         accounts: Its columns.
-        units: What balances are counted in.
-        money: The currencies that are known; any where there are none.
-        dialect: The database's.
+        units: The units of balances.
+        money: The known currencies; if empty, any currency is accepted.
+        dialect: The database's dialect.
     """
 
     def __init__(
@@ -312,15 +319,15 @@ class AccountStatements(_Statements):
         return frozenset(name for name in given if isinstance(name, str))
 
     def rows(self) -> str:
-        """All of it; the columns are those of ``ACCOUNTS``."""
+        """All accounts; the columns are those of ``ACCOUNTS``."""
         return (
             f"SELECT {self._dialect.text(self._accounts.account)} AS account, "
             f"{self.currency()} AS currency, {self._minor(self._accounts.balance)} AS balance "
             f"{self._from()}"
         )
 
-    def faults(self) -> list[Fault]:
-        """Where to look when something does not fit, most likely first."""
+    def faults(self) -> list[RowFault]:
+        """Checks for rows that do not fit, the most likely first."""
         accounts = self._accounts
         return [
             self._fault(accounts.balance, self._minor(accounts.balance), "no whole minor units"),
@@ -329,8 +336,8 @@ class AccountStatements(_Statements):
         ]
 
 
-def told(rows: str, table: Table, dialect: Dialect) -> str:
-    """What the control totals of a table are, where it comes from; for :func:`told_control`.
+def control_query(rows: str, table: TableSchema, dialect: Dialect) -> str:
+    """A query for the control totals of a table at its source; for :func:`control_from_answer`.
 
     Args:
         rows: The statement that reads the table.
@@ -338,23 +345,23 @@ def told(rows: str, table: Table, dialect: Dialect) -> str:
         dialect: The database's.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for column in numbers_of(table) for half in dialect.sums(column))
+    sums = (half for column in number_columns(table) for half in dialect.sums(column))
     return (
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"
     )
 
 
-def told_control(source: str, table: Table, rows: Sequence[Sequence[Any]]) -> Control:
-    """The control totals that the answers to :func:`told` make."""
-    numbers, money = numbers_of(table), money_of(table)
+def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence[Any]]) -> Control:
+    """The control totals from the answer to :func:`control_query`."""
+    numbers, money = number_columns(table), money_column(table)
     found = []
     for currency, count, least, most, *sums in rows:
         halves = len(sums) // len(numbers)
         totals = {
-            name: whole(sums[place * halves : (place + 1) * halves])
+            name: join_halves(sums[place * halves : (place + 1) * halves])
             for place, name in enumerate(numbers)
         }
         total = totals[money] if money is not None else 0
         found.append((currency, count, least, most, total, sum(totals.values())))
-    return control_of(source, table, found)
+    return control_totals(source, table, found)

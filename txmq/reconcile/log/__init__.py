@@ -1,1 +1,1 @@
-"""The broker's log as the third ledger: read from its files, and told as one row per message."""
+"""The broker's log as the third ledger: read from its files, as one row per message."""

@@ -1,8 +1,8 @@
 """Many records become one row per message, with what was decided about it; pure.
 
-The records come in the order of the log. A half message is held until it is decided, so what is
-held is bounded by what is undecided and not by how long the log is. A part of a log can be taken by
-itself: what it cannot know, because it happened before it, it leaves to whoever joins the parts.
+The records come in the order of the log. A half message is held until it is decided, so memory
+grows with the undecided messages and not with the log. A part of a log can be collapsed by
+itself: records that need earlier parts are left for :meth:`Collapse.join`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from txmq.protocol.loss import Loss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.flows import Failure, Flows, Message, shown
-from txmq.reconcile.rules import Window
+from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text
+from txmq.reconcile.rules import DayWindow
 
-__all__ = ["Collapse", "HalfAt", "Loose"]
+__all__ = ["Collapse", "HalfAt", "OpenEnds"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -35,67 +35,67 @@ _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 
 HalfAt: TypeAlias = Callable[[int], Record | None]
-"""Reads the half message at a position; none where its file was deleted."""
+"""Reads the half message at a position; ``None`` if its file was deleted."""
 
 
-class _Decided(NamedTuple):
-    """A decision on a half message that was stored before, and the copy it made, if it did."""
+class _EarlierDecision(NamedTuple):
+    """A decision on a half message of an earlier part, and its copy if it made one."""
 
     decision: Decision
-    copy: Message | None
+    copy: MessageRow | None
 
 
-class _Arrived(NamedTuple):
-    """A message that had waited since before."""
+class _EarlierArrival(NamedTuple):
+    """A delayed message that was stored in an earlier part."""
 
     waited_at: int
-    row: Message
+    row: MessageRow
 
 
-class _Recalled(NamedTuple):
-    """A message that waits since before shall not come."""
+class _EarlierRecall(NamedTuple):
+    """The recall of a delayed message that was stored in an earlier part."""
 
     id: str
     at_ms: int
 
 
-class Loose(NamedTuple):
-    """What is not over at the end of a part of the log, and what began before that part."""
+class OpenEnds(NamedTuple):
+    """What is still open at the end of a part of the log, and what began before that part."""
 
-    held: dict[int, Message]
+    held: dict[int, MessageRow]
     others: set[int]
-    waiting: dict[int, Message]
-    orphans: list[_Decided | _Arrived | _Recalled]
+    waiting: dict[int, MessageRow]
+    orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall]
 
 
 class Collapse:
-    """Takes the records of a log, or of a part of it.
+    """Collapses the records of a log, or of a part of it.
 
     Args:
         flows: The messages that count.
-        window: What was stored or decided then has a row. Whether something was decided after it is
-            told, too, but for what was parked in it.
+        window: Messages stored or decided in it have a row. Later decisions are included too,
+            except on messages parked in it.
     """
 
-    def __init__(self, flows: Flows, window: Window) -> None:
-        self.messages: list[Message] = []
-        """Rows that will not change any more; whoever writes them may clear the list."""
-        self.failures: list[Failure] = []
-        """Likewise; of each group and message the last one tells how it stands."""
+    def __init__(self, flows: Flows, window: DayWindow) -> None:
+        self.messages: list[MessageRow] = []
+        """Rows that will not change any more; the caller may write them and clear the list."""
+        self.failures: list[FailureRow] = []
+        """Likewise; the last one of each group and message gives its state."""
         self.gone = 0
-        """Decisions of the window on half messages whose file was deleted: nothing is known of
-        them but that they were decided."""
+        """The number of the window's decisions on half messages whose file was deleted: nothing
+        else is known of these messages."""
         self._flows = flows
         self._start_ms, self._end_ms = window
-        self._held: dict[int, Message] = {}
-        """Half messages that are not decided, and parked ones, by position."""
+        self._held: dict[int, MessageRow] = {}
+        """Undecided and parked half messages, by position."""
         self._others: set[int] = set()
-        """Where those lie that do not count."""
-        self._waiting: dict[int, Message] = {}
+        """The positions of half messages that do not count."""
+        self._waiting: dict[int, MessageRow] = {}
         self._waiting_by_id: dict[str, set[int]] = {}
         self._copied: dict[int, Decision] = {}
-        """Decisions whose copy comes next."""
-        self._orphans: list[_Decided | _Arrived | _Recalled] = []
+        """Decisions whose copies come next, by the position of the half message."""
+        self._orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall] = []
 
     # Records
 
@@ -105,7 +105,7 @@ class Collapse:
             if isinstance(item, Decision):
                 self._take_decision(item)
             elif isinstance(item, Loss):
-                # It says that offsets are missing, not which messages had them; a break shows each.
+                # It names missing offsets, not their messages; each shows up as a break.
                 continue
             elif item.sys_flag & _TYPE_BITS == _PREPARED:
                 self._take_half(item)
@@ -119,21 +119,21 @@ class Collapse:
         if row is None:
             self._others.add(record.position)
             return
-        row.queue_offset = None  # It is the one in the queue of half messages.
+        row.queue_offset = None  # That offset is in the queue of half messages.
         self._held[record.position] = row
 
     def _take_decision(self, decision: Decision) -> None:
         if decision.kind is DecisionKind.COMMITTED and decision.queue_offset < 0:
             self._copied[decision.half_position] = decision
         elif not self._decide(decision, None):
-            self._orphans.append(_Decided(decision, None))
+            self._orphans.append(_EarlierDecision(decision, None))
 
     def _take_copy(self, record: Record) -> None:
         decision = self._copied.pop(record.prepared_position, None)
         if decision is not None and not self._decide(decision, record.queue_offset):
             row = self._flows.message(record, "prepared")
             if row is not None:
-                self._orphans.append(_Decided(decision, row))
+                self._orphans.append(_EarlierDecision(decision, row))
 
     def _take_plain(self, record: Record) -> None:
         topic = record.topic
@@ -150,13 +150,13 @@ class Collapse:
             if not record.prepared_position:
                 self._keep(row)
             elif not self._arrive(record.prepared_position, row):
-                self._orphans.append(_Arrived(record.prepared_position, row))
+                self._orphans.append(_EarlierArrival(record.prepared_position, row))
 
     def _take_waiting(self, record: Record) -> None:
         recalled = properties.find(record.properties, _RECALLED_ID)
         if recalled is not None:
-            if not self._recall(recalled := shown(recalled), record.stored_ms):
-                self._orphans.append(_Recalled(recalled, record.stored_ms))
+            if not self._recall(recalled := printable_text(recalled), record.stored_ms):
+                self._orphans.append(_EarlierRecall(recalled, record.stored_ms))
             return
         topic = properties.find(record.properties, properties.REAL_TOPIC) or ""
         if topic.startswith(RETRY):
@@ -177,14 +177,14 @@ class Collapse:
             if row is not None:
                 self.failures.append(row)
 
-    # What becomes of them
+    # Decisions, arrivals and recalls
 
     def _decide(self, decision: Decision, offset: int | None) -> bool:
-        """Whether anything is known of the half message that a decision is about.
+        """Apply a decision; returns whether its half message is known.
 
         Args:
             decision: The decision.
-            offset: Where in its queue the copy of the message stands, if there is one.
+            offset: The queue offset of the message's copy, if there is one.
         """
         at = decision.half_position
         if at in self._others:
@@ -195,12 +195,12 @@ class Collapse:
         if row is None:
             return False
         is_later = decision.decided_ms >= self._end_ms
-        # On the evening of the day it was parked, whatever was decided later.
+        # At the end of the day it was still parked; later decisions do not count.
         if not (is_later and self._is_in(row.decided_ms)):
             row.state = _STATES[decision.kind]
             row.decided_ms = decision.decided_ms
             row.decided_by = _SOURCES[decision.source]
-            row.reason = shown(decision.reason) if decision.reason else None
+            row.reason = printable_text(decision.reason) if decision.reason else None
             if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset if offset is None else offset
         if decision.kind is not DecisionKind.PARKED:
@@ -208,11 +208,11 @@ class Collapse:
             self._keep(row)
         return True
 
-    def _wait(self, position: int, row: Message) -> None:
+    def _wait(self, position: int, row: MessageRow) -> None:
         self._waiting[position] = row
         self._waiting_by_id.setdefault(row.id, set()).add(position)
 
-    def _leave(self, position: int) -> Message | None:
+    def _leave(self, position: int) -> MessageRow | None:
         row = self._waiting.pop(position, None)
         if row is not None:
             same = self._waiting_by_id[row.id]
@@ -221,7 +221,7 @@ class Collapse:
                 del self._waiting_by_id[row.id]
         return row
 
-    def _arrive(self, waited_at: int, row: Message) -> bool:
+    def _arrive(self, waited_at: int, row: MessageRow) -> bool:
         waited = self._leave(waited_at)
         if waited is None:
             return False
@@ -237,12 +237,12 @@ class Collapse:
         for position in sorted(positions):
             row = self._leave(position)
             assert row is not None, "what waits is known by its id"
-            if at_ms < self._end_ms:  # On the evening of the day it was still to come.
+            if at_ms < self._end_ms:  # At the end of the day it was still to come.
                 row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
             self._keep(row)
         return True
 
-    def _keep(self, row: Message) -> None:
+    def _keep(self, row: MessageRow) -> None:
         if self._is_in(row.stored_ms) or self._is_in(row.decided_ms):
             self.messages.append(row)
 
@@ -251,21 +251,21 @@ class Collapse:
 
     # Parts
 
-    def loose(self) -> Loose:
-        """What is left to those who come after this part."""
-        return Loose(self._held, self._others, self._waiting, self._orphans)
+    def open_ends(self) -> OpenEnds:
+        """What the next parts need from this one."""
+        return OpenEnds(self._held, self._others, self._waiting, self._orphans)
 
-    def join(self, later: Loose, half_at: HalfAt) -> None:
-        """Take what the next part could not know, and what it holds.
+    def join(self, later: OpenEnds, half_at: HalfAt) -> None:
+        """Resolve what the next part could not know, and take over what it holds.
 
         Args:
             later: The next part's.
-            half_at: Finds half messages of before the first part.
+            half_at: Reads half messages from before the first part.
         """
         for orphan in later.orphans:
-            if isinstance(orphan, _Decided):
+            if isinstance(orphan, _EarlierDecision):
                 self._decide_before(orphan, half_at)
-            elif isinstance(orphan, _Arrived):
+            elif isinstance(orphan, _EarlierArrival):
                 if not self._arrive(orphan.waited_at, orphan.row):
                     self._keep(orphan.row)
             else:
@@ -275,7 +275,7 @@ class Collapse:
         for position, row in later.waiting.items():
             self._wait(position, row)
 
-    def _decide_before(self, found: _Decided, half_at: HalfAt) -> None:
+    def _decide_before(self, found: _EarlierDecision, half_at: HalfAt) -> None:
         decision, copy = found
         offset = None if copy is None else copy.queue_offset
         if self._decide(decision, offset) or not self._is_in(decision.decided_ms):
@@ -286,14 +286,14 @@ class Collapse:
             self.gone += record is None
             return
         if record is None:
-            # All that is certain is that it was stored before everything that was read.
+            # It was certainly stored before everything that was read.
             row.stored_ms = min(row.stored_ms, self._start_ms - 1)
         row.queue_offset, row.position = None, decision.half_position
         self._held[decision.half_position] = row
         self._decide(decision, offset)
 
     def finish(self) -> None:
-        """The log ends here: what is undecided has its row all the same."""
+        """End the log: undecided messages have a row too."""
         for rows in (self._held, self._waiting):
             for row in rows.values():
                 self._keep(row)

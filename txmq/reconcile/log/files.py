@@ -1,7 +1,7 @@
 """The files of a broker's log, held open while they are read; nothing is ever written.
 
-A running broker goes on: it appends to the newest file, and deletes the oldest. What is open stays
-readable all the same, and how far the log reaches is settled once, when the files are looked up.
+A running broker appends to the newest file and deletes the oldest. An open file stays readable,
+and the end of the log is fixed when the files are listed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 __all__ = ["LogFile", "LogFiles", "OpenFile", "files_of"]
 
 _ATTEMPTS: Final = 5
-"""A broker deletes files a few times an hour; to lose one in each of so many looks is no chance."""
+"""A broker deletes files a few times an hour; losing one in every attempt is no coincidence."""
 
 _READ_AT_ONCE: Final = 2048
 
 
 class LogFile(NamedTuple):
-    """A file of the log, and the positions it is there for."""
+    """A file of the log, and the positions it covers."""
 
     path: Path
     start: int
     end: int
     is_last: bool
     log: int | None
-    """The log that its spans name; ``None`` where it has none yet."""
+    """The log that its spans name; ``None`` before the first span."""
 
 
 def files_of(directory: Path) -> tuple[LogFile, ...]:
@@ -46,10 +46,10 @@ def files_of(directory: Path) -> tuple[LogFile, ...]:
         ReconcileRefused: There is no log, a part of it is missing, or a file is another broker's.
     """
     for _ in range(_ATTEMPTS):
-        # One that is deleted between the two steps was the oldest.
+        # A file deleted between the two steps was the oldest.
         with suppress(FileNotFoundError):
-            return _measured(directory / FOLDER, _starts_in(directory))
-    raise ReconcileRefused(f"the log in {directory} changes faster than it can be looked at")
+            return _measure(directory / FOLDER, _starts_in(directory))
+    raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
 
 
 def _starts_in(directory: Path) -> dict[int, str]:
@@ -57,7 +57,7 @@ def _starts_in(directory: Path) -> dict[int, str]:
         names = [path.name for path in (directory / FOLDER).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         raise ReconcileRefused(
-            f"{directory} is no broker's directory: it has no {FOLDER} in it"
+            f"{directory} is no broker's directory: it has no folder {FOLDER}"
         ) from None
     except OSError as error:
         raise ReconcileRefused(f"the log cannot be read: {error}") from error
@@ -65,11 +65,11 @@ def _starts_in(directory: Path) -> dict[int, str]:
     return {start: starts[start] for start in sorted(starts)}
 
 
-def _measured(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
+def _measure(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
     sizes = {start: (folder / name).stat().st_size for start, name in names.items()}
     starts = list(names)
     if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
-        # A write failed there, and went into the file before after all.
+        # A write failed there, and went into the previous file instead.
         starts.pop()
     found: list[LogFile] = []
     for start, after in zip_longest(starts, starts[1:]):
@@ -97,7 +97,7 @@ def _log_of(path: Path, start: int) -> int | None:
 
 
 class OpenFile:
-    """A file of the log while it is read; it stays readable where the broker deletes it."""
+    """An open file of the log; it stays readable when the broker deletes it."""
 
     def __init__(self, file: LogFile) -> None:
         self.file = file
@@ -140,12 +140,12 @@ class LogFiles:
 
     Args:
         directory: The broker's.
-        since_ms: What was stored before does not matter: files with nothing else are left alone.
+        since_ms: Files with only older records are not opened.
     """
 
     def __init__(self, directory: Path, since_ms: int) -> None:
         self.files: tuple[OpenFile, ...] = ()
-        """Those that matter, oldest first."""
+        """The open files, oldest first."""
         self._directory = directory
         self._since_ms = since_ms
         self._all: tuple[LogFile, ...] = ()
@@ -165,9 +165,7 @@ class LogFiles:
                 self.files = tuple([stack.enter_context(OpenFile(file)) for file in matter])
                 self._stack = stack.pop_all()
                 return self
-        raise ReconcileRefused(
-            f"the log in {self._directory} changes faster than it can be looked at"
-        )
+        raise ReconcileRefused(f"the log in {self._directory} changes faster than it can be listed")
 
     def __exit__(
         self,
@@ -178,10 +176,10 @@ class LogFiles:
         self._stack.close()
 
     def record_at(self, position: int) -> bytes | None:
-        """A record that lies at a position, also in an older file; none where that was deleted.
+        """The record at a position, also in an older file; ``None`` if that was deleted.
 
         Raises:
-            ReconcileRefused: No record lies there.
+            ReconcileRefused: The file cannot be read.
         """
         at = bisect_right(self._all, position, key=lambda file: file.start) - 1
         if at < 0:
@@ -201,12 +199,12 @@ class LogFiles:
             ) from error
 
     def _first(self) -> int:
-        """The number of the first file that matters.
+        """The index of the first file to open.
 
-        Time stamps in a log never go back, so all of a file is older than what the next one begins
-        with.
+        Time stamps in a log never go back, so a whole file is older than the next file's first
+        record.
         """
-        # How many files begin with what does not matter: all but the last of these are left alone.
+        # Count the files that begin with old records; all but the last of these are left alone.
         low, high = 0, len(self._all)
         while low < high:
             middle = (low + high) // 2
@@ -225,7 +223,7 @@ class LogFiles:
 
 
 def _first_ms(file: LogFile) -> int | None:
-    """When the first record of a file was stored; none where it has none yet."""
+    """When the first record of a file was stored; ``None`` without records."""
     with file.path.open("rb", buffering=0) as opened:
         data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
     if read_head(data, 0, file.start) is None or len(data) < HEAD_BYTES + MARKER_BYTES:

@@ -1,7 +1,7 @@
-"""What messages say of transfers: which of them order one, and what stands in their bodies; pure.
+"""Transfer orders in messages: which messages are orders, and what their bodies say; pure.
 
-Anybody who may send can write into a body what he likes. Nothing in here trusts it: what is no
-order is a row with a problem, and never an exception.
+Every sender can write anything into a body, so nothing here trusts it: a message that is no
+valid order becomes a row with a problem, never an exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txmq.protocol import properties
 from txmq.protocol.record import Record
 from txmq.reconcile.rules import Constant, Flow
 
-__all__ = ["Failure", "Flows", "Message", "shown"]
+__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -27,7 +27,7 @@ _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _MISSING: Final = object()
 
 
-class Message(Struct, gc=False):
+class MessageRow(Struct, gc=False):
     """A row of ``messages``."""
 
     key: str | None
@@ -48,7 +48,7 @@ class Message(Struct, gc=False):
     problem: str | None
 
 
-class Failure(Struct, gc=False):
+class FailureRow(Struct, gc=False):
     """A row of ``failures``."""
 
     key: str | None
@@ -72,41 +72,41 @@ class Flows:
     def __contains__(self, topic: str) -> bool:
         return topic in self._of
 
-    def message(self, record: Record, state: str, topic: str = "") -> Message | None:
-        """The row of a message, or ``None`` where it belongs to no flow.
+    def message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
+        """The row of a message, or ``None`` if it belongs to no flow.
 
         Args:
             record: The message.
-            state: What is known of it.
-            topic: Where it belongs, if not to where it lies.
+            state: The state of its row.
+            topic: Its own topic, if it is stored in another one.
 
         Raises:
-            ConfigError: Its body cannot be opened for want of a package.
+            ConfigError: The package that decompresses its body is not installed.
         """
         topic = topic or record.topic
         reader = self._reader(topic, record.properties)
         if reader is None:
             return None
         key, payer, payee, amount, currency, problem = reader.read(record)
-        return Message(
+        return MessageRow(
             key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
             record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
         )  # fmt: skip
 
-    def failure(self, record: Record, group: str, state: str) -> Failure | None:
-        """The row of a message that a group gave back, or ``None`` where it belongs to no flow.
+    def failure(self, record: Record, group: str, state: str) -> FailureRow | None:
+        """The row of a message that a group gave back, or ``None`` if it belongs to no flow.
 
         Raises:
-            ConfigError: Its body cannot be opened for want of a package.
+            ConfigError: The package that decompresses its body is not installed.
         """
         text = record.properties
         reader = self._reader(properties.find(text, properties.RETRY_TOPIC) or "", text)
         if reader is None:
             return None
         reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
-        return Failure(
+        return FailureRow(
             reader.read(record)[0], _id_of(record), group, state, record.attempts,
-            record.stored_ms, None if reason is None else shown(reason), record.position,
+            record.stored_ms, None if reason is None else printable_text(reason), record.position,
         )  # fmt: skip
 
     def _reader(self, topic: str, text: str) -> _Reader | None:
@@ -143,10 +143,10 @@ class _Reader:
     def read(
         self, record: Record
     ) -> tuple[str | None, str | None, str | None, int | None, str | None, str | None]:
-        """Key, payer, payee, amount and currency, and what is wrong with them.
+        """Key, payer, payee, amount and currency, and the problem with them.
 
         Raises:
-            ConfigError: The body is compressed, and the package that opens it is not installed.
+            ConfigError: The package that decompresses the body is not installed.
         """
         try:
             body = _decode(record.plain_body())
@@ -190,8 +190,8 @@ class _Reader:
 _decode: Final = msgspec.json.Decoder().decode
 
 
-def shown(text: str) -> str:
-    """Anybody's text as it may stand in a table: one line, and not too long."""
+def printable_text(text: str) -> str:
+    """Foreign text made safe for a table: one line, and not too long."""
     if len(text) <= _TEXT_CHARS_MAX and text.isprintable():
         return text
     return properties.one_line(text, 4 * _TEXT_CHARS_MAX)
@@ -200,13 +200,13 @@ def shown(text: str) -> str:
 def _id_of(record: Record) -> str:
     text = record.properties
     unique = properties.find(text, properties.UNIQUE_KEY)
-    return shown(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
+    return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
 
 
 def _own_key(record: Record) -> str | None:
-    """The first of a message's keys: the others are for those who look for it."""
+    """The first of a message's keys; the others are for searches."""
     words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
-    return shown(words[0]) or None
+    return printable_text(words[0]) or None
 
 
 def _at(body: Any, path: list[str]) -> Any:
@@ -218,7 +218,7 @@ def _at(body: Any, path: list[str]) -> Any:
 
 
 def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
-    """What is written at a place: a text, or a whole number as one."""
+    """The text at a path in the body; a whole number counts as text."""
     found = _at(body, path)
     if type(found) is int:
         found = str(found)

@@ -1,4 +1,4 @@
-"""The records of a log as they lie there, one after the other, each with its kind."""
+"""The records of a log in their order, each with its kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from txmq.protocol.loss import Loss
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import OpenFile, files_of
-from txmq.reconcile.log.spans import Stretch, found_from
+from txmq.reconcile.log.spans import LogStretch, records_from
 
-__all__ = ["Raw", "raw_in", "raw_of", "read_log"]
+__all__ = ["RawRecord", "raw_record", "raw_records", "read_log"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -25,20 +25,20 @@ _OUTCOMES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 
 
-class Raw(NamedTuple):
-    """A record; what its kind does not have is none."""
+class RawRecord(NamedTuple):
+    """A record; fields that its kind does not have are ``None``."""
 
     position: int
     kind: str
-    """``message``, ``half``, ``decision``, ``retry``, ``dead_letter``, ``parked`` or ``waiting``:
-    what waits for its time, a retry or not, and what says that it shall not come."""
+    """``message``, ``half``, ``decision``, ``retry``, ``dead_letter``, ``parked`` or
+    ``waiting``: a delayed message or retry, or the recall of one."""
     topic: str | None
     queue: int | None
     queue_offset: int | None
-    """Of a half message its place in the queue of those; of a decision that of the message it made
-    visible, where it wrote no copy."""
+    """For a half message the offset in the queue of half messages; for a decision the offset of
+    the message it made visible, if it wrote no copy."""
     stored_ms: int
-    """Of a decision, when it was made."""
+    """For a decision, when it was made."""
     born_ms: int | None
     id: str | None
     keys: str | None
@@ -48,8 +48,8 @@ class Raw(NamedTuple):
     """As it was stored, compressed or not."""
     properties: dict[str, str] | None
     half_position: int | None
-    """Of a decision, of the copy of a committed message and of a parked one: where the half message
-    lies."""
+    """For a decision, the copy of a committed message, or a parked message: the position of the
+    half message."""
     outcome: str | None
     """``committed``, ``rolled_back`` or ``parked``."""
     decided_by: str | None
@@ -57,17 +57,17 @@ class Raw(NamedTuple):
     reason: str | None
 
 
-def raw_of(found: Found, position: int) -> Raw:
+def raw_record(found: Found, position: int) -> RawRecord:
     """A record with its kind."""
     if isinstance(found, Decision):
         offset = found.queue_offset if found.queue_offset >= 0 else None
-        return Raw(
+        return RawRecord(
             position, "decision", None, None, offset, found.decided_ms, None, None, None, None,
             None, None, None, found.half_position, _OUTCOMES[found.kind], _SOURCES[found.source],
             found.reason or None,
         )  # fmt: skip
     if isinstance(found, Loss):
-        return Raw(
+        return RawRecord(
             position, "loss", None, None, None, found.accepted_ms, None, None, None, None,
             None, None, None, None, None, None, found.reason,
         )  # fmt: skip
@@ -84,7 +84,7 @@ def raw_of(found: Found, position: int) -> Raw:
     else:
         kind = "parked" if topic == PARKED_TOPIC else "message"
     has_half = bits == _COMMITTED or kind == "parked"
-    return Raw(
+    return RawRecord(
         position, kind, topic, found.queue_id, found.queue_offset, found.stored_ms, found.born_ms,
         named.get(properties.UNIQUE_KEY) or found.offset_id, named.get(properties.KEYS),
         named.get(properties.TAGS), found.attempts, found.body, named,
@@ -93,7 +93,7 @@ def raw_of(found: Found, position: int) -> Raw:
     )  # fmt: skip
 
 
-def raw_in(part: Stretch) -> Iterator[Raw]:
+def raw_records(part: LogStretch) -> Iterator[RawRecord]:
     """The records of a part of the log that begins where a span does.
 
     Raises:
@@ -101,20 +101,20 @@ def raw_in(part: Stretch) -> Iterator[Raw]:
     """
     try:
         with OpenFile(part.file) as opened:
-            for _, found in found_from(opened, part.start, part.end):
+            for _, found in records_from(opened, part.start, part.end):
                 for item, position in found:
-                    yield raw_of(item, position)
+                    yield raw_record(item, position)
     except FileNotFoundError:
         raise ReconcileRefused(
             f"{part.file.path} was deleted by the broker before it was read; read the log again"
         ) from None
 
 
-def read_log(directory: Path) -> Iterator[Raw]:
+def read_log(directory: Path) -> Iterator[RawRecord]:
     """All records of the log in a broker's directory, which may be running.
 
     Raises:
         ReconcileRefused: There is no log, or it is damaged.
     """
     for file in files_of(directory):
-        yield from raw_in(Stretch(file, file.start, file.end))
+        yield from raw_records(LogStretch(file, file.start, file.end))

@@ -1,7 +1,7 @@
-"""The log as a data source of Spark's: ``spark.read.format("txmq").load(directory)``.
+"""The log as a Spark data source: ``spark.read.format("txmq").load(directory)``.
 
-There is a partition for each stretch of the log, so a cluster reads it at once; all of its workers
-see the broker's directory, or a copy of it, at the same place. The broker may run meanwhile.
+Each stretch of the log is a partition, so a cluster reads it in parallel; all workers see the
+broker's directory, or a copy of it, under the same path. The broker may run meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.log.files import OpenFile, files_of
-from txmq.reconcile.log.raw import Raw, raw_in
-from txmq.reconcile.log.spans import STRETCH_BYTES, Stretch, parts
+from txmq.reconcile.log.raw import RawRecord, raw_records
+from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, parts
 
 __all__ = ["LogSource", "register"]
 
@@ -47,7 +47,7 @@ _COLUMNS: Final = {
 
 
 class _Partition(InputPartition):
-    def __init__(self, part: Stretch) -> None:
+    def __init__(self, part: LogStretch) -> None:
         super().__init__(part)
         self.part = part
 
@@ -91,11 +91,11 @@ class LogSource(DataSource):
         """Its columns."""
         return ", ".join(f"{name} {ddl}" for name, (ddl, _) in _COLUMNS.items())
 
-    def reader(self, schema: Any) -> LogReader:
+    def reader(self, schema: Any) -> LogDataReader:
         """Who reads it.
 
         Raises:
-            ReconcileRefused: Nobody said where it is.
+            ReconcileRefused: ``load`` has no path, or the stretch is no number.
         """
         del schema
         directory = self.options.get("path")
@@ -104,15 +104,15 @@ class LogSource(DataSource):
         size = self.options.get("stretch", str(STRETCH_BYTES))
         if not size.isdecimal() or int(size) < 1:
             raise ReconcileRefused(f"stretch is a number of bytes, not {size!r}")
-        return LogReader(Path(directory), int(size))
+        return LogDataReader(Path(directory), int(size))
 
 
-class LogReader(DataSourceReader):
-    """Reads the log in parts.
+class LogDataReader(DataSourceReader):
+    """Reads the log by partitions.
 
     Args:
         directory: The broker's.
-        size: So many bytes are a part.
+        size: The bytes of a partition.
     """
 
     def __init__(self, directory: Path, size: int) -> None:
@@ -131,7 +131,7 @@ class LogReader(DataSourceReader):
                 with OpenFile(file) as opened:
                     found += [_Partition(part) for part in parts(opened, self._size)]
             except FileNotFoundError:
-                continue  # The broker has just deleted it: the log begins behind it.
+                continue  # The broker has just deleted it; the log begins with the next file.
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -141,7 +141,7 @@ class LogReader(DataSourceReader):
             ReconcileRefused: It is damaged.
         """
         assert isinstance(partition, _Partition)
-        rows = raw_in(partition.part)
+        rows = raw_records(partition.part)
         while some := list(_batch(rows)):
             columns = zip(*some, strict=True)
             arrays = [
@@ -151,8 +151,8 @@ class LogReader(DataSourceReader):
             yield pa.RecordBatch.from_arrays(arrays, names=list(_COLUMNS))
 
 
-def _batch(rows: Iterator[Raw]) -> Iterator[Raw]:
-    """So many rows as make a batch: not too many, and not too large together."""
+def _batch(rows: Iterator[RawRecord]) -> Iterator[RawRecord]:
+    """The rows of one batch, limited in number and in total size."""
     room = _BYTES_A_BATCH
     for row in islice(rows, _ROWS_A_BATCH):
         yield row

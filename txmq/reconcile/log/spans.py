@@ -1,8 +1,8 @@
-"""The spans of a log, one after the other, and none left out.
+"""The spans of a log, in order and without gaps.
 
-Recovery may cut a tail that a crash has torn; a reader may not guess. A span that is not whole is
-the end of the log only where it is the last thing in it: a write that is under way, or the tail of
-a broker that was killed. Whatever is whole behind it makes it damage, and that is refused.
+Recovery may cut a torn tail; a reader must not guess. An incomplete span ends the log only if it
+is the last thing in it: a write in progress, or the tail of a killed broker. If a complete span
+follows it, the log is damaged and is refused.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, found_in, heads_in, read_head
 from txmq.reconcile.log.files import LogFile, OpenFile
 
-__all__ = ["STRETCH_BYTES", "Stretch", "found_from", "parts", "spans", "start_of", "stretches"]
+__all__ = [
+    "STRETCH_BYTES",
+    "LogStretch",
+    "find_start",
+    "parts",
+    "records_from",
+    "spans",
+    "stretches",
+]
 
 STRETCH_BYTES: Final = 32 * 1024 * 1024
-"""A part of the log that is read in one go; where one begins does not hang on who reads it."""
+"""The size of a stretch, which is read in one go; the cuts do not depend on the reader."""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 
 
-class Stretch(NamedTuple):
+class LogStretch(NamedTuple):
     """A part of a file: the spans that begin in it."""
 
     file: LogFile
@@ -33,39 +41,39 @@ class Stretch(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether a span begins where it does."""
+        """Whether it is the first of its file, so that a span begins at its start."""
         return self.start == self.file.start
 
 
-def stretches(files: Iterable[LogFile], size: int = STRETCH_BYTES) -> Iterator[Stretch]:
-    """The files cut into parts that can be read by themselves."""
+def stretches(files: Iterable[LogFile], size: int = STRETCH_BYTES) -> Iterator[LogStretch]:
+    """Cut the files into parts that can be read separately."""
     for file in files:
         for start in range(file.start, file.end, size):
-            yield Stretch(file, start, min(start + size, file.end))
+            yield LogStretch(file, start, min(start + size, file.end))
 
 
-def parts(log: OpenFile, size: int) -> Iterator[Stretch]:
-    """A file cut where spans begin, into parts of about a size; that takes a look at each head."""
+def parts(log: OpenFile, size: int) -> Iterator[LogStretch]:
+    """Cut a file at starts of spans into parts of about this size; this reads each head."""
     start = at = log.file.start
     while at < log.file.end:
         data, here = log.read(at, _READ_BYTES), 0
         while (head := read_head(data, here, at + here)) is not None:
             here += head.size
             if at + here - start >= size:
-                yield Stretch(log.file, start, at + here)
+                yield LogStretch(log.file, start, at + here)
                 start = at + here
         if not here:
             break
         at += here
     if start < log.file.end:
-        yield Stretch(log.file, start, log.file.end)
+        yield LogStretch(log.file, start, log.file.end)
 
 
-def start_of(log: OpenFile, stretch: Stretch) -> int | None:
-    """Where the first span begins that begins in a stretch, or ``None`` where none does.
+def find_start(log: OpenFile, stretch: LogStretch) -> int | None:
+    """The position of the first span that begins in a stretch, or ``None``.
 
-    What looks like one in the body of a message would do, too: whoever goes by this sees that the
-    stretch before ends here.
+    A message body that looks like a span is found too, so the caller must check that the
+    previous stretch ends at this position.
     """
     if stretch.is_first:
         return stretch.start
@@ -81,10 +89,10 @@ def start_of(log: OpenFile, stretch: Stretch) -> int | None:
     return None
 
 
-def found_from(
+def records_from(
     log: OpenFile, start: int, end: int
 ) -> Iterator[tuple[int, list[tuple[Found, int]]]]:
-    """Where each span ends that begins in a part of a file, and the records in it with their
+    """For each span that begins in a part of a file: its end, and its records with their
     positions; see :func:`spans`.
 
     Raises:
@@ -100,12 +108,12 @@ def found_from(
 
 
 def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The spans that begin in a part of a file: their positions, and what is in them.
+    """The spans that begin in a part of a file: their positions and payloads.
 
     Args:
-        log: A file.
-        start: Where a span begins.
-        end: No span that begins there, or behind, is of interest.
+        log: The file.
+        start: The start of a span.
+        end: The end of the part; spans that begin there or later are left out.
 
     Raises:
         ReconcileRefused: A span is damaged.
@@ -127,7 +135,7 @@ def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
             yield at + here, bytes(payload)
             here += head.size
         if here == 0:
-            # It is longer than what was read, or it is not whole.
+            # The span is longer than what was read, or incomplete.
             longer = _payload(log, at) or _payload_after_all(log, at)
             if longer is None:
                 return
@@ -147,7 +155,9 @@ def _payload(log: OpenFile, at: int) -> bytes | None:
 
 
 def _payload_after_all(log: OpenFile, bad: int) -> bytes | None:
-    """What is in a span that was not whole a moment ago; none where the log ends before it."""
+    """The payload of a span that was incomplete a moment ago; ``None`` if the log ends before
+    it.
+    """
     file = log.file
     if not file.is_last:
         raise _damage(
@@ -156,7 +166,7 @@ def _payload_after_all(log: OpenFile, bad: int) -> bytes | None:
     behind = _head_behind(log, bad)
     if behind is None:
         return None
-    # A broker writes one span after the other. While it runs, this one may be whole by now.
+    # The broker writes one span after the other, so this one may be complete by now.
     payload = _payload(log, bad)
     if payload is None:
         raise _damage(
@@ -169,7 +179,8 @@ def _payload_after_all(log: OpenFile, bad: int) -> bytes | None:
 
 
 def _head_behind(log: OpenFile, bad: int) -> int | None:
-    # What a body holds that looks like a head is none: where its own head is whole, it says so.
+    # A body may contain what looks like a head: if the span's own head is complete, skip its
+    # size.
     head = read_head(log.read(bad, HEAD_BYTES), 0, bad)
     first = bad + (1 if head is None else head.size)
     for at in range(first, log.file.end, _READ_BYTES):

@@ -20,9 +20,9 @@ __all__ = [
     "TOP",
     "Bar",
     "Bars",
-    "Day",
     "Piece",
     "Trend",
+    "TrendDay",
     "ages",
     "break_trend",
     "classes_by_value",
@@ -69,7 +69,7 @@ class Bars(NamedTuple):
     bars: tuple[Bar, ...]
 
 
-class Day(NamedTuple):
+class TrendDay(NamedTuple):
     """A day of a trend: a column that stands, or a point of a line."""
 
     label: str
@@ -97,7 +97,7 @@ class Trend(NamedTuple):
     highest: str
     """What the upper line stands for, where the days do not say it themselves."""
     lowest: str
-    days: tuple[Day, ...]
+    days: tuple[TrendDay, ...]
     is_line: bool
 
 
@@ -125,7 +125,10 @@ def _by_value(result: Result, currency: str) -> Bars | None:
         bars.append(Bar(total.class_, worth, (Piece("worth", "0%", width, worth),)))
     told = f"{found[0].class_} has the most: {bars[0].value}. "
     return Bars(
-        f"worth-{currency}", f"Value at risk by class, {currency}", told + _told(bars), tuple(bars)
+        f"worth-{currency}",
+        f"Value at risk by class, {currency}",
+        told + _bars_in_words(bars),
+        tuple(bars),
     )
 
 
@@ -154,7 +157,7 @@ def ages(result: Result) -> Bars | None:
         bars.append(Bar(name, f"{before:,}", tuple(pieces)))
     oldest = sum(row.get(BUCKETS[-1], 0) for row in counts.values())
     told = f"{oldest:,} are older than 7 business days. Each bar begins with the youngest. "
-    return Bars("ages", "Age by class", told + _told(bars), tuple(bars))
+    return Bars("ages", "Age by class", told + _bars_in_words(bars), tuple(bars))
 
 
 def rate_trend(run: Run) -> Trend:
@@ -201,14 +204,14 @@ def _columns(run: Run, name: str, title: str, values: Sequence[int], told: Seque
 
 def _days(
     dates: Sequence[str], told: Sequence[str], heights: Sequence[int], *, says_values: bool = False
-) -> tuple[Day, ...]:
+) -> tuple[TrendDay, ...]:
     slots = max(len(dates), _SLOTS_MIN)
     step = -(-len(dates) // _LABELS_MAX)
     found = []
     for at, (day, value, height) in enumerate(zip(dates, told, heights, strict=True)):
         slot, from_last = slots - len(dates) + at, len(dates) - 1 - at
         found.append(
-            Day(
+            TrendDay(
                 label=day[5:] if from_last % step == 0 else "",
                 value=value if says_values else "",
                 told=f"{day}: {value}",
@@ -222,7 +225,7 @@ def _days(
     return tuple(found)
 
 
-def _told(bars: Iterable[Bar]) -> str:
+def _bars_in_words(bars: Iterable[Bar]) -> str:
     return "; ".join(f"{bar.label} {bar.value}" for bar in bars) + "."
 
 

@@ -57,7 +57,7 @@ def page(run: Run) -> bytes:
     return _PAGE.render(shown).encode()
 
 
-def _seen(value: object) -> object:
+def _escape_foreign(value: object) -> object:
     """Whatever is printed comes through here, so that nobody has to think of it."""
     is_foreign = isinstance(value, str) and not isinstance(value, Markup)
     return printable(str(value)) if is_foreign else value
@@ -80,7 +80,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_seen,
+        finalize=_escape_foreign,
     )
     made.filters |= {
         "long_date": words.long_date,

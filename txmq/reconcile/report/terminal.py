@@ -55,18 +55,18 @@ def show(run: Run, console: Console, report: str = "") -> None:
             console.print(table)
             break
     else:
-        _listed(run, rows, console)
+        _print_classes(run, rows, console)
     _say(
         console,
         f"{rate(result.match_rate)} of "
-        f"{_counted(result.transfers, 'transfer is', 'transfers are')} agreed, "
-        f"{_counted(result.breaks, 'is a break', 'are breaks')}, "
-        f"{_counted(result.closed, 'of earlier days was', 'of earlier days were')} closed; "
+        f"{_count(result.transfers, 'transfer is', 'transfers are')} agreed, "
+        f"{_count(result.breaks, 'is a break', 'are breaks')}, "
+        f"{_count(result.closed, 'of earlier days was', 'of earlier days were')} closed; "
         f"it took {seconds((run.ended_ms - run.began_ms) / 1000)}.",
     )
     _proofs(run, console)
     if count := result.decided_by_hand:
-        decided = _counted(count, "transaction was", "transactions were")
+        decided = _count(count, "transaction was", "transactions were")
         _say(console, f"{decided} decided by hand; the report says why.", "yellow")
     if report:
         _say(console, f"report: {report}")
@@ -80,7 +80,7 @@ def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
         drawn.add_column(heading.replace("_", " "), justify="right")
     drawn.add_column("")
 
-    def add(name: str, group: Text, total: Total | view.Sum, style: str = "") -> None:
+    def add(name: str, group: Text, total: Total | view.CurrencySum, style: str = "") -> None:
         places = facts.digits(run.result, total.currency)
         worth = (amount(getattr(total, name), places) for name in amounts)
         currency = Text(printable(total.currency))
@@ -94,7 +94,7 @@ def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
     return drawn
 
 
-def _listed(run: Run, rows: Iterable[Total], console: Console) -> None:
+def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
     for total in rows:
         worth = amount(total.at_risk, facts.digits(run.result, total.currency))
         _say(console, f"{total.class_}: {total.transfers:,} ({total.group})", _GROUPS[total.group])
@@ -108,7 +108,7 @@ def _proofs(run: Run, console: Console) -> None:
     if not result.broken_proofs:
         _say(console, "All balance proofs hold.")
         return
-    count = _counted(result.broken_proofs, "balance proof does", "balance proofs do")
+    count = _count(result.broken_proofs, "balance proof does", "balance proofs do")
     _say(console, f"{count} not hold:", _STYLES["bad"])
     shown = view.proofs(result)[0][:_PROOFS]
     for proof in shown:
@@ -125,7 +125,7 @@ def _proofs(run: Run, console: Console) -> None:
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")
 
 
-def _counted(count: int, one: str, several: str) -> str:
+def _count(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
 
 

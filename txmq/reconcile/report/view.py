@@ -12,11 +12,11 @@ from txmq.reconcile.summary import BUCKETS, Item, Proof, Result, Run, Total
 
 __all__ = [
     "AgedRow",
-    "Change",
-    "Evidence",
+    "ClassEvidence",
+    "ClassGroup",
+    "CurrencySum",
     "Figure",
-    "Group",
-    "Sum",
+    "FigureChange",
     "aged",
     "changes",
     "evidence",
@@ -43,7 +43,7 @@ class Figure(NamedTuple):
     note: str
 
 
-class Change(NamedTuple):
+class FigureChange(NamedTuple):
     """A figure against the day before."""
 
     name: str
@@ -52,7 +52,7 @@ class Change(NamedTuple):
     change: str
 
 
-class Sum(NamedTuple):
+class CurrencySum(NamedTuple):
     """What rows of totals come to, in one currency."""
 
     currency: str
@@ -64,14 +64,14 @@ class Sum(NamedTuple):
     at_risk: int
 
 
-class Group(NamedTuple):
+class ClassGroup(NamedTuple):
     """Classes that mean the same for people."""
 
     title: str
     rows: tuple[tuple[Total, About], ...]
 
     @property
-    def sums(self) -> tuple[Sum, ...]:
+    def sums(self) -> tuple[CurrencySum, ...]:
         """What they come to, by currency."""
         return sums(total for total, _ in self.rows)
 
@@ -89,7 +89,7 @@ class AgedRow(NamedTuple):
         return (*self.cells, (sum(c for c, _ in self.cells), sum(a for _, a in self.cells)))
 
 
-class Evidence(NamedTuple):
+class ClassEvidence(NamedTuple):
     """A class, and some of its transfers."""
 
     name: str
@@ -147,20 +147,20 @@ def _oldest(result: Result) -> tuple[str, str]:
     return f"{'' if found.is_exact else '≥ '}{found.days}", unit
 
 
-def changes(run: Run) -> tuple[Change, ...]:
+def changes(run: Run) -> tuple[FigureChange, ...]:
     """What is another than on the day before; nothing where there is none."""
     if not run.trend:
         return ()
     before, now = facts.days(run)[-2:]
     shown = [
-        Change(
+        FigureChange(
             "Match rate",
             rate(before.match_rate),
             rate(now.match_rate),
             points(now.match_rate, before.match_rate),
         ),
         *(
-            Change(name, f"{was:,}", f"{is_:,}", signed(is_ - was))
+            FigureChange(name, f"{was:,}", f"{is_:,}", signed(is_ - was))
             for name, was, is_ in (
                 ("Transfers", before.transfers, now.transfers),
                 ("Breaks", before.breaks, now.breaks),
@@ -172,7 +172,7 @@ def changes(run: Run) -> tuple[Change, ...]:
         places = facts.digits(run.result, currency)
         was, is_ = (past.at_risk.get(currency, 0) for past in (before, now))
         shown.append(
-            Change(
+            FigureChange(
                 f"Value at risk, {currency}",
                 amount(was, places),
                 amount(is_, places),
@@ -182,23 +182,25 @@ def changes(run: Run) -> tuple[Change, ...]:
     return tuple(shown)
 
 
-def groups(result: Result) -> tuple[Group, ...]:
+def groups(result: Result) -> tuple[ClassGroup, ...]:
     """The classes that have something, those that need people first."""
     found = []
     for group, title in _GROUPS:
         rows = [total for total in result.totals if total.group == group]
         rows.sort(key=lambda total: (facts.rank(total.class_), total.currency))
         if rows:
-            found.append(Group(title, tuple((total, facts.about(total.class_)) for total in rows)))
+            found.append(
+                ClassGroup(title, tuple((total, facts.about(total.class_)) for total in rows))
+            )
     return tuple(found)
 
 
-def sums(totals: Iterable[Total]) -> tuple[Sum, ...]:
+def sums(totals: Iterable[Total]) -> tuple[CurrencySum, ...]:
     """All rows together, by currency."""
-    found: dict[str, Sum] = {}
+    found: dict[str, CurrencySum] = {}
     for total in totals:
-        so_far = found.get(total.currency, Sum(total.currency, 0, 0, 0, 0, 0, 0))
-        found[total.currency] = Sum(
+        so_far = found.get(total.currency, CurrencySum(total.currency, 0, 0, 0, 0, 0, 0))
+        found[total.currency] = CurrencySum(
             total.currency,
             so_far.transfers + total.transfers,
             so_far.debited + total.debited,
@@ -244,14 +246,14 @@ def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
     return tuple(broken), tuple(proof for proof in result.proofs if proof.holds)
 
 
-def evidence(result: Result) -> tuple[Evidence, ...]:
+def evidence(result: Result) -> tuple[ClassEvidence, ...]:
     """What is shown of each class."""
     by_class: dict[str, list[Item]] = {}
     for item in result.items:
         by_class.setdefault(item.class_, []).append(item)
     order = {group: at for at, (group, _) in enumerate(_GROUPS)}
     return tuple(
-        Evidence(
+        ClassEvidence(
             name,
             facts.about(name),
             tuple(by_class[name]),

@@ -12,10 +12,10 @@ from pyarrow import parquet
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.report.masking import mask
+from txmq.reconcile.report.account_mask import mask
 from txmq.reconcile.summary import Run
 
-__all__ = ["items_of", "latest_extract", "one_of"]
+__all__ = ["find_item", "items_of", "latest_extract"]
 
 
 def items_of(
@@ -27,19 +27,18 @@ def items_of(
     is_complete: bool = False,
     is_masked: bool = True,
 ) -> list[dict[str, Any]]:
-    """What a run has left that is not agreed, oldest and worth most first.
+    """The items of a run that are not agreed: the oldest first, then the largest.
 
     Args:
         directory: The one that the rules name.
         run: The run.
-        class_: Only items of this class.
+        class_: Show only this class.
         status: Only those of this status.
-        is_complete: Whether those are in it too that only wait, or are explained. Whoever asks
-            for a class or a status gets them in any case.
-        is_masked: Whether account numbers are hidden.
+        is_complete: Include items in flight and explained ones; implied by a class or a status.
+        is_masked: Hide account numbers.
 
     Raises:
-        ReconcileRefused: They cannot be read.
+        ReconcileRefused: The items cannot be read.
     """
     day = run.result.business_date
     place = Path(directory, "results", "items", f"business_date={day}", f"run={run.run_id}")
@@ -65,11 +64,11 @@ def items_of(
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
-def one_of(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
-    """The item that somebody means, who may have written the beginning of its id alone.
+def find_item(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
+    """The item whose id begins with ``break_id``.
 
     Raises:
-        UsageError: There is none, or more than one.
+        UsageError: No item matches, or several do.
     """
     found = [item for item in items if item["break_id"].startswith(break_id)]
     if len(found) != 1 or not break_id:
@@ -79,10 +78,10 @@ def one_of(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
 
 
 def latest_extract(directory: str | Path, day: date) -> str:
-    """The id of a day's extract that was taken last.
+    """The id of the latest extract of a day.
 
     Raises:
-        ReconcileRefused: There is none.
+        ReconcileRefused: The day has no extract.
     """
     places = Path(directory, "extracts", day.isoformat()).glob(f"*/{FILE}")
     found = [

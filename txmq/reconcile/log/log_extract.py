@@ -1,8 +1,8 @@
-"""The log of a day is taken: its tables are written as Parquet, with their control totals.
+"""The extract of a day's log: its tables as Parquet, with their control totals.
 
-The log is cut into stretches of one size, whoever reads them: each is collapsed by itself, in a
-process of its own where there is much to read, and then they are joined in order. So the same log
-gives the same rows in the same order on any machine.
+The log is cut into stretches of one size. Each is collapsed by itself, in several processes if
+there is much to read, and then they are joined in order. So the same log gives the same rows in
+the same order on any machine.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from txmq.protocol import record as records
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.record import Record
-from txmq.reconcile.extract.manifest import Extracted
-from txmq.reconcile.extract.writing import TableWriter, schema_of
-from txmq.reconcile.log.collapse import Collapse, Loose
+from txmq.reconcile.extract.manifest import ExtractedTable
+from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
+from txmq.reconcile.log.collapse import Collapse, OpenEnds
 from txmq.reconcile.log.files import LogFiles, OpenFile
 from txmq.reconcile.log.flows import Flows
-from txmq.reconcile.log.spans import STRETCH_BYTES, Stretch, found_from, start_of, stretches
-from txmq.reconcile.rules import Flow, Rules, Window
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, Table
+from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, find_start, records_from, stretches
+from txmq.reconcile.rules import DayWindow, Flow, Rules
+from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, TableSchema
 from txmq.runtime.clock import Clock, SystemClock
 
-__all__ = ["TakenLog", "extract_log"]
+__all__ = ["ExtractedLog", "extract_log"]
 
 _SOURCE: Final = "log"
 _OFFSETS: Final = "config/offsets.json"
@@ -46,23 +46,23 @@ _STRETCHES_A_PROCESS: Final = 4
 _CLOCK: Final = SystemClock()
 
 
-class TakenLog(NamedTuple):
-    """What was taken of a log."""
+class ExtractedLog(NamedTuple):
+    """The result of extracting a log."""
 
-    tables: tuple[Extracted, ...]
+    tables: tuple[ExtractedTable, ...]
     """Messages, failures and offsets."""
     position: int
-    """The log was read up to here: the watermark."""
+    """The watermark: the log was read up to this position."""
     moment_ms: int
-    """When that was the end of the log."""
+    """When the log ended there."""
     records: int
-    """How many were read."""
+    """The number of records read."""
     gone: int
-    """Decisions on half messages whose file was deleted; they have no row."""
+    """The number of decisions on half messages whose file was deleted; they have no row."""
 
 
 class _Part(NamedTuple):
-    """What became of a stretch."""
+    """A collapsed stretch."""
 
     start: int
     """Where its first span begins."""
@@ -71,42 +71,41 @@ class _Part(NamedTuple):
     records: int
     messages: list[pa.RecordBatch]
     failures: list[pa.RecordBatch]
-    loose: Loose
+    loose: OpenEnds
 
 
 class _Job(NamedTuple):
-    """What all processes are told."""
+    """What every process needs to know."""
 
     flows: tuple[Flow, ...]
-    window: Window
+    window: DayWindow
 
 
 def extract_log(
     rules: Rules,
-    window: Window,
+    window: DayWindow,
     directory: Path,
     *,
     processes: int | None = None,
     stretch_bytes: int = STRETCH_BYTES,
     clock: Clock = _CLOCK,
-) -> TakenLog:
-    """Write what the log says of a day below ``directory/log``: messages, failures and offsets.
+) -> ExtractedLog:
+    """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
-    The broker may run meanwhile. How far its groups have come is read first, so that nothing counts
-    as delivered which was not yet stored in what is read.
+    The broker may run meanwhile. The offsets of its groups are read first, so that no message
+    counts as delivered that the extract does not contain.
 
     Args:
         rules: They say where the broker's directory is, and which messages count.
         window: The day.
         directory: Where to write.
-        processes: How many read at once; as many as there are processors, if left out.
-        stretch_bytes: How much of the log is collapsed by itself; rows come in another order where
-            it is another number.
-        clock: Tells when the log was read.
+        processes: How many processes read; one for each processor if left out.
+        stretch_bytes: The size of a stretch; the order of rows depends on it.
+        clock: Stamps the reading.
 
     Raises:
         ReconcileRefused: The log is damaged, or does not reach back to the beginning of the day.
-        ConfigError: A package is not installed without which bodies cannot be opened.
+        ConfigError: The package that decompresses a body is not installed.
     """
     broker = Path(rules.log.directory)
     job = _Job(rules.log.flow, window)
@@ -135,45 +134,47 @@ def extract_log(
             whole.messages.clear()
         whole.finish()
         _write(messages, _batches(MESSAGES, whole.messages))
-    # Nobody else counts a log; what was written of it is what it says.
+    # Only txmq counts a log, so its control totals are those of the written rows.
     tables = tuple(writer.extracted(_SOURCE) for writer in writers)
-    return TakenLog(tables, position, moment_ms, count, whole.gone)
+    return ExtractedLog(tables, position, moment_ms, count, whole.gone)
 
 
 # Stretches
 
 
-def _parts(log: LogFiles, job: _Job, todo: list[Stretch], processes: int | None) -> Iterator[_Part]:
-    """What became of each stretch, in order; each begins where the one before ends."""
+def _parts(
+    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
+) -> Iterator[_Part]:
+    """The collapsed stretches in order; each begins where the previous one ends."""
     at = -1
     opened = {file.file.start: file for file in log.files}
-    for stretch, part in zip(todo, _taken(log, job, todo, processes), strict=True):
+    for stretch, part in zip(todo, _read_stretches(log, job, todo, processes), strict=True):
         start = stretch.start if stretch.is_first else at
         if part is None or part.start != start:
-            # Its file was deleted meanwhile, and is open only here; or what looks like its first
-            # span is none. Anybody may send such a message.
-            whole = _collapsed(opened[stretch.file.start], stretch, job, start)
+            # Its file was deleted meanwhile and is open only here, or its first span was a
+            # message body that looks like one, which any sender can write.
+            whole = _collapse(opened[stretch.file.start], stretch, job, start)
         else:
             whole = part
         at = whole.end
         yield whole
 
 
-def _taken(
-    log: LogFiles, job: _Job, todo: list[Stretch], processes: int | None
+def _read_stretches(
+    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
 ) -> Iterator[_Part | None]:
     wanted = (os.cpu_count() or 1) if processes is None else processes
     wanted = min(wanted, len(todo) // _STRETCHES_A_PROCESS)
     if wanted <= 1:
         opened = {file.file.start: file for file in log.files}
-        yield from (_guessed(opened[stretch.file.start], stretch, job) for stretch in todo)
+        yield from (_try_collapse(opened[stretch.file.start], stretch, job) for stretch in todo)
         return
-    # Not by fork: whoever calls may have threads, as everybody has who uses Spark.
+    # Spawn and not fork: the caller may have threads, as every user of Spark has.
     pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"))
     waiting: deque[Future[_Part | None]] = deque()
     try:
         for stretch in todo:
-            waiting.append(pool.submit(_collapsed_elsewhere, stretch, job))
+            waiting.append(pool.submit(_collapse_in_process, stretch, job))
             if len(waiting) > 2 * wanted:
                 yield waiting.popleft().result()
         while waiting:
@@ -184,27 +185,27 @@ def _taken(
         pool.shutdown(cancel_futures=True)
 
 
-def _collapsed_elsewhere(stretch: Stretch, job: _Job) -> _Part | None:
+def _collapse_in_process(stretch: LogStretch, job: _Job) -> _Part | None:
     try:
         with OpenFile(stretch.file) as opened:
-            return _guessed(opened, stretch, job)
+            return _try_collapse(opened, stretch, job)
     except FileNotFoundError:
         return None
 
 
-def _guessed(opened: OpenFile, stretch: Stretch, job: _Job) -> _Part | None:
-    """What becomes of a stretch if it begins where it seems to; none where that cannot be."""
-    start = start_of(opened, stretch)
+def _try_collapse(opened: OpenFile, stretch: LogStretch, job: _Job) -> _Part | None:
+    """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
+    start = find_start(opened, stretch)
     try:
-        return None if start is None else _collapsed(opened, stretch, job, start)
+        return None if start is None else _collapse(opened, stretch, job, start)
     except ReconcileRefused:
-        return None  # Whoever knows where it begins will see whether the log is damaged.
+        return None  # The caller knows the true start, and finds any damage.
 
 
-def _collapsed(opened: OpenFile, stretch: Stretch, job: _Job, start: int) -> _Part:
+def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _Part:
     collapse = Collapse(Flows(job.flows), job.window)
     at, count = start, 0
-    for at, found in found_from(opened, start, stretch.end):  # noqa: B007 - it is where they end
+    for at, found in records_from(opened, start, stretch.end):  # noqa: B007 - it is where they end
         collapse.take(item for item, _ in found)
         count += len(found)
     return _Part(
@@ -213,7 +214,7 @@ def _collapsed(opened: OpenFile, stretch: Stretch, job: _Job, start: int) -> _Pa
         count,
         list(_batches(MESSAGES, collapse.messages)),
         list(_batches(FAILURES, collapse.failures)),
-        collapse.loose(),
+        collapse.open_ends(),
     )
 
 
@@ -240,8 +241,8 @@ def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
         writer.write(batch)
 
 
-def _batches(table: Table, rows: list[Any]) -> Iterator[pa.RecordBatch]:
-    schema = schema_of(table)
+def _batches(table: TableSchema, rows: list[Any]) -> Iterator[pa.RecordBatch]:
+    schema = arrow_schema(table)
     for first in range(0, len(rows), _ROWS_A_BATCH):
         some = rows[first : first + _ROWS_A_BATCH]
         columns = [
@@ -259,7 +260,7 @@ class _Offset(NamedTuple):
 
 
 def _offsets_batches(broker: Path) -> Iterator[pa.RecordBatch]:
-    """How far groups have come, as the broker last saved it.
+    """The offsets of the groups, as the broker last saved them.
 
     Raises:
         ReconcileRefused: Its file cannot be read.

@@ -1,4 +1,4 @@
-"""Control totals of rows that Arrow holds: of what is written, and of what lies in files.
+"""Control totals of rows in Arrow: of rows being written, and of files.
 
 Arrow reads and adds up the numbers of a ledger in a tenth of the time that Spark takes, and the
 files are read once more here in any case, since their hashes are compared.
@@ -17,35 +17,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from txmq.reconcile.extract.contents import Contents
-from txmq.reconcile.extract.controls import LIMIT, control_of, has_number, money_of, numbers_of
+from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.controls import (
+    LIMIT,
+    control_totals,
+    has_number,
+    money_column,
+    number_columns,
+)
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import Table
+from txmq.reconcile.tables import TableSchema
 
-__all__ = ["Sums", "counted"]
+__all__ = ["ControlSums", "count_files"]
 
 _ROWS_AT_ONCE: Final = 1 << 17
 _LOW: Final = 0xFFFFFFFF
 
 
-def counted(
-    source: str, table: Table, paths: Iterable[Path], contents: Contents | None = None
+def count_files(
+    source: str, table: TableSchema, paths: Iterable[Path], contents: ContentHash | None = None
 ) -> Control:
-    """The control totals of what lies in files; as many are read at once as there are cores.
+    """The control totals of files, which are read in parallel, one for each core.
 
     Args:
         source: A bank's name, or ``log``.
-        table: Which of its tables.
+        table: The table.
         paths: All of its parts.
-        contents: Takes in all rows as well, where it is given.
+        contents: Receives all rows too, if given.
 
     Raises:
-        OSError: One of them cannot be read.
-        pyarrow.ArrowException: One of them is no Parquet, or has other columns.
+        OSError: A file cannot be read.
+        pyarrow.ArrowException: A file is not Parquet, or has other columns.
     """
-    sums = Sums(table)
+    sums = ControlSums(table)
     columns = sums.columns if contents is None else list(table.names)
-    # Whoever wants all columns wants them as they are.
+    # The content hash needs texts, not dictionaries.
     known = sums.recurring if contents is None else []
 
     def add(path: Path) -> None:
@@ -60,28 +66,28 @@ def counted(
     return sums.control(source)
 
 
-class Sums:
+class ControlSums:
     """Control totals while they are counted.
 
     Args:
         table: Whose.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableSchema) -> None:
         self._table = table
-        self._numbers = numbers_of(table)
-        self._money = money_of(table)
+        self._numbers = number_columns(table)
+        self._money = money_column(table)
         self._has_number = has_number(table)
         self._rows: list[tuple[str | None, int, int | None, int | None, int, int]] = []
 
     @property
     def columns(self) -> list[str]:
-        """What it adds up, and by what."""
+        """The columns that it reads: numbers, and the currency."""
         return [*self._numbers, *self.recurring]
 
     @property
     def recurring(self) -> list[str]:
-        """Those of them that are texts, and may as well be places in a dictionary."""
+        """The text columns, which may be dictionary-encoded."""
         return ["currency"] if self._money else []
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -99,7 +105,7 @@ class Sums:
         if self._money is None:
             return
         amounts = batch.column(self._money)
-        currencies = batch.column("currency").dictionary_encode()  # Perhaps it is one already.
+        currencies = batch.column("currency").dictionary_encode()  # It may be one already.
         places = currencies.indices
         for place, currency in enumerate(currencies.dictionary.to_pylist()):
             self._add_money(currency, amounts.filter(pc.equal(places, place)))
@@ -110,16 +116,16 @@ class Sums:
         self._rows.append((currency, 0, None, None, _sum(amounts), 0))
 
     def control(self, source: str) -> Control:
-        """What was counted.
+        """The control totals so far.
 
         Args:
             source: A bank's name, or ``log``.
         """
-        return control_of(source, self._table, self._rows)
+        return control_totals(source, self._table, self._rows)
 
 
 def _sum(column: pa.Array) -> int:
-    """The whole sum, however large: where it may not fit, those of the halves of its numbers do."""
+    """The exact sum: if it may overflow, the halves of the numbers are added separately."""
     ends: Any = pc.min_max(column).as_py()
     if ends["min"] is None:
         return 0

@@ -1,7 +1,7 @@
-"""The truth table: which class a transfer is in, by what is known of it.
+"""The truth table: the class of a transfer, from its facts.
 
-The conditions stand in the order of :class:`~txmq.reconcile.classes.Class`, and the first that
-holds counts. Together they leave nothing out; a transfer that none of them knows stops the run.
+The conditions are in the order of :class:`~txmq.reconcile.classes.Class`, and the first that
+holds counts. Together they are complete; a transfer that fits none stops the run.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pyspark.sql import functions as f
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.rules import Rules
 
-__all__ = ["classified", "group_of_class"]
+__all__ = ["classify", "group_of_class"]
 
 
-def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
+def classify(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
     """Units with their class and its group, what is at risk, and who has the money.
 
     Args:
-        units: What is known of each transfer (:func:`~txmq.reconcile.units.units_of`), with
-            ``was_open`` for those that were left open before.
+        units: The facts of each transfer (:func:`~txmq.reconcile.units.units_of`), with
+            ``was_open`` for those left open before.
         rules: The tolerances, and the grace.
-        as_of_ms: When the day ended, or the books were read before that.
+        as_of_ms: The end of the day, or the time of reading if that was earlier.
     """
     found = f.coalesce(
         *(f.when(condition, class_.value) for class_, condition in _table(rules, as_of_ms)),
@@ -35,16 +35,16 @@ def classified(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
         .withColumn("group", group_of_class())
         .withColumns({"amount": _at_risk(), "currency": _currency(), "holder": _holder()})
         .withColumns({
-            "debit_bank": _listed("debit_banks"),
-            "credit_bank": _listed("credit_banks"),
-            "payer": _listed("payers"),
-            "payee": _listed("payees"),
+            "debit_bank": _joined("debit_banks"),
+            "credit_bank": _joined("credit_banks"),
+            "payer": _joined("payers"),
+            "payee": _joined("payees"),
         })
     )  # fmt: skip
 
 
 def group_of_class() -> Column:
-    """The group of what ``class`` says."""
+    """The group of the column ``class``."""
     pairs = ", ".join(f"'{class_.value}', '{about.group}'" for class_, about in ABOUT.items())
     return f.expr(f"map({pairs})[class]")
 
@@ -66,7 +66,7 @@ def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:
     yield Class.DUPLICATE_MESSAGE, col("messages") > 1
     yield Class.DOUBLE_CREDIT, (col("credits") > 1) | (credited & returned)
     yield Class.CURRENCY_MISMATCH, f.size("currencies") > 1
-    # An odd row takes where it should give, or gives where it should take.
+    # An odd row has the wrong sign: it takes where it should give, or the reverse.
     is_odd = (col("unread") > 0) | (col("odd") > 0)
     yield Class.AMOUNT_MISMATCH, (_spread() > _tolerance(rules)) | is_odd
     yield Class.ACCOUNT_MISMATCH, (f.size("payers") > 1) | (f.size("payees") > 1)
@@ -82,8 +82,8 @@ def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:
     waits = incomplete[0][1]
     for _, condition in incomplete[1:]:
         waits |= condition
-    # Before all that it may still become, and after all that no time mends. Money that was given
-    # out is not on its way.
+    # It precedes every class that time may still mend, and follows those that it cannot. Money
+    # that was paid out is not in flight.
     can_wait = is_young & ~credited & ~is_paid & ~f.coalesce(is_given_up, f.lit(False))
     yield Class.IN_FLIGHT, waits & can_wait
     yield from incomplete
@@ -127,14 +127,12 @@ def _tolerance(rules: Rules) -> Column:
 
 
 def _open() -> Column:
-    """What was taken from somebody and given to nobody; less than nothing where it is the other way
-    round.
-    """
+    """Money taken from a payer and not given to anyone; negative for money given and not taken."""
     return f.col("debited") - f.col("returned") - f.col("credited")
 
 
 def _at_risk() -> Column:
-    """What the banks may lose, or their customers."""
+    """The amount that the banks or their customers may lose."""
     whole = f.coalesce(f.greatest(f.array_max("amounts"), f.col("ordered")), f.lit(0))
     is_mixed = f.col("class") == Class.CURRENCY_MISMATCH.value
     is_spread = (f.col("class") == Class.AMOUNT_MISMATCH.value) & (_spread() > 0)
@@ -159,6 +157,6 @@ def _holder() -> Column:
     )
 
 
-def _listed(name: str) -> Column:
-    """Mostly one; of several, each."""
+def _joined(name: str) -> Column:
+    """The names in a set, mostly one, joined by `` / ``."""
     return f.when(f.size(name) > 0, f.concat_ws(" / ", name))

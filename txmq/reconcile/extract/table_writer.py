@@ -1,9 +1,9 @@
-"""A table of an extract is written: Parquet in parts, with its control totals counted on the way.
+"""A writer for a table of an extract: Parquet parts, with control totals computed on the way.
 
-A control total is counted three times, always from other bytes: by the database in SQL, here from
-what is written, and from the files when they are read again. Nothing that is lost, doubled or
-changed between two of them stays unseen. So a total is made of what all of them add up alike and
-quickly: numbers.
+A control total is computed three times from different bytes: by the database in SQL, here from
+the written rows, and from the files when they are read again. Any loss, duplicate or change
+between two of these is noticed. So totals are sums of numbers, which all three compute equally
+and fast.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.extract.contents import Contents
-from txmq.reconcile.extract.counting import Sums
-from txmq.reconcile.extract.manifest import Extracted, Part
+from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.control_sums import ControlSums
+from txmq.reconcile.extract.manifest import ExtractedTable, Part
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import RECURRING, Table
+from txmq.reconcile.tables import RECURRING, TableSchema
 
-__all__ = ["TableWriter", "parquet_writer", "part_of", "schema_of"]
+__all__ = ["TableWriter", "arrow_schema", "describe_part", "parquet_writer"]
 
 _ROWS_A_PART: Final = 4_000_000
 _TYPES: Final = {
@@ -38,15 +38,15 @@ _TYPES: Final = {
 }
 
 
-def schema_of(table: Table) -> pa.Schema:
-    """A table's columns as Arrow declares them."""
+def arrow_schema(table: TableSchema) -> pa.Schema:
+    """The Arrow schema of a table."""
     return pa.schema(
         [pa.field(column.name, _TYPES[column.type], column.is_optional) for column in table.columns]
     )
 
 
 def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """A file of an extract, as all of them are laid out: soon written, and soon read again."""
+    """A Parquet writer with the layout of all extract files: fast to write and to read."""
     return pq.ParquetWriter(
         path,
         schema,
@@ -57,12 +57,12 @@ def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def part_of(path: Path, rows: int | None = None) -> Part:
-    """What a manifest says of a file, once all of it is on the disk.
+def describe_part(path: Path, rows: int | None = None) -> Part:
+    """Sync a file, and describe it for the manifest.
 
     Args:
-        path: The file's, in the directory of its table.
-        rows: How many it has; it is asked where they are left out.
+        path: The file, in the directory of its table.
+        rows: Its number of rows; read from the file if left out.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -74,29 +74,31 @@ def part_of(path: Path, rows: int | None = None) -> Part:
 
 
 class TableWriter:
-    """Writes a table of an extract; its files have their names when the block is left.
+    """Writes a table of an extract; its files get their names at the end of the block.
 
     Several threads may write at once: each has a part of its own, so that none waits for another.
 
     Args:
-        table: What is written.
-        directory: Where; it is made. Its parent is called as the source is.
-        rows_a_part: A part has about so many at most.
+        table: The table.
+        directory: The target, which is made; its parent has the source's name.
+        rows_a_part: About the most rows of a part.
     """
 
-    def __init__(self, table: Table, directory: Path, *, rows_a_part: int = _ROWS_A_PART) -> None:
+    def __init__(
+        self, table: TableSchema, directory: Path, *, rows_a_part: int = _ROWS_A_PART
+    ) -> None:
         self.parts: tuple[Part, ...] = ()
-        """What was written, once the block is left; called from two directories above."""
+        """The written parts, after the block; their paths begin two directories above."""
         self._table = table
         self._directory = directory
         self._rows_a_part = rows_a_part
-        self._schema = schema_of(table)
+        self._schema = arrow_schema(table)
         self._lock = threading.Lock()
         self._open: dict[int, _OpenPart] = {}
         self._done: list[Part] = []
         self._begun = 0
-        self._sums = Sums(table)
-        self._contents = Contents(table)
+        self._sums = ControlSums(table)
+        self._contents = ContentHash(table)
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -116,7 +118,7 @@ class TableWriter:
                 (self._directory / Path(done.path).name).unlink()
             return
         if not left and not self._done:
-            left = [self._begin()]  # A table without rows has its columns.
+            left = [self._begin()]  # A table without rows still has a file with its columns.
         self._done += [part.finish() for part in left]
         self.parts = tuple(sorted(self._done))
         _sync(self._directory)
@@ -125,7 +127,7 @@ class TableWriter:
         """Write rows; their columns are the table's, in any order.
 
         Raises:
-            ReconcileRefused: A place is empty that may not be, or holds what does not fit.
+            ReconcileRefused: A required value is NULL, or a value does not fit.
         """
         if not batch.num_rows:
             return
@@ -144,16 +146,16 @@ class TableWriter:
             with self._lock:
                 self._done.append(done)
 
-    def extracted(self, source: str, told: Control | None = None) -> Extracted:
-        """What was written, once the block is left.
+    def extracted(self, source: str, told: Control | None = None) -> ExtractedTable:
+        """Describe the written table, after the block.
 
         Args:
             source: A bank's name, or ``log``.
-            told: What the source has counted; the same as was written where nobody else counts.
+            told: The source's control totals; those of the written rows if the source has none.
         """
         written = self._sums.control(source)
         told = written if told is None else told
-        return Extracted(self._table.name, told, written, self._contents.word, self.parts)
+        return ExtractedTable(self._table.name, told, written, self._contents.word, self.parts)
 
     def _begin(self) -> _OpenPart:
         self._begun += 1
@@ -175,7 +177,7 @@ class TableWriter:
 
 
 class _OpenPart:
-    """A file that has another name until all of it is on the disk."""
+    """A file with a temporary name until it is synced."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.rows = 0
@@ -189,14 +191,14 @@ class _OpenPart:
         self.rows += batch.num_rows
 
     def finish(self) -> Part:
-        """Let it have its name."""
+        """Sync the file, and give it its name."""
         self._writer.close()
-        part = part_of(self._early, self.rows)
+        part = describe_part(self._early, self.rows)
         self._early.rename(self._path)
         return msgspec.structs.replace(part, path="/".join(self._path.parts[-3:]))
 
     def drop(self) -> None:
-        """Leave nothing of it."""
+        """Remove the file."""
         self._writer.close()
         self._early.unlink()
 

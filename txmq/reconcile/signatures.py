@@ -1,8 +1,8 @@
 """Sign-off: one person prepares a day's result, another one reviews it, and both sign its hash.
 
-Signatures are only ever added. Which of them hold is worked out anew from the result that is in
-force: whoever runs the day again with other inputs has another result, and nobody has signed that.
-Whoever runs the day before again has taken away what this one was made from.
+Signatures are only ever added. Which of them hold follows from the result that is in force: a
+run of the day with other inputs has another result, which is unsigned. A new run of the day
+before invalidates the signatures too, since this result was made from the old one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.chain import outdated
+from txmq.reconcile.chain import why_outdated
 from txmq.reconcile.summary import Run, SignOff
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["Signature", "SignatureState", "Signatures", "desk", "same_person"]
+__all__ = ["Signature", "SignatureState", "Signatures", "lock_signatures", "same_person"]
 
 SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
@@ -38,16 +38,16 @@ class Signature(Struct, frozen=True):
 
 
 def same_person(one: str, other: str) -> bool:
-    """Whether two names are one person's, however they are typed."""
+    """Whether two names belong to one person, ignoring case, width and spaces."""
     return _plain(one).casefold() == _plain(other).casefold()
 
 
 @contextmanager
-def desk(directory: Path) -> Iterator[LocalDisk]:
-    """Have the place where people write to themselves for a moment; runs do not wait for it.
+def lock_signatures(directory: Path) -> Iterator[LocalDisk]:
+    """Lock the files that people write, such as signatures; runs do not wait for this lock.
 
     Raises:
-        UsageError: Somebody else is writing.
+        UsageError: Another process is writing.
     """
     disk = LocalDisk(directory / "runs")
     try:
@@ -63,7 +63,7 @@ def desk(directory: Path) -> Iterator[LocalDisk]:
 
 
 class Signatures:
-    """What was signed in a directory of results.
+    """The signatures in a directory of results.
 
     Args:
         directory: Where the results are.
@@ -73,20 +73,19 @@ class Signatures:
         self._directory = Path(directory)
 
     def prepare(self, run: Run, preparer: str, now_ms: int, note: str = "") -> SignOff:
-        """Sign a result as the one who has worked on it.
+        """Sign a result as its preparer.
 
         Raises:
-            UsageError: The day was not over when the books were read, another result of the day
-                before is in force than the one it was made from, somebody has prepared this result
-                already, or that is no name.
+            UsageError: The day was not over when the books were read, the day before has a newer
+                result, the result is prepared already, or the name is empty.
         """
-        self._look_at(run)
+        self._check_current(run)
         if not run.result.is_final:
             raise UsageError(
                 f"{run.result.business_date} was not over when its books were read, and more may "
                 "have come since: run it again, and sign that"
             )
-        with desk(self._directory) as disk:
+        with lock_signatures(self._directory) as disk:
             if (found := self.of(run)) is not None:
                 raise UsageError(
                     f"{found.preparer} has prepared this result already; "
@@ -96,18 +95,17 @@ class Signatures:
         return self._found(run)
 
     def review(self, run: Run, reviewer: str, now_ms: int, note: str = "") -> SignOff:
-        """Sign a result as the one who has looked at the other's work.
+        """Sign a result as its reviewer.
 
         Raises:
-            UsageError: Nobody has prepared it, or another result was prepared, or it was made from
-                another one of the day before than is in force, the reviewer is the preparer, it is
-                reviewed already, or that is no name.
+            UsageError: The result is not prepared, the day before has a newer result, the
+                reviewer is the preparer, the result is reviewed already, or the name is empty.
         """
-        self._look_at(run)
-        with desk(self._directory) as disk:
+        self._check_current(run)
+        with lock_signatures(self._directory) as disk:
             found = self.of(run)
             if found is None:
-                raise UsageError(self._why_not(run))
+                raise UsageError(self._why_unprepared(run))
             if found.is_complete:
                 raise UsageError(f"{found.reviewer} has reviewed this result already; it is signed")
             if same_person(found.preparer, reviewer):
@@ -118,8 +116,8 @@ class Signatures:
         return self._found(run)
 
     def state(self, run: Run) -> SignatureState:
-        """How far the sign-off of a result is; ``invalidated`` where another one was signed, or
-        where another one of the day before is in force than this one was made from.
+        """The state of a result's sign-off; ``invalidated`` if another result was signed, or if
+        the day before has a newer result.
         """
         found = self.last(run)
         if found is None:
@@ -129,11 +127,11 @@ class Signatures:
         return "signed" if found.is_complete else "prepared"
 
     def outdated(self, run: Run) -> str | None:
-        """Why a result does not hold, whoever has signed it; none where it does."""
-        return outdated(self._directory, run)
+        """Why a result does not hold any more, signed or not; ``None`` if it holds."""
+        return why_outdated(self._directory, run)
 
     def of(self, run: Run) -> SignOff | None:
-        """The names under exactly this result; none where there is none."""
+        """The names under exactly this result; ``None`` without any."""
         return self._by_result(run).get(run.result_digest)
 
     def last(self, run: Run) -> SignOff | None:
@@ -142,10 +140,10 @@ class Signatures:
         return found.get(run.result_digest) or next(reversed(found.values()), None)
 
     def all(self, day: str) -> list[Signature]:
-        """All that were given for a day, oldest first.
+        """All signatures of a day, oldest first.
 
         Raises:
-            ReconcileRefused: Somebody has changed the file by hand, and it cannot be read.
+            ReconcileRefused: The file cannot be read; it was changed by hand.
         """
         path = self._directory / _path(day)
         try:
@@ -156,7 +154,7 @@ class Signatures:
             raise ReconcileRefused(f"{path} holds no signatures: {error}") from error
 
     def signed_runs(self, day: str) -> set[str]:
-        """The runs of a day that anybody has signed: nothing of them is ever replaced."""
+        """The signed runs of a day; none of their files is ever replaced."""
         return {signature.run_id for signature in self.all(day)}
 
     def _by_result(self, run: Run) -> dict[str, SignOff]:
@@ -177,11 +175,11 @@ class Signatures:
                 )
         return found
 
-    def _look_at(self, run: Run) -> None:
-        """Nobody signs a result whose hash is not its own, or whose day before is another now.
+    def _check_current(self, run: Run) -> None:
+        """Refuse a result that was changed, or whose day before has a newer result.
 
         Raises:
-            UsageError: It was changed after it was made, or what it was made from is not in force.
+            UsageError: The result was changed, or the result it was made from is not in force.
         """
         if run.result.digest != run.result_digest:
             raise UsageError(
@@ -212,7 +210,7 @@ class Signatures:
         assert found is not None
         return found
 
-    def _why_not(self, run: Run) -> str:
+    def _why_unprepared(self, run: Run) -> str:
         day = run.result.business_date
         if self.state(run) == "invalidated":
             return (

@@ -1,4 +1,4 @@
-"""Explanations: what people have said about breaks, line by line, and what they have taken back."""
+"""Explanations of breaks, one a line, and their withdrawals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.signing import desk
+from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.summary import FIGURES, Figures
-from txmq.reconcile.tables import ITEMS, Table
+from txmq.reconcile.tables import ITEMS, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,15 +22,15 @@ __all__ = ["EXPLANATIONS", "Explanation", "Explanations"]
 
 _FILE = "explanations.jsonl"
 _TOLD: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
-EXPLANATIONS: Final = Table(
+EXPLANATIONS: Final = TableSchema(
     "explanations",
-    "What people have said about breaks, and what these were when it was said.",
+    "Explanations, and the figures of each break when it was explained.",
     tuple(column for column in ITEMS.columns if column.name in _TOLD),
 )
 
 
 class Explanation(Struct, frozen=True):
-    """What somebody has said about a break, or that nothing said about it holds any more."""
+    """An explanation of a break, or the withdrawal of one."""
 
     break_id: str
     class_: str = msgspec.field(name="class")
@@ -39,11 +39,11 @@ class Explanation(Struct, frozen=True):
     at_ms: int
     is_withdrawn: bool = False
     figures: Figures | None = None
-    """What the break was then. Without them nobody knows what was meant: it holds for nothing."""
+    """The break's figures at that time. An explanation without them has no effect."""
 
 
 class Explanations:
-    """Those of a directory of results; the last one about a break holds.
+    """The explanations in a directory of results; the last one of a break holds.
 
     Args:
         directory: Where the results are.
@@ -53,27 +53,27 @@ class Explanations:
         self._directory = Path(directory)
 
     def explain(self, item: Mapping[str, Any], by: str, reason: str, now_ms: int) -> Explanation:
-        """Say what a break is; it is none from the next run on, until something about it changes.
+        """Explain a break. It stops counting as one from the next run until its facts change.
 
         Args:
-            item: The break, as a row of ``ITEMS`` in which nothing is masked.
-            by: Who says it.
-            reason: In words.
+            item: The break, as a row of ``ITEMS`` without masks.
+            by: The name of the person.
+            reason: Why it is no break.
             now_ms: When.
 
         Raises:
             UsageError: There is no name or no reason.
         """
-        class_ = item["was"] or item["class"]  # Of what is explained already, what it was.
+        class_ = item["was"] or item["class"]  # Of an explained break its former class.
         figures = Figures(**{name: item[name] for name in FIGURES})
         said = by.strip(), reason.strip(), now_ms
         return self._add(Explanation(item["break_id"], class_, *said, figures=figures))
 
     def withdraw(self, break_id: str, by: str, reason: str, now_ms: int) -> Explanation:
-        """Take back what was said about a break.
+        """Withdraw the explanation of a break.
 
         Raises:
-            UsageError: Nothing was said about it, or there is no name or no reason.
+            UsageError: The break has no explanation, or the name or the reason is missing.
         """
         found = {explanation.break_id: explanation for explanation in self.in_force()}.get(break_id)
         if found is None:
@@ -85,7 +85,7 @@ class Explanations:
         """Every line, oldest first.
 
         Raises:
-            ReconcileRefused: Somebody has changed the file by hand, and it cannot be read.
+            ReconcileRefused: The file cannot be read; it was changed by hand.
         """
         path = self._directory / _FILE
         try:
@@ -97,7 +97,7 @@ class Explanations:
             raise ReconcileRefused(f"{path} holds no explanations: {error}") from error
 
     def in_force(self) -> list[Explanation]:
-        """Those that hold, by the breaks' ids."""
+        """The explanations that hold, by break id."""
         last = {explanation.break_id: explanation for explanation in self.all()}
         held = (last[break_id] for break_id in sorted(last))
         return [
@@ -108,17 +108,17 @@ class Explanations:
 
     @property
     def digest(self) -> str:
-        """The same while the same explanations hold; empty where none does."""
+        """A hash of the explanations that hold; empty without any."""
         held = self._rows()
         return hashlib.sha256(msgspec.json.encode(held)).hexdigest() if held else ""
 
     def frame(self, spark: SparkSession) -> DataFrame | None:
-        """Those that hold, as ``EXPLANATIONS``; none where none does."""
+        """The explanations that hold, as ``EXPLANATIONS``; ``None`` without any."""
         rows = self._rows()
         return spark.createDataFrame(rows, EXPLANATIONS.ddl) if rows else None
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        """Those that hold, as rows of ``EXPLANATIONS``."""
+        """The explanations that hold, as rows of ``EXPLANATIONS``."""
         found = []
         for explanation in self.in_force():
             said = {
@@ -133,7 +133,7 @@ class Explanations:
     def _add(self, one: Explanation) -> Explanation:
         if not one.by or not one.reason:
             raise UsageError("an explanation has a name and a reason, so that others can ask")
-        with desk(self._directory) as disk:
+        with lock_signatures(self._directory) as disk:
             lines = [msgspec.json.encode(explanation) for explanation in (*self.all(), one)]
             disk.replace(_FILE, b"\n".join(lines) + b"\n")
         return one

@@ -33,7 +33,7 @@ METRICS: Final[Mapping[str, str]] = {
 """The figures, without ``txmq_reconcile_`` before them, and what they mean. All are gauges."""
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """A value, as it is written, under its labels."""
 
     metric: str
@@ -47,7 +47,7 @@ def exposition(run: Run) -> str:
     Every class is there for every currency, also with nothing in it: an alert that begins with a
     break ends when there is none. Amounts are written out of whole numbers, in full.
     """
-    by_metric: dict[str, list[Sample]] = {metric: [] for metric in METRICS}
+    by_metric: dict[str, list[MetricSample]] = {metric: [] for metric in METRICS}
     for samples in (_of_the_run(run), _of_the_result(run), _of_the_classes(run)):
         for sample in samples:
             by_metric[sample.metric].append(sample)
@@ -57,13 +57,13 @@ def exposition(run: Run) -> str:
         lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge"]
         for sample in by_metric[metric]:
             labels = (("name", run.result.name), *sample.labels)
-            told = ",".join(f'{name}="{_quoted(value)}"' for name, value in labels)
+            told = ",".join(f'{name}="{_escape(value)}"' for name, value in labels)
             lines.append(f"{full}{{{told}}} {sample.value}")
     return "\n".join([*lines, ""])
 
 
-def _of_the_run(run: Run) -> Iterator[Sample]:
-    yield Sample(
+def _of_the_run(run: Run) -> Iterator[MetricSample]:
+    yield MetricSample(
         "info",
         "1",
         (
@@ -72,31 +72,31 @@ def _of_the_run(run: Run) -> Iterator[Sample]:
             ("rules", run.result.rules_version),
         ),
     )
-    yield Sample("run_seconds", exact(run.ended_ms - run.began_ms, 3))
-    yield Sample("last_success_timestamp_seconds", exact(run.ended_ms, 3))
+    yield MetricSample("run_seconds", exact(run.ended_ms - run.began_ms, 3))
+    yield MetricSample("last_success_timestamp_seconds", exact(run.ended_ms, 3))
     for stage in run.stages:
         label = (("stage", stage.name),)
-        yield Sample("stage_seconds", f"{stage.seconds:.3f}", label)
+        yield MetricSample("stage_seconds", f"{stage.seconds:.3f}", label)
         if stage.rows and stage.seconds:
-            yield Sample("stage_rows_per_second", f"{stage.rows / stage.seconds:.0f}", label)
+            yield MetricSample("stage_rows_per_second", f"{stage.rows / stage.seconds:.0f}", label)
 
 
-def _of_the_result(run: Run) -> Iterator[Sample]:
+def _of_the_result(run: Run) -> Iterator[MetricSample]:
     result = run.result
     oldest = facts.oldest(result)
     for verdict in facts.VERDICTS:
-        yield Sample("verdict", str(int(result.verdict == verdict)), (("verdict", verdict),))
-    yield Sample("final", str(int(result.is_final)))
-    yield Sample("match_ratio", repr(result.match_rate))
-    yield Sample("breaks", str(result.breaks))
-    yield Sample("oldest_break_days", str(oldest.days if oldest else 0))
-    yield Sample("in_flight", str(facts.in_flight(result)[0]))
-    yield Sample("broken_proofs", str(result.broken_proofs))
-    yield Sample("closed", str(result.closed))
-    yield Sample("business_date_end_timestamp_seconds", exact(result.end_ms, 3))
+        yield MetricSample("verdict", str(int(result.verdict == verdict)), (("verdict", verdict),))
+    yield MetricSample("final", str(int(result.is_final)))
+    yield MetricSample("match_ratio", repr(result.match_rate))
+    yield MetricSample("breaks", str(result.breaks))
+    yield MetricSample("oldest_break_days", str(oldest.days if oldest else 0))
+    yield MetricSample("in_flight", str(facts.in_flight(result)[0]))
+    yield MetricSample("broken_proofs", str(result.broken_proofs))
+    yield MetricSample("closed", str(result.closed))
+    yield MetricSample("business_date_end_timestamp_seconds", exact(result.end_ms, 3))
 
 
-def _of_the_classes(run: Run) -> Iterator[Sample]:
+def _of_the_classes(run: Run) -> Iterator[MetricSample]:
     result = run.result
     found = {(total.class_, total.currency): total for total in result.totals}
     for name in Class:
@@ -104,9 +104,9 @@ def _of_the_classes(run: Run) -> Iterator[Sample]:
             total = found.get((name.value, currency))
             labels = (("class", name.value), ("group", ABOUT[name].group), ("currency", currency))
             worth = exact(total.at_risk if total else 0, facts.digits(result, currency))
-            yield Sample("transfers", str(total.transfers if total else 0), labels)
-            yield Sample("at_risk", worth, labels)
+            yield MetricSample("transfers", str(total.transfers if total else 0), labels)
+            yield MetricSample("at_risk", worth, labels)
 
 
-def _quoted(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

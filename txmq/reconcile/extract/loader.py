@@ -1,9 +1,9 @@
-"""An extract is loaded into Spark, and refused where it is not exactly what was written.
+"""Load an extract into Spark, and refuse it unless it is exactly what was written.
 
-First the files are looked at: each is there once, none besides, and none has changed. Then their
-numbers are added up once more, while Spark is told where they are: it reads none before that. That
-Spark reads all of it is seen at the end of a run, when what the accounts have had is compared with
-the same totals (:mod:`txmq.reconcile.judging`).
+First the files are checked: each exists once, there are no others, and none has changed. Then
+their control totals are computed again, while Spark lists the files. At the end of a run the
+accounts' sums are compared with the same totals, which proves that Spark has read everything
+(:mod:`txmq.reconcile.verdict`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
+from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.controls import difference
-from txmq.reconcile.extract.counting import counted
-from txmq.reconcile.extract.manifest import FILE, Extracted, Manifest, Part, Source
+from txmq.reconcile.extract.manifest import FILE, ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.tables import (
     ACCOUNTS,
@@ -36,10 +36,10 @@ from txmq.reconcile.tables import (
     OFFSETS,
     OPENING,
     SOURCES,
-    Table,
+    TableSchema,
 )
 
-__all__ = ["load", "load_unchecked", "see_files", "see_totals"]
+__all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 
 _OF_BANKS: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
 _OF_THE_LOG: Final = (MESSAGES, FAILURES, OFFSETS)
@@ -49,33 +49,33 @@ _TABLES: Final = {table.name: table for table in SOURCES}
 class _Place(NamedTuple):
     """A table of a source."""
 
-    source: Source
-    table: Table
-    extracted: Extracted
+    source: ExtractedSource
+    table: TableSchema
+    extracted: ExtractedTable
 
 
 def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
-    """The ledgers of a day, once it is certain that they are what was extracted.
+    """The ledgers of a day, after the extract was checked.
 
     Args:
-        spark: Where.
-        manifest: Says what was extracted.
-        directory: The extract's own.
+        spark: The session.
+        manifest: The extract's manifest.
+        directory: The extract's directory.
 
     Raises:
-        ReconcileRefused: A file is missing, changed, or one too many, or a control total differs;
-            it says which.
+        ReconcileRefused: A file is missing, changed or extra, or a control total differs; the
+            message names it.
     """
-    see_files(manifest, directory)
-    # A Java that has just begun takes as long to know of files as it takes to add them up here.
+    check_files(manifest, directory)
+    # A fresh Java takes as long to list files as the totals take here.
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load_unchecked, spark, manifest, directory)
-        see_totals(manifest, directory)
+        check_totals(manifest, directory)
         return loading.result()
 
 
 def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
-    """The same, for what was looked at before."""
+    """Load the ledgers of an extract that was checked before."""
     found: dict[str, DataFrame] = {}
     for table in _OF_BANKS:
         frames = [
@@ -93,11 +93,11 @@ def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> 
     return Ledgers(**found)
 
 
-def see_files(manifest: Manifest, directory: Path) -> None:
-    """See that all files are there, unchanged, and no others.
+def check_files(manifest: Manifest, directory: Path) -> None:
+    """Check that all files exist, unchanged, and no others.
 
     Raises:
-        ReconcileRefused: They are not.
+        ReconcileRefused: A file is missing, changed or extra.
     """
     try:
         there = {
@@ -107,25 +107,25 @@ def see_files(manifest: Manifest, directory: Path) -> None:
         }
         told = [part for place in _places(manifest) for part in place.extracted.parts]
         for place in _places(manifest):
-            _see_names(place, {one for one in there if _is_of(one, place)}, directory)
+            _check_names(place, {one for one in there if _is_of(one, place)}, directory)
         for one in sorted(there - {part.path for part in told}):
             raise ReconcileRefused(f"{one} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda part: _see_content(part, directory), told))
+            list(pool.map(lambda part: _check_content(part, directory), told))
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
 
 
-def see_totals(manifest: Manifest, directory: Path) -> None:
-    """See that there is what was counted when the extract was written.
+def check_totals(manifest: Manifest, directory: Path) -> None:
+    """Check the control totals against those of the writing.
 
     Raises:
-        ReconcileRefused: A control total differs; it says which.
+        ReconcileRefused: A control total differs; the message names it.
     """
     for place in _places(manifest):
         paths = [directory / part.path for part in place.extracted.parts]
         try:
-            now = counted(place.source.name, place.table, paths)
+            now = count_files(place.source.name, place.table, paths)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
         if (differs := difference(place.extracted.written, now)) is not None:
@@ -147,8 +147,8 @@ def _is_of(path: str, place: _Place) -> bool:
     return path.startswith(f"{place.source.name}/{place.table.name}/")
 
 
-def _see_names(place: _Place, there: Iterable[str], directory: Path) -> None:
-    """Each part is there once; the rows tell what is wrong, and the files where."""
+def _check_names(place: _Place, there: Iterable[str], directory: Path) -> None:
+    """Check that each part exists once; the message counts rows and names files."""
     parts = {part.path: part for part in place.extracted.parts}
     missing, foreign = sorted(parts.keys() - set(there)), sorted(set(there) - parts.keys())
     if not missing and not foreign:
@@ -171,7 +171,7 @@ def _rows(path: Path) -> int:
         return 0
 
 
-def _see_content(part: Part, directory: Path) -> None:
+def _check_content(part: Part, directory: Path) -> None:
     path = directory / part.path
     if (size := path.stat().st_size) != part.bytes:
         raise ReconcileRefused(

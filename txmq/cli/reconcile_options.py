@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_RUN",
-    "Asked",
     "By",
     "Config",
     "Day",
-    "Group",
-    "asked",
+    "ReconcileGroup",
+    "RequestedDays",
     "date_of",
+    "report_failures",
+    "requested_days",
     "rules_of",
     "run_of",
-    "stopping",
-    "tell_of_later",
-    "told",
+    "stop_on_signals",
+    "warn_of_later_days",
 ]
 
 NOT_RUN: Final = 3
@@ -43,7 +43,7 @@ TERMINATED: Final = 143
 _EXTRA: Final = {"pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "jinja2"}
 
 
-class Group(TyperGroup):
+class ReconcileGroup(TyperGroup):
     """Commands of which 2 says that breaks are over the limits, so that it says nothing else."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
@@ -98,16 +98,16 @@ Config = Annotated[
 By = Annotated[str, typer.Option("--by", help="Whose word it is.")]
 
 
-class Asked(NamedTuple):
+class RequestedDays(NamedTuple):
     """Which days, by which rules."""
 
     rules: "Rules"
     days: list[date]
 
 
-def asked(
+def requested_days(
     config: Path | None, day: date | None, first: date | None = None, last: date | None = None
-) -> Asked:
+) -> RequestedDays:
     """Which days, and by which rules; the last day that is over where none is named.
 
     Raises:
@@ -119,10 +119,10 @@ def asked(
     if first is not None and last is not None:
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
-        return Asked(
+        return RequestedDays(
             rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
         )
-    return Asked(rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)])
+    return RequestedDays(rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)])
 
 
 def rules_of(config: Path | None) -> "Rules":
@@ -138,7 +138,7 @@ def rules_of(config: Path | None) -> "Rules":
     return read_rules(config)
 
 
-def run_of(wanted: Asked) -> "Run":
+def run_of(wanted: RequestedDays) -> "Run":
     """The run of a day that is in force.
 
     Raises:
@@ -153,17 +153,17 @@ def run_of(wanted: Asked) -> "Run":
     return run
 
 
-def tell_of_later(results: "Results") -> None:
+def warn_of_later_days(results: "Results") -> None:
     """Say of days after one that was run again what the next night would be refused for."""
-    from txmq.reconcile.chain import outdated
+    from txmq.reconcile.chain import why_outdated
 
     newest = results.current(results.days()[-1])
-    if newest is not None and (why := outdated(results.directory, newest)) is not None:
+    if newest is not None and (why := why_outdated(results.directory, newest)) is not None:
         note(f"txmq: {why}")
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
+def stop_on_signals() -> Iterator[None]:
     """While inside, SIGTERM ends the work as Ctrl-C does: jobs are cancelled, and Java is ended.
 
     SIGTERM comes from a supervisor, whose log then has a sentence that says what remains.
@@ -197,7 +197,7 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def report_failures() -> Iterator[None]:
     """Say in one line why nothing was run.
 
     Raises:

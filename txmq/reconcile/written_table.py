@@ -1,5 +1,5 @@
-"""What a run has written, gone through in pieces and without Spark: however many rows a table has,
-few of them are held at once.
+"""A table that a run has written, read in pieces and without Spark, so that few rows are in
+memory at once.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from pyarrow import parquet
 
 from txmq.errors import ReconcileRefused
 
-__all__ = ["Order", "Written", "added", "foremost"]
+__all__ = ["Order", "WrittenTable", "sum_groups", "top_rows"]
 
 _ROWS_AT_ONCE: Final = 1 << 17
 _WIDE: Final = pa.decimal128(38, 0)
-"""Numbers with room for sums of any of them."""
+"""Decimals with room for any sum of 64-bit numbers."""
 
 Order: TypeAlias = tuple[tuple[str, Literal["ascending", "descending"]], ...]
-"""By which columns rows are put in order, and which way."""
+"""The columns to sort by, and the direction of each."""
 
 
-class Written(NamedTuple):
-    """A table as it lies there."""
+class WrittenTable(NamedTuple):
+    """A table in its files."""
 
     name: str
     parts: Sequence[Path]
 
     @property
     def rows(self) -> int:
-        """How many there are, as the files say at their ends.
+        """The number of rows, from the files' footers.
 
         Raises:
-            ReconcileRefused: One of them cannot be read.
+            ReconcileRefused: A file cannot be read.
         """
         try:
             return sum(parquet.read_metadata(part).num_rows for part in self.parts)
@@ -44,7 +44,7 @@ class Written(NamedTuple):
             raise self._refused(error) from error
 
     def pieces(self, *columns: str) -> Iterator[pa.Table]:
-        """All of it, or of some columns.
+        """The rows in pieces, with all columns or some.
 
         Raises:
             ReconcileRefused: It cannot be read.
@@ -61,10 +61,10 @@ class Written(NamedTuple):
         return ReconcileRefused(f"the {self.name} that were written cannot be read: {error}")
 
 
-def added(
+def sum_groups(
     pieces: Iterable[pa.Table], by: Sequence[str], numbers: Sequence[str]
 ) -> dict[tuple[Any, ...], list[int]]:
-    """What rows of each group come to: how many they are, and the sums of their numbers."""
+    """For each group: the number of rows, then the sums of its numbers."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for piece in pieces:
         columns = {name: piece[name] for name in by} | {
@@ -80,10 +80,10 @@ def added(
     return found
 
 
-def foremost(
+def top_rows(
     pieces: Iterable[pa.Table], most: int, order: Order, *, by: str | None = None
 ) -> list[dict[str, Any]]:
-    """The first rows in an order, so many at most: of all, or of each group."""
+    """The first rows in an order, up to a number: of all rows, or of each group."""
     kept: pa.Table | None = None
     for piece in pieces:
         rows = piece if kept is None else pa.concat_tables([kept, piece])
@@ -97,7 +97,7 @@ def foremost(
 
 
 def _places(names: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The place of each among those that are called the same, where these are side by side."""
+    """The rank of each row in its group; rows of a group are adjacent."""
     codes = names.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     sizes = np.diff(starts, append=len(codes))

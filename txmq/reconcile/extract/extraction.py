@@ -1,7 +1,7 @@
-"""A day is extracted: all banks at once, and then the log.
+"""The extract of a day: all banks at once, then the log.
 
-The log is read last, so that whatever a bank knows is found in it. Until everything is written the
-extract lies in a directory with another name, so that no half of one can be taken for a whole.
+The log is read last, so that it contains every message behind a bank's entries. Until everything
+is written the extract has a temporary name, so that a partial one is never used.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import Books
-from txmq.reconcile.extract.drafts import drafted
+from txmq.reconcile.extract.books import BookRequest
+from txmq.reconcile.extract.drafts import draft_folder
 from txmq.reconcile.extract.manifest import (
     FILE,
-    Extracted,
+    ExtractedSource,
+    ExtractedTable,
     Manifest,
-    Source,
     place,
     read_manifest,
     write_manifest,
 )
-from txmq.reconcile.rules import Bank, Constant, Rules, Window
+from txmq.reconcile.rules import Bank, Constant, DayWindow, Rules
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Log", "Progress", "TakeLog", "take"]
+__all__ = ["ExtractLog", "LogExtract", "SourceProgress", "extract_day"]
 
-Progress: TypeAlias = Callable[[str, int], None]
-"""Is told of each source that is there, and how many rows it has."""
+SourceProgress: TypeAlias = Callable[[str, int], None]
+"""Receives each finished source and its number of rows."""
 
 
-class Log(Protocol):
-    """What was taken of the broker's log."""
+class LogExtract(Protocol):
+    """The extract of the broker's log."""
 
     @property
-    def tables(self) -> tuple[Extracted, ...]:
-        """What was written."""
+    def tables(self) -> tuple[ExtractedTable, ...]:
+        """The written tables."""
         ...
 
     @property
     def position(self) -> int:
-        """The log was read up to here."""
+        """The log position up to which it was read."""
         ...
 
     @property
     def moment_ms(self) -> int:
-        """When that was its end."""
+        """When the log ended there."""
         ...
 
 
-TakeLog: TypeAlias = Callable[[Rules, Window, Path], Log]
+ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], LogExtract]
 """Writes the log's tables into the directory ``log`` of an extract."""
 
 _KINDS: Final = {
@@ -67,72 +67,79 @@ _KINDS: Final = {
 }
 
 
-def take(
+def extract_day(
     rules: Rules,
     day: date,
     *,
-    take_log: TakeLog,
+    take_log: ExtractLog,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: SourceProgress | None = None,
     clock: Clock | None = None,
 ) -> Manifest:
     """Extract a day.
 
-    One that was extracted before, and whose books have not changed since, is kept as it is.
+    If an equal extract exists it is kept.
 
     Args:
         rules: Where the ledgers are, and what their columns mean.
-        day: The business date; it need not be over.
+        day: The business date; it may be unfinished.
         take_log: Extracts the log.
-        spark: Reads banks with a URL of JDBC's.
-        progress: Is told of each source that is there.
+        spark: Reads banks with a JDBC URL.
+        progress: Receives each finished source.
         clock: Ours.
 
     Raises:
-        ReconcileRefused: A ledger cannot be read, or holds what does not fit.
+        ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
     """
     clock = clock or SystemClock()
     window = rules.day.window(day)
     for bank in rules.bank:
-        _see(rules, bank, spark)
+        _check_bank(rules, bank, spark)
     home = Path(rules.directory) / "extracts" / day.isoformat()
     try:
-        with drafted(home) as early:
+        with draft_folder(home) as early:
             sources = _sources(rules, window, early, take_log, spark, progress, clock)
             manifest = Manifest.of(rules, day, sources)
             write_manifest(early, manifest)
-            return _kept(early, place(rules.directory, manifest), manifest)
+            return _publish(early, place(rules.directory, manifest), manifest)
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
 
 def _sources(
     rules: Rules,
-    window: Window,
+    window: DayWindow,
     directory: Path,
-    take_log: TakeLog,
+    take_log: ExtractLog,
     spark: SparkSession | None,
-    progress: Progress | None,
+    progress: SourceProgress | None,
     clock: Clock,
-) -> tuple[Source, ...]:
-    def told(source: Source) -> Source:
+) -> tuple[ExtractedSource, ...]:
+    def told(source: ExtractedSource) -> ExtractedSource:
         if progress is not None:
             progress(source.name, sum(table.written.rows for table in source.tables))
         return source
 
     with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
         waited = [
-            pool.submit(_read, rules, Books(bank, window, directory / bank.name), spark, clock)
+            pool.submit(
+                _read, rules, BookRequest(bank, window, directory / bank.name), spark, clock
+            )
             for bank in rules.bank
         ]
         banks = [told(future.result()) for future in waited]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
-    return (*banks, told(Source("log", "log", "", moment, moment, log.tables, log.position)))
+    return (
+        *banks,
+        told(ExtractedSource("log", "log", "", moment, moment, log.tables, log.position)),
+    )
 
 
-def _read(rules: Rules, books: Books, spark: SparkSession | None, clock: Clock) -> Source:
-    # Each kind needs what the others do without.
+def _read(
+    rules: Rules, books: BookRequest, spark: SparkSession | None, clock: Clock
+) -> ExtractedSource:
+    # Each database needs its own packages.
     match _kind(books.bank):
         case "postgresql":
             from txmq.reconcile.extract.postgres import read_postgres
@@ -154,15 +161,15 @@ def _kind(bank: Bank) -> str:
     return _KINDS.get(scheme, "")
 
 
-def _see(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
-    """See that a bank can be read at all, before any is."""
+def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
+    """Check that a bank can be read, before any is."""
     kind = _kind(bank)
     if not kind:
         raise ReconcileRefused(
             f"{bank.name}: its URL begins with postgresql://, sqlite:/// or jdbc:"
         )
     if kind == "jdbc" and spark is None:
-        raise ReconcileRefused(f"{bank.name}: a URL of JDBC's is read by Spark, and there is none")
+        raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
     for columns in (bank.entries, bank.accounts):
         if columns is None or not isinstance(columns.currency, Constant):
             continue
@@ -172,13 +179,13 @@ def _see(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
             raise ReconcileRefused(f"{bank.name}: the currency {currency} is none of {known}")
 
 
-def _kept(early: Path, final: Path, manifest: Manifest) -> Manifest:
-    """Let it have its name, unless it is there already."""
+def _publish(early: Path, final: Path, manifest: Manifest) -> Manifest:
+    """Rename the draft, unless an equal extract exists."""
     if not (final / FILE).exists():
         try:
             early.rename(final)
         except OSError:
-            # Somebody else was quicker; only a whole extract can be in the way.
+            # Another process was faster; only a complete extract can be in the way.
             if not (final / FILE).exists():
                 raise
         else:

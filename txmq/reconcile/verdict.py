@@ -1,5 +1,5 @@
-"""A day's tables, as they were written, are judged: they are made a summary, and the summary gets a
-verdict. What somebody signs is so what lies there.
+"""The summary of a day and its verdict, made from the tables as they were written. The signature
+covers the stored tables.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.report.masking import mask
+from txmq.reconcile.report.account_mask import mask
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
-from txmq.reconcile.summary import BUCKETS, Aged, Decided, Item, Proof, Result, Total, Verdict
+from txmq.reconcile.summary import BUCKETS, Aged, HandDecision, Item, Proof, Result, Total, Verdict
 from txmq.reconcile.tables import ENTRIES
-from txmq.reconcile.written import Order, Written, added, foremost
+from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_rows
 
-__all__ = ["judged"]
+__all__ = ["judge"]
 
 _ORDER: Final = {class_.value: place for place, class_ in enumerate(Class)}
 _OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
-"""Proofs whose rows are accounts; those of the others are transfers, or nothing."""
+"""Proofs with a row for each account; the others have a row for each transfer, or none."""
 _WORST: Final[Order] = (
     ("off", "descending"),
     ("bank", "ascending"),
@@ -37,23 +37,25 @@ _OLDEST: Final[Order] = (("age_days", "descending"), ("amount", "descending"), (
 _LATEST: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
 
 
-def judged(
-    tables: Mapping[str, Written], rules: Rules, manifest: Manifest, contents: Mapping[str, str]
+def judge(
+    tables: Mapping[str, WrittenTable],
+    rules: Rules,
+    manifest: Manifest,
+    contents: Mapping[str, str],
 ) -> Result:
-    """The summary of a day.
+    """Summarize a day and decide its verdict.
 
     Args:
-        tables: What was written, by its name.
+        tables: The tables that the run has written, by name.
         rules: The limits.
         manifest: What was read.
         contents: The hash of each table.
 
     Raises:
-        ReconcileRefused: The classes do not add up to what the banks have booked, or Spark has not
-            read all that was extracted: a mistake of txmq's own, or of Spark. Or a table cannot be
-            read.
+        ReconcileRefused: The classes do not add up to what the banks have booked, or Spark has
+            not read the whole extract: an error of txmq or of Spark. Or a table cannot be read.
     """
-    _see_all_was_read(tables["balances"], manifest)
+    _check_all_was_read(tables["balances"], manifest)
     totals = _totals(tables["totals"])
     proofs, broken, off = _proofs(tables["proofs"], rules)
     items = _items(tables["items"], rules)
@@ -91,11 +93,11 @@ def _money(rules: Rules, currency: str) -> Money:
     return rules.money.get(currency) or Money()
 
 
-def _see_all_was_read(balances: Written, manifest: Manifest) -> None:
-    """What the accounts have had is what was extracted, to the row and to the cent."""
+def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
+    """Check that the accounts' bookings equal the extract, to the row and to the cent."""
     rows, amounts = Counter[str](), dict[tuple[str, str], int]()
     read = balances.pieces("bank", "currency", "rows", "moved")
-    sums = added(read, ("bank", "currency"), ("rows", "moved"))
+    sums = sum_groups(read, ("bank", "currency"), ("rows", "moved"))
     for (bank, currency), (_, count, sum_) in sums.items():
         rows[bank] += count
         amounts[bank, currency] = sum_
@@ -116,23 +118,23 @@ def _see_all_was_read(balances: Written, manifest: Manifest) -> None:
                 )
 
 
-def _totals(totals: Written) -> tuple[Total, ...]:
+def _totals(totals: WrittenTable) -> tuple[Total, ...]:
     found = [Total(*row.values()) for piece in totals.pieces() for row in piece.to_pylist()]
     return tuple(sorted(found, key=lambda total: (_ORDER[total.class_], total.currency)))
 
 
 def _proofs(
-    proofs: Written, rules: Rules
+    proofs: WrittenTable, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
-    """Each proof as a whole, then what does not hold; how many do not, and by how much they are off
-    by proof and currency.
+    """Each proof as a whole, then the rows that do not hold; their number; and the difference by
+    proof and currency.
     """
     wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
     found = [_proof(row) for piece in wholes for row in piece.to_pylist()]
-    shown = foremost(_alone(proofs), rules.limits.evidence, _WORST, by="proof")
+    shown = top_rows(_single_proofs(proofs), rules.limits.evidence, _WORST, by="proof")
     found += [_proof(row) for row in shown]
-    do_not_hold = (piece.filter(~pc.field("holds")) for piece in _alone(proofs))
-    sums = added(do_not_hold, ("proof", "currency"), ("off",))
+    do_not_hold = (piece.filter(~pc.field("holds")) for piece in _single_proofs(proofs))
+    sums = sum_groups(do_not_hold, ("proof", "currency"), ("off",))
     off = {(proof, currency or ""): sum_ for (proof, currency), (_, sum_) in sums.items()}
     broken = sum(count for count, _ in sums.values())
     named = {proof for proof, _ in off}
@@ -142,10 +144,10 @@ def _proofs(
         if proof.proof.startswith("classes-"):
             raise ReconcileRefused(
                 f"the classes do not add up: {proof.about}, but {proof.expected} is not "
-                f"{proof.found} in {proof.currency}; that is a mistake of txmq's, please report it"
+                f"{proof.found} in {proof.currency}; this is an error in txmq, please report it"
             )
         off.setdefault((proof.proof, proof.currency or ""), abs(proof.expected - proof.found))
-    # Of what is named by accounts or transfers the whole is no more than their sum.
+    # Where single accounts or transfers are named, the whole is only their sum.
     whole = sum(
         not proof.holds and proof.account is None and proof.proof not in named for proof in found
     )
@@ -156,8 +158,8 @@ def _proofs(
     return tuple(found), broken + whole, off
 
 
-def _alone(proofs: Written) -> Iterator[pa.Table]:
-    """What was proved of single accounts or transfers, and by how much it is off."""
+def _single_proofs(proofs: WrittenTable) -> Iterator[pa.Table]:
+    """The proofs' rows for single accounts or transfers, with their differences."""
     for piece in proofs.pieces():
         rows = piece.filter(pc.field("account").is_valid())
         off = pc.abs(pc.subtract(_wide(rows["expected"]), _wide(rows["found"])))
@@ -165,7 +167,7 @@ def _alone(proofs: Written) -> Iterator[pa.Table]:
 
 
 def _wide(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """With room for the difference of any two."""
+    """As decimals with room for the difference of any two numbers."""
     return numbers.cast(pa.decimal128(19, 0))
 
 
@@ -175,10 +177,10 @@ def _proof(row: dict[str, Any]) -> Proof:
     return Proof(**{name: row[name] for name in Proof.__struct_fields__})
 
 
-def _items(items: Written, rules: Rules) -> tuple[Item, ...]:
-    """Some of each class: the oldest, and of these the largest."""
-    shown = foremost(items.pieces(), rules.limits.evidence, _OLDEST, by="class")
-    # The places of rows of a class stay as they are.
+def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
+    """A sample of each class: the oldest items, the largest first."""
+    shown = top_rows(items.pieces(), rules.limits.evidence, _OLDEST, by="class")
+    # The sort is stable, so rows of one class keep their order.
     return tuple(map(_item, sorted(shown, key=lambda row: _ORDER[row["class"]])))
 
 
@@ -192,20 +194,20 @@ def _masked(accounts: str | None) -> str | None:
     return accounts and " / ".join(map(mask, accounts.split(" / ")))
 
 
-def _decisions(by_hand: Written, rules: Rules) -> tuple[Decided, ...]:
+def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
     """The latest of them."""
     found = []
-    for row in foremost(by_hand.pieces(), rules.limits.evidence, _LATEST):
+    for row in top_rows(by_hand.pieces(), rules.limits.evidence, _LATEST):
         plain = row | {"message_id": row["id"]}
         plain |= {side: _masked(plain[side]) for side in ("payer", "payee")}
-        found.append(Decided(**{name: plain[name] for name in Decided.__struct_fields__}))
+        found.append(HandDecision(**{name: plain[name] for name in HandDecision.__struct_fields__}))
     return tuple(found)
 
 
-def _aging(items: Written) -> tuple[tuple[Aged, ...], int]:
-    """The matrix, and how old the oldest break is."""
+def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
+    """The aging matrix, and the age of the oldest break."""
     read = items.pieces("class", "bucket", "currency", "amount")
-    sums = added(read, ("class", "bucket", "currency"), ("amount",))
+    sums = sum_groups(read, ("class", "bucket", "currency"), ("amount",))
     found = [
         Aged(class_, bucket, currency, transfers, at_risk)
         for (class_, bucket, currency), (transfers, at_risk) in sums.items()
@@ -247,7 +249,7 @@ def _over(
     oldest: int,
     rules: Rules,
 ) -> Iterator[str]:
-    """What is more than the rules forgive."""
+    """Say what exceeds the limits of the rules."""
     limits, at_risk = rules.limits, Counter[str]()
     for total in totals:
         if total.group == "break":

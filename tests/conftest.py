@@ -1,10 +1,10 @@
-"""How much the generated tests try: little by default, much when TXMQ_SOAK is set.
+"""Which tests run, in which order, and how many examples a generated test tries.
 
-``TXMQ_SOAK=1`` tries 5,000 examples a test, a larger number that many; no test is timed then.
+A soak run (see tests/soak.py) tries 5,000 examples a test or as many as TXMQ_SOAK says, and sets no
+time limit. A modest run deselects what is marked ``soak``.
 """
 
 import logging
-import os
 import signal
 from pathlib import Path
 
@@ -12,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.soak import SOAK, count
 from txmq.runtime.interrupts import restore_interrupt
 
-_SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
+# The files that take longest, which start first so that no worker waits at the end for another.
+LONGEST = ()
 _SHARED_MACHINE = [HealthCheck.too_slow]
 
 # In the background, and under some supervisors, this process ignores SIGINT and SIGQUIT, and every
@@ -27,17 +29,17 @@ if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 settings.register_profile(
-    "brief", max_examples=40, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
+    "brief", max_examples=25, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
 )
 settings.register_profile(
     "soak",
-    max_examples=5_000 if _SOAK == 1 else max(_SOAK, 1),
+    max_examples=count(1, 5_000),
     deadline=None,
     database=_FOUND,
     print_blob=True,
     suppress_health_check=_SHARED_MACHINE,
 )
-settings.load_profile("soak" if _SOAK else "brief")
+settings.load_profile("soak" if SOAK else "brief")
 
 
 def pytest_sessionstart(session):
@@ -54,10 +56,17 @@ def pytest_sessionstart(session):
         raise pytest.UsageError(message)
 
 
-def pytest_collection_modifyitems(items):
-    if _SOAK:
+def pytest_collection_modifyitems(config, items):
+    if SOAK:
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+        return
+    left_out = [item for item in items if item.get_closest_marker("soak")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.hookimpl(optionalhook=True)

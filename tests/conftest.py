@@ -12,14 +12,35 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.soak import SOAK, count
+from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
 
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
 # The files that take longest, which start first so that no worker waits at the end for another.
-LONGEST = ()
+LONGEST = (
+    "reconcile/test_whole_runs.py",
+    "interop/test_both_clients.py",
+    "reconcile/test_metamorphic.py",
+    "integration/test_bank_reconciled.py",
+    "integration/test_bank_tour.py",
+    "reconcile/test_spark_start.py",
+    "benchmarks/test_bench.py",
+    "reconcile/test_balance_proofs.py",
+    "reconcile/test_reference_model.py",
+    "reconcile/test_seeded_defects.py",
+    "reconcile/test_lifecycle.py",
+    "reconcile/test_results.py",
+    "reconcile/test_log_source.py",
+    "reconcile/test_extract_books.py",
+    "simulation/test_simulated_crash_points.py",
+    "simulation/test_seeds.py",
+    "simulation/test_transaction_seeds.py",
+    "integration/idempotent/test_guard_kills.py",
+    "integration/test_tour.py",
+    "integration/test_crash_points.py",
+)
 _SHARED_MACHINE = [HealthCheck.too_slow]
 
 # In the background, and under some supervisors, this process ignores SIGINT and SIGQUIT, and every
@@ -61,10 +82,10 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
         return
-    left_out = [item for item in items if item.get_closest_marker("soak")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    is_named = config.option.keyword or any("::" in argument for argument in config.args)
+    if not is_named and (left := set(left_to_the_soak(items))):
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

@@ -102,14 +102,14 @@ def plan_for(options):
     """The plan that the options ask for."""
     if options.smoke:
         return Plan(
-            seconds=0.05,
+            seconds=0.4,
             turn_s=0.05,
             turns=2,
             syncs=5,
             connections=50,
             starts=2,
             log_bytes=(2_000_000, 6_000_000),
-            open_transactions=20_000,
+            open_transactions=50_000,
             waiting=2_000,
             burst=400,
             burst_ahead_s=1.0,
@@ -118,9 +118,9 @@ def plan_for(options):
             resolutions=2,
             relayed=300,
             relay_turns=2,
-            extracted=2_000,
+            extracted=20_000,
             extract_turns=2,
-            reconciled=(1_000,),
+            reconciled=(5_000,),
             reconciled_turns=1,
             committed=20,
             bank_turns=2,

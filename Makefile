@@ -15,14 +15,14 @@ demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
-test: needs lint  ## every test, with modest counts, on WORKERS cores
+test: needs lint  ## a case of everything, with modest counts, on WORKERS cores
 	$(RUN) -m pytest -n $(WORKERS) --no-loadscope-reorder --durations 30 tests
 
-soak: needs  ## the same tests with high counts, for an hour or more
+soak: needs  ## all cases with high counts, for hours
 	TXMQ_SOAK=1 $(RUN) -m pytest --timeout 7200 tests
 
 check: lint  ## what every commit passes: format, lint, types, import directions, fast tests
-	$(RUN) -m pytest -q -m "not slow" tests/unit tests/property tests/tidy
+	$(RUN) -m pytest -q -n $(WORKERS) --no-loadscope-reorder -m "not slow" tests/unit tests/property tests/tidy
 
 lint: $(READY)
 	$(VENV)/bin/ruff format --check .

@@ -1,10 +1,10 @@
-"""How much the generated tests try: little by default, much when TXMQ_SOAK is set.
+"""Which tests run, in which order, and how many examples a generated test tries.
 
-``TXMQ_SOAK=1`` tries 5,000 examples a test, a larger number that many; no test is timed then.
+A soak run (see tests/soak.py) tries 5,000 examples a test or as many as TXMQ_SOAK says, and sets no
+time limit. A modest run deselects what is marked ``soak``.
 """
 
 import logging
-import os
 import signal
 from pathlib import Path
 
@@ -12,12 +12,35 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
 
-_SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
+# The files that take longest, which start first so that no worker waits at the end for another.
+LONGEST = (
+    "reconcile/test_whole_runs.py",
+    "interop/test_both_clients.py",
+    "reconcile/test_metamorphic.py",
+    "integration/test_bank_reconciled.py",
+    "integration/test_bank_tour.py",
+    "reconcile/test_spark_start.py",
+    "benchmarks/test_bench.py",
+    "reconcile/test_balance_proofs.py",
+    "reconcile/test_reference_model.py",
+    "reconcile/test_seeded_defects.py",
+    "reconcile/test_lifecycle.py",
+    "reconcile/test_results.py",
+    "reconcile/test_log_source.py",
+    "reconcile/test_extract_books.py",
+    "simulation/test_simulated_crash_points.py",
+    "simulation/test_seeds.py",
+    "simulation/test_transaction_seeds.py",
+    "integration/idempotent/test_guard_kills.py",
+    "integration/test_tour.py",
+    "integration/test_crash_points.py",
+)
 _SHARED_MACHINE = [HealthCheck.too_slow]
 
 # In the background, and under some supervisors, this process ignores SIGINT and SIGQUIT, and every
@@ -27,17 +50,17 @@ if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 settings.register_profile(
-    "brief", max_examples=40, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
+    "brief", max_examples=25, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
 )
 settings.register_profile(
     "soak",
-    max_examples=5_000 if _SOAK == 1 else max(_SOAK, 1),
+    max_examples=count(1, 5_000),
     deadline=None,
     database=_FOUND,
     print_blob=True,
     suppress_health_check=_SHARED_MACHINE,
 )
-settings.load_profile("soak" if _SOAK else "brief")
+settings.load_profile("soak" if SOAK else "brief")
 
 
 def pytest_sessionstart(session):
@@ -54,10 +77,17 @@ def pytest_sessionstart(session):
         raise pytest.UsageError(message)
 
 
-def pytest_collection_modifyitems(items):
-    if _SOAK:
+def pytest_collection_modifyitems(config, items):
+    if SOAK:
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+        return
+    is_named = config.option.keyword or any("::" in argument for argument in config.args)
+    if not is_named and (left := set(left_to_the_soak(items))):
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -100,6 +100,35 @@ class Plan:
 
 def plan_for(options):
     """The plan that the options ask for."""
+    if options.smoke:
+        return Plan(
+            seconds=0.4,
+            turn_s=0.05,
+            turns=2,
+            syncs=5,
+            connections=50,
+            starts=2,
+            log_bytes=(2_000_000, 6_000_000),
+            open_transactions=50_000,
+            waiting=2_000,
+            burst=400,
+            burst_ahead_s=1.0,
+            late_messages=2,
+            resolved=400,
+            resolutions=2,
+            relayed=300,
+            relay_turns=2,
+            extracted=20_000,
+            extract_turns=2,
+            reconciled=(5_000,),
+            reconciled_turns=1,
+            committed=20,
+            bank_turns=2,
+            transfers_at_once=(1, 4),
+            consumed=2_000,
+            soak_s=1,
+            is_full=options.full,
+        )
     if options.quick:
         seconds = options.seconds or 0.4
         return Plan(
@@ -139,6 +168,7 @@ def read_options(arguments):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, help="of one row (default 4), and of a quick turn")
+    parser.add_argument("--smoke", action="store_true", help="every step once or twice, for tests")
     parser.add_argument("--quick", action="store_true", help="under a minute; figures are rough")
     parser.add_argument(
         "--full", action="store_true", help="rebuild a log's indexes; more turns of bank"

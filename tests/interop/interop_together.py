@@ -48,7 +48,11 @@ def restart(sending, consuming, end, *verb):
 
 def restarts(client):
     """Both ways in which it goes, for members of one kind."""
-    return [pytest.param(restart(client, client, end), id=end.__name__) for end in (STOP, KILL)]
+    milder = () if client == "ours" else pytest.mark.soak
+    return [
+        pytest.param(restart(client, client, STOP), id="stop", marks=milder),
+        pytest.param(restart(client, client, KILL), id="kill"),
+    ]
 
 
 class Together:

@@ -38,7 +38,7 @@ def test_broadcasting_reaches_every_member(stage, ons):
     scenarios.broadcast_reaches_everyone(stage, ons, [ons, ons])
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # They share queues with members of ours, too.
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", [members("ons", "ons", "ons")], indirect=True, ids=str)
 def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(play):

@@ -109,19 +109,30 @@ def run(spark, books, given, day=0, before=None):
     return reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
 
 
+_PROOFS = {}
+
+
+def proofs_of(outcome):
+    """All rows, worked out once; the outcome is kept, so that its id stays its own."""
+    if id(outcome) not in _PROOFS:
+        _PROOFS[id(outcome)] = outcome, outcome.proofs.collect()
+    return _PROOFS[id(outcome)][1]
+
+
 def broken(outcome):
     """What does not hold: expected and found, by proof, bank, account and currency."""
     return {
         (row.proof, row.bank, row.account, row.currency): (row.expected, row.found)
-        for row in outcome.proofs.where("not holds").collect()
+        for row in proofs_of(outcome)
+        if not row.holds
     }
 
 
 def whole(outcome, proof):
     return {
         row.currency: (row.expected, row.found)
-        for row in outcome.proofs.where("account is null").collect()
-        if row.proof == proof and row.currency
+        for row in proofs_of(outcome)
+        if row.account is None and row.proof == proof and row.currency
     }
 
 

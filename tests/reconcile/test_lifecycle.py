@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile import breaks
+from tests.soak import count
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.explanations import EXPLANATIONS
 from txmq.reconcile.lifecycle import HISTORY, carry, split_closed
@@ -265,7 +266,7 @@ WEEKENDS = st.frozensets(st.sampled_from(sorted(Day().weekend | {"monday", "frid
 DATES = st.dates(date(2025, 1, 1), date(2027, 12, 31))
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(3, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     weekend=WEEKENDS,
     holidays=st.frozensets(DATES, max_size=8),
@@ -352,7 +353,7 @@ DAYS = st.tuples(
 )
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(2, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(days=st.lists(DAYS, min_size=2, max_size=4))
 def test_any_life_is_that_of_the_model(live, days):
     model, items, gone = Model(), {}, []

@@ -9,6 +9,7 @@ from pyspark.sql import functions as f
 
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
+from tests.soak import some_of
 from txmq.reconcile import core, rows, sieve
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.ledgers import EarlierDays, Ledgers
@@ -35,10 +36,16 @@ def first(spark, day, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def matching(spark, day):
-    """The key of a transfer that is matched."""
+def some_matching(spark, day):
+    """The keys of four transfers that are matched."""
     matched = run(read(spark, day.folder)).matches.where("class = 'matched' and currency = 'CNY'")
-    return matched.agg(f.min("key")).first()[0]
+    return [row.key for row in matched.select("key").distinct().orderBy("key").limit(4).collect()]
+
+
+@pytest.fixture(scope="module")
+def matching(some_matching):
+    """The key of a transfer that is matched."""
+    return some_matching[0]
 
 
 def run(ledgers, rules=PLAN.rules, yesterday=EarlierDays(), on=PLAN.day):  # noqa: B008
@@ -69,7 +76,7 @@ def breaks(rows, *, renamed=str):
     }
 
 
-@pytest.mark.parametrize("parts", [1, 3, 8])
+@pytest.mark.parametrize("parts", some_of([1, 3, 8], [3]))
 def test_order_and_partitions_do_not_matter(spark, day, first, tmp_path, parts):
     before = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", str(parts))
@@ -101,6 +108,7 @@ def test_a_day_that_is_run_again_has_the_same_bytes(spark, day, first, tmp_path)
     assert (contents, files) == first
 
 
+@pytest.mark.soak  # The next test has it, too.
 def test_it_does_not_matter_which_bank_comes_first(spark, day, first, tmp_path):
     rules = replace(PLAN.rules, bank=PLAN.rules.bank[::-1])
     again = written(run(read(spark, day.folder, BANKS[::-1]), rules), tmp_path)
@@ -108,7 +116,15 @@ def test_it_does_not_matter_which_bank_comes_first(spark, day, first, tmp_path):
     assert _but_matches(again) == _but_matches(first)
 
 
-@pytest.mark.parametrize("hashes", [PLAN.transfers, 50])
+def test_the_banks_turned_round_and_no_rows_more_change_nothing(spark, day, first, tmp_path):
+    ledgers = read(spark, day.folder, BANKS[::-1])
+    twice = Ledgers(*(each.unionByName(each.limit(0)) for each in ledgers))
+    again = written(run(twice, replace(PLAN.rules, bank=PLAN.rules.bank[::-1])), tmp_path)
+
+    assert _but_matches(again) == _but_matches(first)
+
+
+@pytest.mark.parametrize("hashes", some_of([PLAN.transfers, 50], [50]))
 def test_transfers_whose_hashes_meet_are_told_apart(
     spark, day, first, tmp_path, monkeypatch, hashes
 ):
@@ -157,16 +173,21 @@ def test_an_amount_that_the_first_pass_has_no_room_for_is_as_good_as_any(spark, 
     assert (row["class"], row.amount) == ("matched", huge)
 
 
-@pytest.mark.parametrize("copies", [12, 13, 15, 255])
-def test_however_many_copies_of_a_message_there_are_it_is_one(spark, day, matching, copies):
-    ledgers, is_one = read(spark, day.folder), f.col("key") == matching
-    more = ledgers.messages.where(is_one).join(spark.range(copies).drop("id"))
-    there = run(ledgers._replace(messages=ledgers.messages.unionByName(more)))
+def test_however_many_copies_of_a_message_there_are_it_is_one(spark, day, some_matching):
+    """More of four messages, each so often."""
+    copies = dict(zip(some_matching, (12, 13, 15, 255), strict=True))
+    ledgers, are_they = read(spark, day.folder), f.col("key").isin(some_matching)
+    often = f.create_map(*(f.lit(each) for pair in copies.items() for each in pair))[f.col("key")]
+    more = ledgers.messages.where(are_they).withColumn(
+        "copy", f.explode(f.sequence(f.lit(1), often))
+    )
+    there = run(ledgers._replace(messages=ledgers.messages.unionByName(more.drop("copy"))))
 
-    (row,) = there.matches.where(is_one).collect()
-    assert row["class"] == "matched"
+    found = {row.key: row["class"] for row in there.matches.where(are_they).collect()}
+    assert found == dict.fromkeys(copies, "matched")
 
 
+@pytest.mark.soak  # Among others, test_the_banks_turned_round_and_no_rows_more_change_nothing.
 def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):
     ledgers = read(spark, day.folder)
     twice = Ledgers(*(ledger.unionByName(ledger.limit(0)) for ledger in ledgers))

@@ -104,7 +104,7 @@ def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
         progress.stage("match"),
     ):
         while not seen.is_set():
-            spark.range(40_000_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
+            spark.range(4_000_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
     reader.join()
     os.close(ours)
 

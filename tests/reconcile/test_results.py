@@ -252,6 +252,7 @@ def test_two_processes_are_kept_apart_and_death_lets_go(tmp_path):
 
 
 @pytest.mark.fault("P22")
+@pytest.mark.soak
 @pytest.mark.timeout(240)  # A second Java has to start.
 def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark, tmp_path):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"

@@ -1,6 +1,5 @@
 """Every planted defect is found, nothing else is, and the amounts are right to the cent."""
 
-import os
 from collections import defaultdict
 from dataclasses import replace
 
@@ -12,22 +11,22 @@ from tests.reconcile.days import BANKS, RULES, Plan, write_day
 from tests.reconcile.frames import GROUPS, TOLERANCE, read
 from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balances_hold, classes
 from tests.reconcile.shapes import SHAPES
+from tests.soak import IS_SOAK
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import EXPLANATIONS
 from txmq.reconcile.ledgers import EarlierDays
 
-SOAK = bool(os.environ.get("TXMQ_SOAK"))
 PLAN = Plan(
-    transfers=1_000_000 if SOAK else 20_000,
-    accounts=100_000 if SOAK else 2_000,
-    part=250_000 if SOAK else 7_000,
+    transfers=1_000_000 if IS_SOAK else 5_000,
+    accounts=100_000 if IS_SOAK else 2_000,
+    part=250_000 if IS_SOAK else 2_000,
     altered=2,
 )
 END_MS = PLAN.rules.day.window(PLAN.day).end_ms
 AGREED = [item for item, about in ABOUT.items() if about.group == "agreed"]
 SUMS = ("debited", "returned", "credited", "ordered", "at_risk")
-pytestmark = pytest.mark.timeout(1800 if SOAK else 180)
+pytestmark = pytest.mark.timeout(1800 if IS_SOAK else 180)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def day(tmp_path_factory):
 @pytest.fixture(scope="module")
 def listed(day, tmp_path_factory):
     """A day that fits into lists, whatever the size of the other."""
-    if not SOAK:
+    if not IS_SOAK:
         return day
     few = replace(PLAN, transfers=20_000, accounts=2_000, part=7_000)
     return write_day(tmp_path_factory.mktemp("listed"), few)

@@ -193,7 +193,11 @@ def test_a_master_that_is_none_is_one_sentence(driver):
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, ""), (signal.SIGTERM, 143, STOPPED)]
+    ("number", "code", "said"),
+    [
+        (signal.SIGTERM, 143, STOPPED),
+        pytest.param(signal.SIGINT, 130, "", marks=pytest.mark.soak),
+    ],
 )
 def test_who_is_told_to_stop_stops_and_leaves_nothing(driver, number, code, said):
     process = driver.start(LOCAL, "endless")

@@ -13,7 +13,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.ledgers import ReconciledDay
 from txmq.reconcile.results import Results, content_hash
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def files(directory):

@@ -162,6 +162,7 @@ def test_what_crosses_the_cut_off_is_matched_on_the_next_day(spark, first, secon
     assert [item.business_date for item in done.trend] == [WEDNESDAY.isoformat()]
 
 
+@pytest.mark.soak  # Its steps are those of test_lifecycle.py.
 def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
     stage, born = second[0].copy(tmp_path / "friday"), second[1]
     assert (born.result.verdict, born.result.why) == (
@@ -206,6 +207,7 @@ def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
     assert last.result.why == ("300.00 CNY at risk is more than the 299.99 that is material",)
 
 
+@pytest.mark.soak
 def test_the_same_result_under_another_name_is_signed_wherever_it_stands(spark, first, tmp_path):
     stage, done = first[0].copy(tmp_path / "signed"), first[1]
     sign(stage, done)
@@ -219,6 +221,7 @@ def test_the_same_result_under_another_name_is_signed_wherever_it_stands(spark, 
     assert told_of(stage, again) == ("signed", "Li Na", done.result_digest)
 
 
+@pytest.mark.soak  # Its steps are those of test_lifecycle.py.
 def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_again(
     spark, second, tmp_path
 ):
@@ -261,6 +264,20 @@ def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_
 # What somebody has changed
 
 
+def test_a_day_does_not_go_on_from_one_that_was_made_from_another_result(spark, second, tmp_path):
+    stage, thursday = second[0].copy(tmp_path / "broken"), second[1]
+    sign(stage, thursday)
+    which = "transfer = 'T3' AND account = ?"
+    stage.sql("icbc", f"UPDATE journal SET amount = amount + 60000 WHERE {which}", PAYER)
+    again = stage.run(spark, WEDNESDAY)
+
+    assert stage.rows(spark, again)["T3"]["class"] == "amount-mismatch"
+    assert Signatures(stage.directory).state(thursday) == "invalidated"
+    with pytest.raises(ReconcileRefused, match="was not made from the result of"):
+        stage.run(spark, FRIDAY)
+
+
+@pytest.mark.soak
 def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path):
     stage, thursday = second[0].copy(tmp_path / "chain"), second[1]
     signatures = Signatures(stage.directory)

@@ -16,7 +16,7 @@ from tests.simulation.client_runs import run_client_seed
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
-COUNT = int(os.environ.get("TXMQ_CLIENT_SEEDS") or (500 if IS_SOAK else 60))
+COUNT = int(os.environ.get("TXMQ_CLIENT_SEEDS") or (500 if IS_SOAK else 16))
 QUICK = 8
 SEEDS = Seeds("clients", "test_client_seeds.py", "TXMQ_CLIENT_SEED", COUNT, QUICK)
 
@@ -28,7 +28,7 @@ def twin():
 
 
 def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
-    mixes = [ClientMix.with_clients(seed) for seed in range(60)]
+    mixes = [ClientMix.with_clients(seed) for seed in range(16)]
     groups = [group for mix in mixes for group in mix.consuming]
 
     assert {fault for mix in mixes for fault in mix.faults} == {*CLIENT_FAULTS}

@@ -15,7 +15,7 @@ from tests.simulation.runs import run_seed
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
-COUNT = int(os.environ.get("TXMQ_TRANSACTION_SEEDS") or (500 if IS_SOAK else 60))
+COUNT = int(os.environ.get("TXMQ_TRANSACTION_SEEDS") or (500 if IS_SOAK else 24))
 QUICK = 8
 ALONE = "TXMQ_TRANSACTION_SEED"
 SEEDS = Seeds("transactions", "test_transaction_seeds.py", ALONE, COUNT, QUICK)
@@ -28,7 +28,7 @@ def twin():
 
 
 def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
-    mixes = [Mix.with_transactions(seed) for seed in range(60)]
+    mixes = [Mix.with_transactions(seed) for seed in range(24)]
     dials = [mix.transactions for mix in mixes]
 
     assert {fault for mix in mixes for fault in mix.faults} == {*POWER_FAULTS, *OTHER_FAULTS}

@@ -1,11 +1,14 @@
 """Every fault of the catalogue has a test, and no test cites a fault that does not exist."""
 
+import ast
 import re
+from functools import cache
 
 import pytest
 
 from tools import fault_table
 
+CITATIONS = fault_table.citations()
 COUNTS = {"P": 22, "M": 14, "S": 14, "N": 12, "T": 4, "D": 12, "R": 7}
 
 
@@ -17,36 +20,55 @@ def test_the_catalogue_has_all_85_faults_in_order():
 
 
 def test_every_fault_has_a_test_that_cites_it():
-    cited = {citation.fault for citation in fault_table.citations()}
+    cited = {citation.fault for citation in CITATIONS}
 
     assert sorted(set(fault_table.catalogue()) - cited) == [], "faults without a test"
+
+
+def test_every_fault_has_a_test_that_needs_no_soak():
+    cited = {c.fault for c in CITATIONS if c.test not in left_to_the_soak(c.path)}
+
+    assert sorted(set(fault_table.catalogue()) - cited) == [], "faults that only a soak run tests"
+
+
+@cache
+def left_to_the_soak(path):
+    """The names of the tests in a file that are marked as a whole."""
+    if "mark.soak" not in (text := path.read_text()):
+        return set()
+    return {
+        node.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and "pytest.mark.soak" in map(ast.unparse, node.decorator_list)
+    }
 
 
 def test_every_cited_fault_is_in_the_catalogue():
     known = fault_table.catalogue()
 
-    unknown = [citation for citation in fault_table.citations() if citation.fault not in known]
+    unknown = [citation for citation in CITATIONS if citation.fault not in known]
 
     assert unknown == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "@pytest.mark.slow\n@{mark}\ndef test(): pass",
-        "@{mark}\ndef helper(): pass",
-        "pytestmark = {mark}",
-        "@pytest.mark.parametrize('n', [pytest.param(1, marks={mark})])\ndef test(n): pass",
-        "@pytest.mark.fault()\ndef test(): pass",
-        "@pytest.mark.fault(9)\ndef test(): pass",
-    ],
-)
-def test_a_mark_that_the_table_would_overlook_is_refused(tmp_path, text):
-    path = tmp_path / "test_some.py"
-    path.write_text(text.replace("{mark}", "pytest.mark.fault('P9')"))
+OVERLOOKED = [
+    "@pytest.mark.slow\n@{mark}\ndef test(): pass",
+    "@{mark}\ndef helper(): pass",
+    "pytestmark = {mark}",
+    "@pytest.mark.parametrize('n', [pytest.param(1, marks={mark})])\ndef test(n): pass",
+    "@pytest.mark.fault()\ndef test(): pass",
+    "@pytest.mark.fault(9)\ndef test(): pass",
+]
 
-    with pytest.raises(ValueError, match=re.escape("pytest.mark.fault")):
-        list(fault_table.citations_of_file(path))
+
+def test_a_mark_that_the_table_would_overlook_is_refused(tmp_path):
+    path = tmp_path / "test_some.py"
+    for text in OVERLOOKED:
+        path.write_text(text.replace("{mark}", "pytest.mark.fault('P9')"))
+
+        with pytest.raises(ValueError, match=re.escape("pytest.mark.fault")):
+            list(fault_table.citations_of_file(path))
 
 
 def test_citations_are_found_with_their_tests(tmp_path):

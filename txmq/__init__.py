@@ -25,20 +25,20 @@ from txmq.message import (
 
 if TYPE_CHECKING:
     from txmq.client import allocation
-    from txmq.client.admin import Admin
-    from txmq.client.asking import Reply, reply_to
+    from txmq.client.admin.admin import Admin
     from txmq.client.client import Client
-    from txmq.client.consumer.pull import PullConsumer
-    from txmq.client.consumer.push import PushConsumer
-    from txmq.client.consumer.scheduled import PullContext, ScheduledPull
-    from txmq.client.producer import Producer
+    from txmq.client.consume.pull_consumer import PullConsumer
+    from txmq.client.consume.push_consumer import PushConsumer
+    from txmq.client.consume.scheduled_pull import PullContext, ScheduledPull
+    from txmq.client.observe.telemetry import Telemetry
+    from txmq.client.send.producer import Producer
+    from txmq.client.send.request_reply import Reply, reply_to
     from txmq.client.settings import (
         ClientSettings,
         ConsumerSettings,
         ProducerSettings,
         StartFrom,
     )
-    from txmq.client.telemetry import Telemetry
     from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
     from txmq.outbox import Outbox
     from txmq.outbox.relay import Relay
@@ -106,16 +106,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER: Final = {
-    "Admin": "txmq.client.admin",
+    "Admin": "txmq.client.admin.admin",
     "Client": "txmq.client.client",
-    "Reply": "txmq.client.asking",
-    "reply_to": "txmq.client.asking",
-    "Telemetry": "txmq.client.telemetry",
-    "PullConsumer": "txmq.client.consumer.pull",
-    "PushConsumer": "txmq.client.consumer.push",
-    "PullContext": "txmq.client.consumer.scheduled",
-    "ScheduledPull": "txmq.client.consumer.scheduled",
-    "Producer": "txmq.client.producer",
+    "Reply": "txmq.client.send.request_reply",
+    "reply_to": "txmq.client.send.request_reply",
+    "Telemetry": "txmq.client.observe.telemetry",
+    "PullConsumer": "txmq.client.consume.pull_consumer",
+    "PushConsumer": "txmq.client.consume.push_consumer",
+    "PullContext": "txmq.client.consume.scheduled_pull",
+    "ScheduledPull": "txmq.client.consume.scheduled_pull",
+    "Producer": "txmq.client.send.producer",
     "ClientSettings": "txmq.client.settings",
     "ConsumerSettings": "txmq.client.settings",
     "ProducerSettings": "txmq.client.settings",

@@ -23,7 +23,7 @@ END_S: Final = 10.0
 """How long a background loop may take to end once everything in it has been closed."""
 
 
-class Here:
+class WaitingThread:
     """A thread that waits for the loop.
 
     Its lock is taken as long as there is nothing new, and let go by the loop alone.
@@ -94,7 +94,7 @@ class Background:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(END_S)
 
-    def wait(self, work: Coroutine[Any, Any, R], here: Here | None = None) -> R:
+    def wait(self, work: Coroutine[Any, Any, R], here: WaitingThread | None = None) -> R:
         """Run something there and wait for it; what it wants run here is run meanwhile.
 
         Raises:
@@ -111,7 +111,7 @@ class Background:
         if _is_in_a_loop():
             work.close()
             raise UsageError("in an event loop use txmq itself; txmq.blocking would stall it")
-        call = _Call(work, here or Here())
+        call = _Call(work, here or WaitingThread())
         try:
             loop.call_soon_threadsafe(call.start)
             call.here.serve()
@@ -127,7 +127,7 @@ class Background:
 class _Call(Generic[R]):
     """Something that runs in the loop while another thread waits for it."""
 
-    def __init__(self, work: Coroutine[Any, Any, R], here: Here) -> None:
+    def __init__(self, work: Coroutine[Any, Any, R], here: WaitingThread) -> None:
         self.here = here
         self._work = work
         self._task: asyncio.Task[None] | None = None

@@ -34,8 +34,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 import txmq
 from txmq.background import Background
 from txmq.client import settings
-from txmq.client.consumer.handling import BatchHandler, MessageHandler
-from txmq.client.consumer.subscription import ANY_TAG
+from txmq.client.consume.handler import BatchHandler, MessageHandler
+from txmq.client.consume.subscription import ANY_TAG
 from txmq.client.values import SendResult
 from txmq.errors import ConfigError, UsageError
 from txmq.message import Message, Queue, ReceivedMessage

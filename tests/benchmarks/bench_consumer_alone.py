@@ -17,7 +17,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from txmq.client.client import Client  # noqa: E402
-from txmq.client.consumer import PushConsumer  # noqa: E402
+from txmq.client.consume import PushConsumer  # noqa: E402
 from txmq.client.settings import ConsumerSettings, StartFrom  # noqa: E402
 from txmq.message import Message  # noqa: E402
 

@@ -13,7 +13,7 @@ import time
 
 import uvloop
 
-from txmq.client.producer import Producer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.message import Message
 

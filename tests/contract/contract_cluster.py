@@ -12,9 +12,9 @@ from time import monotonic
 import pytest
 
 from txmq.client.client import Client
-from txmq.client.consumer import PushConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import PushConsumer
 from txmq.client.routes import MASTER
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from txmq.errors import NoPermission, RequestNotSupported, TopicNotFound, TxmqError
 from txmq.message import Message

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from contract_cluster import PATIENCE_S, SHORTEST_DELAY, messages
 
-from txmq.client.consumer import DEAD_LETTER, Later
+from txmq.client.consume import DEAD_LETTER, Later
 from txmq.client.settings import StartFrom
 from txmq.message import Message
 

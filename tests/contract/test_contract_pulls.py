@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from contract_cluster import SOON, messages
 
 from txmq.client.client import Client
-from txmq.client.consumer.pull import PullConsumer
+from txmq.client.consume.pull_consumer import PullConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 
 

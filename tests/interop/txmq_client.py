@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 
 from txmq.client.client import Client
-from txmq.client.consumer import Later, PullConsumer, PushConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import Later, PullConsumer, PushConsumer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings, StartFrom
 from txmq.errors import TxmqError
 from txmq.message import Message

@@ -14,9 +14,9 @@ from tests.simulation.workload import TAGS
 from tests.simulation.workload import Client as Someone
 from txmq.client import Admin
 from txmq.client.client import Client
-from txmq.client.consumer import Later, PushConsumer
-from txmq.client.consumer.pull import PullConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import Later, PushConsumer
+from txmq.client.consume.pull_consumer import PullConsumer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.client.values import SendStatus
 from txmq.errors import TxmqError

@@ -27,8 +27,8 @@ from tests.simulation.delivery_history import (
 from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.workload import TAGS
 from txmq.client.client import Client
-from txmq.client.consumer import Later, PushConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import Later, PushConsumer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ConsumerSettings, ProducerSettings
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import Effect, IllegalOperation, TxmqError

@@ -12,13 +12,13 @@ from tests.simulation.checkers import commits, consumed, farewell, in_turn
 from tests.simulation.client_mix import ClientMix, GroupMix
 from tests.simulation.client_runs import CLIENT_CHECKERS, run_client_seed
 from txmq.client.client import Client
-from txmq.client.consumer.concurrent import Concurrent
-from txmq.client.consumer.holdings import Holdings
-from txmq.client.consumer.intake import Intake
-from txmq.client.consumer.locks import HeldLocks
-from txmq.client.consumer.offsets import BrokerOffsets
-from txmq.client.consumer.orderly import Orderly
-from txmq.client.consumer.window import Window
+from txmq.client.consume.assignment import QueueAssignment
+from txmq.client.consume.concurrent_workers import ConcurrentWorkers
+from txmq.client.consume.fetcher import QueueFetcher
+from txmq.client.consume.offset_store import BrokerOffsets
+from txmq.client.consume.orderly_workers import OrderlyWorkers
+from txmq.client.consume.queue_locks import HeldLocks
+from txmq.client.consume.window import ConsumeWindow
 
 RESTLESS = GroupMix(members=3, work_s=0.5, fail_chance=0.1, stay_s=3.0, stop_s=1.0, rebalance_s=2.0)
 """Members come and go all the time, and handlers fail."""
@@ -56,7 +56,7 @@ def test_the_whole_client_passes():
 
 
 def what_was_fetched_is_committed(patch):
-    patch(Window, "safe_offset", property(lambda self: self.next_offset))
+    patch(ConsumeWindow, "safe_offset", property(lambda self: self.next_offset))
 
 
 def locks_are_ignored(patch):
@@ -71,7 +71,7 @@ def the_handler_at_work_is_not_waited_for(patch):
     async def let_go(self, intake):
         self._lines.pop(intake.queue, None)
 
-    patch(Orderly, "let_go", let_go)
+    patch(OrderlyWorkers, "let_go", let_go)
 
 
 def where_the_group_stands_is_asked_only_once(patch):
@@ -90,22 +90,22 @@ def a_failure_is_taken_for_a_success(patch):
     async def forget(self, intake, message, level):
         intake.end([message])
 
-    patch(Concurrent, "_try_again", forget)
+    patch(ConcurrentWorkers, "_try_again", forget)
 
 
 def what_could_not_be_sent_back_is_forgotten(patch):
-    patch(Concurrent, "_try_here", lambda self, intake, message: None)
+    patch(ConcurrentWorkers, "_try_here", lambda self, intake, message: None)
     return QUIET.but(faults=("kill",), consuming=(replace(SETTLED, fail_chance=0.5),))
 
 
 def a_queue_that_fails_once_is_fetched_no_more(patch):
-    run = Intake.run
+    run = QueueFetcher.run
 
     async def give_up(self):
         self._backoff.next_pause = lambda: 1e6
         return await run(self)
 
-    patch(Intake, "run", give_up)
+    patch(QueueFetcher, "run", give_up)
     return QUIET
 
 
@@ -113,9 +113,9 @@ def a_stop_leaves_fetching_to_itself(patch):
     async def nothing(self):
         pass
 
-    patch(Holdings, "stop_fetching", nothing)
-    patch(Holdings, "close", nothing)
-    patch(Holdings, "abandon", nothing)
+    patch(QueueAssignment, "stop_fetching", nothing)
+    patch(QueueAssignment, "close", nothing)
+    patch(QueueAssignment, "abandon", nothing)
 
 
 def a_client_leaves_its_connections_open(patch):
@@ -126,13 +126,13 @@ def a_client_leaves_its_connections_open(patch):
 
 
 def a_stop_waits_for_ever(patch):
-    finish = Concurrent.finish
+    finish = ConcurrentWorkers.finish
 
     async def dawdle(self):
         await finish(self)
         await asyncio.sleep(50)
 
-    patch(Concurrent, "finish", dawdle)
+    patch(ConcurrentWorkers, "finish", dawdle)
 
 
 @pytest.mark.parametrize(

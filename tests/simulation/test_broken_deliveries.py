@@ -13,9 +13,9 @@ from tests.simulation.client_mix import GroupMix
 from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.delivery_runs import DELIVERY_CHECKERS, run_delivery_seed
 from tests.simulation.mix import kib
-from txmq.client.consumer.concurrent import Concurrent
-from txmq.client.consumer.orderly import Orderly
-from txmq.client.consumer.returns import Returns
+from txmq.client.consume.concurrent_workers import ConcurrentWorkers
+from txmq.client.consume.orderly_workers import OrderlyWorkers
+from txmq.client.consume.returns import Returns
 from txmq.message import DEAD_LETTER
 from txmq.protocol import properties
 from txmq_broker.core import retry
@@ -295,7 +295,7 @@ def a_failure_is_taken_for_a_success(patch):
     async def forget(self, intake, message, verdict):
         intake.end([message])
 
-    patch(Concurrent, "_try_again", forget)
+    patch(ConcurrentWorkers, "_try_again", forget)
 
 
 def every_failure_is_deadly(patch):
@@ -308,25 +308,27 @@ def every_failure_is_deadly(patch):
 
 
 def an_attempt_is_counted_twice(patch):
-    failed = Orderly._failed
+    failed = OrderlyWorkers._failed
 
     async def generous(self, *given):
         left = await failed(self, *given)
         return [replace(each, attempts=each.attempts + 1) for each in left]
 
-    patch(Orderly, "_failed", generous)
+    patch(OrderlyWorkers, "_failed", generous)
 
 
 def nothing_in_order_is_given_up(patch):
     async def never(self, *given):
         return False
 
-    patch(Orderly, "_given_up", never)
+    patch(OrderlyWorkers, "_given_up", never)
 
 
 def what_is_fetched_together_is_turned_round(patch):
-    deliver = Concurrent.deliver
-    patch(Concurrent, "deliver", lambda self, intake, many: deliver(self, intake, many[::-1]))
+    deliver = ConcurrentWorkers.deliver
+    patch(
+        ConcurrentWorkers, "deliver", lambda self, intake, many: deliver(self, intake, many[::-1])
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from txmq.cli.known_names import check_group
 from txmq.cli.moments import LATEST, age_of, moment_ms
 from txmq.cli.output import as_json, listing, message_fields, say, table
 from txmq.client import Admin
-from txmq.client.dead_letters import DeadLetters
-from txmq.client.lookups import TIME_MAX
-from txmq.client.resent import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
+from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
+from txmq.client.admin.dead_letters import DeadLetters
+from txmq.client.admin.lookups import TIME_MAX
 from txmq.client.values import SendStatus
 from txmq.errors import Effect, TransportError, TxmqError
 from txmq.message import ReceivedMessage

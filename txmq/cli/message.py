@@ -22,7 +22,7 @@ from txmq.cli.known_names import check_topic
 from txmq.cli.output import as_json, listing, message_fields, say, table
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, PulledBatch
-from txmq.client.trace import Decided, Sent, TraceRecord, decode
+from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
 from txmq.config import parse_duration
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.protocol.topics import TRACES
@@ -199,7 +199,7 @@ def trace(
 
 
 def _is_of(topic: str, record: TraceRecord) -> bool:
-    return not isinstance(record, Sent | Decided) or record.topic == topic
+    return not isinstance(record, SendRecord | DecisionRecord) or record.topic == topic
 
 
 async def _fetch(

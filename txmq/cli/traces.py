@@ -6,7 +6,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
-from txmq.client.trace import Begun, Decided, Handled, Sent, TraceRecord
+from txmq.client.observe.trace_records import (
+    DecisionRecord,
+    HandlerEnd,
+    HandlerStart,
+    SendRecord,
+    TraceRecord,
+)
 from txmq.quantity import quantity
 
 __all__ = ["HEADINGS", "trace_fields", "trace_row"]
@@ -26,18 +32,18 @@ def trace_fields(record: TraceRecord) -> dict[str, object]:
 def trace_row(record: TraceRecord) -> list[object]:
     """A record as a line of a table, under :data:`HEADINGS`."""
     match record:
-        case Sent():
+        case SendRecord():
             ended: list[object] = [_yes(is_so=record.is_success), record.cost_ms]
             more = f"{record.kind.name.lower()}, {quantity(record.body_bytes, 'byte')}"
             if record.store_host:
                 more += f", at {record.store_host}"
-        case Begun():
+        case HandlerStart():
             ended = ["", ""]
             more = f"attempt {record.attempts + 1}"
-        case Handled():
+        case HandlerEnd():
             ended = [_yes(is_so=record.is_success), record.cost_ms]
             more = record.outcome.name.lower().replace("_", " ")
-        case Decided():
+        case DecisionRecord():
             ended = ["", ""]
             more = record.state + (" after a check" if record.is_after_check else "")
     return [_event(record), _time(record.at_ms), record.group, *ended, record.keys, more]

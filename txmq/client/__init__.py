@@ -2,16 +2,16 @@
 
 Reading order: :mod:`routes` (pure), :mod:`session`, :mod:`envelope` (pure), then :mod:`messages`,
 :mod:`topics`, :mod:`groups`, :mod:`offsets`, :mod:`lookups`, :mod:`transactions` and
-:mod:`cluster`, which :class:`~txmq.client.admin.Admin` joins.
+:mod:`cluster`, which :class:`~txmq.client.admin.admin.Admin` joins.
 """
 
 from __future__ import annotations
 
-from txmq.client.admin import Admin
+from txmq.client.admin.admin import Admin
 from txmq.client.routes import Route
 from txmq.client.session import Session
 from txmq.client.values import (
-    Broker,
+    BrokerInfo,
     ConnectedClient,
     GroupConnections,
     OffsetMove,
@@ -26,7 +26,7 @@ from txmq.client.values import (
 
 __all__ = [
     "Admin",
-    "Broker",
+    "BrokerInfo",
     "ConnectedClient",
     "GroupConnections",
     "OffsetMove",

@@ -2,7 +2,7 @@
 
 A session keeps to one name server until that fails, then moves to the next. It opens nothing before
 something is asked, runs no task of its own, and takes time, chance and streams only from its ports.
-Producers, consumers and :class:`txmq.client.admin.Admin` share one.
+Producers, consumers and :class:`txmq.client.admin.admin.Admin` share one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from txmq.client.identity import UniqueIds
+from txmq.client.queue_choice import QueueRotation
 from txmq.client.routes import (
     FRESH_S,
     TEMPLATE,
@@ -23,7 +24,6 @@ from txmq.client.routes import (
     RouteTable,
     route_of,
 )
-from txmq.client.turns import Turns
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -93,7 +93,7 @@ class Session:
         self.clock = clock or SystemClock()
         self.entropy = entropy or SystemEntropy()
         self.ids = UniqueIds(self.clock, self.entropy)
-        self.turns = Turns()
+        self.turns = QueueRotation()
         self._network = network or SystemNetwork()
         self._service = service
         self._on_open = on_open

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from txmq.client.allocation import Allocation, Average
-from txmq.client.telemetry import Telemetry
+from txmq.client.observe.telemetry import Telemetry
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.topics import TRACES
 
 __all__ = [
-    "ClientSettings", "ConsumerSettings", "ProducerSettings", "StartFrom", "check_bounds",
-    "settings_or",
+    "TRACE_SETTINGS", "ClientSettings", "ConsumerSettings", "ProducerSettings", "StartFrom",
+    "check_bounds", "settings_or",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -78,7 +78,7 @@ class ProducerSettings:
     timeout_s: float = 3.0
     """For one message, over all attempts."""
     retries: int = 2
-    """Further attempts of :meth:`~txmq.client.producer.Producer.send`, on another broker."""
+    """Further attempts of :meth:`~txmq.client.send.producer.Producer.send`, on another broker."""
     retries_nowait: int = 2
     """The same for ``send_nowait``, on the same broker."""
     retry_not_safe: bool = False
@@ -119,6 +119,10 @@ class ProducerSettings:
                 f"body_bytes_max is at most {most}, not {self.body_bytes_max}: "
                 f"no frame holds more than {FRAME_BYTES_MAX} bytes"
             )
+
+
+TRACE_SETTINGS: Final = ProducerSettings(timeout_s=5.0)
+"""For the producer that sends a trace: as stock clients do."""
 
 
 class StartFrom(Enum):

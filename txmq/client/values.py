@@ -11,7 +11,7 @@ import msgspec
 from txmq.message import Queue, QueueOffset, ReceivedMessage
 
 __all__ = [
-    "Broker",
+    "BrokerInfo",
     "ConnectedClient",
     "GroupConnections",
     "OffsetMove",
@@ -140,7 +140,7 @@ class GroupConnections:
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerInfo:
     """A broker as the name server knows it."""
 
     name: str

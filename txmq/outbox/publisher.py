@@ -9,8 +9,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from txmq.client.choice import queue_of_key
-from txmq.client.producer import Producer
+from txmq.client.queue_choice import queue_of_key
+from txmq.client.send.producer import Producer
 from txmq.errors import (
     BatchCutShort,
     BrokerBusy,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from txmq.client.parcel import travels_alone
+from txmq.client.send_request import travels_alone
 from txmq.errors import TxmqError
 from txmq.outbox.completion import PublishedRows
 from txmq.outbox.lanes import LanePosition, Lanes, OutboxRow

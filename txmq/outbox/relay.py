@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
-from txmq.client.producer import Producer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
 from txmq.databases.door import Borrowed
 from txmq.databases.failures import words

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any, Final
 
-from txmq.client.watch import Ending, SendWatches
+from txmq.client.observe.hooks import Ending, SendWatches
 from txmq.errors import TransactionConflict
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.message import ReceivedMessage

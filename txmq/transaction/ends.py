@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import Final, NamedTuple
 
-from txmq.client.client import Client
+from txmq.client.cluster_client import ClusterClient
 from txmq.client.routes import MASTER
 from txmq.errors import (
     BrokerRefused,
@@ -55,7 +55,7 @@ class Ends:
         settings: How long that may take, and what may be said twice.
     """
 
-    def __init__(self, client: Client, settings: TransactionSettings) -> None:
+    def __init__(self, client: ClusterClient, settings: TransactionSettings) -> None:
         self._client = client
         self._session = client.session
         self._settings = settings

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
-from txmq.client.client import Client
-from txmq.client.watch import Ending
+from txmq.client.cluster_client import ClusterClient
+from txmq.client.observe.hooks import Ending
 from txmq.errors import OutcomeUnknown, UsageError
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.quantity import quantity
@@ -58,7 +58,7 @@ class Opened:
 
     def __init__(
         self,
-        client: Client,
+        client: ClusterClient,
         group: str,
         listener: TransactionListener,
         settings: TransactionSettings,

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 from txmq.client.client import Client
-from txmq.client.producer import Producer
-from txmq.client.sending import check_kind
+from txmq.client.send.producer import Producer
+from txmq.client.send.sender import check_kind
 from txmq.client.settings import settings_or
 from txmq.client.values import SendResult
 from txmq.errors import (
@@ -458,7 +458,7 @@ class TransactionProducer(Producer):
     # Checks
 
     def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """A broker asks; see :class:`txmq.client.served.Checked`."""
+        """A broker asks; see :class:`txmq.client.broker_requests.Checked`."""
         if self._running is not None:
             self._running.checks.take(connection, header, message)
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Final
 
-from txmq.client.watch import SendWatches, TransactionWatch
+from txmq.client.observe.hooks import SendWatches, TransactionWatch
 from txmq.limits import STORIES_MAX
 
 __all__ = ["Step", "Stories", "note"]

@@ -12,7 +12,7 @@ from txmq.runtime.threads import Job, call_in_loop, run_job, set_error
 __all__ = ["Here"]
 
 
-class Here(background.Here):
+class Here(background.WaitingThread):
     """A thread that waits for the loop, and meanwhile runs what the loop wants run in it."""
 
     def __init__(self) -> None:

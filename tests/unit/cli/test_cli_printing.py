@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from txmq.cli import print_failure
-from txmq.client import trace
-from txmq.client.trace import Begun, Sent
+from txmq.client.observe import trace_records as trace
+from txmq.client.observe.trace_records import HandlerStart, SendRecord
 from txmq.protocol import bodies, command, headers
 from txmq.protocol.properties import render
 
@@ -49,9 +49,11 @@ def hostile(cluster):
     earliest = headers.TimestampAnswer(1)
     cluster.replies[32] = lambda request: command.answer(request, 0, earliest)
     records = [
-        Sent(at_ms=1, region=HOSTILE, group=HOSTILE, topic="T", id="U1", keys=HOSTILE,
+        SendRecord(at_ms=1, region=HOSTILE, group=HOSTILE, topic="T", id="U1", keys=HOSTILE,
              store_host=HOSTILE, body_bytes=1, cost_ms=1),
-        Begun(at_ms=1, region=HOSTILE, group=HOSTILE, request_id=HOSTILE, id="U1", attempts=1),
+        HandlerStart(
+            at_ms=1, region=HOSTILE, group=HOSTILE, request_id=HOSTILE, id="U1", attempts=1
+        ),
     ]  # fmt: skip
     store(broker, "RMQ_SYS_TRACE_TOPIC", trace.encode(records), render({"KEYS": "U1"}))
     found = bodies.TransactionEntry(

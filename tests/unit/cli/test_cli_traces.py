@@ -1,21 +1,27 @@
 import json
 
-from txmq.client import trace
-from txmq.client.trace import Begun, Decided, Handled, Outcome, Sent
+from txmq.client.observe import trace_records as trace
+from txmq.client.observe.trace_records import (
+    DecisionRecord,
+    HandlerEnd,
+    HandlerOutcome,
+    HandlerStart,
+    SendRecord,
+)
 from txmq.protocol import headers
 from txmq.protocol.properties import render
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 RECORDS = [
-    Sent(at_ms=1700000000000, region="r", group="pg", topic="Orders", id="M1", keys="o-1",
+    SendRecord(at_ms=1700000000000, region="r", group="pg", topic="Orders", id="M1", keys="o-1",
          store_host="127.0.0.1:10911", body_bytes=5, cost_ms=3),
-    Sent(at_ms=1700000000000, region="r", group="pg", topic="Others", id="M1"),
-    Begun(at_ms=1700000000010, region="r", group="cg", request_id="R", id="M1", attempts=1),
-    Handled(at_ms=1700000000025, group="cg", request_id="R", id="M1", cost_ms=15, is_success=False,
-            outcome=Outcome.TIMED_OUT),
-    Decided(at_ms=1700000000005, region="r", group="pg", topic="Orders", id="M1",
+    SendRecord(at_ms=1700000000000, region="r", group="pg", topic="Others", id="M1"),
+    HandlerStart(at_ms=1700000000010, region="r", group="cg", request_id="R", id="M1", attempts=1),
+    HandlerEnd(at_ms=1700000000025, group="cg", request_id="R", id="M1", cost_ms=15,
+            is_success=False, outcome=HandlerOutcome.TIMED_OUT),
+    DecisionRecord(at_ms=1700000000005, region="r", group="pg", topic="Orders", id="M1",
             is_after_check=True),
-    Begun(at_ms=1, region="r", group="cg", request_id="R", id="M2"),
+    HandlerStart(at_ms=1, region="r", group="cg", request_id="R", id="M2"),
 ]  # fmt: skip
 
 
@@ -69,7 +75,7 @@ def test_a_message_may_have_left_no_traces(asking, cluster):
 
 
 def test_a_record_without_a_time_has_none(asking, cluster):
-    traced(cluster, [Handled(request_id="R", id="M1", cost_ms=1, is_success=True)])
+    traced(cluster, [HandlerEnd(request_id="R", id="M1", cost_ms=1, is_success=True)])
 
     assert asking("message", "trace", "Orders", "M1").stdout.split()[-4:] == [
         "handled", "yes", "1", "consumed",

@@ -8,7 +8,7 @@ from client_stage import STEADY
 from fake_cluster import FakeCluster
 
 from txmq.client.client import Client
-from txmq.client.consumer import PushConsumer
+from txmq.client.consume import PushConsumer
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.testing import World
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from client_stage import STEADY
 from fake_cluster import FakeCluster
 
-from txmq.client.producer import Producer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.message import Message
 from txmq.protocol import command, headers

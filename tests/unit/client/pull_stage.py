@@ -8,7 +8,7 @@ from client_stage import STEADY
 
 from tests.simulation.mix import SmallStore
 from txmq.client.client import Client
-from txmq.client.consumer import PullConsumer, ScheduledPull
+from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.message import Message, Queue
 from txmq.testing import World

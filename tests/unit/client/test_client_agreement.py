@@ -10,7 +10,7 @@ from consumer_stage import GROUP, acting
 from consumer_stage import TOPIC as FAKE_TOPIC
 from pull_stage import SOON, TOPIC, polled, staged, until
 
-from txmq.client.consumer import PushConsumer
+from txmq.client.consume import PushConsumer
 from txmq.errors import (
     ConnectFailed,
     FilterUnsupported,

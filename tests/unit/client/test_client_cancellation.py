@@ -8,9 +8,9 @@ from fake_cluster import FakeCluster
 
 from tests.cancelling import cancelled_everywhere
 from txmq.client.client import Client
-from txmq.client.consumer import Later
-from txmq.client.consumer.pull import PullConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import Later
+from txmq.client.consume.pull_consumer import PullConsumer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
 from txmq.message import Message
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from txmq.client.consumer.offsets import BrokerOffsets, FileOffsets
+from txmq.client.consume.offset_store import BrokerOffsets, FileOffsets
 from txmq.errors import ConfigError, InternalError, RequestTimeout
 from txmq.message import Queue
 

@@ -5,7 +5,13 @@ from client_stage import staged
 
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.client import Admin, Session
-from txmq.client.resent import RESENT_AT, RESENT_BY, RESENT_FROM, RESENT_REASON, copy_of
+from txmq.client.admin.dead_letter_copy import (
+    RESENT_AT,
+    RESENT_BY,
+    RESENT_FROM,
+    RESENT_REASON,
+    copy_of,
+)
 from txmq.errors import (
     BrokerBusy,
     ConnectFailed,

@@ -9,7 +9,7 @@ import pytest
 from pull_stage import SOON, TOPIC, staged, until
 
 from tests.unit.idempotent.memory_guard import MemoryGuard
-from txmq.client.consumer import PushConsumer
+from txmq.client.consume import PushConsumer
 from txmq.errors import VersionGap
 from txmq.idempotent import idempotent
 from txmq.message import Message, Queue

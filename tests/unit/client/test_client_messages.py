@@ -4,7 +4,7 @@ import pytest
 from client_stage import staged
 
 from txmq.client import PullOutcome
-from txmq.client.messages import HOLD_GRACE_S
+from txmq.client.admin.messages import HOLD_GRACE_S
 from txmq.errors import (
     BrokerBusy,
     ConnectFailed,

@@ -1,7 +1,7 @@
 import pytest
 from client_stage import staged
 
-from txmq.client.offsets import TO_THE_END
+from txmq.client.admin.offsets import TO_THE_END
 from txmq.errors import TopicNotFound
 from txmq.message import Message, Queue
 from txmq.protocol.bodies import ConsumerConnections

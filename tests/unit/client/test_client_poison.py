@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from consumer_stage import GROUP, TOPIC, acting
 
-from txmq.client.consumer import PullConsumer
+from txmq.client.consume import PullConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.message import Queue
 from txmq.protocol import command

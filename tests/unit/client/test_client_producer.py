@@ -6,7 +6,7 @@ import pytest
 from producer_stage import message, produced, refuse, silent, stored_as
 
 from txmq.client.client import Client
-from txmq.client.producer import Producer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
 from txmq.errors import (

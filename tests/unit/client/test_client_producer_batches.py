@@ -6,7 +6,7 @@ import pytest
 from producer_stage import message, produced, refuse, silent
 
 from txmq.client.envelope import Envelope, sealed
-from txmq.client.parcel import STORED_BYTES, bundled, packed_size, split
+from txmq.client.send_request import STORED_BYTES, bundled, packed_size, split
 from txmq.errors import (
     BatchCutShort,
     BrokerBusy,

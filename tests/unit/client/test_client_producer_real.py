@@ -7,7 +7,7 @@ from fake_cluster import FakeCluster
 from producer_stage import message
 
 from txmq.client.client import Client
-from txmq.client.producer import Producer
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
 from txmq.errors import MessageIllegal, TxmqError

@@ -7,7 +7,7 @@ from consumer_stage import GROUP, TOPIC, Stage
 from fake_cluster import FakeCluster
 
 from tests.cancelling import cancelled_everywhere
-from txmq.client.consumer import PullConsumer, ScheduledPull
+from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.message import Queue
 

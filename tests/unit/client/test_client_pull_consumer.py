@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from pull_stage import BY_HAND, GROUP, SOON, TOPIC, bodies, numbered, polled, staged, until
 
-from txmq.client.consumer import PullConsumer
+from txmq.client.consume import PullConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import (
     ConfigError,

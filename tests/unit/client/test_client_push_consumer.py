@@ -12,7 +12,7 @@ from consumer_stage import GROUP, RETRY, TOPIC, acting
 
 from txmq.client.allocation import ByConfig
 from txmq.client.client import Client
-from txmq.client.consumer import DEAD_LETTER, Later, PushConsumer
+from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import ConfigError, LocalProtocolError, UsageError
 from txmq.message import Message, Queue

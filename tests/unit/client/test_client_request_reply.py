@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from producer_stage import produced, silent
 
-from txmq.client.asking import Reply, question, reply_to
 from txmq.client.client import Client
-from txmq.client.consumer import PushConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import PushConsumer
+from txmq.client.send.producer import Producer
+from txmq.client.send.request_reply import Reply, question, reply_to
 from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
 from txmq.errors import (
     ConfigError,
@@ -340,7 +340,7 @@ def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
 
 def test_only_so_many_replies_are_awaited(monkeypatch):
     async def scenario():
-        monkeypatch.setattr("txmq.client.asking.REPLIES_AWAITED_MAX", 1)
+        monkeypatch.setattr("txmq.client.send.request_reply.REPLIES_AWAITED_MAX", 1)
         async with answering(lambda message, replier: asyncio.sleep(0)) as (_, asker, _):
             first = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
             await until(lambda: len(asker.client.replies))

@@ -10,7 +10,7 @@ from itertools import accumulate
 import pytest
 from pull_stage import GROUP, SOON, TOPIC, bodies, staged, until
 
-from txmq.client.consumer import DEAD_LETTER, Later, PushConsumer
+from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
 from txmq.errors import UsageError
 from txmq.message import Message, Queue
 from txmq.protocol.codes import RequestCode, SysFlag

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pull_stage import GROUP, SOON, TOPIC, bodies, numbered, staged, until
 
-from txmq.client.consumer import PullContext, ScheduledPull
+from txmq.client.consume import PullContext, ScheduledPull
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, Queue
 from txmq_broker.testing import embedded

@@ -1,6 +1,6 @@
 import pytest
 
-from txmq.client.consumer.subscription import Subscription
+from txmq.client.consume.subscription import TopicSubscription
 from txmq.errors import LocalProtocolError
 from txmq.limits import SUBSCRIPTION_CHARS_MAX
 
@@ -11,7 +11,7 @@ class Tagged:
 
 
 def test_all_tags_are_wanted_unless_some_are_named():
-    everything = Subscription("T")
+    everything = TopicSubscription("T")
 
     assert everything.wants(Tagged(""))
     assert everything.wants(Tagged("A"))
@@ -19,7 +19,7 @@ def test_all_tags_are_wanted_unless_some_are_named():
 
 
 def test_tags_are_compared_by_their_text():
-    some = Subscription("T", "A || BB")
+    some = TopicSubscription("T", "A || BB")
 
     # "BB" and "Aa" have one hash, by which a broker would let both through.
     assert [some.wants(Tagged(each)) for each in ("A", "BB", "Aa", "")] == [
@@ -31,14 +31,14 @@ def test_tags_are_compared_by_their_text():
 
 
 def test_a_broker_is_told_tags_with_their_hashes():
-    told = Subscription("T", " B||A ").registration(7)
+    told = TopicSubscription("T", " B||A ").registration(7)
 
     assert (told.topic, told.sub_string, told.sub_version) == ("T", " B||A ", 7)
     assert (told.tags_set, told.code_set, told.expression_type) == (["A", "B"], [65, 66], "TAG")
 
 
 def test_a_condition_leaves_it_to_the_broker():
-    wanted = Subscription("T", sql="a > 5")
+    wanted = TopicSubscription("T", sql="a > 5")
 
     assert wanted.wants(Tagged("whatever"))
     told = wanted.registration(1)
@@ -57,12 +57,12 @@ def test_a_condition_leaves_it_to_the_broker():
 )
 def test_what_cannot_be_meant_is_refused(given):
     with pytest.raises(LocalProtocolError):
-        Subscription("T", **given)
+        TopicSubscription("T", **given)
 
 
 @pytest.mark.parametrize("tags", ["*", " * ", "*||*", "* || "])
 def test_all_tags_travel_as_the_one_star_that_brokers_know(tags):
-    everything = Subscription("T", tags)
+    everything = TopicSubscription("T", tags)
 
     assert everything.wants(Tagged("A"))
     assert everything.expression == everything.registration(1).sub_string == "*"

@@ -12,13 +12,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from txmq.client import telemetry as module
-from txmq.client.asking import reply_to
 from txmq.client.client import Client
-from txmq.client.consumer import Later, PushConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import Later, PushConsumer
+from txmq.client.observe import telemetry as module
+from txmq.client.observe.telemetry import Telemetry
+from txmq.client.send.producer import Producer
+from txmq.client.send.request_reply import reply_to
 from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings, StartFrom
-from txmq.client.telemetry import Telemetry
 from txmq.errors import ConfigError, LocalProtocolError
 from txmq.message import Message
 from txmq_broker.testing import embedded

@@ -2,8 +2,8 @@ import pytest
 from client_stage import staged
 from fake_cluster import FakeBroker
 
-from txmq.client import Broker
-from txmq.client.topics import SHOWN_S
+from txmq.client import BrokerInfo
+from txmq.client.admin.topics import SHOWN_S
 from txmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -208,8 +208,8 @@ async def test_brokers_are_listed_by_cluster_and_name(stage):
 
     b, a = stage.cluster.brokers[1], stage.cluster.brokers[0]
     assert found == [
-        Broker("broker-b", "c1", {0: b.address}),
-        Broker("broker-a", "z", {0: a.address}),
+        BrokerInfo("broker-b", "c1", {0: b.address}),
+        BrokerInfo("broker-a", "z", {0: a.address}),
     ]
 
 

@@ -6,13 +6,22 @@ import logging
 
 import pytest
 
-from txmq.client import trace, tracer
 from txmq.client.client import Client
-from txmq.client.consumer import Later, PushConsumer
-from txmq.client.producer import Producer
+from txmq.client.consume import Later, PushConsumer
+from txmq.client.observe import trace_records as trace
+from txmq.client.observe import trace_sender as tracer
+from txmq.client.observe.trace_records import (
+    DecisionRecord,
+    HandlerEnd,
+    HandlerOutcome,
+    HandlerStart,
+    MessageKind,
+    SendRecord,
+    TopicRecord,
+)
+from txmq.client.observe.trace_sender import Tracer, trace_group
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
-from txmq.client.trace import Begun, Decided, Handled, Kind, Outcome, Sent, Traced
-from txmq.client.tracer import Tracer, trace_group
 from txmq.errors import ConnectFailed, RemoteProtocolError, TxmqError
 from txmq.message import Message
 from txmq.runtime.clock import SystemClock
@@ -23,7 +32,7 @@ TRACES = "RMQ_SYS_TRACE_TOPIC"
 TRACED = ProducerSettings(is_traced=True)
 CONSUMER_TRACED = ConsumerSettings(start=StartFrom.FIRST, is_traced=True)
 
-SENT = Sent(
+SENT = SendRecord(
     at_ms=1700000000000, region="DefaultRegion", group="pg", topic="Orders",
     id="7F000001000118B4AAC2088F6E4D0000", tags="Paid", keys="o-1 o-2",
     store_host="127.0.0.1:10911", body_bytes=5, cost_ms=3,
@@ -37,24 +46,25 @@ PUB = (
 VECTORS = [
     (SENT, PUB),
     (
-        Sent(
-            at_ms=1, region="r", group="g", topic="t", id="i", kind=Kind.DELAYED, is_success=False
+        SendRecord(
+            at_ms=1, region="r", group="g", topic="t", id="i", kind=MessageKind.DELAYED,
+            is_success=False,
         ),
         b"Pub\x011\x01r\x01g\x01t\x01i\x01null\x01null\x01null\x010\x010\x013\x01null\x01false\x02",
     ),
     (
-        Begun(at_ms=1, region="", group="cg", request_id="R", id="i", attempts=2, keys="k"),
+        HandlerStart(at_ms=1, region="", group="cg", request_id="R", id="i", attempts=2, keys="k"),
         b"SubBefore\x011\x01null\x01cg\x01R\x01i\x012\x01k\x02",
     ),
     (
-        Handled(
-            request_id="R", id="i", cost_ms=12, is_success=False, keys="", outcome=Outcome.RAISED,
-            at_ms=99, group="cg",
+        HandlerEnd(
+            request_id="R", id="i", cost_ms=12, is_success=False, keys="",
+            outcome=HandlerOutcome.RAISED, at_ms=99, group="cg",
         ),
         b"SubAfter\x01R\x01i\x0112\x01false\x01null\x012\x0199\x01cg\x02",
     ),
     (
-        Decided(
+        DecisionRecord(
             at_ms=1, region="r", group="pg", topic="t", id="i", tags="a", keys="k l",
             store_host="h:1", transaction_id="x", state="ROLLBACK_MESSAGE", is_after_check=True,
         ),
@@ -123,12 +133,16 @@ def test_what_is_no_record_is_refused(line):
 
 
 def begun(number, keys=""):
-    return Begun(at_ms=1, region="r", group="g", request_id="R", id=f"id{number}", keys=keys)
+    return HandlerStart(at_ms=1, region="r", group="g", request_id="R", id=f"id{number}", keys=keys)
 
 
 def test_a_trace_message_is_about_one_topic():
     packs = trace.packed(
-        [Traced("A", begun(1, "k")), Traced("B", begun(2)), Traced("A", begun(1, "k l"))]
+        [
+            TopicRecord("A", begun(1, "k")),
+            TopicRecord("B", begun(2)),
+            TopicRecord("A", begun(1, "k l")),
+        ]
     )
 
     assert [(each.keys, each.count) for each in packs] == [(("id1", "k", "l"), 2), (("id2",), 1)]
@@ -136,23 +150,23 @@ def test_a_trace_message_is_about_one_topic():
 
 
 def test_a_trace_message_has_no_more_keys_than_can_be_searched():
-    packs = trace.packed([Traced("A", begun(n, f"k{n}")) for n in range(40)])
+    packs = trace.packed([TopicRecord("A", begun(n, f"k{n}")) for n in range(40)])
 
     assert [each.count for each in packs] == [32, 8]
     assert all(len(each.keys) <= 64 for each in packs)
-    many = trace.packed([Traced("A", begun(1, " ".join(f"k{n}" for n in range(100))))])
+    many = trace.packed([TopicRecord("A", begun(1, " ".join(f"k{n}" for n in range(100))))])
     assert len(many[0].keys) == 64
     assert many[0].keys[0] == "id1"
-    long = trace.packed([Traced("A", begun(1, "x" * 20_000))])
+    long = trace.packed([TopicRecord("A", begun(1, "x" * 20_000))])
     assert long[0].keys == ("id1",)
 
 
 def test_a_trace_message_is_not_too_large():
-    packs = trace.packed([Traced("A", begun(1, "k" * 5000)) for _ in range(300)])
+    packs = trace.packed([TopicRecord("A", begun(1, "k" * 5000)) for _ in range(300)])
 
     assert sum(each.count for each in packs) == 300
     assert max(len(each.body) for each in packs) <= 100 * 1024
-    small = trace.packed([Traced("A", begun(1)) for _ in range(250)])
+    small = trace.packed([TopicRecord("A", begun(1)) for _ in range(250)])
     assert [each.count for each in small] == [100, 100, 50]
 
 
@@ -310,7 +324,7 @@ def test_a_message_can_be_followed_from_its_producer_to_its_handler():
                 await until(lambda: len(handled) == 2)
 
             found = await traces(client, 6)
-            sent = [each for each in found if isinstance(each, Sent)]
+            sent = [each for each in found if isinstance(each, SendRecord)]
             assert {each.id for each in sent} == {result.id, bad.id}
             first = next(each for each in sent if each.id == result.id)
             assert (first.group, first.topic, first.tags, first.keys) == (
@@ -319,12 +333,12 @@ def test_a_message_can_be_followed_from_its_producer_to_its_handler():
             assert (first.region, first.store_host) == ("DefaultRegion", broker.address)
             assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
             assert first.is_success
-            begun_ones = {each.id: each for each in found if isinstance(each, Begun)}
-            ended = {each.id: each for each in found if isinstance(each, Handled)}
+            begun_ones = {each.id: each for each in found if isinstance(each, HandlerStart)}
+            ended = {each.id: each for each in found if isinstance(each, HandlerEnd)}
             assert begun_ones[result.id].request_id == ended[result.id].request_id
             assert begun_ones[result.id].group == ended[result.id].group == "cg"
             assert ended[result.id].is_success
-            assert ended[bad.id].outcome is Outcome.RAISED
+            assert ended[bad.id].outcome is HandlerOutcome.RAISED
             assert not ended[bad.id].is_success
             by_key = await client.admin.query(TRACES, "o-2")
             assert {each.id for record in by_key for each in trace.decode(record.body)} >= {
@@ -414,10 +428,10 @@ def test_a_trace_topic_of_ones_own_can_be_named():
 
 
 def test_half_and_delayed_messages_are_named_so():
-    from txmq.client.tracing import _kind
+    from txmq.client.observe.message_trace import _kind
 
     half = Message(topic=TOPIC, body=b"?", properties={"TRAN_MSG": "true"})
-    assert _kind(half) is Kind.HALF
-    assert _kind(Message(topic=TOPIC, body=b"?", delay_level=3)) is Kind.DELAYED
-    assert _kind(Message(topic=TOPIC, body=b"?", deliver_after_s=3)) is Kind.DELAYED
-    assert _kind(Message(topic=TOPIC, body=b"?")) is Kind.NORMAL
+    assert _kind(half) is MessageKind.HALF
+    assert _kind(Message(topic=TOPIC, body=b"?", delay_level=3)) is MessageKind.DELAYED
+    assert _kind(Message(topic=TOPIC, body=b"?", deliver_after_s=3)) is MessageKind.DELAYED
+    assert _kind(Message(topic=TOPIC, body=b"?")) is MessageKind.NORMAL

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from txmq.client.consumer.window import Window
+from txmq.client.consume.window import ConsumeWindow
 
 
 def message(offset, size=1):
@@ -17,7 +17,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.window = Window(7)
+        self.window = ConsumeWindow(7)
         self.open = {}
         self.next = 7
         self.last = None
@@ -63,7 +63,7 @@ TestWindow = Model.TestCase
 
 
 def test_a_place_that_is_kept_is_safe_whatever_has_ended():
-    window = Window(3)
+    window = ConsumeWindow(3)
     window.put([message(3), message(4)], 5)
     window.kept = 3
     window.end(3)

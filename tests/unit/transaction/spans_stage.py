@@ -4,8 +4,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from txmq.client.observe.telemetry import Telemetry
 from txmq.client.settings import ClientSettings
-from txmq.client.telemetry import Telemetry
 
 __all__ = ["NINE", "Spans", "below_now"]
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.unit.client.fake_cluster import FakeBroker
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, TOPIC, message, refuse, staged
-from txmq.client.producer import Producer
+from txmq.client.send.producer import Producer
 from txmq.protocol.bodies import Heartbeat
 from txmq.protocol.codes import RequestCode
 

@@ -19,7 +19,7 @@ from tests.unit.transaction.producing_stage import (
     silent,
     staged,
 )
-from txmq.client.asking import Reply
+from txmq.client.send.request_reply import Reply
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendStatus
 from txmq.errors import (

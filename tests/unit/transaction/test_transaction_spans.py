@@ -21,9 +21,9 @@ from tests.unit.transaction.producing_stage import (
 )
 from tests.unit.transaction.spans_stage import NINE, Spans, below_now
 from txmq.client.client import Client
-from txmq.client.consumer import PushConsumer
+from txmq.client.consume import PushConsumer
+from txmq.client.observe.hooks import SendWatches
 from txmq.client.settings import ConsumerSettings, StartFrom
-from txmq.client.watch import SendWatches
 from txmq.errors import BrokerRefused, RollBack, TransactionConflict, UsageError
 from txmq.protocol import command, headers
 from txmq.transaction import TransactionProducer

@@ -10,9 +10,9 @@ from opentelemetry.trace import SpanKind
 
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from txmq.client.client import Client
+from txmq.client.observe.telemetry import Telemetry
+from txmq.client.observe.trace_records import DecisionRecord, MessageKind, SendRecord, decode
 from txmq.client.settings import ClientSettings
-from txmq.client.telemetry import Telemetry
-from txmq.client.trace import Decided, Kind, Sent, decode
 from txmq.config import Duration
 from txmq.transaction import TransactionProducer
 from txmq.transaction import TransactionSettings as Settings
@@ -57,7 +57,7 @@ async def records(client, xid):
     found = []
     for each in await client.admin.query("RMQ_SYS_TRACE_TOPIC", xid):
         found += [one for one in decode(each.body) if one.id == xid]
-    return sorted(found, key=lambda one: (one.at_ms, isinstance(one, Decided)))
+    return sorted(found, key=lambda one: (one.at_ms, isinstance(one, DecisionRecord)))
 
 
 def test_a_half_message_and_each_decision_leave_a_record():
@@ -73,9 +73,9 @@ def test_a_half_message_and_each_decision_leave_a_record():
             told = []
             for xid in xids:
                 sent, decided = await records(client, xid)
-                assert isinstance(sent, Sent)
-                assert sent.kind is Kind.HALF
-                assert isinstance(decided, Decided)
+                assert isinstance(sent, SendRecord)
+                assert sent.kind is MessageKind.HALF
+                assert isinstance(decided, DecisionRecord)
                 assert (decided.group, decided.topic, decided.tags) == (GROUP, TOPIC, "Paid")
                 assert (decided.keys, decided.transaction_id) == ("o-1", xid)
                 assert decided.store_host == sent.store_host

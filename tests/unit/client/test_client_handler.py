@@ -1,0 +1,190 @@
+"""Handlers of every shape, and what they are taken to have said."""
+
+import asyncio
+import contextlib
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from txmq.client.consume.handler import BoundHandler
+from txmq.errors import UsageError
+from txmq.message import Later
+from txmq.runtime.threads import Threads
+
+MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
+
+
+async def later(message):
+    return Later(3)
+
+
+class Object:
+    async def __call__(self, message):
+        return Later(3)
+
+    def plain(self, message):
+        return Later(3)
+
+    def nothing(self):
+        return None
+
+
+def judged(handler, messages=(MESSAGE,), *, takes_batch=False):
+    async def scenario():
+        handling = BoundHandler(handler, takes_batch=takes_batch)
+        with contextlib.closing(Threads("test", 1)) as threads:
+            handling.open(threads)
+            return await handling.judge(messages)
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        later,
+        partial(later),
+        Object(),
+        Object().plain,
+        lambda message: Later(3),
+        lambda message: later(message),
+    ],
+)
+def test_any_callable_can_be_a_handler(handler):
+    assert judged(handler) == Later(3)
+
+
+def test_a_handler_of_batches_gets_all_of_them():
+    got = []
+    judged(got.extend, [MESSAGE, MESSAGE], takes_batch=True)
+
+    assert got == [MESSAGE, MESSAGE]
+
+
+def test_the_class_is_taken_for_the_word():
+    assert judged(lambda message: Later) == Later()
+
+
+@pytest.mark.parametrize(
+    "handler", [3, lambda: None, lambda session, message: None, Object().nothing]
+)
+def test_what_cannot_be_called_with_a_message_is_refused_at_once(handler):
+    with pytest.raises(UsageError):
+        BoundHandler(handler, takes_batch=False)
+
+
+@pytest.mark.parametrize("said", [None, True, False, 0, "done"])
+def test_only_later_means_later(said):
+    assert judged(lambda message: said) is None
+
+
+def test_a_failure_means_later():
+    def fail(message):
+        raise ValueError("no such account")
+
+    assert judged(fail) == Later(reason="ValueError: no such account")
+
+
+@pytest.mark.parametrize(("attempts", "said"), [(0, "at 7: "), (2, "at 7, retry 2: ")])
+def test_a_failure_is_logged_with_the_retry_it_was(caplog, attempts, said):
+    def fail(message):
+        raise ValueError("no such account")
+
+    judged(fail, [SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
+    assert f"a handler failed with message m of T {said}ValueError: no such account" in caplog.text
+
+
+def test_each_attempt_is_one_line_and_each_failure_one_traceback(caplog):
+    reasons = iter(["no such account\n(nor will there be)"] * 3 + ["closed"])
+
+    async def fail(message):
+        raise ValueError(next(reasons))
+
+    async def scenario():
+        handling = BoundHandler(fail, takes_batch=False)
+        for attempts in range(4):
+            await handling.judge([SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
+
+    asyncio.run(scenario())
+    assert [each.getMessage().partition(" at 7")[2] for each in caplog.records] == [
+        ": ValueError: no such account",
+        ", retry 1: ValueError: no such account",
+        ", retry 2: ValueError: no such account",
+        ", retry 3: ValueError: closed",
+    ]
+    assert [bool(each.exc_info) for each in caplog.records] == [True, False, False, True]
+
+
+def test_an_exception_that_cannot_be_shown_is_a_failure_too():
+    class OddError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def fail(message):
+        raise OddError
+
+    assert "OddError" in judged(fail).reason
+
+
+def test_only_the_own_end_is_an_end():
+    """A handler may await something that others cancel."""
+
+    async def wait_for_the_cancelled(message):
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    assert judged(wait_for_the_cancelled) == Later(reason="the handler was cancelled")
+
+
+def test_a_handler_that_is_cancelled_says_nothing():
+    async def scenario():
+        async def sleep(message):
+            await asyncio.sleep(3600)
+
+        task = asyncio.create_task(BoundHandler(sleep, takes_batch=False).judge([MESSAGE]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_a_plain_handler_that_raises_what_no_future_holds_has_failed():
+    said = judged(lambda message: next(iter(())))
+    assert said == Later(reason="RuntimeError: a handler raised StopIteration")
+
+
+def test_what_is_no_exception_is_a_failure_too():
+    class Odd(BaseException):
+        pass
+
+    async def fail(message):
+        raise Odd
+
+    assert judged(fail).reason.endswith("Odd")
+
+
+def test_a_program_may_still_be_ended():
+    async def end(message):
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        judged(end)
+
+
+def test_a_handler_cannot_keep_to_itself_that_it_was_cancelled():
+    async def scenario():
+        async def stubborn(message):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+        working = asyncio.create_task(BoundHandler(stubborn, takes_batch=False).judge([MESSAGE]))
+        await asyncio.sleep(0)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(scenario())

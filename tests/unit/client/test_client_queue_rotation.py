@@ -1,0 +1,162 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.client.queue_choice import FaultTable, QueueRotation
+from txmq.client.routes import Route
+from txmq.errors import NoPermission
+from txmq.message import Queue
+
+NOW = 1_000.0
+
+
+def route(topic="T", **queues):
+    """A route with so many queues to write to at each broker."""
+    made = [Queue(topic, broker, number) for broker in queues for number in range(queues[broker])]
+    return Route(topic, tuple(made), tuple(made), {each: {0: f"{each}:1"} for each in queues})
+
+
+def names(queues):
+    return [f"{each.broker}{each.number}" for each in queues]
+
+
+def faulty(*brokers):
+    table = FaultTable()
+    for step, broker in enumerate(brokers):
+        table.note(broker, 3.0 + step, NOW)
+    return table
+
+
+# By turns alone
+
+
+def test_queues_are_taken_in_turn_from_where_chance_says():
+    turns, three = QueueRotation(), route(a=3)
+
+    assert [turns.next_queue(three, first=5).number for _ in range(5)] == [2, 0, 1, 2, 0]
+
+
+def test_each_topic_has_turns_of_its_own():
+    turns = QueueRotation()
+    routes = [route("T", a=4), route("U", a=4)]
+
+    assert [turns.next_queue(each, first=0).number for each in routes * 2] == [0, 0, 1, 1]
+
+
+def test_a_turn_survives_that_queues_come_and_go():
+    turns = QueueRotation()
+
+    taken = [turns.next_queue(route(a=count), 0).number for count in (8, 8, 8, 2, 8)]
+
+    assert taken == [0, 1, 2, 1, 4]
+
+
+def test_a_broker_to_avoid_is_passed_over():
+    turns, both = QueueRotation(), route(a=2, b=2)
+
+    assert names(turns.next_queue(both, 0, avoid="a") for _ in range(3)) == ["b0", "b1", "b0"]
+    assert names([turns.next_queue(both, 0)]) == ["b1"]
+
+
+def test_a_broker_to_avoid_is_used_where_there_is_no_other():
+    turns, alone = QueueRotation(), route(a=3)
+
+    # Each try counts the whole round that it passed over, as in stock clients.
+    assert names(turns.next_queue(alone, 0, avoid="a") for _ in range(4)) == [
+        "a0",
+        "a1",
+        "a2",
+        "a0",
+    ]
+
+
+@given(
+    queues=st.dictionaries(st.sampled_from("abc"), st.integers(1, 5), min_size=1),
+    first=st.integers(0, 1 << 16),
+)
+def test_in_one_round_every_queue_has_its_turn(queues, first):
+    turns, whole = QueueRotation(), route(**queues)
+
+    taken = [turns.next_queue(whole, first) for _ in whole.writable]
+
+    assert sorted(taken) == sorted(whole.writable)
+
+
+@pytest.mark.parametrize("avoid", [None, "a"])
+def test_a_topic_that_takes_nothing_says_so(avoid):
+    closed = Route("T", (), (Queue("T", "a", 0),), {"a": {0: "a:1"}})
+
+    with pytest.raises(NoPermission, match="topic T has no queue that can be written to"):
+        QueueRotation().next_queue(closed, 0, avoid)
+    with pytest.raises(NoPermission, match="topic T has no queue that can be written to"):
+        QueueRotation().next_available(closed, 0, FaultTable(), NOW, avoid)
+
+
+def test_the_topic_used_longest_ago_begins_anew_when_there_are_too_many():
+    turns = QueueRotation(limit=2)
+    for topic in ("T", "U", "T", "V"):
+        turns.next_queue(route(topic, a=9), first=0)
+
+    assert len(turns) == 2
+    assert turns.next_queue(route("T", a=9), first=0).number == 2
+    assert turns.next_queue(route("U", a=9), first=7).number == 7
+
+
+# With a fault table
+
+
+def test_while_all_are_available_it_is_turns_alone():
+    turns, both = QueueRotation(), route(a=2, b=2)
+
+    taken = [turns.next_available(both, 3, FaultTable(), NOW) for _ in range(5)]
+
+    assert names(taken) == ["b1", "a0", "a1", "b0", "b1"]
+
+
+def test_brokers_that_are_not_available_are_passed_over():
+    turns, three = QueueRotation(), route(a=1, b=1, c=1)
+
+    taken = [turns.next_available(three, 0, faulty("a", "c"), NOW) for _ in range(3)]
+
+    assert names(taken) == ["b0"] * 3
+
+
+def test_a_broker_is_back_when_its_time_is_over():
+    turns, both, faults = QueueRotation(), route(a=1, b=1), faulty("a")
+
+    assert names([turns.next_available(both, 0, faults, NOW + 179)]) == ["b0"]
+    assert names(turns.next_available(both, 0, faults, NOW + 180) for _ in range(2)) == ["b0", "a0"]
+
+
+def test_of_the_available_the_one_to_avoid_is_the_last_choice():
+    turns, three = QueueRotation(), route(a=1, b=1, c=1)
+
+    assert names([turns.next_available(three, 0, faulty("b"), NOW, avoid="a")]) == ["c0"]
+    assert names([turns.next_available(three, 0, faulty("b", "c"), NOW, avoid="a")]) == ["a0"]
+
+
+def test_where_none_is_available_the_better_half_is_used_in_turn():
+    turns, four = QueueRotation(), route(a=1, b=1, c=1, d=1)
+    faults = faulty("c", "a", "d", "b")
+
+    taken = [turns.next_available(four, 0, faults, NOW) for _ in range(4)]
+
+    assert names(taken) == ["c0", "a0", "c0", "a0"]
+
+
+def test_all_queues_of_the_least_bad_broker_are_used():
+    turns, both = QueueRotation(), route(a=3, b=4)
+
+    taken = [turns.next_available(both, 0, faulty("b", "a"), NOW) for _ in range(5)]
+
+    assert names(taken) == ["b0", "b1", "b2", "b3", "b0"]
+
+
+def test_a_least_bad_broker_without_the_topic_is_forgotten():
+    turns, both, faults = QueueRotation(), route(a=1, b=1), faulty("elsewhere", "a", "b")
+
+    first = turns.next_available(both, 1, faults, NOW)
+
+    assert names([first]) == ["b0"]
+    assert faults.is_available("elsewhere", NOW)
+    assert names([turns.next_available(both, 1, faults, NOW)]) == ["a0"]

@@ -1,0 +1,1 @@
+"""Single requests to brokers and name servers: topics, groups, offsets, messages, transactions."""

@@ -1,0 +1,73 @@
+"""The brokers of a cluster, and what they say of themselves."""
+
+from __future__ import annotations
+
+from txmq.client.routes import MASTER
+from txmq.client.session import Session
+from txmq.client.values import BrokerInfo
+from txmq.errors import ConfigError, ConnectFailed
+from txmq.protocol.bodies import ClusterView, TextTable
+from txmq.protocol.codes import RequestCode
+
+__all__ = ["ClusterCalls"]
+
+
+class ClusterCalls:
+    """Questions about brokers, asked over a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def cluster(self) -> list[BrokerInfo]:
+        """Every broker the name server knows, by cluster and name.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        answer = await self._session.ask_names(RequestCode.GET_BROKER_CLUSTER_INFO)
+        view = ClusterView.read(answer.body)
+        clusters = {
+            name: cluster for cluster, names in view.cluster_addr_table.items() for name in names
+        }
+        found = [
+            BrokerInfo(name, each.cluster or clusters.get(name, ""), dict(each.broker_addrs))
+            for name, each in view.broker_addr_table.items()
+        ]
+        return sorted(found, key=lambda each: (each.cluster, each.name))
+
+    async def broker_stats(self, broker: str) -> dict[str, str]:
+        """What a broker says of itself, by RocketMQ's names for it.
+
+        Raises:
+            ConfigError: No such broker is known.
+            TransportError: Name server or broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        (address,) = (await self._masters(broker=broker)).values()
+        answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return TextTable.read(answer.body).table
+
+    async def _masters(
+        self, *, broker: str | None = None, cluster: str | None = None
+    ) -> dict[str, str]:
+        # The masters to talk to, by name: of one broker, of one cluster, or of the only cluster.
+        known = await self.cluster()
+        chosen = [
+            each
+            for each in known
+            if (broker is None or each.name == broker)
+            and (cluster is None or each.cluster == cluster)
+        ]
+        if not chosen:
+            wanted = f"broker {broker!r}" if broker is not None else f"cluster {cluster!r}"
+            names = ", ".join(f"{each.name} of {each.cluster}" for each in known) or "none"
+            if broker is None and cluster is None:
+                raise ConnectFailed("the name server knows no broker yet")
+            raise ConfigError(f"{wanted} is unknown to the name server; it knows {names}")
+        clusters = sorted({each.cluster for each in chosen})
+        if len(clusters) > 1:
+            raise ConfigError(f"there are several clusters, name one: {', '.join(clusters)}")
+        masters = {each.name: each.addresses[MASTER] for each in chosen if MASTER in each.addresses}
+        if not masters:
+            raise ConnectFailed(f"no master is up among {', '.join(e.name for e in chosen)}")
+        return masters

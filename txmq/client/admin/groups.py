@@ -1,0 +1,191 @@
+"""Consumer groups made, watched and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from txmq.client import values
+from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.envelope import check_name
+from txmq.client.values import GroupConnections, QueueProgress
+from txmq.errors import ConsumerOffline, InternalError
+from txmq.limits import GROUP_CHARS_MAX
+from txmq.message import Queue, QueueOffset
+from txmq.protocol import bodies
+from txmq.protocol.bodies import (
+    ConsumerConnections,
+    GroupConfig,
+    GroupConfigs,
+    OffsetPair,
+    ProducerConnections,
+    read_queue_map,
+)
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup
+
+__all__ = ["GroupCalls"]
+
+
+class GroupCalls(ClusterCalls):
+    """Orders and questions about groups, over a session."""
+
+    async def create_group(
+        self,
+        name: str,
+        *,
+        retries: int | None = None,
+        enabled: bool | None = None,
+        broker: str | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """Make a consumer group, or change it; what is not named stays as it is.
+
+        Args:
+            name: The group.
+            retries: How often a message is given again before it goes to the dead letters; 16 for a
+                new group.
+            enabled: Whether it may consume; a new group may.
+            broker: The broker to make it at; all of the cluster where none is named.
+            cluster: The cluster, where there are several.
+
+        Raises:
+            LocalProtocolError: It is no name for a group.
+            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
+            TransportError: No answer came; the group may have been made at some brokers.
+            BrokerRefused: A broker refuses; the group may have been made at others.
+        """
+        check_name("group", name, GROUP_CHARS_MAX)
+        said = {"consume_enable": enabled, "retry_max_times": retries}
+        changes = {field: value for field, value in said.items() if value is not None}
+        for address in (await self._masters(broker=broker, cluster=cluster)).values():
+            known = (await self._groups_at(address)).get(name) or GroupConfig(name)
+            body = msgspec.structs.replace(known, **changes).write()
+            await self._session.request(
+                address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body
+            )
+
+    async def _groups_at(self, address: str) -> dict[str, GroupConfig]:
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        answer = await self._session.request(address, code)
+        return GroupConfigs.read(answer.body).subscription_group_table
+
+    async def delete_group(
+        self, name: str, *, offsets: bool = True, cluster: str | None = None
+    ) -> None:
+        """Remove a consumer group, and unless told otherwise how far it had come.
+
+        Raises:
+            ConfigError: The cluster is unknown, or several leave the choice open.
+            TransportError: A broker does not answer; others may have removed it.
+            BrokerRefused: A broker refuses; others may have removed it.
+        """
+        # The flag has two names: the older for RocketMQ 4, the younger for 5.
+        header = DeleteGroup(name, remove_offset=offsets, clean_offset=offsets)
+        for address in (await self._masters(cluster=cluster)).values():
+            await self._session.request(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def groups(self, *, cluster: str | None = None) -> dict[str, GroupConfig]:
+        """All consumer groups by name, with their settings at the first broker that has them.
+
+        Raises:
+            ConfigError: The cluster is unknown, or several leave the choice open.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found: dict[str, GroupConfig] = {}
+        for address in (await self._masters(cluster=cluster)).values():
+            for name, each in (await self._groups_at(address)).items():
+                found.setdefault(name, each)
+        return dict(sorted(found.items()))
+
+    async def group_progress(
+        self, name: str, topic: str | None = None, *, cluster: str | None = None
+    ) -> list[QueueProgress]:
+        """How far a group has come in every queue it has an offset for.
+
+        Raises:
+            ConfigError: The cluster is unknown, or several leave the choice open.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found: list[QueueProgress] = []
+        for address in (await self._masters(cluster=cluster)).values():
+            answer = await self._session.request(
+                address, RequestCode.GET_CONSUME_STATS, GroupHeader(name, topic)
+            )
+            table = read_queue_map(answer.body, "offsetTable", OffsetPair)
+            found += [
+                QueueProgress(
+                    Queue(each.topic, each.broker_name, each.queue_id),
+                    QueueOffset(pair.broker_offset),
+                    QueueOffset(pair.consumer_offset),
+                    pair.last_timestamp,
+                )
+                for each, pair in table.items()
+            ]
+        return sorted(found, key=lambda each: each.queue)
+
+    async def group_connections(self, name: str, *, cluster: str | None = None) -> GroupConnections:
+        """The consumers of a group that are connected to any broker.
+
+        Raises:
+            ConsumerOffline: None is.
+            ConfigError: The cluster is unknown, or several leave the choice open.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses for another reason.
+        """
+        answers: list[ConsumerConnections] = []
+        for address in (await self._masters(cluster=cluster)).values():
+            try:
+                answer = await self._session.request(
+                    address, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(name)
+                )
+            except ConsumerOffline:
+                continue
+            answers.append(ConsumerConnections.read(answer.body))
+        if not answers:
+            raise ConsumerOffline(f"no consumer of group {name} is connected")
+        subscriptions = {
+            topic: each.sub_string
+            for answer in answers
+            for topic, each in answer.subscription_table.items()
+        }
+        return GroupConnections(
+            _clients(each for answer in answers for each in answer.connection_set),
+            dict(sorted(subscriptions.items())),
+            answers[0].message_model,
+            answers[0].consume_type,
+        )
+
+    async def producer_connections(
+        self, name: str, *, cluster: str | None = None
+    ) -> tuple[values.ConnectedClient, ...]:
+        """The producers of a group that are connected to any broker.
+
+        Raises:
+            ConfigError: The cluster is unknown, or several leave the choice open.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found: list[bodies.ClientConnection] = []
+        for address in (await self._masters(cluster=cluster)).values():
+            try:
+                answer = await self._session.request(
+                    address, RequestCode.GET_PRODUCER_CONNECTION_LIST, NamedGroup(name)
+                )
+            except InternalError:
+                # RocketMQ has no better code than this for "none is connected".
+                continue
+            found += ProducerConnections.read(answer.body).connection_set
+        return _clients(found)
+
+
+def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:
+    # A client holds one connection to each broker; it is one client all the same.
+    by_id: dict[str, values.ConnectedClient] = {}
+    for each in found:
+        seen = values.ConnectedClient(each.client_id, each.client_addr, each.language, each.version)
+        by_id.setdefault(each.client_id, seen)
+    return tuple(by_id[name] for name in sorted(by_id))

@@ -1,0 +1,103 @@
+"""Stored messages looked up: by their place in a log, by key, by the id a producer gave them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.envelope import opened
+from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
+from txmq.message import ReceivedMessage
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import MessagePosition, MessageQuery, fields_of
+from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.record import unpack, unpack_all
+
+__all__ = ["LookupCalls"]
+
+TIME_MAX: Final = 2**63 - 1
+
+UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+"""The field that tells a broker the key is a message's id."""
+
+UNIQUE_KEY_HITS: Final = 32
+"""Messages asked for by one id: as many as a broker gives, since a message may be sent again."""
+
+
+class LookupCalls(ClusterCalls):
+    """Questions about single messages, asked over a session."""
+
+    async def view(self, offset_id: str) -> ReceivedMessage:
+        """The message that lies where an offset id says.
+
+        Raises:
+            LocalProtocolError: It is no offset id.
+            TransportError: The broker it names does not answer.
+            BrokerRefused: There is no message at that place.
+        """
+        try:
+            host, port, position = split_offset_id(offset_id)
+        except RemoteProtocolError as problem:
+            raise LocalProtocolError(str(problem)) from problem
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        answer = await self._session.request(
+            address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
+        )
+        holders = [each.name for each in await self.cluster() if address in each.addresses.values()]
+        return opened(unpack(answer.body)[0], holders[0] if holders else "")
+
+    async def query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX,
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic that carry a key, oldest first; empty where there are none.
+
+        Args:
+            topic: The topic.
+            key: The key.
+            count: The most messages wanted of each broker.
+            begin_ms: Stored at this time or later.
+            end_ms: Stored at this time or earlier.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        header = fields_of(MessageQuery(topic, key, count, begin_ms, end_ms))
+        found = await self._query(topic, header)
+        # Brokers find by hash: a stranger with the same hash is not what was asked for.
+        return [each for each in found if key in each.keys]
+
+    async def find(self, topic: str, message_id: str) -> ReceivedMessage:
+        """The message that a producer gave an id; the first of them where it was sent twice.
+
+        Raises:
+            NotFound: No broker has it.
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        header = fields_of(MessageQuery(topic, message_id, UNIQUE_KEY_HITS, 0, TIME_MAX))
+        header[UNIQUE_KEY_QUERY] = "true"
+        for each in await self._query(topic, header):
+            if each.id == message_id:
+                return each
+        raise NotFound(f"topic {topic} has no message {message_id}")
+
+    async def _query(self, topic: str, header: dict[str, str]) -> list[ReceivedMessage]:
+        route = await self._session.route(topic)
+        found: list[ReceivedMessage] = []
+        for broker in route.brokers:
+            address = route.reader(broker)
+            try:
+                answer = await self._session.request(address, RequestCode.QUERY_MESSAGE, header)
+            except NotFound:
+                continue
+            found += [opened(each, broker) for each in unpack_all(answer.body)]
+        return sorted(found, key=lambda each: (each.stored_ms, each.queue, each.offset))

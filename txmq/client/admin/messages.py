@@ -1,0 +1,240 @@
+"""Messages sent, recalled and pulled, one request at a time.
+
+Nothing is tried twice here: a caller who must know whether a message is stored reads the error's
+``effect``. Producers that retry and consumers that share queues are built on top of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from txmq.client.envelope import opened, sealed
+from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
+from txmq.client.send_request import SendRequest, bundled, common_topic
+from txmq.client.session import Session
+from txmq.client.values import PulledBatch, PullOutcome, SendResult
+from txmq.errors import (
+    ConnectFailed,
+    IllegalOperation,
+    InvalidParameter,
+    LimitExceeded,
+    NoPermission,
+    TopicNotFound,
+    TxmqError,
+    UsageError,
+    refusal,
+)
+from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
+from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import recall
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
+from txmq.protocol.recall import RecallHandle
+from txmq.protocol.record import unpack_all
+from txmq.protocol.sends import SendHeaderTemplate
+from txmq.remoting.connection import PendingResponse
+
+__all__ = ["ANY_TAG", "MessageCalls"]
+
+ANY_TAG: Final = "*"
+"""The expression that lets every message through."""
+
+PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
+
+HOLD_GRACE_S: Final = 10.0
+"""How much longer than a hold an answer may take: brokers end holds up to 5 s late."""
+
+_OUTCOMES: Final = {
+    0: PullOutcome.FOUND,
+    19: PullOutcome.EMPTY,
+    20: PullOutcome.NONE_MATCHED,
+    21: PullOutcome.MOVED,
+}
+_ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
+
+
+class MessageCalls:
+    """Sends and pulls over a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def send(
+        self, message: Message, queue: Queue | None = None, *, group: str = PRODUCER_GROUP
+    ) -> SendResult:
+        """Send a message, to the queue whose turn it is unless one is given.
+
+        Raises:
+            LocalProtocolError: The protocol cannot carry this message.
+            LimitExceeded: It is too large.
+            TransportError: No answer came; the leaf says whether it may be stored.
+            BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
+        """
+        parcel = SendRequest(sealed(message, self._session.ids.next()))
+        return (await self._deliver(parcel, queue, group))[0]
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: Queue | None = None,
+        *,
+        group: str = PRODUCER_GROUP,
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request; they are stored together, without a gap.
+
+        Raises:
+            LocalProtocolError: The protocol cannot carry these messages as one batch.
+            LimitExceeded: They are too large together.
+            TransportError: No answer came; the leaf says whether they may be stored.
+            BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
+        """
+        common_topic(messages)
+        ids = self._session.ids
+        parcel = bundled([sealed(each, ids.next(), compress=False) for each in messages])
+        if len(parcel.body) > MESSAGE_BODY_BYTES_MAX:
+            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(parcel.body))
+        return await self._deliver(parcel, queue, group)
+
+    async def _deliver(
+        self, parcel: SendRequest, queue: Queue | None, group: str
+    ) -> list[SendResult]:
+        topic, session = parcel.topic, self._session
+        if queue is None:
+            queue, address = await session.queue_to_write(topic)
+        elif queue.topic != topic:
+            raise UsageError(f"a message for {topic} cannot go to a queue of {queue.topic}")
+        else:
+            address = await session.address_of(queue)
+        form = SendHeaderTemplate(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
+        try:
+            connection = await session.connection(address)
+            opaque, waiter = connection.number(), PendingResponse()
+            head = parcel.head(form, opaque, queue.number, session.clock.wall_ms())
+            deadline = session.clock.monotonic() + session.answer_s
+            connection.post(opaque, waiter, deadline, head, parcel.body)
+            try:
+                answer = await waiter.future
+            finally:
+                connection.break_off(opaque)
+            return parcel.results(answer, queue)
+        except TxmqError as error:
+            self._doubt_route(topic, queue.broker, error)
+            raise
+
+    async def recall(self, topic: str, handle: str, *, group: str = PRODUCER_GROUP) -> str:
+        """Have a message that waits for its time never come.
+
+        Args:
+            topic: Its topic.
+            handle: What its :attr:`SendResult.recall_handle` said.
+            group: In whose name.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            IllegalOperation: It is no handle of such a message, or too late.
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came; the leaf says whether it may be recalled.
+            BrokerRefused: The broker refuses for another reason, or cannot recall messages.
+            RemoteProtocolError: The answer does not say which message it was.
+        """
+        wanted = recall.decode(handle)
+        if wanted.topic != topic:
+            raise IllegalOperation(f"the handle is of a message for {wanted.topic}, not {topic}")
+        session = self._session
+        header = RecallMessage(topic, handle, group, wanted.broker)
+        try:
+            address = await self._where_it_waits(wanted)
+            answer = await session.request(address, RequestCode.RECALL_MESSAGE, header)
+        except TxmqError as error:
+            self._doubt_route(topic, wanted.broker, error)
+            raise
+        return answer.read(RecallAnswer).msg_id
+
+    async def _where_it_waits(self, handle: RecallHandle) -> str:
+        try:
+            return await self._session.address_of(Queue(handle.topic, handle.broker, 0))
+        except TopicNotFound:
+            # A topic that came into being by this message may not be told of yet.
+            return (await self._session.route_to_write(handle.topic)).master(handle.broker)
+
+    async def pull(
+        self,
+        queue: Queue,
+        offset: int,
+        count: int = PULL_MESSAGES_MAX,
+        group: str = CONSUMER_GROUP,
+        hold_ms: int = 0,
+        *,
+        tags: str = ANY_TAG,
+    ) -> PulledBatch:
+        """Fetch messages of a queue from an offset on.
+
+        Args:
+            queue: The queue.
+            offset: The first message wanted.
+            count: The most messages wanted; a broker may give fewer.
+            group: In whose name; nothing is committed for it.
+            hold_ms: How long the broker shall wait for messages where there are none.
+            tags: Which tags are wanted, separated by ``||``.
+
+        Raises:
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refused for another reason than that it has no messages.
+            RemoteProtocolError: What came is not what a broker stores.
+        """
+        address = await self._session.address_of(queue, reading=True)
+        flags = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold_ms > 0 else 0)
+        header = PullMessage(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.number,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=int(flags),
+            commit_offset=0,
+            suspend_timeout_millis=hold_ms,
+            sub_version=0,
+            subscription=tags,
+            expression_type="TAG",
+        )
+        timeout_s = hold_ms / 1000 + HOLD_GRACE_S
+        try:
+            connection = await self._session.connection(address)
+            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
+            return _pulled(answer, queue.broker, tags)
+        except TxmqError as error:
+            self._doubt_route(queue.topic, queue.broker, error)
+            raise
+
+    def _doubt_route(self, topic: str, broker: str, error: TxmqError) -> None:
+        if isinstance(error, TopicNotFound):
+            self._session.remove(topic, broker)
+        elif isinstance(error, _ROUTE_IS_WRONG):
+            self._session.forget(topic)
+
+
+def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
+    outcome = _OUTCOMES.get(answer.code)
+    if outcome is None:
+        raise refusal(answer.code, answer.remark or "")
+    bounds = answer.read(PullAnswer)
+    messages: list[ReceivedMessage] = []
+    if outcome is PullOutcome.FOUND:
+        messages = [opened(each, broker) for each in unpack_all(answer.body)]
+        if tags != ANY_TAG:
+            # Brokers filter by hash; the text decides.
+            wanted = {each.strip() for each in tags.split("||")}
+            messages = [each for each in messages if each.tags in wanted]
+    return PulledBatch(
+        outcome,
+        tuple(messages),
+        QueueOffset(bounds.next_begin_offset),
+        QueueOffset(bounds.min_offset),
+        QueueOffset(bounds.max_offset),
+    )

@@ -1,0 +1,254 @@
+"""Topics made, shown and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.envelope import check_name
+from txmq.client.routes import TEMPLATE, Route
+from txmq.client.values import QueueStatus
+from txmq.errors import RequestTimeout, TopicNotFound
+from txmq.message import Queue, QueueOffset
+from txmq.protocol.bodies import (
+    GroupList,
+    QueueStats,
+    TopicConfig,
+    TopicConfigs,
+    TopicNames,
+    read_queue_map,
+)
+from txmq.protocol.codes import Perm, RequestCode
+from txmq.protocol.headers import TopicHeader, TopicSettings
+
+__all__ = ["TopicCalls"]
+
+READ_WRITE: Final = Perm.READ | Perm.WRITE
+
+SHOWN_S: Final = 10.0
+"""How long a name server may take to show a topic that a broker has just told it of."""
+
+LOOK_AGAIN_S: Final = (0.01, 0.5)
+"""The first and the longest pause between two looks."""
+
+
+class TopicCalls(ClusterCalls):
+    """Orders and questions about topics, over a session."""
+
+    async def create_topic(
+        self,
+        name: str,
+        queues: int = 8,
+        broker: str | None = None,
+        *,
+        cluster: str | None = None,
+        perm: int = READ_WRITE,
+        order: bool = False,
+    ) -> Route:
+        """Make a topic, or change it, and return when the name server shows it.
+
+        Args:
+            name: The topic.
+            queues: Its queues at each broker.
+            broker: The broker to make it at; all of the cluster where none is named.
+            cluster: The cluster, where there are several.
+            perm: What it allows.
+            order: Whether its queues must not change while a broker is away.
+
+        Raises:
+            LocalProtocolError: It is no name for a topic.
+            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
+            TransportError: No answer came; the topic may have been made at some brokers.
+            BrokerRefused: A broker refuses; the topic may have been made at others.
+        """
+        check_name("topic", name)
+        masters = await self._masters(broker=broker, cluster=cluster)
+        config = TopicConfig(name, queues, queues, int(perm), order=order)
+        return await self._put_topic(name, masters, dict.fromkeys(masters, config))
+
+    async def update_topic(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
+        """Change a topic at some brokers, and return when the name server shows it.
+
+        Args:
+            name: The topic.
+            configs: Its new settings by broker; :meth:`topic_config` returns the present ones.
+
+        Raises:
+            TopicNotFound: A broker does not have it.
+            TransportError: No answer came; the topic may have been changed at some brokers.
+            BrokerRefused: A broker refuses; the topic may have been changed at others.
+        """
+        route = await self._session.fresh_route(name)
+        masters = {broker: route.master(broker) for broker in configs}
+        return await self._put_topic(name, masters, configs)
+
+    async def topic_config(self, name: str, *, broker: str | None = None) -> dict[str, TopicConfig]:
+        """The settings of a topic by broker.
+
+        Args:
+            name: The topic.
+            broker: The only broker to ask; all that have the topic where none is named.
+
+        Raises:
+            TopicNotFound: No broker has it, or not the one that is named.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(name)
+        found: dict[str, TopicConfig] = {}
+        for chosen in sorted(route.addresses) if broker is None else [broker]:
+            config = (await self._topics_at(route.reader(chosen))).get(name)
+            if config is not None:
+                found[chosen] = config
+        if not found:
+            raise TopicNotFound(
+                f"the name server names {', '.join(sorted(route.addresses))} for topic {name!r}, "
+                f"but no broker has it; remove its entry with: txmq topic delete {name}"
+            )
+        return found
+
+    async def topics_of_broker(self, broker: str) -> dict[str, TopicConfig]:
+        """The settings of all topics of one broker by name.
+
+        Raises:
+            ConfigError: No such broker is known.
+            TransportError: It does not answer.
+            BrokerRefused: It refuses.
+        """
+        (address,) = (await self._masters(broker=broker)).values()
+        return await self._topics_at(address)
+
+    async def _topics_at(self, address: str) -> dict[str, TopicConfig]:
+        answer = await self._session.request(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return TopicConfigs.read(answer.body).topic_config_table
+
+    async def _put_topic(
+        self, name: str, masters: Mapping[str, str], configs: Mapping[str, TopicConfig]
+    ) -> Route:
+        for broker, address in masters.items():
+            config = configs[broker]
+            header = TopicSettings(
+                topic=name,
+                default_topic=TEMPLATE,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm,
+                topic_filter_type=config.topic_filter_type,
+                topic_sys_flag=config.topic_sys_flag,
+                order=config.order,
+            )
+            await self._session.request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        return await self._shown(name, configs)
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic and its messages from every broker and name server.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: Somebody does not answer; others may have removed it.
+            BrokerRefused: Somebody refuses; others may have removed it.
+        """
+        route = await self._session.fresh_route(name)
+        for broker in sorted(route.addresses):
+            await self._session.request(
+                route.master(broker), RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(name)
+            )
+        await self._session.tell_names(RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicHeader(name))
+        self._session.remove(name)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, those of the system too.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        answer = await self._session.ask_names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(TopicNames.read(answer.body).topic_list)
+
+    async def route(self, name: str) -> Route:
+        """Where a topic lives.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: No name server answers.
+        """
+        return await self._session.fresh_route(name)
+
+    async def topic_status(self, name: str) -> list[QueueStatus]:
+        """The queues of a topic and what is in them.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(name)
+        found: list[QueueStatus] = []
+        for broker in route.brokers:
+            answer = await self._session.request(
+                route.reader(broker), RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(name)
+            )
+            table = read_queue_map(answer.body, "offsetTable", QueueStats)
+            found += [
+                QueueStatus(
+                    Queue(each.topic, each.broker_name, each.queue_id),
+                    QueueOffset(stats.min_offset),
+                    QueueOffset(stats.max_offset),
+                    stats.last_update_timestamp,
+                )
+                for each, stats in table.items()
+            ]
+        return sorted(found, key=lambda each: each.queue)
+
+    async def topic_groups(self, name: str) -> list[str]:
+        """The consumer groups that consume a topic or have done so.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(name)
+        found: set[str] = set()
+        for broker in route.brokers:
+            answer = await self._session.request(
+                route.reader(broker), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(name)
+            )
+            found.update(GroupList.read(answer.body).group_list)
+        return sorted(found)
+
+    async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
+        # Brokers tell their name servers one-way, so the order that came first may be served last.
+        writable = {
+            Queue(name, broker, number)
+            for broker, config in configs.items()
+            if config.perm & Perm.WRITE
+            for number in range(config.write_queue_nums)
+        }
+        readable = {
+            Queue(name, broker, number)
+            for broker, config in configs.items()
+            if config.perm & Perm.READ
+            for number in range(config.read_queue_nums)
+        }
+        clock = self._session.clock
+        deadline = clock.monotonic() + SHOWN_S
+        pause, longest = LOOK_AGAIN_S
+        while True:
+            try:
+                route = await self._session.fresh_route(name)
+            except TopicNotFound:
+                route = None
+            if (
+                route is not None
+                and all(broker in route.addresses for broker in configs)
+                and writable == {queue for queue in route.writable if queue.broker in configs}
+                and readable == {queue for queue in route.readable if queue.broker in configs}
+            ):
+                return route
+            if clock.monotonic() + pause > deadline:
+                raise RequestTimeout(f"topic {name} is made, but no name server shows it yet")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)

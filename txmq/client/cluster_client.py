@@ -1,0 +1,354 @@
+"""A program's place in a cluster: one set of connections, one id, and the groups it belongs to.
+
+A client keeps brokers informed: it beats to all of them every 30 s, at once when a group joins, and
+on every connection as it opens, since a broker forgets a client with its connection. It keeps
+routes fresh, and serves what brokers ask of it (:mod:`txmq.client.broker_requests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections import Counter
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from txmq.client.admin.admin import Admin
+from txmq.client.broker_requests import BrokerRequests, TransactionOwner
+from txmq.client.lifecycle import Lifecycle
+from txmq.client.replies import Replies
+from txmq.client.routes import MASTER
+from txmq.client.session import Session
+from txmq.client.settings import ClientSettings, settings_or
+from txmq.errors import BrokerRefused, RequestTimeout, TxmqError, UsageError
+from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, ProducerRegistration
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import ClientGroups
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Dispatcher
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.network import Network
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["ClientMember", "ClusterClient", "client_of"]
+
+log = logging.getLogger(__name__)
+
+LEAVE_S: Final = 1.0
+"""How long a broker may take to hear that a group leaves: it forgets us with the connection."""
+
+
+class ClientMember(Protocol):
+    """A producer or consumer of some group."""
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        ...
+
+    def registration(self) -> ProducerRegistration | ConsumerRegistration:
+        """What brokers are told of it."""
+        ...
+
+    def rebalance_soon(self) -> None:
+        """Topics or fellow members have changed; a producer need not care."""
+        ...
+
+
+class ClusterClient(Lifecycle):
+    """The connections, heartbeats, routes and groups that producers and consumers share.
+
+    :class:`txmq.client.client.Client` adds handlers of its own.
+
+    Args:
+        names: The name servers, ``host:port`` separated by ``;``.
+        settings: How it keeps in touch.
+        network: Where streams come from.
+        clock: Where the time comes from.
+        entropy: Where chance comes from.
+
+    Raises:
+        ConfigError: ``names`` names no server, or one in a way that is no address.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        settings: ClientSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.settings = settings_or(ClientSettings, settings)
+        self.replies = Replies()
+        self.tasks = Tasks()
+        clock = clock or SystemClock()
+        self.session = Session(
+            names,
+            network,
+            clock,
+            entropy,
+            service=Dispatcher(BrokerRequests(self, clock, names).table()),
+            on_open=self._opened,
+            answer_s=self.settings.answer_s,
+            # Asked again in the background well before it is too old to be believed.
+            fresh_s=2 * self.settings.route_refresh_s,
+        )
+        self.admin = Admin(self.session)
+        self.id = _client_id(self.settings, self.session.entropy)
+        self._producers: dict[str, ClientMember] = {}
+        self._consumers: dict[str, ClientMember] = {}
+        self._beaten: dict[str, None] = {}
+        self._to_beat: Counter[str] = Counter()
+        self._met: dict[str, str] = {}
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        if not self.session.owner.is_current:
+            self.id = _client_id(self.settings, self.session.entropy)
+        await self.session.__aenter__()
+        self._is_open = True
+        self.tasks.start(self._beat_always(), "heartbeats")
+        self.tasks.start(self._refresh_always(), "route refresh")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.session.owner.is_current:
+            return
+        async with AsyncExitStack() as at_last:
+            # The session closes even if stopping the tasks is cut short.
+            at_last.push_async_callback(self.session.__aexit__, kind, problem, trace)
+            self._is_open = False
+            await self.tasks.stop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._is_open
+
+    # Groups
+
+    async def join(self, member: ClientMember) -> None:
+        """Make a producer or consumer known to all brokers that are known.
+
+        Raises:
+            UsageError: The client is not open, or has such a member of this group already.
+        """
+        if not self._is_open:
+            raise UsageError(
+                "this client is not open; use it with 'async with', or await its start()"
+            )
+        self.session.owner.check()
+        table = self._table_of(member)
+        if table.setdefault(member.group, member) is not member:
+            raise UsageError(
+                f"this client has a member of group {member.group} already; "
+                "a second one needs a client of its own"
+            )
+        try:
+            if isinstance(member, TransactionOwner):
+                await self._meet_brokers()
+            await self.beat()
+        except BaseException:
+            # Some brokers may know of it by now.
+            await self.leave(member)
+            raise
+
+    async def leave(self, member: ClientMember) -> None:
+        """Take it out again, and tell the brokers; one that does not answer finds out by itself."""
+        table = self._table_of(member)
+        if table.get(member.group) is not member:
+            return
+        del table[member.group]
+        is_producer = table is self._producers
+        header = ClientGroups(
+            self.id,
+            producer_group=member.group if is_producer else None,
+            consumer_group=None if is_producer else member.group,
+        )
+        addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
+        # Begun one by one: where the loop is closed already, none is made that nobody awaits.
+        told = [asyncio.ensure_future(self._tell_goodbye(each, header)) for each in addresses]
+        await asyncio.gather(*told)
+
+    def _table_of(self, member: ClientMember) -> dict[str, ClientMember]:
+        is_producer = isinstance(member.registration(), ProducerRegistration)
+        return self._producers if is_producer else self._consumers
+
+    async def _tell_goodbye(self, address: str, header: ClientGroups) -> None:
+        connection = self.session.ready(address)
+        if connection is None:
+            return
+        try:
+            await connection.request(RequestCode.UNREGISTER_CLIENT, header, timeout_s=LEAVE_S)
+        except TxmqError as problem:
+            log.debug("%s did not hear that %s leaves: %s", address, self.id, problem)
+
+    def producer(self, group: str) -> ClientMember | None:
+        """The member that produces for a group."""
+        return self._producers.get(group)
+
+    def consumer(self, group: str) -> ClientMember | None:
+        """The member that consumes for a group."""
+        return self._consumers.get(group)
+
+    def rebalance_soon(self, group: str | None = None) -> None:
+        """Have consumers look again which queues are theirs: those of one group, or all."""
+        for name, member in self._consumers.items():
+            if group is None or name == group:
+                member.rebalance_soon()
+
+    # Heartbeats
+
+    async def beat(self) -> None:
+        """Tell all brokers that are known who is here; those that do not answer are skipped."""
+        if self._producers or self._consumers:
+            await asyncio.gather(*[self.beat_at(address) for address in self._addresses()])
+
+    def _addresses(self) -> list[str]:
+        # Only consumers have anything to say to a replica that is no master.
+        routed = [
+            address
+            for replicas in self.session.brokers().values()
+            for number, address in replicas.items()
+            if number == MASTER or self._consumers
+        ]
+        return list(dict.fromkeys([*routed, *self._met.values()]))
+
+    async def _meet_brokers(self) -> bool:
+        """Find every broker where one of us is to be asked about transactions: others of its group,
+        and it itself before it was started anew, may have sent through any. Whether any is new.
+        """
+        before, self._met = self._met, {}
+        if any(isinstance(each, TransactionOwner) for each in self._producers.values()):
+            self._met = before
+            try:
+                known = await self.admin.cluster()
+            except TxmqError as problem:
+                log.warning("no broker is found that may ask about transactions: %s", problem)
+                return False
+            self._met = {
+                each.name: each.addresses[MASTER] for each in known if MASTER in each.addresses
+            }
+        return not self._met.items() <= before.items()
+
+    def master(self, broker: str) -> str | None:
+        """Where a broker took writes when all were last found; for who is asked about
+        transactions.
+        """
+        return self._met.get(broker)
+
+    def _heartbeat(self) -> bytes:
+        producers = [each.registration() for each in self._producers.values()]
+        consumers = [each.registration() for each in self._consumers.values()]
+        return Heartbeat(
+            self.id,
+            [each for each in producers if isinstance(each, ProducerRegistration)],
+            [each for each in consumers if isinstance(each, ConsumerRegistration)],
+        ).write()
+
+    async def beat_at(self, address: str) -> Connection | None:
+        """Tell one broker who is here; returns the connection over which it heard, if it did."""
+        try:
+            connection = await self._connection_to_beat(address)
+            if not self._producers and not self._consumers:
+                return None  # All have left meanwhile.
+            await self._beat_over(connection)
+        except BrokerRefused as problem:
+            log.warning("%s refuses the heartbeat of %s: %s", address, self.id, problem)
+        except TxmqError as problem:
+            log.info("no heartbeat to %s: %s", address, problem)
+        else:
+            self._beaten[address] = None
+            return connection
+        return None
+
+    async def _beat_over(self, connection: Connection) -> None:
+        asked_at, limit = self.session.clock.monotonic(), self.settings.answer_s
+        try:
+            await connection.request(
+                RequestCode.HEART_BEAT, body=self._heartbeat(), timeout_s=limit
+            )
+        except RequestTimeout:
+            if connection.active_at < asked_at:
+                # A way that was cut without a word stays open for a quarter of an hour; the next
+                # who needs the broker shall look for another.
+                connection.abort()
+            raise
+
+    async def _connection_to_beat(self, address: str) -> Connection:
+        self._to_beat[address] += 1
+        try:
+            return await self.session.connection(address)
+        finally:
+            self._to_beat[address] -= 1
+
+    def _opened(self, address: str, connection: Connection) -> None:
+        del connection
+        # Whoever has it opened for a heartbeat sends that, and nobody else need.
+        is_due = not self._to_beat[address] and address not in self.session.names
+        if is_due and self._is_open and (self._producers or self._consumers):
+            self.tasks.start(self.beat_at(address), f"heartbeat to {address}")
+
+    async def _beat_always(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_s)
+            addresses = self._addresses()
+            self._beaten = {each: None for each in self._beaten if each in addresses}
+            self._to_beat = +self._to_beat  # What is not counted any more.
+            await self.beat()
+
+    # Routes
+
+    async def _refresh_always(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.route_refresh_s)
+            try:
+                moved = await self.session.refresh()
+            except TxmqError as problem:
+                log.warning("routes are not refreshed: %s", problem)
+                continue
+            if await self._meet_brokers() or moved:
+                # Brokers may be new that have not heard of us.
+                await self.beat()
+                self.rebalance_soon()
+
+
+def client_of(
+    names: str | ClusterClient,
+    network: Network | None = None,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+) -> tuple[ClusterClient, bool]:
+    """The client a producer or a consumer works with: one that it shares, or one of its own.
+
+    Args:
+        names: The client to share, or the name servers of one of its own.
+        network: Where streams come from, for one of its own.
+        clock: Where the time comes from, likewise.
+        entropy: Where chance comes from, likewise.
+
+    Returns:
+        The client, and whether it is to be opened and closed.
+
+    Raises:
+        ConfigError: ``names`` names no server, or is neither.
+    """
+    if isinstance(names, ClusterClient):
+        return names, False
+    return ClusterClient(names, None, network, clock, entropy), True
+
+
+def _client_id(settings: ClientSettings, entropy: Entropy) -> str:
+    host = settings.host or platform.node().replace("@", "-") or "localhost"
+    instance = settings.instance or f"{os.getpid()}#{entropy.token(6).hex()}"
+    return f"{host}@{instance}"

@@ -1,0 +1,380 @@
+"""The queues a consumer holds: which they are, where it begins in each, how far it has come.
+
+The members of a group share a topic's queues without speaking to each other: each asks a broker who
+is there, and works out the same division. They look again every 20 s, and whenever a broker says
+that somebody came or went; in between, two may hold the same queue, or nobody may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from txmq.client.cluster_client import ClusterClient
+from txmq.client.consume.fetcher import QueueFetcher, limits_of
+from txmq.client.consume.members import members_of
+from txmq.client.consume.offset_store import (
+    BrokerOffsets,
+    FileOffsets,
+    OffsetStore,
+    begin_at,
+    settle_beginning,
+)
+from txmq.client.consume.returns import Returns
+from txmq.client.consume.sink import MessageSink
+from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.errors import BrokerRefused, TopicNotFound, TxmqError
+from txmq.message import Queue, QueueOffset
+from txmq.protocol.bodies import HeldQueue
+from txmq.protocol.topics import RETRY
+from txmq.runtime.backoff import Backoff
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["QueueAssignment"]
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 3.0
+"""Between rounds of which one could not be finished."""
+
+BEGUN_AT_ONCE: Final = 64
+"""Queues of one topic that are begun with side by side."""
+
+
+class QueueAssignment:
+    """The queues of one consumer."""
+
+    def __init__(
+        self, client: ClusterClient, group: str, settings: ConsumerSettings, holder: MessageSink
+    ) -> None:
+        self.client = client
+        self.group = group
+        self.settings = settings
+        self.intakes: dict[Queue, QueueFetcher] = {}
+        self.subscriptions: dict[str, TopicSubscription] = {}
+        self.offsets: OffsetStore = self._offset_store()
+        self._holder = holder
+        self._starts: dict[Queue, int] = {}
+        self._beginning: set[Queue] = set()
+        self._is_paused = False
+        self._settled: set[str] = set()
+        """Topics whose queues all have a beginning, except those that are made from now on."""
+        self._paused: dict[Queue, bool] = {}
+        self._running: dict[Queue, asyncio.Task[None]] = {}
+        self._drops: dict[Queue, asyncio.Task[None]] = {}
+        self._look_again = asyncio.Event()
+        self._tasks = Tasks()
+        self._leaving = Tasks()
+        self._backoff = Backoff(client.session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def _offset_store(self) -> OffsetStore:
+        if not self.settings.is_broadcast:
+            return BrokerOffsets(self.group, self.client.admin)
+        base = self.settings.offsets_path or Path.home() / ".txmq" / "offsets"
+        instance = self.client.settings.instance or "default"
+        return FileOffsets(base / instance, self.group)
+
+    # Starting and stopping
+
+    async def settle_beginnings(self) -> None:
+        """Save where a new group begins, before its consumer counts as started."""
+        if self.settings.start is not StartFrom.LAST:
+            return
+        for topic in self.subscriptions:
+            if topic.startswith(RETRY):
+                continue
+            try:
+                route = await self.client.session.route(topic)
+                await settle_beginning(sorted(route.readable), self.offsets, self.client.admin)
+            except TopicNotFound:
+                log.debug("%s: %s does not exist yet", self.group, topic)
+            except TxmqError as error:
+                log.debug("%s: each queue of %s begins by itself: %s", self.group, topic, error)
+                continue
+            self._settled.add(topic)
+
+    def open(self) -> None:
+        """Begin to hold queues."""
+        self._tasks.start(self._balance_always(), f"rebalance of {self.group}")
+        self._tasks.start(self._save_always(), f"offsets of {self.group}")
+
+    async def stop_fetching(self) -> None:
+        """Take no further queues and no further messages; those that were fetched stay."""
+        await self._tasks.stop()
+
+    async def close(self) -> None:
+        """Let all queues go, and save how far each was consumed."""
+        await self._tasks.stop()
+        await self._drop(list(self.intakes))
+        await self.offsets.save()
+
+    async def abandon(self) -> None:
+        """Stop everything where it stands; nothing is left to do where it was closed."""
+        try:
+            await self._tasks.stop()
+        finally:
+            await self._leaving.stop()
+
+    def rebalance_soon(self) -> None:
+        """Look again which queues are ours."""
+        self._look_again.set()
+
+    # Which queues are ours
+
+    async def _balance_always(self) -> None:
+        while True:
+            self._look_again.clear()
+            pause_s = self.settings.rebalance_s
+            if await self._balance_surely():
+                self._backoff.reset()
+            else:
+                pause_s = min(pause_s, self._backoff.next_pause())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._look_again.wait()
+
+    async def _balance_surely(self) -> bool:
+        try:
+            return await self.balance()
+        except Exception:
+            # A strategy may be the application's own.
+            log.exception("%s: queues are shared as before", self.group)
+            return False
+
+    async def balance(self) -> bool:
+        """One round; whether every topic could be looked at and every queue of ours be begun.
+
+        Queues that are lost are let go meanwhile, not waited for.
+        """
+        is_whole = True
+        for topic, subscription in list(self.subscriptions.items()):
+            try:
+                mine = await self.share_of(topic)
+            except TxmqError as problem:
+                level = logging.DEBUG if topic.startswith(RETRY) else logging.WARNING
+                log.log(level, "%s: no queues of %s are sought now: %s", self.group, topic, problem)
+                is_whole = False
+                continue
+            is_whole = await self._hold(topic, mine, subscription) and is_whole
+        for queue in [each for each in self.intakes if each.topic not in self.subscriptions]:
+            self.lose(queue)
+        self._share_limits()
+        return is_whole
+
+    async def share_of(self, topic: str) -> list[Queue]:
+        """The queues of a topic that fall to this member now.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: Nobody says.
+            BrokerRefused: A broker refuses to say who belongs to the group, or knows nobody.
+        """
+        session = self.client.session
+        route = await session.route(topic)
+        queues = sorted(route.readable)
+        if self.settings.is_broadcast:
+            return queues
+        try:
+            members = await members_of(self.group, topic, session)
+        except BrokerRefused:
+            members = []  # A broker that has heard of no member at all refuses to list them.
+        if self.client.id not in members:
+            log.info("%s: no broker knows of us yet", self.group)
+            await self.client.beat()
+            members = await members_of(self.group, topic, session)
+        return self.settings.allocation(self.group, self.client.id, queues, members)
+
+    async def _hold(self, topic: str, mine: list[Queue], subscription: TopicSubscription) -> bool:
+        wanted = set(mine)
+        for queue, intake in list(self.intakes.items()):
+            is_changed = intake.subscription != subscription
+            if queue.topic == topic and (queue not in wanted or is_changed):
+                self.lose(queue)
+        for queue in [each for each in self._starts if each.topic == topic]:
+            if queue not in wanted:
+                del self._starts[queue]  # Where to begin is its next holder's business.
+        fresh = [each for each in mine if each not in self.intakes]
+        begun = True
+        while fresh:
+            # Side by side: a broker that does not answer must not keep others' queues waiting.
+            now, fresh = fresh[:BEGUN_AT_ONCE], fresh[BEGUN_AT_ONCE:]
+            ends = await asyncio.gather(*[self._begin(each, subscription) for each in now])
+            begun = begun and all(ends)
+        return begun
+
+    async def _begin(self, queue: Queue, subscription: TopicSubscription) -> bool:
+        self._beginning.add(queue)
+        try:
+            if not await self._holder.may_hold(queue):
+                return False
+            start = await self._start_of(queue)
+        except TxmqError as problem:
+            log.warning("%s: cannot begin with %s yet: %s", self.group, queue, problem)
+            # In the next round it may be somebody else's.
+            await self._holder.gone(queue)
+            return False
+        finally:
+            self._beginning.discard(queue)
+        if queue not in self.intakes:
+            self._open(queue, subscription, self._starts.pop(queue, start))
+        return True
+
+    def _open(self, queue: Queue, subscription: TopicSubscription, start: int) -> QueueFetcher:
+        settings = self.settings
+        session, deliver = self.client.session, self._holder.deliver
+        # Broadcasts are given up by each member for itself.
+        give_up = None if settings.is_broadcast else Returns(session, self.group, settings)
+        intake = QueueFetcher(session, queue, self.group, subscription, start, deliver, give_up)
+        intake.batch, intake.hold_s = settings.pull_batch, settings.hold_s
+        intake.is_paused = self._paused.get(queue, self._is_paused)
+        intake.interval_s, intake.commits = settings.pull_interval_s, not settings.is_broadcast
+        self.intakes[queue] = intake
+        self._share_limits()
+        name = f"{self.group} fetches {queue.topic}/{queue.broker}/{queue.number}"
+        self._running[queue] = self._tasks.start(self._fetch(intake), name)
+        log.info("%s: %s begins with %s at %d", self.group, self.client.id, queue, start)
+        return intake
+
+    async def _fetch(self, intake: QueueFetcher) -> None:
+        try:
+            start = await intake.run()
+        except Exception:
+            log.exception("%s: %s is begun with anew", self.group, intake.queue)
+            await asyncio.sleep(LONGEST_PAUSE_S)
+        else:
+            # Known also to whoever lets it go meanwhile. The rest is for a broker that says so of
+            # every place.
+            self._starts[intake.queue] = start
+            await asyncio.sleep(FIRST_PAUSE_S)
+        self.lose(intake.queue)
+
+    async def _start_of(self, queue: Queue) -> int:
+        told = self._starts.get(queue)
+        if told is not None:
+            return told
+        admin, clock = self.client.admin, self.client.session.clock
+        is_new = queue.topic in self._settled
+        return await begin_at(queue, self.offsets, self.settings, admin, clock, is_new=is_new)
+
+    def _share_limits(self) -> None:
+        """Divide what may wait among the queues."""
+        counts = Counter(queue.topic for queue in self.intakes)
+        for queue, intake in self.intakes.items():
+            intake.limits = limits_of(self.settings, counts[queue.topic], len(self.intakes))
+            intake.look_again()
+
+    # Letting go
+
+    async def _drop(self, queues: Sequence[Queue]) -> None:
+        await asyncio.gather(*[self.drop(each) for each in queues])
+
+    async def drop(self, queue: Queue) -> None:
+        """Let a queue go, and save how far it was consumed; harmless where it is not held."""
+        dropping = self._begin_to_drop(queue)
+        if dropping is not None:
+            # Shielded: it is seen through, and until then nobody begins with the queue anew.
+            await asyncio.shield(dropping)
+
+    def lose(self, queue: Queue, start: int | None = None) -> None:
+        """Let a queue go without waiting for it; it is begun with anew if it is still ours.
+
+        Args:
+            queue: The queue.
+            start: Where the group stands in it now, if that is not what was consumed.
+        """
+        if start is not None and queue in self.intakes:
+            self._starts[queue] = start
+        self._begin_to_drop(queue)
+
+    def _begin_to_drop(self, queue: Queue) -> asyncio.Task[None] | None:
+        if queue not in self.intakes:
+            return None
+        dropping = self._drops.get(queue)
+        if dropping is None:
+            self._running.pop(queue).cancel()
+            self.intakes[queue].is_dropped = True
+            dropping = self._leaving.start(self._let_go(queue), f"{self.group} lets go")
+            self._drops[queue] = dropping
+        return dropping
+
+    async def _let_go(self, queue: Queue) -> None:
+        intake = self.intakes[queue]
+        try:
+            await self._holder.let_go(intake)
+            await self._save_last(intake)
+            await self._holder.gone(queue)
+        finally:
+            self.offsets.forget(queue)
+            del self.intakes[queue]
+            del self._drops[queue]
+            self.rebalance_soon()
+        log.info("%s: %s is done with %s", self.group, self.client.id, queue)
+
+    async def _save_last(self, intake: QueueFetcher) -> None:
+        queue, saved = intake.queue, -1
+        problem: TxmqError | None = None
+        # Again where it is moved meanwhile.
+        while saved != (offset := self._starts.get(queue, intake.window.safe_offset)):
+            self.offsets.note(queue, QueueOffset(offset))
+            problem = await self.offsets.save(queue)
+            saved = offset
+        if problem is None:
+            # Asked for again: another member may go on from there before it is ours again.
+            self._starts.pop(queue, None)
+
+    async def move(self, offsets: Mapping[Queue, int]) -> None:
+        """Begin anew elsewhere in some of the queues that are held, or are just begun with."""
+        for queue in self._beginning & offsets.keys():
+            self._starts[queue] = offsets[queue]
+        moved = [each for each in offsets if each in self.intakes]
+        for queue in moved:
+            self.lose(queue, offsets[queue])
+        await self._drop(moved)
+
+    # Pauses
+
+    def hold_back(self, queues: Sequence[Queue] | None, *, is_paused: bool) -> None:
+        """Fetch nothing for now, or go on: of some queues, or of all and those to come."""
+        if queues is None:
+            self._is_paused = is_paused
+            self._paused.clear()
+        else:
+            self._paused.update(dict.fromkeys(queues, is_paused))
+        for queue, intake in self.intakes.items():
+            intake.is_paused = self._paused.get(queue, self._is_paused)
+            intake.look_again()
+
+    # Offsets
+
+    def positions(self) -> dict[Queue, QueueOffset]:
+        """How far each queue that is held was consumed."""
+        return {
+            queue: intake.window.safe_offset
+            for queue, intake in self.intakes.items()
+            if not intake.is_dropped
+        }
+
+    def shown(self) -> dict[Queue, HeldQueue]:
+        """The queues that are held, as operators see them."""
+        return {queue: intake.shown() for queue, intake in self.intakes.items()}
+
+    async def save(self) -> TxmqError | None:
+        """Save how far the group has come in every held queue; see :meth:`OffsetStore.save`."""
+        for queue, offset in self.positions().items():
+            self.offsets.note(queue, offset)
+        return await self.offsets.save()
+
+    async def _save_always(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.commit_s)
+            try:
+                await self.save()
+            except Exception:
+                log.exception("%s: offsets are not saved", self.group)

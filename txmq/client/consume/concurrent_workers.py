@@ -1,0 +1,247 @@
+"""Messages worked on side by side, in no particular order.
+
+As many handlers run at once as the consumer allows. What fails is sent back to the broker, which
+gives it again later; where that fails too, it is tried again here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from txmq.client.consume.fetcher import QueueFetcher
+from txmq.client.consume.handler import BoundHandler, named, nobody_handles, stop_notice
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import TxmqError
+from txmq.message import Later, Queue, ReceivedMessage
+from txmq.quantity import quantity
+from txmq.runtime.clock import Clock
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["ConcurrentWorkers", "SendBack"]
+
+log = logging.getLogger(__name__)
+
+TRY_HERE_S: Final = 5.0
+"""When a message comes again that could not be sent back, as in stock clients."""
+
+TOO_LONG_LEVEL: Final = 3
+"""The delay level of a message that was worked on for too long."""
+
+LOOK_S: Final = 15.0
+"""How often it is looked whether somebody works on a message for too long."""
+
+_BREATH: Final = 64
+"""Messages after which a worker lets others run that wait for the loop."""
+
+SendBack = Callable[[ReceivedMessage, int, str], Awaitable[None]]
+"""Hands a message back to its broker, to come again by a delay level, and says why."""
+
+Lot = tuple[QueueFetcher, BoundHandler, list[ReceivedMessage]]
+"""What one handler gets at once."""
+
+
+class ConcurrentWorkers:
+    """Works on messages with a number of workers."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        clock: Clock,
+        find: Callable[[ReceivedMessage], BoundHandler | None],
+        send_back: SendBack,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._find = find
+        self._send_back = send_back
+        self._lots: deque[Lot] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._is_waking = False
+        self._busy = 0
+        self._at_work: dict[int, tuple[Lot, float]] = {}
+        self._later: dict[asyncio.TimerHandle, QueueFetcher] = {}
+        self._settled = asyncio.Event()
+        self._tasks = Tasks()
+
+    def open(self) -> None:
+        """Let the workers come."""
+        for number in range(self._settings.concurrency):
+            self._tasks.start(self._work(number), f"worker {number}")
+        if not self._settings.is_broadcast:
+            self._tasks.start(self._look_always(), "watch over workers")
+
+    # What Holdings asks
+
+    async def may_hold(self, queue: Queue) -> bool:
+        """Any queue may be begun with at any time."""
+        del queue
+        return True
+
+    def deliver(self, intake: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+        """Put messages before the workers."""
+        lots, most = self._lots, self._settings.batch_max
+        handling: BoundHandler | None = None
+        topic = None
+        for message in messages:
+            if message.topic != topic:
+                topic, handling = message.topic, self._find(message)
+            if handling is None:
+                self._tasks.start(self._unwanted(intake, message), "send back")
+                continue
+            last = lots[-1] if handling.takes_batch and lots else None
+            if last and last[0] is intake and last[1] is handling and len(last[2]) < most:
+                last[2].append(message)
+            else:
+                lots.append((intake, handling, [message]))
+        self._wake_soon()
+
+    async def let_go(self, intake: QueueFetcher) -> None:
+        """Forget what nobody works on yet; whoever holds the queue next gets it again."""
+        self._lots = deque(each for each in self._lots if each[0] is not intake)
+        self._see_whether_settled()
+        for timer in [timer for timer, its in self._later.items() if its is intake]:
+            timer.cancel()
+            del self._later[timer]
+
+    async def gone(self, queue: Queue) -> None:
+        """Nothing is left to do."""
+
+    async def finish(self) -> None:
+        """Return once all that was delivered is worked on, or ``stop_s`` later."""
+        try:
+            with stop_notice(self._settings.stop_s):
+                async with asyncio.timeout(self._settings.stop_s):
+                    await self._finish()
+        except TimeoutError:
+            messages = quantity(self._busy, "message")
+            log.warning("given up: handlers still work on %s", messages)
+
+    async def _finish(self) -> None:
+        while self._lots or self._busy:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def close(self) -> None:
+        """Send the workers home; handlers at work are cancelled."""
+        for timer in self._later:
+            timer.cancel()
+        self._later.clear()
+        self._lots.clear()
+        await self._tasks.stop()
+        self._idle.clear()
+
+    def _see_whether_settled(self) -> None:
+        if not self._lots and not self._busy:
+            self._settled.set()
+
+    # Workers
+
+    def _wake_soon(self) -> None:
+        # One more worker whenever the loop comes round and work is left: where handlers never
+        # wait, the first one is done with everything before a second is woken.
+        if not self._is_waking and self._idle and self._lots:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        while self._idle and self._lots:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                self._wake_soon()
+                return
+
+    async def _work(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        done = 0
+        while True:
+            if not self._lots:
+                idle = loop.create_future()
+                self._idle.append(idle)
+                await idle
+                continue
+            lot = self._lots.popleft()
+            self._busy += 1
+            try:
+                await self._work_on(number, lot)
+            finally:
+                self._busy -= 1
+                self._see_whether_settled()
+            done += 1
+            if done % _BREATH == 0:
+                await asyncio.sleep(0)
+
+    async def _work_on(self, number: int, lot: Lot) -> None:
+        intake, handling, messages = lot
+        self._at_work[number] = lot, self._clock.monotonic()
+        try:
+            verdict = await handling.judge(messages)
+        finally:
+            mine = self._at_work.pop(number, None)
+        if mine is None:
+            return  # It took too long and was sent back.
+        if verdict is None:
+            intake.end(messages)
+        else:
+            await self._again(intake, messages, verdict)
+
+    async def _again(
+        self, intake: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
+    ) -> None:
+        intake.end(messages[: verdict.first])
+        for message in messages[verdict.first :]:
+            await self._try_again(intake, message, verdict)
+
+    async def _try_again(
+        self, intake: QueueFetcher, message: ReceivedMessage, verdict: Later
+    ) -> None:
+        if intake.is_dropped:
+            return  # Whoever holds the queue now is given it anyway.
+        if self._settings.is_broadcast:
+            log.warning("given up, as broadcasts are: %s", named([message]))
+            intake.end([message])
+            return
+        try:
+            await self._send_back(message, verdict.level, verdict.reason)
+        except TxmqError as problem:
+            log.warning("cannot send back %s: %s", named([message]), problem)
+            self._try_here(intake, message)
+        else:
+            intake.end([message])
+
+    def _try_here(self, intake: QueueFetcher, message: ReceivedMessage) -> None:
+        if intake.is_dropped:
+            return
+        again = replace(message, attempts=message.attempts + 1)
+
+        def deliver() -> None:
+            del self._later[timer]
+            self.deliver(intake, [again])
+
+        timer = asyncio.get_running_loop().call_later(TRY_HERE_S, deliver)
+        self._later[timer] = intake
+
+    async def _unwanted(self, intake: QueueFetcher, message: ReceivedMessage) -> None:
+        log.warning("%s: %s", nobody_handles(message), named([message]))
+        await self._try_again(intake, message, Later(reason=nobody_handles(message)))
+
+    # Workers that take too long
+
+    async def _look_always(self) -> None:
+        most_s = self._settings.consume_timeout_s
+        while True:
+            await asyncio.sleep(min(LOOK_S, most_s))
+            now = self._clock.monotonic()
+            late = [number for number, (_, since) in self._at_work.items() if now - since > most_s]
+            for number in late:
+                (intake, _, messages), _ = self._at_work.pop(number)
+                log.error("worked on for more than %g s: %s", most_s, named(messages))
+                # Not awaited one after the other: the next may end while a broker does not answer.
+                verdict = Later(TOO_LONG_LEVEL, reason=f"worked on for more than {most_s:g} s")
+                self._tasks.start(self._again(intake, messages, verdict), "send back")

@@ -1,0 +1,307 @@
+"""One queue's messages, fetched ahead of their consumption.
+
+An intake asks for more as long as little enough waits, lets the broker hold a question that finds
+nothing, and never gives up: whatever fails is tried again, with pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from txmq.client.admin.messages import HOLD_GRACE_S
+from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.consume.window import ConsumeWindow
+from txmq.client.envelope import opened
+from txmq.client.routes import MASTER
+from txmq.client.session import Session
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import (
+    FlowControlled,
+    RemoteProtocolError,
+    TopicNotFound,
+    TransportError,
+    TxmqError,
+    refusal,
+)
+from txmq.message import DEAD_LETTER, Queue, ReceivedMessage
+from txmq.protocol import properties
+from txmq.protocol.bodies import HeldQueue
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import PullAnswer, PullMessage
+from txmq.protocol.record import unpack_all
+from txmq.protocol.topics import RETRY
+from txmq.runtime.backoff import Backoff
+
+__all__ = ["FetchLimits", "QueueFetcher", "as_sent", "limits_of"]
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 3.0
+"""Between tries that fail; stock clients wait 3 s at once."""
+
+NOT_HELD_S: Final = 0.05
+"""The least time between two questions that find nothing: a broker that is about to stop, a replica
+that is behind, or one to which we gave no time, answers them at once."""
+
+POISON_AGAIN_S: Final = 5.0
+"""When it is tried again to put a message aside, as with those that cannot be sent back."""
+
+_FOUND, _EMPTY, _NONE_MATCHED, _MOVED = 0, 19, 20, 21
+_GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How much of one queue may wait to be consumed."""
+
+    messages: int
+    bytes_held: int
+    span: int | None
+
+
+def limits_of(settings: ConsumerSettings, of_topic: int, of_all: int) -> FetchLimits:
+    """The limits of one queue, where so many of its topic and so many in all are held."""
+    count, size = settings.cached_max, settings.cached_bytes_max
+    if settings.topic_cached_max is not None:
+        count = max(1, settings.topic_cached_max // of_topic)
+    if settings.all_cached_max is not None:
+        count = max(1, min(count, settings.all_cached_max // of_all))
+    if settings.topic_cached_bytes_max is not None:
+        size = max(1, settings.topic_cached_bytes_max // of_topic)
+    return FetchLimits(count, size, None if settings.is_orderly else settings.span_max)
+
+
+class QueueFetcher:
+    """Fetches the messages of one queue.
+
+    Args:
+        session: The way to the brokers.
+        queue: The queue.
+        group: In whose name.
+        subscription: Which messages are wanted.
+        start: The first message wanted.
+        deliver: Who gets what was fetched.
+        give_up: Puts a message aside that nobody can read, and says why; without it such a message
+            is dropped.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        queue: Queue,
+        group: str,
+        subscription: TopicSubscription,
+        start: int,
+        deliver: Callable[[QueueFetcher, Sequence[ReceivedMessage]], None],
+        give_up: Callable[[ReceivedMessage, int, str], Awaitable[None]] | None,
+    ) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.window = ConsumeWindow(start)
+        self.is_dropped = False
+        self.is_paused = False
+        self.limits = FetchLimits(1, 1, None)
+        self.batch = 32
+        self.hold_s = 15.0
+        self.interval_s = 0.0
+        self.commits = False
+        """Whether pulls tell the broker how far the group has come."""
+        self.pulled_at = session.clock.monotonic()
+        self._session = session
+        self._group = group
+        self._deliver = deliver
+        self._give_up = give_up
+        self._poison: deque[ReceivedMessage] = deque()
+        self._poison_at = 0.0
+        self._room = asyncio.Event()
+        self._replica = MASTER
+        self._backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    async def run(self) -> int:
+        """Fetch until cancelled, or until the group does not go on from here.
+
+        Returns:
+            Where it goes on. What was fetched is not wanted any more, or is fetched again.
+        """
+        clock = self._session.clock
+        while True:
+            await self._put_poison_aside()
+            await self._wait_for_room()
+            asked_at = clock.monotonic()
+            try:
+                has_found, start = await self._pull()
+            except FlowControlled:
+                await asyncio.sleep(FIRST_PAUSE_S)
+            except TxmqError as problem:
+                pause_s = self._backoff.next_pause()
+                level = logging.INFO if isinstance(problem, TransportError) else logging.WARNING
+                log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, problem)
+                self._replica = MASTER
+                if isinstance(problem, TopicNotFound):
+                    self._session.remove(self.queue.topic, self.queue.broker)
+                elif isinstance(problem, TransportError):
+                    self._session.forget(self.queue.topic)
+                await asyncio.sleep(pause_s)
+            else:
+                self._backoff.reset()
+                if start is not None:
+                    return start
+                least_s = 0.0 if has_found else NOT_HELD_S
+                pause_s = max(self.interval_s, least_s - (clock.monotonic() - asked_at))
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
+
+    # Room
+
+    @property
+    def has_room(self) -> bool:
+        """Whether little enough waits to be consumed."""
+        window, limits = self.window, self.limits
+        return (
+            not self.is_paused
+            and len(window) < limits.messages
+            and window.bytes_held < limits.bytes_held
+            and (limits.span is None or window.span <= limits.span)
+        )
+
+    async def _wait_for_room(self) -> None:
+        while not self.has_room:
+            self._room.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POISON_AGAIN_S if self._poison else None):
+                    await self._room.wait()
+            await self._put_poison_aside()
+
+    def end(self, messages: Sequence[ReceivedMessage]) -> None:
+        """These have been consumed, or will come again by another way."""
+        self.window.end_all(messages)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """There may be room now."""
+        if not self._room.is_set() and self.has_room:
+            self._room.set()
+
+    # Fetching
+
+    async def _pull(self) -> tuple[bool, int | None]:
+        """Ask once, and hand on what comes.
+
+        Returns:
+            Whether the queue was gone through further, and where to begin anew if it must be.
+        """
+        offset = self.window.next_offset
+        answer = await self._ask(offset)
+        self.pulled_at = self._session.clock.monotonic()
+        if answer.code not in _GOES_ON:
+            raise refusal(answer.code, answer.remark or "")
+        bounds = answer.read(PullAnswer)
+        next_offset = bounds.next_begin_offset
+        self._replica = bounds.suggest_which_broker_id
+        if answer.code == _MOVED:
+            log.warning(
+                "%s: offset %d lies outside of %s; going on at %d",
+                self._group, offset, self.queue, next_offset,
+            )  # fmt: skip
+        start = self._begins_anew(answer.code, bounds)
+        if start is not None:
+            return False, start
+        if answer.code == _FOUND and next_offset == offset:
+            raise RemoteProtocolError(f"what is found at {offset} ends where it begins")
+        messages = self._wanted(answer.body) if answer.code == _FOUND else []
+        self.window.put(messages, next_offset)
+        poison = [each for each in messages if each.unreadable]
+        if poison:
+            self._poison.extend(poison)
+            messages = [each for each in messages if not each.unreadable]
+        if messages:
+            self._deliver(self, messages)
+        return answer.code in {_FOUND, _NONE_MATCHED} and next_offset > offset, None
+
+    def _begins_anew(self, code: int, bounds: PullAnswer) -> int | None:
+        window, there = self.window, bounds.next_begin_offset
+        offset, safe = window.next_offset, int(window.safe_offset)
+        if code == _MOVED and bounds.min_offset <= offset <= bounds.max_offset:
+            # Nothing is wrong with the place: RocketMQ 5 says it where an operator moved the group.
+            return there if (there, there) != (offset, safe) else None
+        if there < offset:
+            # The queue has lost its end. What we have not consumed may lie before that.
+            return max(0, min(there, safe))
+        return None
+
+    def _wanted(self, body: bytes) -> list[ReceivedMessage]:
+        broker, wanted = self.queue.broker, self.subscription.wanted
+        messages = [opened(each, broker) for each in unpack_all(body)]
+        if wanted:
+            messages = [each for each in messages if each.tags in wanted]
+        if self.queue.topic.startswith(RETRY):
+            messages = [as_sent(each) for each in messages]
+        return messages
+
+    async def _put_poison_aside(self) -> None:
+        """Have what nobody can read become dead letters; the queue does not wait for that."""
+        clock = self._session.clock
+        while self._poison and clock.monotonic() >= self._poison_at:
+            message = self._poison[0]
+            about = f"message {message.id} of {self.queue} at {message.offset}"
+            try:
+                if self._give_up is not None:
+                    await self._give_up(message, DEAD_LETTER, message.unreadable)
+            except TxmqError as problem:
+                log.warning(
+                    "%s: %s, which nobody can read, stays here for now: %s",
+                    self._group, about, problem,
+                )  # fmt: skip
+                self._poison_at = clock.monotonic() + POISON_AGAIN_S
+                return
+            log.error("%s: %s is put aside: %s", self._group, about, message.unreadable)
+            self._poison.popleft()
+            self.end([message])
+
+    async def _ask(self, offset: int) -> Command:
+        queue, subscription = self.queue, self.subscription
+        flags = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
+        address = await self._address()
+        safe = int(self.window.safe_offset) if self.commits and self._replica == MASTER else 0
+        if safe > 0:
+            flags |= PullFlag.COMMIT_OFFSET
+        header = PullMessage(
+            self._group, queue.topic, queue.number, offset, self.batch, int(flags), safe,
+            int(self.hold_s * 1000), 0, subscription.expression, subscription.kind,
+        )  # fmt: skip
+        session = self._session
+        connection = session.ready(address) or await session.connection(address)
+        timeout_s = self.hold_s + HOLD_GRACE_S
+        return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
+
+    async def _address(self) -> str:
+        queue = self.queue
+        route = await self._session.route(queue.topic)
+        replicas = route.addresses.get(queue.broker, {})
+        return replicas.get(self._replica) or route.reader(queue.broker)
+
+    def shown(self) -> HeldQueue:
+        """How it stands, as operators see it."""
+        window = self.window
+        return HeldQueue(
+            commit_offset=window.safe_offset,
+            cached_msg_min_offset=window.reached,
+            cached_msg_max_offset=window.next_offset,
+            cached_msg_count=len(window),
+            cached_msg_size_in_mi_b=window.bytes_held >> 20,
+            droped=self.is_dropped,
+        )
+
+
+def as_sent(message: ReceivedMessage) -> ReceivedMessage:
+    """What comes by way of a retry topic, with the topic it was sent to."""
+    topic = message.properties.get(properties.RETRY_TOPIC)
+    return message if topic is None else replace(message, topic=topic)

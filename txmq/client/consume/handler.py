@@ -1,0 +1,177 @@
+"""What an application does with a message, and what it may say about it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from traceback import format_exception_only
+from typing import Final, TypeAlias, cast
+
+from txmq.client.observe.hooks import HandleWatches
+from txmq.errors import KeyConflict, KeyInProgress, UsageError, VersionGap
+from txmq.limits import FAILED_MESSAGES_MAX
+from txmq.message import DEAD_LETTER, Later, ReceivedMessage
+from txmq.runtime.threads import Threads
+
+__all__ = [
+    "BatchHandler",
+    "BoundHandler",
+    "MessageHandler",
+    "Verdict",
+    "named",
+    "nobody_handles",
+    "stop_notice",
+]
+
+log = logging.getLogger(__name__)
+
+NOTICE_S: Final = 1.0
+"""How long a stop waits for handlers before the log says so."""
+
+Verdict: TypeAlias = Later | None
+MessageHandler: TypeAlias = Callable[[ReceivedMessage], Awaitable[Verdict] | Verdict]
+BatchHandler: TypeAlias = Callable[[Sequence[ReceivedMessage]], Awaitable[Verdict] | Verdict]
+
+
+class BoundHandler:
+    """A handler made ready to be awaited: a plain function runs in a thread of the consumer's.
+
+    Raises:
+        UsageError: It cannot be called with messages alone.
+    """
+
+    def __init__(self, handler: Callable[..., object], *, takes_batch: bool) -> None:
+        _check(handler)
+        self.takes_batch = takes_batch
+        self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
+        call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+        self._threads: Threads | None = None
+        self._watches: HandleWatches | None = None
+        self._failures: dict[str, str] = {}
+
+    def open(self, threads: Threads, watches: HandleWatches | None = None) -> None:
+        """Say where plain functions run, and who looks on."""
+        self._threads = threads
+        self._watches = watches
+
+    def __call__(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
+        """Handle these messages, which are one unless the handler takes batches."""
+        if self._watches is not None:
+            return self._watches.handle(self._call, messages)
+        return self._call(messages)
+
+    def _call(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
+        given = messages if self.takes_batch else messages[0]
+        return self._handler(given) if self.is_async else self._in_thread(given)
+
+    async def _in_thread(self, given: object) -> Verdict:
+        assert self._threads is not None, "the consumer is running"
+        # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
+        context, is_wanted = copy_context(), True
+
+        def work() -> object:
+            # Nobody may want it any more by the time that a thread is free.
+            return context.run(_call, self._handler, given) if is_wanted else None
+
+        try:
+            said = cast("Awaitable[Verdict] | Verdict", await self._threads.run(work))
+        finally:
+            is_wanted = False
+        # A plain function may also hand on what an async one returned.
+        return await said if inspect.isawaitable(said) else said
+
+    async def judge(self, messages: Sequence[ReceivedMessage]) -> Verdict:
+        """Handle these messages, and take a failure for ``Later()``."""
+        said: object = Later()
+        try:
+            said = cast("object", await self(messages))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not we are cancelled, but something that the handler waited for.
+            log.exception("a handler was cancelled with %s", named(messages))
+            said = Later(reason="the handler was cancelled")
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except (KeyInProgress, VersionGap) as problem:
+            # Nothing failed: it is only not its turn.
+            log.info("%s comes again later: %s", named(messages), problem)
+            said = Later(reason=str(problem))
+        except KeyConflict as problem:
+            log.warning("%s is put with the dead letters: %s", named(messages), problem)
+            said = Later(DEAD_LETTER, reason=str(problem))
+        except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
+            # Also what is not an Exception: it would end the worker for good.
+            reason = "".join(format_exception_only(error)).strip()
+            self._log_failure(messages, reason)
+            said = Later(reason=reason)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The handler kept to itself that we are cancelled; what it says comes too late.
+            raise asyncio.CancelledError
+        if said is Later:
+            return Later()  # Whoever forgot the brackets did not mean "consumed".
+        return said if isinstance(said, Later) else None
+
+    def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
+        """Log one line for each attempt, with the traceback where the failure is a new one."""
+        message_id, failures = messages[0].id, self._failures
+        is_new = failures.pop(message_id, None) != reason
+        failures[message_id] = reason
+        if len(failures) > FAILED_MESSAGES_MAX:
+            del failures[next(iter(failures))]
+        line = reason.partition("\n")[0]
+        log.error("a handler failed with %s: %s", named(messages), line, exc_info=is_new)
+
+
+def _check(handler: Callable[..., object]) -> None:
+    # Found out now, not once for every message.
+    name = getattr(handler, "__qualname__", repr(handler))
+    if not callable(handler):
+        raise UsageError(f"a handler is a function, not {name}")
+    try:
+        inspect.signature(handler).bind(object())
+    except TypeError as problem:
+        raise UsageError(f"{name} is called with what has come, and nothing else: {problem}") from (
+            problem
+        )
+    except ValueError:
+        return  # Some that are built in do not tell.
+
+
+def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitable[Verdict]:
+    try:
+        return handler(given)
+    except StopIteration as problem:
+        # No future can hold it: whoever awaits the thread's end would wait for ever.
+        raise RuntimeError("a handler raised StopIteration") from problem
+
+
+@contextmanager
+def stop_notice(most_s: float) -> Iterator[None]:
+    """Log a line where a stop has to wait for handlers that are at work."""
+    text = "stopping, and waiting up to %g s for handlers at work; Ctrl-C ends it without waiting"
+    timer = asyncio.get_running_loop().call_later(NOTICE_S, log.warning, text, most_s)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def nobody_handles(message: ReceivedMessage) -> str:
+    """What is said of a message whose topic has no handler any more."""
+    return f"nobody handles topic {message.topic} here"
+
+
+def named(messages: Sequence[ReceivedMessage]) -> str:
+    """Messages as logs name them."""
+    first = messages[0]
+    more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+    retry = f", retry {first.attempts}" if first.attempts else ""
+    return f"message {first.id} of {first.topic} at {first.offset}{retry}{more}"

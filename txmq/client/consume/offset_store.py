@@ -1,0 +1,260 @@
+"""How far a group has come: kept by the brokers, or for broadcast consumers in a file of their own.
+
+Offsets are noted at any time and saved periodically. After a crash, the group consumes again what
+was noted but not saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Final, Protocol
+
+from txmq.client.admin.offsets import OffsetCalls
+from txmq.client.settings import ConsumerSettings, StartFrom
+from txmq.errors import ConfigError, NotFound, TxmqError, WriteFailed
+from txmq.message import Queue, QueueOffset
+from txmq.protocol.topics import RETRY
+from txmq.quantity import quantity
+from txmq.runtime.clock import Clock
+
+__all__ = ["BrokerOffsets", "FileOffsets", "OffsetStore", "begin_at", "settle_beginning"]
+
+log = logging.getLogger(__name__)
+
+RECENT_S: Final = 1800.0
+"""How far back a group starts by time where no time is given, as in stock clients."""
+
+SAVED_AT_ONCE: Final = 64
+
+
+class OffsetStore(Protocol):
+    """Where a consumer keeps its offsets."""
+
+    async def load(self, queue: Queue) -> QueueOffset | None:
+        """The next message wanted of a queue; ``None`` where that was never said.
+
+        Raises:
+            TxmqError: It cannot be found out now.
+        """
+        ...
+
+    def note(self, queue: Queue, offset: QueueOffset) -> None:
+        """Everything before this offset has been consumed."""
+        ...
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is somebody else's now."""
+        ...
+
+    async def save(self, queue: Queue | None = None) -> TxmqError | None:
+        """Make what was noted of one queue, or of all, last; what cannot be saved now is saved
+        next time.
+
+        Returns:
+            Why something could not be saved; ``None`` where all of it is.
+        """
+        ...
+
+
+class BrokerOffsets:
+    """Offsets that brokers keep for the group."""
+
+    def __init__(self, group: str, calls: OffsetCalls) -> None:
+        self._group = group
+        self._calls = calls
+        self._noted: dict[Queue, QueueOffset] = {}
+        self._saved: dict[Queue, QueueOffset] = {}
+
+    async def load(self, queue: Queue) -> QueueOffset | None:
+        """See :meth:`OffsetStore.load`."""
+        return await self._calls.committed_offset(self._group, queue)
+
+    def note(self, queue: Queue, offset: QueueOffset) -> None:
+        """See :meth:`OffsetStore.note`."""
+        self._noted[queue] = offset
+
+    def forget(self, queue: Queue) -> None:
+        """See :meth:`OffsetStore.forget`."""
+        self._noted.pop(queue, None)
+        self._saved.pop(queue, None)
+
+    async def save(self, queue: Queue | None = None) -> TxmqError | None:
+        """See :meth:`OffsetStore.save`."""
+        left = [
+            each
+            for each, at in self._noted.items()
+            if queue in {None, each} and self._saved.get(each) != at
+        ]
+        problems: list[TxmqError] = []
+        while left:
+            # Some at a time: a member may hold thousands of queues.
+            ends = await asyncio.gather(*[self._save(each) for each in left[:SAVED_AT_ONCE]])
+            problems += [each for each in ends if each is not None]
+            del left[:SAVED_AT_ONCE]
+        if not problems:
+            return None
+        # One line, for however many queues.
+        queues = quantity(len(problems), "queue")
+        text = "%s: offsets are not saved in %s; the last error: %s"
+        log.warning(text, self._group, queues, problems[-1])
+        return problems[-1]
+
+    async def _save(self, queue: Queue) -> TxmqError | None:
+        # Looked up now: while others were saved it may have been moved, or lost to somebody who
+        # has gone on since.
+        offset = self._noted.get(queue)
+        if offset is None:
+            return None
+        try:
+            await self._calls.commit_offset(self._group, queue, offset)
+        except TxmqError as problem:
+            log.debug("%s: offset %d of %s is not saved: %s", self._group, offset, queue, problem)
+            return problem
+        if queue in self._noted:  # Otherwise it is somebody else's by now.
+            self._saved[queue] = offset
+        return None
+
+
+class FileOffsets:
+    """Offsets in a file, for a consumer that shares its queues with nobody.
+
+    The file is written beside the old one and put in its place, so that there is always a whole
+    one.
+
+    Args:
+        folder: Where the file is.
+        group: Whose offsets they are; the file is named after it.
+
+    Raises:
+        ConfigError: The file is not one of ours, or cannot be read.
+    """
+
+    def __init__(self, folder: Path, group: str) -> None:
+        self._group = group
+        # Not every file system takes a bar, and no group's name holds a plus.
+        self._path = folder / f"{group.replace('|', '+')}.json"
+        path = self._path
+        if "|" in group and not path.exists():
+            path = folder / f"{group.replace('|', '_')}.json"  # Where it was kept before.
+        self._noted = _read(path, group)
+        self._is_new = False
+
+    async def load(self, queue: Queue) -> QueueOffset | None:
+        """See :meth:`OffsetStore.load`."""
+        return self._noted.get(queue)
+
+    def note(self, queue: Queue, offset: QueueOffset) -> None:
+        """See :meth:`OffsetStore.note`."""
+        if self._noted.get(queue) != offset:
+            self._noted[queue] = offset
+            self._is_new = True
+
+    def forget(self, queue: Queue) -> None:
+        """Nothing: the queue may come back, and nobody else has consumed it for us."""
+
+    async def save(self, queue: Queue | None = None) -> TxmqError | None:
+        """See :meth:`OffsetStore.save`; there is one file, and so all are saved."""
+        del queue
+        if not self._is_new:
+            return None
+        rows = [[each.topic, each.broker, each.number, at] for each, at in self._noted.items()]
+        fresh = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps({"group": self._group, "offsets": rows}))
+            fresh.replace(self._path)
+        except OSError as problem:
+            log.warning("offsets are not saved in %s: %s", self._path, problem)
+            return WriteFailed(f"offsets are not saved in {self._path}: {problem}")
+        self._is_new = False
+        return None
+
+
+def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except OSError as problem:
+        raise ConfigError(f"offsets cannot be read from {path}: {problem}") from problem
+    try:
+        told = json.loads(text or '{"offsets": []}')
+        rows = told["offsets"] if told.get("group", group) == group else ()
+        return {Queue(str(t), str(b), int(n)): QueueOffset(int(at)) for t, b, n, at in rows}
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ConfigError(f"{path} does not hold offsets: {problem!r}") from problem
+
+
+async def settle_beginning(queues: list[Queue], offsets: OffsetStore, calls: OffsetCalls) -> None:
+    """Save where a group begins that starts with what is stored from now on.
+
+    It is saved for all queues of a topic, whoever will hold them: a member that begins a queue
+    later, or instead of one that died, must not skip what was stored meanwhile. In a queue that is
+    newer than the group, everything was stored meanwhile.
+
+    Raises:
+        TxmqError: A broker does not say, or does not save it.
+    """
+    fresh: list[Queue] = []
+    for at in range(0, len(queues), SAVED_AT_ONCE):
+        some = queues[at : at + SAVED_AT_ONCE]
+        found = await asyncio.gather(*[offsets.load(queue) for queue in some])
+        fresh += [queue for queue, offset in zip(some, found, strict=True) if offset is None]
+    first_of = calls.max_offset if len(fresh) == len(queues) else calls.min_offset
+    for queue in fresh:
+        offsets.note(queue, await first_of(queue))
+    failure = await offsets.save()
+    for queue in fresh:
+        offsets.forget(queue)
+    if failure is not None:
+        raise failure
+
+
+async def begin_at(
+    queue: Queue,
+    offsets: OffsetStore,
+    settings: ConsumerSettings,
+    calls: OffsetCalls,
+    clock: Clock,
+    *,
+    is_new: bool = False,
+) -> QueueOffset:
+    """Where a group goes on in a queue, or begins if it never said how far it has come.
+
+    All messages of a queue that is newer than its consumer came after the consumer's start.
+
+    Raises:
+        TxmqError: The broker does not say.
+    """
+    try:
+        found = await offsets.load(queue)
+    except NotFound:
+        found = None
+    if found is not None:
+        return found
+    if is_new and settings.start is StartFrom.LAST:
+        first = await calls.min_offset(queue)
+    else:
+        first = await _first_offset(queue, settings, calls, clock)
+    # Said at once: what comes from now on is the group's, also if we are gone before the next time
+    # that offsets are saved.
+    offsets.note(queue, first)
+    await offsets.save(queue)
+    return first
+
+
+async def _first_offset(
+    queue: Queue, settings: ConsumerSettings, calls: OffsetCalls, clock: Clock
+) -> QueueOffset:
+    is_retry = queue.topic.startswith(RETRY)  # What is there is the group's own, and all of it.
+    if settings.start is StartFrom.TIME and not is_retry:
+        start_ms = settings.start_ms
+        if start_ms is None:
+            start_ms = clock.wall_ms() - int(RECENT_S * 1000)
+        return await calls.offset_by_time(queue, start_ms)
+    if settings.start is StartFrom.LAST and not is_retry:
+        return await calls.max_offset(queue)
+    return await calls.min_offset(queue)

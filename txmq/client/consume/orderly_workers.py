@@ -1,0 +1,251 @@
+"""Messages of each queue worked on one after the other, as they were stored.
+
+A queue is worked on only while the broker keeps it locked for this client (:mod:`locks`). A lock
+that was lost means that somebody else may have gone on meanwhile, so the queue is let go and begun
+with anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from txmq.client.consume.concurrent_workers import SendBack
+from txmq.client.consume.fetcher import QueueFetcher
+from txmq.client.consume.handler import BoundHandler, Verdict, named, nobody_handles, stop_notice
+from txmq.client.consume.queue_locks import HeldLocks
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import TxmqError
+from txmq.message import DEAD_LETTER, Later, Queue, ReceivedMessage
+from txmq.quantity import quantity
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["OrderlyWorkers"]
+
+log = logging.getLogger(__name__)
+
+SUSPEND_MOST_S: Final = 30.0
+"""The longest rest of a queue, as in stock clients."""
+
+
+class _Line:
+    """The messages of one queue that wait, and whoever works on them."""
+
+    def __init__(self, intake: QueueFetcher) -> None:
+        self.intake = intake
+        self.waiting: deque[ReceivedMessage] = deque()
+        self.some = asyncio.Event()
+        self.is_idle = True
+        self.idle = asyncio.Event()
+        self.left = asyncio.Event()
+        self.is_stopping = False
+        self.is_given_up = False
+        self.task: asyncio.Task[None] | None = None
+
+    async def rest(self, seconds: float) -> None:
+        """Wait, but not once the queue is let go, or the consumer stops."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.left.wait()
+
+    async def until_idle(self, *, is_done: bool) -> None:
+        """Wait until nobody works on it, and where ``is_done`` until nothing waits either."""
+        while not self.is_given_up and (not self.is_idle or (is_done and self.waiting)):
+            self.idle.clear()
+            await self.idle.wait()
+
+    def stop(self) -> None:
+        """What fails from now on is left to whoever has the queue next."""
+        self.is_stopping = True
+        self.left.set()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self.is_given_up = True
+        self.idle.set()
+
+
+class OrderlyWorkers:
+    """Works on each queue in order, on several queues side by side.
+
+    Args:
+        settings: How many at once, how long a queue rests, how often a message may fail.
+        find: Who handles a message.
+        send_back: Where messages go that have failed too often.
+        locks: The locks of the queues; ``None`` where nobody else is given the same messages.
+        lose: Lets a queue go whose lock is lost.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        find: Callable[[ReceivedMessage], BoundHandler | None],
+        send_back: SendBack,
+        locks: HeldLocks | None,
+        lose: Callable[[Queue], object],
+    ) -> None:
+        self._settings = settings
+        self._find = find
+        self._send_back = send_back
+        self._locks = locks
+        self._lose = lose
+        self._lines: dict[Queue, _Line] = {}
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._tasks = Tasks()
+
+    def open(self) -> None:
+        """Begin to keep locks."""
+        if self._locks is not None:
+            self._tasks.start(self._locks.renew_always(self._lose), "locks of queues")
+
+    # What Holdings asks
+
+    async def may_hold(self, queue: Queue) -> bool:
+        """Whether the broker has locked the queue for us."""
+        return self._locks is None or await self._locks.take(queue)
+
+    def deliver(self, intake: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+        """Put messages at the end of their queue's line."""
+        if intake.is_dropped:
+            return
+        line = self._lines.get(intake.queue)
+        if line is None:
+            line = self._lines[intake.queue] = _Line(intake)
+            line.task = self._tasks.start(self._work(line), f"work on {intake.queue}")
+        line.waiting.extend(messages)
+        line.some.set()
+
+    async def let_go(self, intake: QueueFetcher) -> None:
+        """Let the handler at work finish, however long it takes, unless the consumer is stopped.
+
+        Nobody may begin with the queue before that, and so its lock is kept.
+        """
+        line = self._lines.get(intake.queue)
+        if line is None:
+            return
+        line.waiting.clear()
+        line.left.set()
+        line.idle.set()
+        assert line.task is not None
+        try:
+            await line.until_idle(is_done=False)
+            if not line.is_idle:
+                log.warning("a handler still works on %s, which is given up", intake.queue)
+        finally:
+            line.task.cancel()
+            del self._lines[intake.queue]
+        # A handler that is cancelled may have something to put in order.
+        await asyncio.wait([line.task])
+
+    async def gone(self, queue: Queue) -> None:
+        """Give the lock back: the next one need not wait for it to run out."""
+        if self._locks is not None:
+            await self._locks.give_back(queue)
+
+    async def finish(self) -> None:
+        """Return once all that was delivered is worked on, or ``stop_s`` later.
+
+        A message that fails is not tried again, and what stands behind it has to wait for it.
+        """
+        for line in self._lines.values():
+            line.stop()
+        with suppress(TimeoutError), stop_notice(self._settings.stop_s):
+            async with asyncio.timeout(self._settings.stop_s):
+                for line in list(self._lines.values()):
+                    await line.until_idle(is_done=True)
+        for line in self._lines.values():
+            line.give_up()
+
+    async def close(self) -> None:
+        """Stop; handlers at work are cancelled."""
+        await self._tasks.stop()
+        if self._locks is not None:
+            # Of queues that were locked and then not begun with.
+            await self._locks.give_back_all()
+
+    # Work
+
+    async def _work(self, line: _Line) -> None:
+        while True:
+            while not line.waiting:
+                line.some.clear()
+                await line.some.wait()
+            line.is_idle = False
+            try:
+                await self._consume(line)
+            finally:
+                line.is_idle = True
+                line.idle.set()
+
+    async def _consume(self, line: _Line) -> None:
+        """See one message, or one batch, through all its attempts."""
+        intake, waiting = line.intake, line.waiting
+        handling = self._find(waiting[0])
+        count = self._settings.batch_max if handling is not None and handling.takes_batch else 1
+        taken = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+        while taken:
+            async with self._slots:
+                # Looked at here: it may have taken long until it was our turn.
+                if not self._is_ours(intake):
+                    return
+                verdict: Verdict
+                if handling is None:
+                    verdict = Later(reason=nobody_handles(taken[0]))
+                    log.warning("%s: %s", verdict.reason, named(taken))
+                else:
+                    verdict = await handling.judge(taken)
+            if verdict is None:
+                intake.end(taken)
+                return
+            intake.end(taken[: verdict.first])
+            taken = await self._failed(intake, taken[verdict.first :], verdict)
+            if taken:
+                rest_s = verdict.suspend_s
+                rest_s = self._settings.suspend_s if rest_s is None else rest_s
+                await line.rest(min(rest_s, SUSPEND_MOST_S))
+                if line.is_stopping:
+                    waiting.clear()
+                    return
+
+    def _is_ours(self, intake: QueueFetcher) -> bool:
+        if intake.is_dropped:
+            return False
+        if self._locks is not None and not self._locks.has(intake.queue):
+            self._lose(intake.queue)
+            return False
+        return True
+
+    async def _failed(
+        self, intake: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
+    ) -> list[ReceivedMessage]:
+        """What of it is to be tried again."""
+        if self._settings.is_broadcast:
+            given_up = quantity(len(messages), "message")
+            log.warning("given up, as broadcasts are: %s", given_up)
+            intake.end(messages)
+            return []
+        most = self._settings.attempts_max
+        left: list[ReceivedMessage] = []
+        for message in messages:
+            is_over = most is not None and message.attempts >= most
+            is_over = is_over or verdict.level == DEAD_LETTER
+            if is_over and await self._given_up(message, verdict.reason):
+                intake.end([message])
+            else:
+                left.append(replace(message, attempts=message.attempts + 1))
+        return left
+
+    async def _given_up(self, message: ReceivedMessage, reason: str) -> bool:
+        failed = f"it failed {quantity(message.attempts + 1, 'time')}"
+        try:
+            # Brokers do not see the attempts that were made here.
+            await self._send_back(message, DEAD_LETTER, f"{failed}: {reason}" if reason else failed)
+        except TxmqError as problem:
+            log.warning("cannot give up %s: %s", named([message]), problem)
+            return False
+        return True

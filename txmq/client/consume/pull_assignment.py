@@ -1,0 +1,111 @@
+"""Queues held by an application that chooses them, or where to go on in them, by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from txmq.client.cluster_client import ClusterClient
+from txmq.client.consume.assignment import QueueAssignment
+from txmq.client.consume.pull_buffer import PullBuffer
+from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import UsageError
+from txmq.message import Queue, QueueOffset
+
+__all__ = ["PullAssignment"]
+
+
+class PullAssignment(QueueAssignment):
+    """Holdings whose messages wait on a shelf."""
+
+    def __init__(self, client: ClusterClient, group: str, settings: ConsumerSettings) -> None:
+        self.shelf = PullBuffer(settings.pull_batch, self.may_give)
+        super().__init__(client, group, settings, self.shelf)
+        self.assigned: list[Queue] | None = None
+        """The queues that were chosen; ``None`` where the members of the group share them."""
+        self._sought: dict[Queue, int] = {}
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues that are chosen, or else held."""
+        if self.assigned is not None:
+            return self.assigned
+        return sorted(each for each in self.intakes if self._is_held(each))
+
+    def _is_held(self, queue: Queue) -> bool:
+        return queue in self._running and not self.intakes[queue].is_dropped
+
+    async def share_of(self, topic: str) -> list[Queue]:
+        """See :meth:`QueueAssignment.share_of`."""
+        if self.assigned is None:
+            return await super().share_of(topic)
+        return [each for each in self.assigned if each.topic == topic]
+
+    async def assign(
+        self, queues: Sequence[Queue], subscriptions: Mapping[str, TopicSubscription]
+    ) -> None:
+        """Hold exactly these queues."""
+        self.assigned = sorted(set(queues))
+        self.subscriptions = dict(subscriptions)
+        self._sought = {q: at for q, at in self._sought.items() if q in self.assigned}
+        # Those held anew are begun with in the next round; the others must not be used any more.
+        self.rebalance_soon()
+        await self._drop([each for each in self.intakes if each not in self.assigned])
+
+    async def _begin(self, queue: Queue, subscription: TopicSubscription) -> bool:
+        has_begun = await super()._begin(queue, subscription)
+        if has_begun and queue in self._sought:
+            self.go_on(queue, self._sought.pop(queue))
+        return has_begun
+
+    def go_on(self, queue: Queue, offset: int, *, is_told: bool = False) -> None:
+        """Go on elsewhere in a queue, at once: what was fetched of it is forgotten.
+
+        Args:
+            queue: The queue.
+            offset: The next message wanted of it.
+            is_told: The group stands there already, whoever says what has been consumed.
+
+        Raises:
+            UsageError: The queue is neither held nor chosen.
+        """
+        if offset < 0:
+            raise UsageError(f"no queue has an offset {offset}")
+        if not self._is_held(queue):
+            if queue not in (self.assigned or ()):
+                raise UsageError(f"queue {queue} is not held here")
+            self._sought[queue] = offset
+            return
+        old = self.intakes[queue]
+        old.is_dropped = True
+        self._running.pop(queue).cancel()
+        self.shelf.forget(old)
+        stood = old.window.safe_offset
+        window = self._open(queue, old.subscription, offset).window
+        if not (self.settings.commits_itself or is_told):
+            window.kept = stood  # Until the application says that it has consumed something.
+
+    async def move(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on elsewhere in some of the queues that are held, and say so."""
+        for queue, offset in offsets.items():
+            if self._is_held(queue):
+                self.go_on(queue, offset, is_told=True)
+        await self.save()
+
+    def hold_back(self, queues: Sequence[Queue] | None, *, is_paused: bool) -> None:
+        """See :meth:`QueueAssignment.hold_back`; nothing is given out of these queues either."""
+        super().hold_back(queues, is_paused=is_paused)
+        self.shelf.look_again()
+
+    def may_give(self, queue: Queue) -> bool:
+        """Whether messages of a queue may be given out now."""
+        is_wanted = self.assigned is None or queue in self.assigned
+        return is_wanted and not self._paused.get(queue, self._is_paused)
+
+    def reached(self) -> dict[Queue, QueueOffset]:
+        """The next message of each queue that is given out."""
+        return {
+            queue: intake.window.reached
+            for queue, intake in self.intakes.items()
+            if self._is_held(queue)
+        }

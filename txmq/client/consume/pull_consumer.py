@@ -1,0 +1,469 @@
+"""A consumer that is asked for messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Self
+
+from txmq.client.cluster_client import ClusterClient, client_of
+from txmq.client.consume.agreement import Agreement
+from txmq.client.consume.pull_assignment import PullAssignment
+from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
+from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
+from txmq.client.settings import ConsumerSettings, settings_or
+from txmq.client.values import PulledBatch
+from txmq.errors import RequestNotSupported, TxmqError, UsageError
+from txmq.limits import FETCHED_MESSAGES_MAX, GROUP_CHARS_MAX, PULL_MESSAGES_MAX
+from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import bodies
+from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.network import Network
+
+__all__ = ["PullConsumer"]
+
+ACTIVELY: Final = "CONSUME_ACTIVELY"
+
+POLL_S: Final = 5.0
+"""How long a poll waits unless it is told, as in stock clients."""
+
+
+class PullConsumer(Lifecycle):
+    """A member of a consumer group that is asked for messages; ``async with`` starts and stops it.
+
+    ::
+
+        consumer = PullConsumer("billing", "127.0.0.1:9876")
+        consumer.subscribe("Orders", tags="Paid")
+        async with consumer:
+            async for messages in consumer:
+                ...
+
+    Messages are fetched ahead and given out in lists, each of one queue and in its order. What was
+    given out counts as consumed once more is asked for; whoever leaves after the last list without
+    asking again calls :meth:`commit`, or is given that list again. With
+    ``settings.commits_itself=False`` only :meth:`commit` counts. One task at a time asks.
+
+    Queues are shared with the other members of the group (:meth:`subscribe`), or chosen
+    (:meth:`assign`), or neither: :meth:`pull` fetches once, from anywhere, and
+    :meth:`note_offset` keeps how far the group has come. A consumer that shares no queues needs a
+    group of its own: members that share would leave it a part.
+
+    Args:
+        group: The group. All its members have the same subscriptions.
+        names: The name servers, or a client to share.
+        settings: How it consumes.
+        network: Where streams come from, unless a client is shared.
+        clock: Where the time comes from, likewise.
+        entropy: Where chance comes from, likewise.
+
+    Raises:
+        LocalProtocolError: It is no name for a group.
+        LimitExceeded: The name is too long.
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        names: str | ClusterClient,
+        settings: ConsumerSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        check_name("group", group, GROUP_CHARS_MAX)
+        self.group = group
+        self.settings = settings_or(ConsumerSettings, settings)
+        self.client, self._is_own = client_of(names, network, clock, entropy)
+        self._agreement = Agreement(self.client, group)
+        self._subscriptions: dict[str, TopicSubscription] = {}
+        self._assigned: list[Queue] | None = None
+        self._chosen: dict[str, TopicSubscription] = {}
+        self._noted: dict[Queue, QueueOffset] = {}
+        self._version = 0
+        self._was_running = False
+        self._places: PullAssignment | None = None
+        self._closing = AsyncExitStack()
+
+    # Which queues
+
+    def subscribe(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> None:
+        """Want the messages of a topic, and share its queues with the group.
+
+        Args:
+            topic: The topic.
+            tags: The tags wanted, separated by ``||``.
+            sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
+                consumer is started, which raises :class:`txmq.errors.SubscriptionInvalid` where it
+                is none and :class:`txmq.errors.FilterUnsupported` where they take none.
+
+        Raises:
+            UsageError: The consumer is running, or has queues assigned.
+            LocalProtocolError: It is no name of a topic, or the expression is none.
+        """
+        check_name("topic", topic)
+        wanted = TopicSubscription(topic, tags, sql)
+        if self._places is not None:
+            raise UsageError("topics are subscribed to before a consumer starts")
+        if self._assigned is not None:
+            raise UsageError("a consumer shares queues or has them assigned, not both")
+        self._subscriptions[topic] = wanted
+
+    async def assign(self, queues: Sequence[Queue], tags: str = ANY_TAG, *, sql: str = "") -> None:
+        """Have exactly these queues, whoever else reads them; at any time.
+
+        Queues that are kept go on where they are. The others are let go, and how far they were
+        consumed is saved.
+
+        Args:
+            queues: The queues.
+            tags: The tags wanted, separated by ``||``.
+            sql: Instead of tags, a condition on the messages' properties.
+
+        Raises:
+            UsageError: The consumer subscribes to topics.
+            LocalProtocolError: The expression is none.
+            SubscriptionInvalid: The same, of a condition, which a running consumer has brokers
+                read; one that is not running does so when it is started.
+            FilterUnsupported: A broker takes no conditions.
+        """
+        if self._subscriptions:
+            raise UsageError("a consumer shares queues or has them assigned, not both")
+        topics = sorted({each.topic for each in queues})
+        chosen = {topic: TopicSubscription(topic, tags, sql) for topic in topics}
+        if sql and self._places is not None:
+            await self._find_brokers(chosen)
+            await self._agreement.check(chosen.values())
+        self._chosen = chosen
+        self._assigned = list(queues)
+        if self._places is not None:
+            await self._places.assign(self._assigned, self._chosen)
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues it has now."""
+        return [] if self._places is None else list(self._places.queues)
+
+    async def queues_of(self, topic: str) -> list[Queue]:
+        """All queues of a topic that can be read.
+
+        Raises:
+            UsageError: The consumer is not running.
+            TopicNotFound: No broker has it.
+            TransportError: No name server answers.
+        """
+        return sorted((await self.client.session.route(topic)).readable)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        if self._places is not None:
+            self.client.session.owner.check()
+            raise UsageError("this consumer is running already")
+        async with AsyncExitStack() as stack:
+            if self._is_own:
+                await stack.enter_async_context(self.client)
+            self._version = self.client.session.clock.wall_ms()
+            wanted = self._subscriptions or self._chosen
+            await self._find_brokers(wanted)
+            await self._agreement.check(wanted.values())
+            await self._agreement.look(self._subscriptions)
+            await self.client.join(self)
+            stack.push_async_callback(self.client.leave, self)
+            self._places = places = self._held()
+            stack.callback(self._forget)
+            if places.assigned is None:
+                await places.settle_beginnings()
+            places.open()
+            stack.push_async_callback(places.abandon)
+            stack.push_async_callback(places.close)
+            self._was_running = True
+            self._closing = stack.pop_all()
+        return self
+
+    def _held(self) -> PullAssignment:
+        settings = self.settings
+        all_max = settings.all_cached_max or FETCHED_MESSAGES_MAX
+        # Given out in order, so that the span between messages says nothing.
+        settings = replace(settings, all_cached_max=all_max, is_orderly=True)
+        places = PullAssignment(self.client, self.group, settings)
+        places.subscriptions = dict(self._subscriptions or self._chosen)
+        if self._assigned is not None:
+            places.assigned = sorted(set(self._assigned))
+        return places
+
+    async def _find_brokers(self, topics: Iterable[str]) -> None:
+        # Brokers must know of us before we ask them who shares the queues.
+        for topic in topics:
+            # Asked again in every round: a topic may come into being later.
+            with suppress(TxmqError):
+                await self.client.session.route(topic)
+
+    def _forget(self) -> None:
+        self._places = None
+        self._noted.clear()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.client.session.owner.is_current:
+            return
+        self.end()
+        await self._closing.aclose()
+
+    def end(self) -> None:
+        """Give out nothing more: an iteration ends, a poll that waits returns nothing.
+
+        An iteration that ends has consumed what it was given. What was fetched and not given out is
+        left to the next holder of the queues. :meth:`stop` does this first.
+        """
+        if self._places is not None:
+            self._places.shelf.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may be asked for messages."""
+        return self._places is not None and not self._places.shelf.is_closed
+
+    def _running(self) -> PullAssignment:
+        if self._places is None:
+            raise UsageError(
+                "this consumer is not running; use it with 'async with', or await its start()"
+            )
+        self.client.session.owner.check()
+        return self._places
+
+    # Asking for messages
+
+    async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+        """The next messages, at most ``settings.pull_batch`` and all of one queue.
+
+        Returns:
+            The messages; none where none came in time.
+
+        Raises:
+            UsageError: The consumer is not running, or somebody else is asking.
+        """
+        places = self._running()
+        if places.shelf.is_closed:
+            raise UsageError("this consumer has been stopped")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await self._next(places)
+        return []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[ReceivedMessage]:
+        if self._places is None and self._was_running:
+            raise StopAsyncIteration
+        messages = await self._next(self._running())
+        if not messages:
+            raise StopAsyncIteration
+        return messages
+
+    async def _next(self, places: PullAssignment) -> list[ReceivedMessage]:
+        shelf = places.shelf
+        if shelf.is_asked:
+            raise UsageError("somebody else is asking this consumer for messages")
+        if self.settings.commits_itself:
+            shelf.settle()
+        while not shelf.is_closed:
+            messages = shelf.take()
+            if messages:
+                return messages
+            await shelf.wait()
+        return []
+
+    async def commit(self) -> None:
+        """Take everything that was given out for consumed, and save that now.
+
+        Messages of queues that were lost meanwhile come again to whoever holds these.
+
+        Raises:
+            UsageError: The consumer is not running.
+            TransportError: It could not be saved; it is tried again every ``settings.commit_s``.
+            BrokerRefused: Likewise.
+            WriteFailed: Likewise, of a broadcast consumer.
+        """
+        places = self._running()
+        places.shelf.settle()
+        problem = await places.save()
+        if problem is not None:
+            raise problem
+
+    # Going elsewhere
+
+    async def seek(self, queue: Queue, offset: int) -> None:
+        """Go on elsewhere in a queue; where it has no such offset, at the nearest it has.
+
+        What was given out of the queue before is not counted as consumed any more.
+
+        Raises:
+            UsageError: The queue is not held here, or no queue has such an offset.
+        """
+        self._running().go_on(queue, offset)
+
+    async def seek_to_begin(self, queue: Queue) -> None:
+        """Go on with the oldest message.
+
+        Raises:
+            UsageError: The queue is not held here.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        self._running()
+        await self.seek(queue, await self.client.admin.min_offset(queue))
+
+    async def seek_to_end(self, queue: Queue) -> None:
+        """Go on with what is stored from now on.
+
+        Raises:
+            UsageError: The queue is not held here.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        self._running()
+        await self.seek(queue, await self.client.admin.max_offset(queue))
+
+    async def seek_to_time(self, queue: Queue, time_ms: int) -> None:
+        """Go on with what was stored at a time or later.
+
+        Raises:
+            UsageError: The queue is not held here.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        self._running()
+        await self.seek(queue, await self.client.admin.offset_by_time(queue, time_ms))
+
+    def pause(self, queues: Sequence[Queue] | None = None) -> None:
+        """Give out and fetch nothing for now, of some queues, or of all and those to come."""
+        if self._places is not None:
+            self._places.hold_back(queues, is_paused=True)
+
+    def resume(self, queues: Sequence[Queue] | None = None) -> None:
+        """Give out and fetch again."""
+        if self._places is not None:
+            self._places.hold_back(queues, is_paused=False)
+
+    def positions(self) -> Mapping[Queue, QueueOffset]:
+        """The next message that is given out of each queue it holds."""
+        return {} if self._places is None else self._places.reached()
+
+    # Single pulls
+
+    async def pull(
+        self,
+        queue: Queue,
+        offset: int,
+        count: int = PULL_MESSAGES_MAX,
+        *,
+        tags: str = ANY_TAG,
+        hold_s: float = 0.0,
+    ) -> PulledBatch:
+        """Fetch messages of any queue once, from an offset on.
+
+        Args:
+            queue: The queue.
+            offset: The first message wanted.
+            count: The most messages wanted; a broker may give fewer.
+            tags: The tags wanted, separated by ``||``.
+            hold_s: How long the broker shall wait for messages where there are none.
+
+        Raises:
+            UsageError: The consumer is not running.
+            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TransportError: No answer came.
+            BrokerRefused: The broker refused for another reason than that it has no messages.
+            RemoteProtocolError: What came is not what a broker stores.
+        """
+        self._running()
+        hold_ms = int(hold_s * 1000)
+        return await self.client.admin.pull(queue, offset, count, self.group, hold_ms, tags=tags)
+
+    async def committed(self, queue: Queue) -> QueueOffset | None:
+        """The next message that the group wants of a queue: as noted here, or else as it is saved.
+
+        Returns:
+            The offset; ``None`` where the group never said. RocketMQ before version 5 says 0
+            instead of "never", on a queue that still has its first message.
+
+        Raises:
+            UsageError: The consumer is not running.
+            TransportError: No answer came.
+            BrokerRefused: The broker refuses.
+        """
+        places = self._running()
+        noted = self._noted.get(queue)
+        return await places.offsets.load(queue) if noted is None else noted
+
+    def note_offset(self, queue: Queue, offset: int) -> None:
+        """Say which message the group wants next of a queue; saved every ``settings.commit_s``.
+
+        Raises:
+            UsageError: The consumer is not running, or has the queue and notes by itself.
+        """
+        places = self._running()
+        if queue in places.queues or queue in places.intakes:
+            raise UsageError(f"how far {queue} is consumed is noted by itself; use seek()")
+        self._noted[queue] = QueueOffset(offset)
+        places.offsets.note(queue, QueueOffset(offset))
+
+    # What Client and brokers ask
+
+    def registration(self) -> ConsumerRegistration:
+        """What brokers are told of it."""
+        return ConsumerRegistration(
+            self.group,
+            ACTIVELY,
+            "BROADCASTING" if self.settings.is_broadcast else "CLUSTERING",
+            self.settings.start.value,
+            self.subscribed(),
+        )
+
+    def rebalance_soon(self) -> None:
+        """Look again which queues are ours."""
+        if self._places is not None:
+            self._places.rebalance_soon()
+            work = self._agreement.look(self._subscriptions)
+            self.client.tasks.start(work, f"a look at group {self.group}")
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it locks queues, which it never does."""
+        return False
+
+    def subscribed(self) -> list[bodies.SubscriptionData]:
+        """What it subscribes to, as brokers are told."""
+        return [each.registration(self._version) for each in self._subscriptions.values()]
+
+    def held(self) -> dict[Queue, HeldQueue]:
+        """The queues that it holds, as operators see them."""
+        return {} if self._places is None else self._places.shown()
+
+    async def move(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset."""
+        if self._places is not None:
+            await self._places.move(offsets)
+
+    async def handle(self, message: ReceivedMessage) -> object:
+        """Nothing handles single messages here.
+
+        Raises:
+            RequestNotSupported: Always.
+        """
+        raise RequestNotSupported(
+            f"{self.group} is asked for messages and cannot be given {message.id}"
+        )

@@ -1,0 +1,379 @@
+"""A consumer whose handlers are called with messages as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from txmq.client.cluster_client import ClusterClient, client_of
+from txmq.client.consume.agreement import Agreement
+from txmq.client.consume.assignment import QueueAssignment
+from txmq.client.consume.concurrent_workers import ConcurrentWorkers
+from txmq.client.consume.fetcher import as_sent
+from txmq.client.consume.handler import BatchHandler, BoundHandler, MessageHandler
+from txmq.client.consume.orderly_workers import OrderlyWorkers
+from txmq.client.consume.queue_locks import BrokerLocks, HeldLocks
+from txmq.client.consume.returns import Returns
+from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
+from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
+from txmq.client.observe.hooks import HandleWatch, HandleWatches
+from txmq.client.observe.message_trace import HandleTrace
+from txmq.client.observe.trace_sender import Tracer, trace_group
+from txmq.client.send.producer import Producer
+from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings, settings_or
+from txmq.errors import TxmqError, UsageError
+from txmq.limits import GROUP_CHARS_MAX
+from txmq.message import Later, Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import bodies
+from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
+from txmq.protocol.topics import RETRY
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.network import Network
+from txmq.runtime.threads import Threads
+
+__all__ = ["PushConsumer"]
+
+M = TypeVar("M", bound=MessageHandler)
+B = TypeVar("B", bound=BatchHandler)
+
+PASSIVELY: Final = "CONSUME_PASSIVELY"
+
+_NOT_RUNNING: Final = "this consumer is not running; use it with 'async with', or await its start()"
+
+
+class PushConsumer(Lifecycle):
+    """A member of a consumer group that calls handlers; ``async with`` starts and stops it.
+
+    ::
+
+        consumer = PushConsumer("billing", "127.0.0.1:9876")
+
+        @consumer.on("Orders", tags="Paid")
+        async def bill(message: ReceivedMessage) -> None:
+            ...
+
+        async with consumer:
+            await consumer.wait()
+
+    A handler that returns has consumed its message; one that raises gets it again later, and so
+    does one that returns :class:`Later`. Every message comes at least once, and sometimes more
+    often. Plain functions run in threads, ``async`` functions in the event loop.
+
+    A stop lets handlers finish what was fetched, for as long as ``settings.stop_s``.
+
+    Args:
+        group: The group. All its members have the same subscriptions.
+        names: The name servers, or a client to share.
+        settings: How it consumes.
+        network: Where streams come from, unless a client is shared.
+        clock: Where the time comes from, likewise.
+        entropy: Where chance comes from, likewise.
+
+    Raises:
+        LocalProtocolError: It is no name for a group.
+        LimitExceeded: The name is too long.
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        names: str | ClusterClient,
+        settings: ConsumerSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        check_name("group", group, GROUP_CHARS_MAX)
+        self.group = group
+        self.settings = settings_or(ConsumerSettings, settings)
+        self.client, self._is_own = client_of(names, network, clock, entropy)
+        self._agreement = Agreement(self.client, group)
+        self._handlings: dict[str, BoundHandler] = {}
+        self._subscriptions: dict[str, TopicSubscription] = {}
+        self._version = 0
+        self._threads: Threads | None = None
+        self._holdings: QueueAssignment | None = None
+        self._runner: ConcurrentWorkers | OrderlyWorkers | None = None
+        self._stopped: asyncio.Event | None = None
+        self._tracer: Tracer | None = None
+
+    # Handlers
+
+    def on(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[M], M]:
+        """Have a function called with every message of a topic; a decorator.
+
+        Args:
+            topic: The topic.
+            tags: The tags wanted, separated by ``||``.
+            sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
+                consumer is started, which raises :class:`txmq.errors.SubscriptionInvalid` where it
+                is none and :class:`txmq.errors.FilterUnsupported` where they take none.
+
+        Raises:
+            UsageError: The topic has a handler, or the consumer is running.
+            LocalProtocolError: It is no name of a topic, or the expression is none.
+        """
+
+        def decorate(handler: M) -> M:
+            self._subscribe(
+                TopicSubscription(topic, tags, sql), BoundHandler(handler, takes_batch=False)
+            )
+            return handler
+
+        return decorate
+
+    def on_batch(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[B], B]:
+        """Have a function called with up to ``settings.batch_max`` messages at once; a decorator.
+
+        They have one fate, unless the function returns ``Later(first=n)``.
+
+        Raises:
+            UsageError: The topic has a handler, or the consumer is running.
+            LocalProtocolError: It is no name of a topic, or the expression is none.
+        """
+
+        def decorate(handler: B) -> B:
+            self._subscribe(
+                TopicSubscription(topic, tags, sql), BoundHandler(handler, takes_batch=True)
+            )
+            return handler
+
+        return decorate
+
+    def _subscribe(self, wanted: TopicSubscription, handling: BoundHandler) -> None:
+        check_name("topic", wanted.topic)
+        if self._holdings is not None:
+            raise UsageError("handlers are given before a consumer starts")
+        if wanted.topic in self._handlings:
+            raise UsageError(f"topic {wanted.topic} has a handler already")
+        self._handlings[wanted.topic] = handling
+        self._subscriptions[wanted.topic] = wanted
+
+    def _find(self, message: ReceivedMessage) -> BoundHandler | None:
+        return self._handlings.get(message.topic)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        if self._holdings is not None:
+            self.client.session.owner.check()
+            raise UsageError("this consumer is running already")
+        if not self._handlings:
+            raise UsageError("this consumer has no handler; give it one with @consumer.on(topic)")
+        if self._is_own:
+            await self.client.__aenter__()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.client.session.owner.is_current:
+            await self._stop()
+
+    async def _start(self) -> None:
+        client, settings = self.client, self.settings
+        self._stopped = asyncio.Event()
+        self._version = client.session.clock.wall_ms()
+        self._threads = Threads(f"txmq-{self.group}", settings.concurrency)
+        watches = await self._open_watches()
+        for handling in self._handlings.values():
+            handling.open(self._threads, watches)
+        self._runner = self._make_runner()
+        self._holdings = QueueAssignment(client, self.group, settings, self._runner)
+        self._holdings.subscriptions = self._wanted()
+        await self._find_brokers()
+        await self._agreement.check(self._subscriptions.values())
+        await self._agreement.look(self._subscriptions)
+        await client.join(self)
+        await self._holdings.settle_beginnings()
+        self._runner.open()
+        self._holdings.open()
+
+    async def _open_watches(self) -> HandleWatches | None:
+        session, watches = self.client.session, list[HandleWatch]()
+        if self.settings.is_traced:
+            inner = Producer(trace_group(self.group, "CONSUME"), self.client, TRACE_SETTINGS)
+            tracer = Tracer(inner, self.settings.trace_topic, session.clock)
+            await tracer.open()
+            self._tracer, timeout_s = tracer, self.settings.consume_timeout_s
+            watches.append(HandleTrace(tracer, self.group, session.ids, timeout_s))
+        telemetry, is_broadcast = self.client.settings.telemetry, self.settings.is_broadcast
+        if telemetry is not None:
+            about = self.group, self.client.id
+            watches.append(telemetry.of_consumer(*about, is_broadcast=is_broadcast))
+        return HandleWatches(watches) if watches else None
+
+    async def _close_watches(self) -> None:
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            await tracer.close()
+
+    def _make_runner(self) -> ConcurrentWorkers | OrderlyWorkers:
+        settings, session = self.settings, self.client.session
+        returns = Returns(session, self.group, settings)
+        if not settings.is_orderly:
+            return ConcurrentWorkers(settings, session.clock, self._find, returns)
+        locks: HeldLocks | None = None
+        if not settings.is_broadcast:
+            locks = HeldLocks(BrokerLocks(session, self.group, self.client.id), session.clock)
+        return OrderlyWorkers(settings, self._find, returns, locks, self._lose)
+
+    def _lose(self, queue: Queue) -> None:
+        if self._holdings is not None:
+            self._holdings.lose(queue)
+
+    def _wanted(self) -> dict[str, TopicSubscription]:
+        wanted = dict(self._subscriptions)
+        if not self.settings.is_broadcast:
+            retry = TopicSubscription(RETRY + self.group)
+            wanted[retry.topic] = retry
+        return wanted
+
+    async def _find_brokers(self) -> None:
+        # Brokers must know of us before we ask them who shares the queues.
+        for topic in self._subscriptions:
+            try:
+                await self.client.session.route(topic)
+            except TxmqError:
+                # Asked again in every round: a topic may come into being later.
+                continue
+
+    async def _stop(self) -> None:
+        holdings, runner = self._holdings, self._runner
+        async with AsyncExitStack() as at_last:
+            # These are seen to also where what follows is cut short.
+            if self._is_own:
+                at_last.push_async_callback(self.client.__aexit__, None, None, None)
+            at_last.callback(self._stopped_now)
+            at_last.push_async_callback(self.client.leave, self)
+            at_last.push_async_callback(self._close_watches)
+            if holdings is None or runner is None:
+                return
+            at_last.push_async_callback(runner.close)
+            at_last.push_async_callback(holdings.abandon)
+            await holdings.stop_fetching()
+            await runner.finish()
+            await holdings.close()
+
+    def _stopped_now(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+        self._holdings = self._runner = self._threads = None
+        if self._stopped is not None:
+            self._stopped.set()
+
+    async def wait(self) -> None:
+        """Return once the consumer has been stopped; for programs that do nothing else.
+
+        Raises:
+            UsageError: It was never started.
+        """
+        if self._stopped is None:
+            raise UsageError(_NOT_RUNNING)
+        self.client.session.owner.check()
+        await self._stopped.wait()
+
+    # What Client asks
+
+    def registration(self) -> ConsumerRegistration:
+        """What brokers are told of it."""
+        return ConsumerRegistration(
+            self.group,
+            PASSIVELY,
+            "BROADCASTING" if self.settings.is_broadcast else "CLUSTERING",
+            self.settings.start.value,
+            [each.registration(self._version) for each in self._wanted().values()],
+        )
+
+    def rebalance_soon(self) -> None:
+        """Look again which queues are ours."""
+        if self._holdings is not None:
+            self._holdings.rebalance_soon()
+            work = self._agreement.look(self._subscriptions)
+            self.client.tasks.start(work, f"a look at group {self.group}")
+
+    # Looking and steering
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues it holds now."""
+        return [] if self._holdings is None else sorted(self._holdings.intakes)
+
+    def positions(self) -> Mapping[Queue, QueueOffset]:
+        """How far it has consumed each queue that it holds."""
+        return {} if self._holdings is None else self._holdings.positions()
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it consumes each queue in order."""
+        return self.settings.is_orderly
+
+    def subscribed(self) -> list[bodies.SubscriptionData]:
+        """What it subscribes to, as brokers are told."""
+        return self.registration().subscription_data_set
+
+    def held(self) -> dict[Queue, HeldQueue]:
+        """The queues that it holds, as operators see them."""
+        return {} if self._holdings is None else self._holdings.shown()
+
+    def pause(self, queues: Sequence[Queue] | None = None) -> None:
+        """Fetch no more for now, of some queues or of all; what was fetched is still handled."""
+        if self._holdings is not None:
+            self._holdings.hold_back(queues, is_paused=True)
+
+    def resume(self, queues: Sequence[Queue] | None = None) -> None:
+        """Fetch again."""
+        if self._holdings is not None:
+            self._holdings.hold_back(queues, is_paused=False)
+
+    async def move(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset.
+
+        An orderly queue is moved once the handler at work on it has ended, so that handler cannot
+        wait for this.
+        """
+        if self._holdings is not None:
+            await self._holdings.move(offsets)
+
+    async def commit(self) -> None:
+        """Save now how far it has come; what cannot be saved is logged, and saved next time.
+
+        Raises:
+            UsageError: The consumer is not running.
+        """
+        if self._holdings is None:
+            raise UsageError(_NOT_RUNNING)
+        self.client.session.owner.check()
+        await self._holdings.save()
+
+    async def handle(self, message: ReceivedMessage) -> object:
+        """Have one message handled aside from its queue, as an operator may ask.
+
+        Returns:
+            What the handler said, if that was :class:`Later`; ``None`` where it is consumed.
+
+        Raises:
+            UsageError: The topic has no handler here.
+            Exception: Whatever the handler raises.
+        """
+        if message.topic == RETRY + self.group:
+            message = as_sent(message)
+        handling = self._find(message)
+        if handling is None:
+            raise UsageError(f"nobody handles topic {message.topic} here")
+        said = await handling([message])
+        return said if isinstance(said, Later) else None

@@ -1,0 +1,293 @@
+"""A consumer that calls a function for each of its queues, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from txmq.client.cluster_client import ClusterClient
+from txmq.client.consume.handler import stop_notice
+from txmq.client.consume.pull_assignment import PullAssignment
+from txmq.client.consume.pull_consumer import PullConsumer
+from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.envelope import check_name
+from txmq.client.lifecycle import Lifecycle
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import UsageError
+from txmq.message import Queue
+from txmq.runtime.clock import Clock
+from txmq.runtime.entropy import Entropy
+from txmq.runtime.network import Network
+from txmq.runtime.tasks import Tasks
+
+__all__ = ["PullContext", "PullTask", "ScheduledPull"]
+
+log = logging.getLogger(__name__)
+
+NEXT_S: Final = 0.2
+"""When a task is called again unless it says so, as in stock clients."""
+
+
+@dataclass(slots=True)
+class PullContext:
+    """What a task is given for one call."""
+
+    consumer: PullConsumer
+    """Where to pull from, and to note how far the group has come."""
+    next_delay_s: float = NEXT_S
+    """How long after its end the task shall be called again; the task may set it."""
+
+
+PullTask = Callable[[Queue, PullContext], Awaitable[None]]
+T = TypeVar("T", bound=PullTask)
+
+
+class _Round:
+    """One queue whose task is called again and again."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.is_ours = True
+        self.lost = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def lose(self) -> None:
+        """Call no more."""
+        self.is_ours = False
+        self.lost.set()
+
+    def regain(self) -> None:
+        """Go on calling."""
+        self.is_ours = True
+        self.lost.clear()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait, but not once the queue is lost."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self.lost.wait()
+
+
+class _Turns(PullAssignment):
+    """Holdings of queues whose messages are fetched by whoever is told of them."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        group: str,
+        settings: ConsumerSettings,
+        changed: Callable[[str, Sequence[Queue]], None],
+    ) -> None:
+        super().__init__(client, group, settings)
+        self._changed = changed
+
+    async def settle_beginnings(self) -> None:
+        """Nothing: tasks begin where they choose to."""
+
+    async def _hold(self, topic: str, mine: list[Queue], subscription: TopicSubscription) -> bool:
+        del subscription
+        self._changed(topic, mine)
+        return True
+
+
+class _Puller(PullConsumer):
+    """A consumer for single pulls that is told which queues fall to it."""
+
+    changed: Callable[[str, Sequence[Queue]], None]
+
+    def _held(self) -> PullAssignment:
+        turns = _Turns(self.client, self.group, self.settings, self.changed)
+        turns.subscriptions = dict(self._subscriptions)
+        return turns
+
+    async def let_go(self, queue: Queue) -> None:
+        """Save what was noted of a queue that is somebody else's now."""
+        if self._places is not None:
+            await self._places.offsets.save()
+            self._places.offsets.forget(queue)
+        self._noted.pop(queue, None)
+
+
+class ScheduledPull(Lifecycle):
+    """A member of a consumer group that calls a task for each queue; ``async with`` runs it.
+
+    ::
+
+        schedule = ScheduledPull("billing", "127.0.0.1:9876")
+
+        @schedule.on("Orders")
+        async def bill(queue: Queue, context: PullContext) -> None:
+            offset = await context.consumer.committed(queue) or 0
+            pulled = await context.consumer.pull(queue, offset)
+            ...
+            context.consumer.note_offset(queue, pulled.next_offset)
+            context.next_delay_s = 10.0
+
+        async with schedule:
+            await schedule.wait()
+
+    A task is called for each queue that falls to this member, never twice at once for the same
+    queue, and again some time after it has ended; where it raises, that is logged. At most
+    ``settings.concurrency`` calls run at once. When a queue is lost to another member, a call that
+    runs is let finish. A stop waits ``settings.stop_s`` for them, then cancels them.
+
+    Args:
+        group: The group. All its members have the same topics.
+        names: The name servers, or a client to share.
+        settings: How it consumes.
+        network: Where streams come from, unless a client is shared.
+        clock: Where the time comes from, likewise.
+        entropy: Where chance comes from, likewise.
+
+    Raises:
+        LocalProtocolError: It is no name for a group.
+        LimitExceeded: The name is too long.
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        names: str | ClusterClient,
+        settings: ConsumerSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self._puller = _Puller(group, names, settings, network, clock, entropy)
+        self._puller.changed = self._share
+        self._pull_tasks: dict[str, PullTask] = {}
+        self._rounds: dict[Queue, _Round] = {}
+        self._slots = asyncio.Semaphore(self._puller.settings.concurrency)
+        self._tasks = Tasks()
+        self._is_stopping = False
+        self._stopped: asyncio.Event | None = None
+
+    @property
+    def consumer(self) -> PullConsumer:
+        """The consumer that tasks pull with."""
+        return self._puller
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues whose tasks are called now."""
+        return sorted(queue for queue, each in self._rounds.items() if each.is_ours)
+
+    def on(self, topic: str) -> Callable[[T], T]:
+        """Have an ``async`` function called for each queue of a topic; a decorator.
+
+        Raises:
+            UsageError: The topic has a task, the function is not ``async``, or it runs already.
+            LocalProtocolError: It is no name of a topic.
+        """
+
+        def decorate(task: T) -> T:
+            check_name("topic", topic)
+            if topic in self._pull_tasks:
+                raise UsageError(f"topic {topic} has a task already")
+            call = getattr(task, "__call__", None)  # noqa: B004 - an object may have an async call
+            if not (inspect.iscoroutinefunction(task) or inspect.iscoroutinefunction(call)):
+                raise UsageError("a task awaits the consumer it is given: define it with async def")
+            self._puller.subscribe(topic)
+            self._pull_tasks[topic] = task
+            return task
+
+        return decorate
+
+    async def __aenter__(self) -> Self:
+        if not self._pull_tasks:
+            raise UsageError("this schedule has no task; give it one with @schedule.on(topic)")
+        if self._stopped is not None and not self._stopped.is_set():
+            raise UsageError("this schedule is running already")
+        self._is_stopping = False
+        await self._puller.__aenter__()
+        self._stopped = asyncio.Event()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._puller.client.session.owner.is_current:
+            return
+        self._is_stopping = True
+        for each in self._rounds.values():
+            each.lose()
+        try:
+            await self._finish()
+        finally:
+            try:
+                await self._puller.__aexit__(None, None, None)
+            finally:
+                if self._stopped is not None:
+                    self._stopped.set()
+
+    async def _finish(self) -> None:
+        running = [each.task for each in self._rounds.values() if each.task is not None]
+        try:
+            if running:
+                stop_s = self._puller.settings.stop_s
+                with stop_notice(stop_s):
+                    _, late = await asyncio.wait(running, timeout=stop_s)
+                for task in late:
+                    log.warning("%s is cancelled, as it takes too long", task.get_name())
+        finally:
+            await self._tasks.stop()
+
+    async def wait(self) -> None:
+        """Return once it has been stopped; for programs that do nothing else.
+
+        Raises:
+            UsageError: It was never started.
+        """
+        if self._stopped is None:
+            raise UsageError(
+                "this schedule is not running; use it with 'async with', or await its start()"
+            )
+        self._puller.client.session.owner.check()
+        await self._stopped.wait()
+
+    # Queues and their rounds
+
+    def _share(self, topic: str, mine: Sequence[Queue]) -> None:
+        wanted = set(mine)
+        for queue, each in self._rounds.items():
+            if queue.topic == topic and queue not in wanted:
+                each.lose()
+        for queue in () if self._is_stopping else mine:
+            running = self._rounds.get(queue)
+            if running is not None:
+                running.regain()
+                continue
+            self._rounds[queue] = fresh = _Round(queue)
+            name = f"{self._puller.group} works on {queue}"
+            fresh.task = self._tasks.start(self._serve(fresh), name)
+
+    async def _serve(self, one: _Round) -> None:
+        try:
+            while one.is_ours:
+                while one.is_ours:
+                    await one.rest(await self._call(one))
+                # The queue may come back while this is saved.
+                await self._puller.let_go(one.queue)
+        finally:
+            del self._rounds[one.queue]
+
+    async def _call(self, one: _Round) -> float:
+        context = PullContext(self._puller)
+        async with self._slots:
+            if not one.is_ours:
+                return 0.0
+            try:
+                await self._pull_tasks[one.queue.topic](one.queue, context)
+            except Exception:
+                log.exception("%s: a task failed with %s", self._puller.group, one.queue)
+        return context.next_delay_s

@@ -1,0 +1,88 @@
+"""What a group wants of a topic. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from txmq.errors import LocalProtocolError
+from txmq.limits import SUBSCRIPTION_CHARS_MAX
+from txmq.message import ReceivedMessage
+from txmq.protocol import bodies
+from txmq.protocol.java import string_hash
+
+__all__ = ["ANY_TAG", "TopicSubscription"]
+
+ANY_TAG: Final = "*"
+"""The expression that lets every message through."""
+
+_TAG: Final = "TAG"
+_SQL: Final = "SQL92"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSubscription:
+    """A topic, and which of its messages are wanted: by tags (``A || B``), or by a condition.
+
+    Raises:
+        LocalProtocolError: Both are given, or the expression is too long or names no tag.
+    """
+
+    topic: str
+    tags: str = ANY_TAG
+    sql: str = ""
+    wanted: frozenset[str] = field(init=False, compare=False)
+    """The tags by name; empty where all are wanted, or a condition decides."""
+
+    def __post_init__(self) -> None:
+        """Read the expression."""
+        if self.sql and self.tags != ANY_TAG:
+            raise LocalProtocolError("a subscription is by tags or by a condition, not by both")
+        size = len(self.sql or self.tags)
+        if size > SUBSCRIPTION_CHARS_MAX:
+            raise LocalProtocolError(
+                f"a subscription has at most {SUBSCRIPTION_CHARS_MAX} characters, not {size}"
+            )
+        named = {each.strip() for each in self._named} - {""}
+        for each in named:
+            if "|" in each or "&&" in each:
+                raise LocalProtocolError(f"{each!r} is no tag; tags are separated by '||' alone")
+        if not named:
+            raise LocalProtocolError("a subscription names no tag; '*' stands for all of them")
+        object.__setattr__(self, "wanted", frozenset(named - {ANY_TAG} if self.by_tags else ()))
+
+    @property
+    def _named(self) -> list[str]:
+        return self.tags.split("||")
+
+    @property
+    def by_tags(self) -> bool:
+        """Whether single tags are wanted, and others not."""
+        return not self.sql and any(each.strip() not in {"", ANY_TAG} for each in self._named)
+
+    @property
+    def expression(self) -> str:
+        """The expression as it travels."""
+        # Brokers know the star only by itself; with a blank beside it they take it for a tag.
+        return self.sql or (self.tags if self.by_tags else ANY_TAG)
+
+    @property
+    def kind(self) -> str:
+        """Which language it is in."""
+        return _SQL if self.sql else _TAG
+
+    def wants(self, message: ReceivedMessage) -> bool:
+        """Whether a message is wanted. Brokers filter by the hash of a tag; its text decides."""
+        return not self.wanted or message.tags in self.wanted
+
+    def registration(self, version: int) -> bodies.SubscriptionData:
+        """What brokers are told of it."""
+        tags = sorted(self.wanted)
+        return bodies.SubscriptionData(
+            self.topic,
+            self.expression,
+            tags,
+            sorted({string_hash(each) for each in tags}),
+            version,
+            self.kind,
+        )

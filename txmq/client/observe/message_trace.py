@@ -1,0 +1,216 @@
+"""What the message trace sees: messages sent, and messages handled.
+
+The records go to a :class:`~txmq.client.observe.trace_sender.Tracer`;
+:mod:`txmq.client.observe.trace_records` defines their layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from txmq.client.identity import UniqueIds
+from txmq.client.observe.hooks import CheckEnded, Ending, EndTold, HandleEnded, SendEnded
+from txmq.client.observe.trace_records import (
+    DecisionRecord,
+    HandlerEnd,
+    HandlerOutcome,
+    HandlerStart,
+    MessageKind,
+    SendRecord,
+)
+from txmq.client.observe.trace_sender import Tracer
+from txmq.client.values import SendResult, SendStatus
+from txmq.errors import RemoteProtocolError, TxmqError
+from txmq.limits import FAULTS_MAX
+from txmq.message import Message, ReceivedMessage
+from txmq.protocol import properties
+from txmq.protocol.command import Command
+from txmq.protocol.message_id import split_offset_id
+
+__all__ = ["HandleTrace", "SendTrace"]
+
+_REGION: Final = "MSG_REGION"
+_SWITCH: Final = "TRACE_ON"
+_DEFAULT_REGION: Final = "DefaultRegion"
+_START_DELIVER: Final = "__STARTDELIVERTIME"
+_OFF: Final = "false"
+
+
+class SendTrace:
+    """Traces what a producer sends: a :class:`txmq.client.observe.hooks.SendWatch`.
+
+    Args:
+        tracer: Where records go.
+        group: The producer group.
+        ids: Gives messages their ids.
+    """
+
+    def __init__(self, tracer: Tracer, group: str, ids: UniqueIds) -> None:
+        self._tracer = tracer
+        self._group = group
+        self._ids = ids
+        self._clock = tracer.clock
+        self._brokers: dict[str, tuple[str, bool]] = {}
+
+    def heard(self, broker: str, answer: Command) -> None:
+        """A broker has answered a send, which says where it is and whether it wants traces."""
+        named = answer.field_map()
+        if len(self._brokers) >= FAULTS_MAX and broker not in self._brokers:
+            self._brokers.clear()
+        region = named.get(_REGION) or _DEFAULT_REGION
+        self._brokers[broker] = region, named.get(_SWITCH) != _OFF
+
+    def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
+        """See :meth:`txmq.client.observe.hooks.SendWatch.begin`."""
+        if not messages or not self._tracer.wants(messages[0].topic):
+            return list(messages), _nothing
+        given = [self._with_id(each) for each in messages]
+        at_ms, since = self._clock.wall_ms(), self._clock.monotonic()
+
+        def ended(results: Sequence[SendResult], problem: BaseException | None) -> None:
+            cost_ms = round((self._clock.monotonic() - since) * 1000) // len(given)
+            for at, message in enumerate(given):
+                if at < len(results):
+                    self._note_stored(message, results[at], at_ms, cost_ms)
+                elif isinstance(problem, TxmqError):
+                    record = _sent(message, at_ms, self._group, _DEFAULT_REGION, cost_ms)
+                    self._tracer.note(message.topic, replace(record, is_success=False))
+
+        return given, ended
+
+    def _with_id(self, message: Message) -> Message:
+        # Given now, so that a message is known by it also where no broker takes it.
+        if properties.UNIQUE_KEY in message.properties:
+            return message
+        named = {**message.properties, properties.UNIQUE_KEY: self._ids.next()}
+        return replace(message, properties=named)
+
+    def begin_end(self, ending: Ending) -> EndTold:
+        """See :meth:`txmq.client.observe.hooks.SendWatch.begin_end`."""
+        message = ending.message
+        region, is_wanted = self._brokers.get(ending.broker, (_DEFAULT_REGION, True))
+        if is_wanted and self._tracer.wants(message.topic):
+            # Before anything is heard, as stock clients, whose ENDs nobody answers.
+            self._tracer.note(message.topic, DecisionRecord(
+                at_ms=self._clock.wall_ms(), region=region, group=self._group,
+                topic=message.topic, id=ending.xid, tags=message.tags,
+                keys=" ".join(message.keys), store_host=_store_host(ending.place),
+                transaction_id=ending.xid, state=ending.state,
+                is_after_check=ending.is_after_check,
+            ))  # fmt: skip
+        return _unheard
+
+    def begin_transaction(self, topic: str, xid: str) -> None:
+        """See :meth:`txmq.client.observe.hooks.SendWatch.begin_transaction`."""
+        del topic, xid  # Stock traces know half messages and decisions, and no steps.
+
+    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
+        """See :meth:`txmq.client.observe.hooks.SendWatch.begin_check`."""
+        del message
+        return _unheard
+
+    def _note_stored(self, message: Message, result: SendResult, at_ms: int, cost_ms: int) -> None:
+        region, is_wanted = self._brokers.get(result.queue.broker, (_DEFAULT_REGION, True))
+        if is_wanted:
+            record = replace(
+                _sent(message, at_ms, self._group, region, cost_ms),
+                store_host=_store_host(result.offset_id),
+                offset_id=result.offset_id,
+                is_success=result.status is SendStatus.OK,
+            )
+            self._tracer.note(message.topic, record)
+
+
+class HandleTrace:
+    """Traces what a consumer handles: a :class:`txmq.client.observe.hooks.HandleWatch`.
+
+    Args:
+        tracer: Where records go.
+        group: The consumer group.
+        ids: Gives one id to messages that are handled together.
+        timeout_s: A handler that works for longer has timed out.
+    """
+
+    def __init__(self, tracer: Tracer, group: str, ids: UniqueIds, timeout_s: float) -> None:
+        self._tracer = tracer
+        self._group = group
+        self._ids = ids
+        self._clock = tracer.clock
+        self._timeout_s = timeout_s
+
+    def begin(self, messages: Sequence[ReceivedMessage]) -> HandleEnded:
+        """See :meth:`txmq.client.observe.hooks.HandleWatch.begin`."""
+        request_id = self._ids.next()
+        at_ms, since = self._clock.wall_ms(), self._clock.monotonic()
+        for each in messages:
+            if self._is_wanted(each):
+                self._tracer.note(each.topic, HandlerStart(
+                    at_ms=at_ms, region=each.properties.get(_REGION, ""), group=self._group,
+                    request_id=request_id, id=each.id, attempts=each.attempts,
+                    keys=" ".join(each.keys),
+                ))  # fmt: skip
+
+        def ended(consumed: int, problem: BaseException | None) -> None:
+            if problem is not None and not isinstance(problem, Exception):
+                return  # The consumer stops; whoever gets the message next says how it ended.
+            spent_s = self._clock.monotonic() - since
+            cost_ms = round(spent_s * 1000) // len(messages)
+            for at, each in enumerate(messages):
+                if not self._is_wanted(each):
+                    continue
+                outcome = HandlerOutcome.CONSUMED if at < consumed else HandlerOutcome.LATER
+                if problem is not None:
+                    outcome = HandlerOutcome.RAISED
+                elif spent_s >= self._timeout_s:
+                    outcome = HandlerOutcome.TIMED_OUT
+                self._tracer.note(each.topic, HandlerEnd(
+                    request_id=request_id, id=each.id, cost_ms=cost_ms, is_success=at < consumed,
+                    keys=" ".join(each.keys), outcome=outcome, at_ms=self._clock.wall_ms(),
+                    group=self._group,
+                ))  # fmt: skip
+
+        return ended
+
+    def _is_wanted(self, message: ReceivedMessage) -> bool:
+        return message.properties.get(_SWITCH) != _OFF and self._tracer.wants(message.topic)
+
+
+def _nothing(results: Sequence[SendResult], problem: BaseException | None) -> None:
+    del results, problem
+
+
+def _unheard(word: str) -> None:
+    del word
+
+
+def _sent(message: Message, at_ms: int, group: str, region: str, cost_ms: int) -> SendRecord:
+    return SendRecord(
+        at_ms=at_ms,
+        region=region,
+        group=group,
+        topic=message.topic,
+        id=message.properties[properties.UNIQUE_KEY],
+        tags=message.tags,
+        keys=" ".join(message.keys),
+        body_bytes=len(message.body),
+        cost_ms=cost_ms,
+        kind=_kind(message),
+    )
+
+
+def _kind(message: Message) -> MessageKind:
+    named = message.properties
+    if named.get(properties.TRANSACTION, "").lower() == "true":
+        return MessageKind.HALF
+    is_delayed = message.delay_level or message.deliver_at_ms or message.deliver_after_s
+    return MessageKind.DELAYED if is_delayed or _START_DELIVER in named else MessageKind.NORMAL
+
+
+def _store_host(offset_id: str) -> str:
+    try:
+        host, port, _ = split_offset_id(offset_id)
+    except RemoteProtocolError:
+        return ""  # Brokers tell no places of some batches.
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,1 @@
+"""Producers: what an application sends, from the call to the broker's answer."""

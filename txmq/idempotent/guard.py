@@ -29,8 +29,8 @@ from typing import (
     overload,
 )
 
-from txmq.databases.block import Block
 from txmq.databases.failures import Failure, failure
+from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.verdict import Found, Verdict, decoded, encoded
 from txmq.message import Later
@@ -53,7 +53,7 @@ of somebody else's. Beyond that whoever brought the message comes again later.""
 Payload: TypeAlias = bytes | bytearray | memoryview | str | None
 
 
-class Attempt(Block["Attempt[S]"], Generic[S]):
+class Attempt(DualContext["Attempt[S]"], Generic[S]):
     """``with`` or ``async with``: one attempt to do what a key stands for.
 
     :attr:`verdict` says whether it is to be done. Only with ``FIRST`` there is something to do, in

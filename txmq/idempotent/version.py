@@ -20,13 +20,12 @@ from typing import (
     overload,
 )
 
-from txmq.databases.connecting import AsyncPool, DjangoConnection, Pool
+from txmq.databases.canary import SAME
 from txmq.databases.door import Borrowed, Door, drive, reading
 from txmq.databases.failures import Failure, failure
-from txmq.databases.given import AwaitedSession, BlockingSession, Lender
-from txmq.databases.shown import SAME
-from txmq.databases.sources import door_of
-from txmq.databases.witnessed import Witnessed
+from txmq.databases.guarded_transaction import RowTransaction
+from txmq.databases.session_adapters import AwaitedSession, BlockingSession, Lender
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.attempts import Refused, Within
 from txmq.idempotent.guard import Attempt, Payload
@@ -311,7 +310,7 @@ class _Attempt(Within[S]):
                     if not await self._patience.pause(pause_s, until):
                         raise
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            self._inner = Witnessed(self._door, self._row)
+            self._inner = RowTransaction(self._door, self._row)
 
     async def _has_come(self) -> bool:
         """Whether it is worth trying again, in a transaction of its own."""

@@ -26,15 +26,15 @@ from sqlalchemy import (
 from sqlalchemy.exc import NoInspectionAvailable
 from sqlalchemy.orm import InstrumentedAttribute, Mapper
 
+from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.door import Answer
-from txmq.databases.shown import TRANSACTION, TURN
+from txmq.databases.door import StatementResult
 from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
 from txmq.idempotent.verdict import Verdict
 
 __all__ = ["Ask", "Bumped", "Place", "Versions"]
 
-Ask: TypeAlias = Callable[..., Awaitable[Answer]]
+Ask: TypeAlias = Callable[..., Awaitable[StatementResult]]
 """How a session is asked; see :meth:`txmq.databases.door.Borrowed.ask`."""
 
 LOOKS_MAX: Final = 4

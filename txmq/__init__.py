@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from txmq.outbox.settings import RelaySettings
     from txmq.transaction.listener import HalfMessage, TransactionListener
     from txmq.transaction.manager import TransactionManager
-    from txmq.transaction.manager_current import Transaction
     from txmq.transaction.producer import TransactionProducer
     from txmq.transaction.resources import SQLResource, XAResource
     from txmq.transaction.settings import ManagerSettings, TransactionSettings
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
         TransactionOutcome,
         TransactionState,
     )
+    from txmq.transaction.work import Transaction
 
 __all__ = [
     "DEAD_LETTER",
@@ -130,7 +130,7 @@ _LATER: Final = {
     "HalfMessage": "txmq.transaction.listener",
     "TransactionListener": "txmq.transaction.listener",
     "TransactionManager": "txmq.transaction.manager",
-    "Transaction": "txmq.transaction.manager_current",
+    "Transaction": "txmq.transaction.work",
     "TransactionProducer": "txmq.transaction.producer",
     "SQLResource": "txmq.transaction.resources",
     "XAResource": "txmq.transaction.resources",

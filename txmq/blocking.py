@@ -40,15 +40,13 @@ from txmq.client.values import SendResult
 from txmq.errors import ConfigError, UsageError
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.runtime.threads import Threads
-from txmq.transaction.listener import TransactionListener
-from txmq.transaction.manager import Begun, signed
-from txmq.transaction.manager_branch import Resource
-from txmq.transaction.manager_current import Entered, Transaction
-from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Text
+from txmq.transaction.listener import CallerThread, TransactionListener
+from txmq.transaction.manager import TransactionBlock, signed
+from txmq.transaction.message import Keys, MadeFrom, Properties, Text
+from txmq.transaction.resource import Resource
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
-from txmq.transaction.state import TransactionOutcome
-from txmq.transaction.tally import TransactionTally
-from txmq.transaction.threads import Here
+from txmq.transaction.state import TransactionOutcome, TransactionTally
+from txmq.transaction.work import Entered, Transaction
 
 __all__ = [
     "Admin",
@@ -344,7 +342,7 @@ class TransactionProducer(Producer):
 
     def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
         """See :meth:`txmq.TransactionProducer.send_in_transaction`."""
-        here = Here()
+        here = CallerThread()
         return self._background.wait(self._real.transact(message, arg, here), here)
 
     prepare = _waits(txmq.TransactionProducer.prepare)
@@ -394,26 +392,26 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         def decorate(
             function: Callable[Concatenate[D, P], Any],
         ) -> Callable[P, TransactionOutcome]:
-            shape = self._real.shape(function, topic, tags, keys, body, properties, made_from)
+            template = self._real.template(function, topic, tags, keys, body, properties, made_from)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
-                here = Here()
-                work = self._real.called(shape, function, args, kwargs, here)
+                here = CallerThread()
+                work = self._real.called(template, function, args, kwargs, here)
                 return self._background.wait(work, here)
 
-            return signed(call, shape.signature)
+            return signed(call, template.signature)
 
         return decorate
 
     @contextmanager
     def transaction(self, message: Message) -> Iterator[Transaction[D]]:
         """See :meth:`txmq.TransactionManager.transaction`."""
-        begun: Begun[D] | None = None
+        begun: TransactionBlock[D] | None = None
         transaction: Transaction[D] | None = None
         problem: Exception | None = None
 
-        async def begin() -> Begun[D]:
+        async def begin() -> TransactionBlock[D]:
             # Kept here at once: Ctrl-C may come before the waiting thread is given it.
             nonlocal begun
             begun = await self._real.begin(message)
@@ -427,10 +425,10 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         try:
             begun = self._background.wait(begin())
             with begun.inside, begun.local as session:
-                transaction = Transaction(begun.half, session)
+                transaction = Transaction(begun.run, session)
                 with Entered(transaction):
                     yield transaction
-                begun.attempts.see_time()
+                begun.attempts.check_time()
         except Exception as raised:
             if begun is None:
                 raise
@@ -444,7 +442,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         assert transaction is not None, "it had a session"
         transaction.outcome = outcome
 
-    def _ended(self, begun: Begun[D], problem: Exception | None) -> TransactionOutcome:
+    def _ended(self, begun: TransactionBlock[D], problem: Exception | None) -> TransactionOutcome:
         try:
             return self._background.wait(self._real.end(begun, problem))
         except Exception:

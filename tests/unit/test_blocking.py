@@ -14,7 +14,7 @@ import pytest
 from tests.serving import environment
 from txmq import ConsumerSettings, Message, SendStatus, StartFrom, background, blocking
 from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, UsageError
-from txmq.transaction.threads import Here
+from txmq.transaction.listener import CallerThread
 from txmq_broker.testing import BrokerThread
 
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
@@ -268,7 +268,7 @@ def test_ctrl_c_ends_what_is_waited_for_without_a_word(caplog, end):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("here", [None, Here()])
+@pytest.mark.parametrize("here", [None, CallerThread()])
 def test_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(monkeypatch, here):
     monkeypatch.setattr(background, "LOOK_S", 0.05)
 
@@ -287,7 +287,7 @@ def test_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(monkeypatch, here):
 
 
 def test_what_ctrl_c_forestalls_is_never_begun():
-    class Interrupted(Here):
+    class Interrupted(CallerThread):
         def serve(self):
             raise KeyboardInterrupt
 

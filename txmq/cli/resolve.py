@@ -47,7 +47,7 @@ from txmq.runtime.backoff import Backoff
 if TYPE_CHECKING:
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.resources import SQLResource, XAResource
-    from txmq.transaction.tally import TransactionTally
+    from txmq.transaction.state import TransactionTally
 
 __all__ = ["resolve"]
 

@@ -19,7 +19,7 @@ from txmq.config import parse_duration
 from txmq.errors import ConfigError, DatabaseFailed
 
 if TYPE_CHECKING:
-    from txmq.transaction.resources import Look, Recovered, Waiting, XAResource
+    from txmq.transaction.resources import InDoubtBranch, Look, Recovered, XAResource
 
 __all__ = ["app", "databases_of", "is_named", "xa_resource_of"]
 
@@ -78,7 +78,7 @@ def list_(
         fail(" ".join("; ".join(said).split()))
 
 
-def _fields(found: Waiting) -> dict[str, Any]:
+def _fields(found: InDoubtBranch) -> dict[str, Any]:
     from txmq.transaction.resources.prepared import Duty
 
     is_ours = found.duty is not Duty.NONE

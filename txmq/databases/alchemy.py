@@ -1,9 +1,9 @@
-"""Doors for SQLAlchemy: engines and sessionmakers, blocking and not."""
+"""Doors for SQLAlchemy: engines and sessionmakers, blocking and of asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Executable, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -13,20 +13,18 @@ from sqlalchemy.ext.asyncio import (
     AsyncSession,
     async_sessionmaker,
 )
-from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool.base import ResetStyle
 
+from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import Answer, Borrowed, Door, Standing, drive
+from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.failures import Failure, failure
 from txmq.databases.forms import Forms
 from txmq.databases.postgres import asked, awaited, psycopg_forms
-from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
 __all__ = ["alchemy_door", "ask", "ask_async", "commits_each", "is_psycopg", "is_renamed"]
-
-T = TypeVar("T")
 
 _PROBLEMS: Final = (SQLAlchemyError, OSError)
 _IDLE: Final = 0
@@ -35,13 +33,13 @@ _IN_ERROR: Final = 3
 
 
 def alchemy_door(source: object) -> Door[Any] | None:
-    """The door of an engine or sessionmaker; none for anything else.
+    """The door of an engine or sessionmaker; ``None`` for anything else.
 
     Raises:
         ConfigError: Its sessions can write to several databases, or to one that has no fence.
     """
     if isinstance(source, Engine):
-        # What a function returns is used after the commit: it must not be read anew then.
+        # A function's result is used after the commit, and must not be loaded again then.
         return AlchemyDoor(sessionmaker(source, expire_on_commit=False), source)
     if isinstance(source, AsyncEngine):
         return AsyncAlchemyDoor(async_sessionmaker(source, expire_on_commit=False), source)
@@ -84,7 +82,7 @@ class AlchemyDoor:
         try:
             session = self._sessions(bind=connection)
             _enter(session, connection)
-            return _Borrowed(session, connection, self._forms)
+            return _AlchemySession(session, connection, self._forms)
         except BaseException:
             connection.close()
             raise
@@ -108,20 +106,19 @@ class AsyncAlchemyDoor:
         self._engine = engine
         self._forms = _forms(engine)
         self._launcher = AsyncSession()
-        """Of no database: whoever wants a greenlet asks a session for it."""
+        """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
 
     async def open(self) -> Borrowed[AsyncSession]:
         """See :meth:`Door.open`."""
-        # In one go: a greenlet costs as much as a statement.
-        return await self._launcher.run_sync(lambda _: self._opened())
+        # All in one greenlet, which costs as much as a statement.
+        return await self._launcher.run_sync(self._open_in_greenlet)
 
-    def _opened(self) -> _AsyncBorrowed:
+    def _open_in_greenlet(self, _: Session) -> _AsyncAlchemySession:
         connection = self._engine.sync_engine.connect()
         try:
             session = self._sessions(bind=AsyncConnection(self._engine, connection))
             _enter(session.sync_session, connection)
-            plain = _Borrowed(session.sync_session, connection, self._forms)
-            return _AsyncBorrowed(session, plain, self._launcher)
+            return _AsyncAlchemySession(session, connection, self._forms, self._launcher)
         except BaseException:
             connection.close()
             raise
@@ -133,42 +130,56 @@ class AsyncAlchemyDoor:
             await alone.exec_driver_sql(statement)
 
 
-class _Borrowed:
-    def __init__(self, session: Session, connection: Connection, forms: Forms | None) -> None:
-        self.session = session
+class _BorrowedConnection:
+    """What both kinds of sessions do, blocking; an asyncio session runs it in a greenlet."""
+
+    def __init__(self, sync_session: Session, connection: Connection, forms: Forms | None) -> None:
+        self.sync_session = sync_session
         self.connection = connection
         self.forms = None if is_renamed(connection) else forms
-        self._root = session.get_transaction()
-        self._shown = Shown(_driver(connection)) if is_psycopg(connection) else None
+        self._root = sync_session.get_transaction()
+        is_direct = connection.dialect.driver == "psycopg"
+        self._canary = Canary(_driver(connection)) if is_direct else None
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
-        return ask(self.connection, self.forms, statement, values)
+    def know(self) -> None:
+        if self._canary is not None:
+            self._canary.know()
 
-    def keeps_back(self) -> bool:
-        session = self.session
+    def standing(self) -> Standing:
+        session, connection = self.sync_session, self.connection
+        if session.get_transaction() is not self._root:
+            return Standing.ENDED
+        if not session.is_active or connection.closed or connection.invalidated:
+            return Standing.ABORTED
+        driver = _driver(connection)
+        if driver is None:
+            return Standing.ABORTED  # The application has detached it.
+        if self._canary is None:
+            return Standing.UNSURE
+        # libpq stores the transaction's status with every answer, so the server need not be asked.
+        status = driver.info.transaction_status
+        if status == _IN_TRANSACTION:
+            return Standing.OPEN if self._canary.is_sure() else Standing.UNSURE
+        return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED
+
+    def holds_back(self) -> bool:
+        """Whether the session still has something to write."""
+        session = self.sync_session
         is_nested = session.get_nested_transaction() is not None
         return is_nested or bool(session.new or session.dirty or session.deleted)
 
     def leave_savepoints(self) -> None:
-        while (nested := self.session.get_nested_transaction()) is not None:
-            nested.commit()  # As the commit would, to which it was left.
+        while (nested := self.sync_session.get_nested_transaction()) is not None:
+            nested.commit()  # As the commit itself would do later.
 
-    async def flush(self) -> None:
+    def flush_now(self) -> None:
         self.leave_savepoints()
-        if self.keeps_back():
-            self.session.flush()
+        if self.holds_back():
+            self.sync_session.flush()
 
-    def know(self) -> None:
-        if self._shown is not None:
-            self._shown.know()
-
-    def standing(self) -> Standing:
-        return _standing(self.session, self._root, self.connection, self._shown)
-
-    async def commit(self, *, is_last: bool = False) -> None:
-        del is_last
+    def commit_now(self) -> None:
         try:
-            self.session.commit()
+            self.sync_session.commit()
         except Exception:
             _abandon(self.connection)
             raise
@@ -176,139 +187,164 @@ class _Borrowed:
             self.connection.invalidate()
             raise
 
-    async def prepare(self, statement: str) -> str:
-        return str(_driver(self.connection).execute(statement).statusmessage)
-
-    async def anew(self) -> _Borrowed:
-        self.session.close()
-        session = Session(self.connection)
-        _begin(session)
-        return _Lent(session, self.connection, self.forms)
-
-    async def alone(self, statement: str) -> None:
-        self.session.close()
+    def say_now(self, statement: str) -> None:
+        self.sync_session.close()
         alone = self.connection.execution_options(isolation_level="AUTOCOMMIT")
         alone.exec_driver_sql(statement)
 
-    async def close(self) -> None:
+    def close_now(self) -> None:
         try:
-            self.session.close()
+            self.sync_session.close()
         finally:
             self.connection.close()
 
     def give_up(self) -> None:
-        if not self.connection.closed:  # Cut off in the middle, it would stay taken.
+        if not self.connection.closed:  # Cut off in the middle, it would stay checked out.
             self.connection.invalidate()
             self.connection.close()
 
 
-class _Lent(_Borrowed):
-    async def close(self) -> None:
-        self.session.close()
+class _AlchemySession(_BorrowedConnection):
+    @property
+    def session(self) -> Session:
+        return self.sync_session
 
-    def give_up(self) -> None:
-        """Whoever has lent it still has it."""
-
-
-class _AsyncBorrowed:
-    """What its blocking twin does, in a greenlet; the driver is asked without one."""
-
-    def __init__(self, session: AsyncSession, plain: _Borrowed, launcher: AsyncSession) -> None:
-        self.session = session
-        self._plain = plain
-        self._launcher = launcher
-        self._is_given_back = False
-        self._unreturned: BaseException | None = None
-
-    async def _there(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._launcher.run_sync(lambda _: drive(work()))
-
-    def _has_its_own(self, method: str) -> bool:
-        """Whether the application's class of sessions does something about it that we must not
-        pass by.
-        """
-        return getattr(type(self.session), method) is not getattr(AsyncSession, method)
-
-    async def ask(self, statement: Any, **values: object) -> Answer:
-        plain = self._plain
-        return await ask_async(plain.connection, plain.forms, statement, values, self._launcher)
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
+        return ask(self.connection, self.forms, statement, values)
 
     async def flush(self) -> None:
-        if not self._plain.keeps_back():
-            return
-        if self._has_its_own("flush"):
-            await self._launcher.run_sync(lambda _: self._plain.leave_savepoints())
-            await self.session.flush()
-        else:
-            await self._there(self._plain.flush)
-
-    def know(self) -> None:
-        self._plain.know()
-
-    def standing(self) -> Standing:
-        return self._plain.standing()
+        self.flush_now()
 
     async def commit(self, *, is_last: bool = False) -> None:
-        if self._has_its_own("commit"):
+        del is_last
+        self.commit_now()
+
+    async def prepare(self, statement: str) -> str:
+        return str(_driver(self.connection).execute(statement).statusmessage)
+
+    async def anew(self) -> _AlchemySession:
+        self.sync_session.close()
+        session = Session(self.connection)
+        _begin(session)
+        return _LentAlchemySession(session, self.connection, self.forms)
+
+    async def alone(self, statement: str) -> None:
+        self.say_now(statement)
+
+    async def close(self) -> None:
+        self.close_now()
+
+
+class _LentAlchemySession(_AlchemySession):
+    """A session whose connection stays with the session that lends it."""
+
+    async def close(self) -> None:
+        self.sync_session.close()
+
+
+class _AsyncAlchemySession(_BorrowedConnection):
+    """Runs what blocks in a greenlet; asks the driver without one."""
+
+    def __init__(
+        self,
+        session: AsyncSession,
+        connection: Connection,
+        forms: Forms | None,
+        launcher: AsyncSession,
+        sync_session: Session | None = None,
+    ) -> None:
+        super().__init__(sync_session or session.sync_session, connection, forms)
+        self.session = session
+        self._launcher = launcher
+        self._is_lent = sync_session is not None
+        """Whether the connection stays with the session that lends it."""
+        self._is_given_back = False
+        self._close_error: BaseException | None = None
+
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
+        return await ask_async(self.connection, self.forms, statement, values, self._launcher)
+
+    async def flush(self) -> None:
+        if not self.holds_back():
+            return
+        # The application's class of sessions may do something of its own in these methods.
+        if type(self.session).flush is not AsyncSession.flush:
+            await self._launcher.run_sync(lambda _: self.leave_savepoints())
+            await self.session.flush()
+        else:
+            await self._launcher.run_sync(lambda _: self.flush_now())
+
+    async def commit(self, *, is_last: bool = False) -> None:
+        if type(self.session).commit is not AsyncSession.commit:
             await self._commit_by_its_own()
         elif is_last:
-            await self._there(self._commit_and_close)
+            await self._launcher.run_sync(self._commit_and_close)
         else:
-            await self._there(self._plain.commit)
+            await self._launcher.run_sync(lambda _: self.commit_now())
 
     async def _commit_by_its_own(self) -> None:
-        connection = self._plain.connection
         try:
             await self.session.commit()
         except Exception:
-            await self._launcher.run_sync(lambda _: _abandon(connection))
+            await self._launcher.run_sync(lambda _: _abandon(self.connection))
             raise
         except BaseException:
-            await self._launcher.run_sync(lambda _: connection.invalidate())
+            await self._launcher.run_sync(lambda _: self.connection.invalidate())
             raise
 
-    async def _commit_and_close(self) -> None:
-        await self._plain.commit()
+    def _commit_and_close(self, _: Session) -> None:
+        self.commit_now()
         self._is_given_back = True
         try:
-            await self._plain.close()
-        except BaseException as problem:  # noqa: BLE001 - raised by close()
-            # It is committed, and whatever is wrong with the connection says nothing else.
-            self._plain.give_up()
-            self._unreturned = problem
+            self.close_now()
+        except BaseException as error:  # noqa: BLE001 - raised by close()
+            # It is committed; a broken connection does not change that.
+            self.give_up()
+            self._close_error = error
 
     async def prepare(self, statement: str) -> str:
-        return str((await _driver(self._plain.connection).execute(statement)).statusmessage)
+        return str((await _driver(self.connection).execute(statement)).statusmessage)
 
     async def anew(self) -> Borrowed[AsyncSession]:
-        plain = await self._there(self._plain.anew)
-        return _AsyncBorrowed(AsyncSession(), plain, self._launcher)  # Its session is for nobody.
+        return await self._launcher.run_sync(self._anew_in_greenlet)
+
+    def _anew_in_greenlet(self, _: Session) -> _AsyncAlchemySession:
+        self.sync_session.close()
+        session = Session(self.connection)
+        _begin(session)
+        # The application receives nothing of this, so its asyncio session is an empty one.
+        return _AsyncAlchemySession(
+            AsyncSession(), self.connection, self.forms, self._launcher, session
+        )
 
     async def alone(self, statement: str) -> None:
-        await self._there(lambda: self._plain.alone(statement))
+        await self._launcher.run_sync(lambda _: self.say_now(statement))
 
     async def close(self) -> None:
         if self._is_given_back:
-            problem, self._unreturned = self._unreturned, None
-            if problem is not None:
-                raise problem
+            error, self._close_error = self._close_error, None
+            if error is not None:
+                raise error
+            return
+        if self._is_lent:
+            await self._launcher.run_sync(lambda _: self.sync_session.close())
             return
         try:
-            await self._there(self._plain.close)
+            await self._launcher.run_sync(lambda _: self.close_now())
         except BaseException:
-            await self._launcher.run_sync(lambda _: self._plain.give_up())
+            await self._launcher.run_sync(lambda _: self.give_up())
             raise
 
 
 def ask(
     connection: Connection, forms: Forms | None, statement: Any, values: dict[str, object]
-) -> Answer:
-    """Run a statement on a connection that has begun, by psycopg itself where there are forms."""
+) -> StatementResult:
+    """Run a statement on a connection that has begun; with forms, psycopg runs it directly."""
     if forms is not None:
         try:
             return asked(_driver(connection), forms, statement, values)
-        except Exception as problem:  # noqa: BLE001 - whatever it is
-            _tell(problem, connection, forms, statement, values)
+        except Exception as error:  # noqa: BLE001 - translated
+            _raise_translated(error, connection, forms, statement, values)
     return _ask_alchemy(connection, statement, values)
 
 
@@ -318,53 +354,55 @@ async def ask_async(
     statement: Any,
     values: dict[str, object],
     launcher: AsyncSession,
-) -> Answer:
-    """The same without blocking; the launcher is a session of no database."""
+) -> StatementResult:
+    """The same for asyncio; the launcher is a session of no database."""
     if forms is not None:
         try:
             return await awaited(_driver(connection), forms, statement, values)
-        except Exception as problem:  # noqa: BLE001 - whatever it is
-            _tell(problem, connection, forms, statement, values)
+        except Exception as error:  # noqa: BLE001 - translated
+            _raise_translated(error, connection, forms, statement, values)
     return await launcher.run_sync(lambda _: _ask_alchemy(connection, statement, values))
 
 
-def _ask_alchemy(connection: Connection, statement: Any, values: dict[str, object]) -> Answer:
+def _ask_alchemy(
+    connection: Connection, statement: Any, values: dict[str, object]
+) -> StatementResult:
     result = connection.execute(_executable(statement), values)
     rows = [tuple(row) for row in result] if result.returns_rows else []
-    return Answer(result.rowcount, rows)
+    return StatementResult(result.rowcount, rows)
 
 
 def _forms(engine: Engine | AsyncEngine) -> Forms | None:
-    """For asking psycopg itself, which costs half as much."""
+    """For statements that psycopg runs directly, at half the cost."""
     return psycopg_forms() if engine.dialect.driver == "psycopg" else None
 
 
 def is_renamed(connection: Connection) -> bool:
-    """Whether tables have names that only SQLAlchemy knows, so that it must be asked."""
+    """Whether tables have names that only SQLAlchemy knows, so it must run the statements."""
     return "schema_translate_map" in connection.get_execution_options()
 
 
 def is_psycopg(connection: Connection) -> bool:
-    """Whether psycopg is below, blocking or not."""
+    """Whether its driver is psycopg, blocking or of asyncio."""
     return connection.dialect.driver == "psycopg"
 
 
 def commits_each(connection: Connection) -> bool:
-    """Whether a connection that has begun says that it commits each statement. Those that say
-    nothing are believed: to ask the database would be a round trip more for everybody.
+    """Whether a connection that has begun says that it commits each statement. A driver that says
+    nothing is trusted: to ask the database would cost every transaction a round trip.
     """
     proxied = connection.connection
     drivers = (proxied.driver_connection, proxied.dbapi_connection)
-    return any(each is not None and _commits_each(each) for each in drivers)
+    return any(driver is not None and _commits_each(driver) for driver in drivers)
 
 
 def _commits_each(driver: Any) -> bool:
-    in_transaction = getattr(driver, "in_transaction", None)  # Those to SQLite say so.
+    in_transaction = getattr(driver, "in_transaction", None)  # Drivers for SQLite say so.
     if isinstance(in_transaction, bool) and hasattr(driver, "isolation_level"):
         is_off = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         return is_off and not in_transaction
     if callable(said := getattr(driver, "get_autocommit", None)):
-        return bool(said())  # Those to MySQL.
+        return bool(said())  # Drivers for MySQL.
     if getattr(driver, "autocommit", False) is not True:
         return False
     status = getattr(getattr(driver, "info", None), "transaction_status", _IDLE)
@@ -375,48 +413,47 @@ def _driver(connection: Connection) -> Any:
     return connection.connection.driver_connection
 
 
-def _tell(
-    problem: Exception,
+def _raise_translated(
+    error: Exception,
     connection: Connection,
     forms: Forms,
     statement: Any,
     values: dict[str, object],
 ) -> None:
-    """Raise what psycopg has raised as SQLAlchemy does, unless the connection is lost: that it
-    must see for itself, to give up all others of its pool.
+    """Raise psycopg's error as SQLAlchemy's. A lost connection is not raised: SQLAlchemy must
+    notice it by itself, to give up all other connections of its pool.
     """
-    if failure(problem) is Failure.LOST and _driver(connection).closed:
+    if failure(error) is Failure.LOST and _driver(connection).closed:
         return
     words, given = forms.of(statement, values)
     engine, base = connection.engine, connection.dialect.loaded_dbapi.Error
     raise DBAPIError.instance(
-        words, given, problem, base, hide_parameters=engine.hide_parameters, dialect=engine.dialect
-    ) from problem
-
-
-def _is_used(connection: Connection) -> bool:
-    """Whether somebody has begun on it: a session joins what it finds, and does not commit it, and
-    what somebody has left there would be committed with ours.
-    """
-    if connection.in_transaction():
-        return True
-    driver = _driver(connection)
-    if not is_psycopg(connection):
-        return bool(getattr(driver, "in_transaction", False))  # Those to SQLite say so.
-    # What a pool has reset is nobody's: there a listener has spoken, with which psycopg begins.
-    is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
-    return not is_reset and driver.info.transaction_status != _IDLE
+        words, given, error, base, hide_parameters=engine.hide_parameters, dialect=engine.dialect
+    ) from error
 
 
 def _enter(session: Session, connection: Connection) -> None:
-    if _is_used(connection):
-        connection.invalidate()  # Nobody else would end what is on it.
+    driver = _driver(connection)
+    is_direct = connection.dialect.driver == "psycopg"
+    # A session joins a transaction that it finds, and does not commit it. And what another user of
+    # the connection has left there would be committed with ours.
+    if connection.in_transaction():
+        is_used = True
+    elif not is_direct:
+        is_used = bool(getattr(driver, "in_transaction", False))  # Drivers for SQLite know.
+    else:
+        # A pool that resets its connections gives out clean ones. Only an event listener may have
+        # spoken, and psycopg begins a transaction with its first word.
+        is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
+        is_used = not is_reset and driver.info.transaction_status != _IDLE
+    if is_used:
+        connection.invalidate()  # Nothing else would end what is on it.
         raise DatabaseFailed("the source gave a connection that is in a transaction already")
-    _begin(session)
+    session.begin()
     if session.connection() is not connection:
         session.close()
         raise ConfigError("sessions that choose their connection themselves write past the fence")
-    if _driver(connection).autocommit if is_psycopg(connection) else commits_each(connection):
+    if driver.autocommit if is_direct else commits_each(connection):
         raise FenceUnsafe(
             "the source gave a connection that commits each statement: switch autocommit off"
         )
@@ -428,38 +465,16 @@ def _begin(session: Session) -> None:
 
 
 def _abandon(connection: Connection) -> None:
-    """SQLAlchemy gives a connection back as it is after a commit that failed: whoever has it next
-    would find rows that nobody has committed.
+    """Roll back after a failed commit. SQLAlchemy would give the connection back as it is, and its
+    next user would find uncommitted rows.
     """
     if connection.closed or connection.invalidated:
         return
     try:
         connection.dialect.do_rollback(connection.connection)
-    except Exception as problem:  # noqa: BLE001 - whatever it is, nobody uses this one again
-        connection.invalidate(problem)
+    except Exception as error:  # noqa: BLE001 - it is not used again
+        connection.invalidate(error)
 
 
 def _executable(statement: Any) -> Executable:
     return text(statement) if isinstance(statement, str) else statement
-
-
-def _standing(
-    session: Session,
-    root: SessionTransaction | None,
-    connection: Connection,
-    shown: Shown | None,
-) -> Standing:
-    if session.get_transaction() is not root:
-        return Standing.ENDED
-    if not session.is_active or connection.closed or connection.invalidated:
-        return Standing.ABORTED
-    driver = _driver(connection)
-    if driver is None:
-        return Standing.ABORTED  # Somebody has detached it.
-    if shown is None:
-        return Standing.UNSURE
-    # libpq keeps the transaction's status with every answer, so nobody has to be asked.
-    status = driver.info.transaction_status
-    if status == _IN_TRANSACTION:
-        return Standing.OPEN if shown.is_sure() else Standing.UNSURE
-    return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED

@@ -78,7 +78,7 @@ def kind_of(dialect: str) -> str:
 
 
 def patience(kind: str, wait_ms: int) -> str:
-    """Wait this long for somebody else's lock, and no longer."""
+    """The statement that limits how long the session waits for a lock."""
     if kind == "postgresql":
         return f"SET LOCAL lock_timeout = {wait_ms}"
     if kind == "mysql":
@@ -105,7 +105,7 @@ def doubts(kind: str, said: tuple[object, ...]) -> str | None:
                 "acknowledged; ALTER ROLE ... SET synchronous_commit = on"
             )
     elif kind == "mysql":
-        flush, has_log, log_sync = (str(each) for each in said)
+        flush, has_log, log_sync = (str(value) for value in said)
         if flush not in {"1", "3"}:
             return (
                 "innodb_flush_log_at_trx_commit is not 1: a crash of the server forgets commits "

@@ -19,9 +19,9 @@ from django.db.transaction import TransactionManagementError, atomic
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
-from txmq.databases.door import Answer, Borrowed, Door, Standing
+from txmq.databases.canary import Canary
+from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.forms import Forms
-from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, UsageError
 
 __all__ = ["django_door", "is_connection"]
@@ -74,11 +74,11 @@ class DjangoDoor:
         Raises:
             UsageError: This thread is in a transaction of Django's already.
         """
-        # Nobody ends the requests of threads that serve none, as those of a resource: they are left
-        # without a connection, as they were.
-        had = [each.alias for each in connections.all(initialized_only=True)]
+        # A thread that serves no request, such as a resource's, never closes its connections. So a
+        # connection that is opened here is closed here.
+        had = [wrapper.alias for wrapper in connections.all(initialized_only=True)]
         session = connections[self._alias]
-        borrowed = _Borrowed(session, self._forms, is_ours=self._alias not in had)
+        borrowed = _DjangoSession(session, self._forms, is_ours=self._alias not in had)
         try:
             borrowed.begin()
         except BaseException:
@@ -87,12 +87,12 @@ class DjangoDoor:
         return borrowed
 
     async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`; nobody asks a door for it that cannot prepare."""
+        """See :meth:`Door.say`; only doors that can prepare need it."""
         raise UsageError(f"through Django nothing is said outside of transactions: {statement}")
 
 
 def _refuse_used(session: Any) -> None:
-    # A savepoint is no commit: what is told after it would be told too early.
+    # The end of a savepoint is not a commit: a COMMIT reported after it would be too early.
     if session.in_atomic_block:
         raise UsageError(
             f"this thread is in a transaction of Django's on {session.alias!r} already; with "
@@ -105,7 +105,7 @@ def _refuse_used(session: Any) -> None:
         )
 
 
-class _Borrowed:
+class _DjangoSession:
     def __init__(self, session: Any, forms: Forms, *, is_ours: bool) -> None:
         self.session = session
         self._forms = forms
@@ -115,7 +115,7 @@ class _Borrowed:
         self._block: Any = atomic(using=session.alias)
         self._guard: Any = session.execute_wrapper(self._guarded)
         self._hooks: list[Callable[[], object]] = []
-        self._shown: Shown | None = None
+        self._canary: Canary | None = None
 
     def begin(self) -> None:
         session = self.session
@@ -126,7 +126,7 @@ class _Borrowed:
         self._guard.__enter__()
         self._is_open = True
         if session.vendor == "postgresql":
-            self._shown = Shown(session.connection)
+            self._canary = Canary(session.connection)
 
     def _guarded(self, execute: Callable[..., Any], *statement: Any) -> Any:
         """What follows an end that Django has not heard of would be committed by itself."""
@@ -142,18 +142,18 @@ class _Borrowed:
         self._guard.__exit__(None, None, None)
         self._block.__exit__(kind, None, None)
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         with self.session.cursor() as cursor:
             cursor.execute(*self._forms.of(statement, values))
             rows = cursor.fetchall() if cursor.description else []
-            return Answer(cursor.rowcount, [tuple(row) for row in rows])
+            return StatementResult(cursor.rowcount, [tuple(row) for row in rows])
 
     async def flush(self) -> None:
         """Django's ORM keeps nothing back."""
 
     def know(self) -> None:
-        if self._shown is not None:
-            self._shown.know()
+        if self._canary is not None:
+            self._canary.know()
 
     def standing(self) -> Standing:
         session = self.session
@@ -165,13 +165,13 @@ class _Borrowed:
             return Standing.OPEN
         if session.connection.info.transaction_status != _IN_TRANSACTION:
             return Standing.ABORTED
-        is_sure = self._shown is None or self._shown.is_sure()
+        is_sure = self._canary is None or self._canary.is_sure()
         return Standing.OPEN if is_sure else Standing.UNSURE
 
     def _has_ended(self) -> bool:
         session = self.session
         if session.closed_in_transaction:
-            return False  # That has rolled it back, and Django lets nobody go on.
+            return False  # That has rolled it back, and Django refuses further statements.
         if session.vendor == "sqlite":
             return not session.connection.in_transaction
         return bool(session.connection.info.transaction_status == _IDLE)
@@ -181,7 +181,7 @@ class _Borrowed:
         session = self.session
         # Django calls them before the block is left, and what they raise would look like an error
         # of the commit.
-        hooks = [each[1] for each in session.run_on_commit]
+        hooks = [entry[1] for entry in session.run_on_commit]
         session.run_on_commit = []
         try:
             self._leave(None)
@@ -205,7 +205,7 @@ class _Borrowed:
         try:
             if self._is_open:
                 if session.savepoint_ids:
-                    # Somebody has left a block open: only the connection's end ends them all.
+                    # The application has left a block open: only closing the connection ends all.
                     session.close()
                     session.savepoint_ids.clear()
                 self._leave(UsageError)

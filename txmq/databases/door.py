@@ -1,7 +1,7 @@
-"""How a source of connections is used, whatever kind it is; nothing of any library.
+"""The door to a database: one interface for every source of connections, without any library.
 
-What a resource does is written once, as coroutines over a :class:`Door`. A blocking source's door
-never waits inside them, so :func:`drive` runs them to their end in the calling thread.
+The work of a resource is written once, as coroutines over a :class:`Door`. The door of a blocking
+source never waits inside them, so :func:`drive` runs them to their end in the calling thread.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Answer", "Borrowed", "Door", "Kept", "Standing", "drive", "reading"]
+__all__ = ["Borrowed", "Door", "Kept", "Standing", "StatementResult", "drive", "reading"]
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
-    """What a statement gave."""
+class StatementResult(NamedTuple):
+    """The result of a statement."""
 
     changed: int
     rows: list[tuple[Any, ...]]
@@ -32,7 +32,7 @@ class Standing(Enum):
     ABORTED = "aborted"
     """A statement failed, and the database takes no more; a COMMIT would be answered with "OK"."""
     ENDED = "ended"
-    """Whoever had the session has committed it, or rolled it back."""
+    """The application has committed it, or rolled it back."""
     UNSURE = "unsure"
     """This driver does not say; the database must be asked."""
 
@@ -42,20 +42,20 @@ class Borrowed(Protocol[S_co]):
 
     @property
     def session(self) -> S_co:
-        """What the application's function is given."""
+        """What the application's function receives."""
         ...
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         """Run a statement of SQLAlchemy's, or a text."""
         ...
 
     async def flush(self) -> None:
-        """Write what the session has kept back so far."""
+        """Write what the session still holds back."""
         ...
 
     def know(self) -> None:
-        """Remember by what the transaction is known from now on, where something was turned over in
-        it that shows how long it lasts; see :mod:`txmq.databases.shown`.
+        """Remember the value of the canary, now that the transaction has flipped it; see
+        :mod:`txmq.databases.canary`.
         """
         ...
 
@@ -109,7 +109,7 @@ class Door(Protocol[S_co]):
 
     @property
     def can_prepare(self) -> bool:
-        """Whether its transactions can be prepared, and ended later by somebody else."""
+        """Whether its transactions can be prepared, and ended later by another session."""
         ...
 
     @property
@@ -134,11 +134,11 @@ class Door(Protocol[S_co]):
 class Kept(Generic[S]):
     """A door behind which one connection is: one that has prepared, and that is not given back.
 
-    Whoever waits for the locks of what is prepared may have all the other connections there are.
+    Sessions that wait for the locks of the prepared transaction may hold all other connections.
 
     Args:
         door: Where the connection is from.
-        borrowed: Whoever has it; what is opened here is closed first.
+        borrowed: The session that has it; what is opened here is closed first.
     """
 
     def __init__(self, door: Door[S], borrowed: Borrowed[S]) -> None:
@@ -161,8 +161,8 @@ class Kept(Generic[S]):
 async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]:
     """A transaction that only reads; it is committed, unless something is raised inside.
 
-    At a rollback psycopg forgets all statements that its connection has prepared, and whoever has
-    that next, in the same pool, would have to begin anew with all of them.
+    At a rollback psycopg forgets all statements that its connection has prepared, and the next user
+    of the pooled connection would have to prepare them again.
 
     Args:
         opening: Begins it.
@@ -179,7 +179,7 @@ async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run what never waits to its end, in this thread."""
+    """Run a coroutine that never waits to its end, in this thread."""
     try:
         work.send(None)
     except StopIteration as done:

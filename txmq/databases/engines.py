@@ -1,4 +1,4 @@
-"""An engine for a database that a command was told of."""
+"""Makes an engine for the database URL of a command."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def engine_of(url: str) -> Engine:
     """A blocking engine for a database, whatever driver an application uses for it.
 
     Raises:
-        ConfigError: That is no URL, of no database that can have a fence, or its driver is missing.
+        ConfigError: The URL is invalid, its database cannot have a fence, or its driver is missing.
     """
     try:
         parsed = make_url(url)
         kind_of(parsed.get_backend_name())
         return create_engine(_blocking(parsed))
-    except ArgumentError as problem:
-        raise ConfigError(f"{problem}; a URL such as postgresql://user@host/database") from problem
-    except ModuleNotFoundError as problem:
-        name = problem.name or "it names"
+    except ArgumentError as error:
+        raise ConfigError(f"{error}; a URL such as postgresql://user@host/database") from error
+    except ModuleNotFoundError as error:
+        name = error.name or "it names"
         install = _INSTALLS.get(name, f"pip install {name}")
-        raise ConfigError(f"the database's driver {name} is not installed: {install}") from problem
+        raise ConfigError(f"the database's driver {name} is not installed: {install}") from error
 
 
 def _blocking(url: URL) -> URL:

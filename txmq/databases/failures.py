@@ -1,6 +1,6 @@
-"""What an exception of a database says of the transaction it hit. Pure: knows no driver.
+"""Classifies exceptions of databases. Pure: knows no driver.
 
-Drivers are told apart by what their exceptions carry: PostgreSQL's have an SQLSTATE, SQLite's the
+Drivers differ in what their exceptions carry: PostgreSQL's have an SQLSTATE, SQLite's the
 name of a result code, MySQL's a number, and some an SQLSTATE as well, which says less: it is the
 same for a double key as for any other constraint. SQLAlchemy wraps them and keeps the original.
 """
@@ -20,7 +20,7 @@ class Failure(Enum):
     RETRY = "retry"
     """A serialization failure or a deadlock: nothing of it remains; the same may work at once."""
     LOCKED = "locked"
-    """Somebody else's lock was not released in time."""
+    """A lock was not released in time."""
     DUPLICATE = "duplicate"
     """There is a row with this key."""
     REFUSED = "refused"
@@ -95,8 +95,8 @@ def failure(problem: BaseException) -> Failure:
             return Failure.LOST
         seen = inner
     # SQLAlchemy's faces of asyncio drivers keep what those raised as the cause.
-    for each in (seen, getattr(seen, "__cause__", None)):
-        if (found := _by_mark(each)) is not None:
+    for cause in (seen, getattr(seen, "__cause__", None)):
+        if (found := _by_mark(cause)) is not None:
             return found
     if _named(seen, "TimeoutError"):
         return Failure.LOST  # Also SQLAlchemy's, whose pool had no connection to give in time.
@@ -161,4 +161,4 @@ def _by_sqlite(name: str, text: str) -> Failure:
 
 
 def _named(problem: BaseException | None, *names: str) -> bool:
-    return any(each.__name__ in names for each in type(problem).__mro__)
+    return any(kind.__name__ in names for kind in type(problem).__mro__)

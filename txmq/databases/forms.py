@@ -1,4 +1,4 @@
-"""The fence's statements in the words of a driver that is used without SQLAlchemy."""
+"""Statements of SQLAlchemy in the words of a driver that runs them without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Form(NamedTuple):
 
 
 class Forms:
-    """Statements as a driver takes them; each is put into words once.
+    """Statements as a driver takes them; each is compiled once.
 
     Args:
         dialect: How it speaks.
@@ -46,7 +46,7 @@ class Forms:
         )
         makers = {
             name: made
-            for name, each in compiled.binds.items()
-            if (made := each.type.dialect_impl(self._dialect).bind_processor(self._dialect))
+            for name, bind in compiled.binds.items()
+            if (made := bind.type.dialect_impl(self._dialect).bind_processor(self._dialect))
         }
         return _Form(str(compiled), compiled.params, makers)

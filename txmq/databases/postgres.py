@@ -15,9 +15,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
-from txmq.databases.door import Answer, Borrowed, Door, Standing
+from txmq.databases.canary import Canary
+from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.forms import Forms
-from txmq.databases.shown import Shown
 from txmq.errors import ConfigError, DatabaseFailed
 
 __all__ = ["asked", "awaited", "psycopg_door", "psycopg_forms"]
@@ -52,13 +52,13 @@ def psycopg_forms() -> Forms:
 
 def asked(
     connection: psycopg.Connection[Any], forms: Forms, statement: Any, values: dict[str, object]
-) -> Answer:
+) -> StatementResult:
     """Run a statement, whatever rows and cursors the application has chosen for its connection."""
     words, given = forms.of(statement, values)
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     cursor.execute(words.encode(), given)
     rows = cursor.fetchall() if cursor.description else []
-    return Answer(cursor.rowcount, rows)
+    return StatementResult(cursor.rowcount, rows)
 
 
 async def awaited(
@@ -66,13 +66,13 @@ async def awaited(
     forms: Forms,
     statement: Any,
     values: dict[str, object],
-) -> Answer:
+) -> StatementResult:
     """The same without blocking."""
     words, given = forms.of(statement, values)
     cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
     await cursor.execute(words.encode(), given)
     rows = await cursor.fetchall() if cursor.description else []
-    return Answer(cursor.rowcount, rows)
+    return StatementResult(cursor.rowcount, rows)
 
 
 class PsycopgDoor:
@@ -104,7 +104,7 @@ class PsycopgDoor:
         except BaseException:
             self._give(connection)
             raise
-        return _Borrowed(connection, block, self._forms, self._give)
+        return _PsycopgSession(connection, block, self._forms, self._give)
 
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
@@ -138,7 +138,7 @@ class AsyncPsycopgDoor:
         except BaseException:
             await self._give(connection)
             raise
-        return _AsyncBorrowed(connection, block, self._forms, self._give)
+        return _AsyncPsycopgSession(connection, block, self._forms, self._give)
 
     async def say(self, statement: str) -> None:
         """See :meth:`Door.say`."""
@@ -186,7 +186,7 @@ async def _akeep(connection: psycopg.AsyncConnection[Any]) -> None:
     """The same."""
 
 
-class _Borrowed:
+class _PsycopgSession:
     def __init__(
         self,
         session: psycopg.Connection[Any],
@@ -199,19 +199,19 @@ class _Borrowed:
         self._forms = forms
         self._give = give
         self._is_open = True
-        self._shown = Shown(session)
+        self._canary = Canary(session)
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         return asked(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection keeps nothing back."""
 
     def know(self) -> None:
-        self._shown.know()
+        self._canary.know()
 
     def standing(self) -> Standing:
-        return _standing(self.session, self._shown)
+        return _standing(self.session, self._canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -229,7 +229,7 @@ class _Borrowed:
         self._leave()
         block = self.session.transaction()
         block.__enter__()
-        return _Borrowed(self.session, block, self._forms, _keep)
+        return _PsycopgSession(self.session, block, self._forms, _keep)
 
     async def alone(self, statement: str) -> None:
         self._leave()
@@ -247,7 +247,7 @@ class _Borrowed:
             self._block.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
 
 
-class _AsyncBorrowed:
+class _AsyncPsycopgSession:
     def __init__(
         self,
         session: psycopg.AsyncConnection[Any],
@@ -260,19 +260,19 @@ class _AsyncBorrowed:
         self._forms = forms
         self._give = give
         self._is_open = True
-        self._shown = Shown(session)
+        self._canary = Canary(session)
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         return await awaited(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection keeps nothing back."""
 
     def know(self) -> None:
-        self._shown.know()
+        self._canary.know()
 
     def standing(self) -> Standing:
-        return _standing(self.session, self._shown)
+        return _standing(self.session, self._canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -290,7 +290,7 @@ class _AsyncBorrowed:
         await self._leave()
         block = self.session.transaction()
         await block.__aenter__()
-        return _AsyncBorrowed(self.session, block, self._forms, _akeep)
+        return _AsyncPsycopgSession(self.session, block, self._forms, _akeep)
 
     async def alone(self, statement: str) -> None:
         await self._leave()
@@ -309,11 +309,11 @@ class _AsyncBorrowed:
 
 
 def _standing(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], shown: Shown
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], canary: Canary
 ) -> Standing:
     status = connection.info.transaction_status
     if status == TransactionStatus.INTRANS:
-        return Standing.OPEN if shown.is_sure() else Standing.UNSURE
+        return Standing.OPEN if canary.is_sure() else Standing.UNSURE
     if status == TransactionStatus.IDLE:
         return Standing.ENDED
     return Standing.ABORTED

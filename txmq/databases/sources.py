@@ -1,23 +1,63 @@
-"""Whatever gives connections to a database, and the door for it."""
+"""The sources of connections to a database, and the door for each."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from txmq.databases.alchemy import alchemy_door
 from txmq.databases.door import Door
 from txmq.databases.postgres import psycopg_door
 from txmq.errors import ConfigError
 
-__all__ = ["door_of"]
+__all__ = ["AsyncPool", "DjangoConnection", "Pool", "door_of"]
+
+S = TypeVar("S")
+
+
+class Pool(Protocol[S]):
+    """A pool of psycopg connections."""
+
+    def getconn(self) -> S:
+        """Take one."""
+        ...
+
+    def putconn(self, conn: S) -> None:
+        """Give it back."""
+        ...
+
+
+class AsyncPool(Protocol[S]):
+    """A pool of psycopg connections for asyncio."""
+
+    async def getconn(self) -> S:
+        """Take one."""
+        ...
+
+    async def putconn(self, conn: S) -> None:
+        """Give it back."""
+        ...
+
+
+class DjangoConnection(Protocol):
+    """``django.db.connection``, or one of ``django.db.connections``."""
+
+    @property
+    def alias(self) -> str:
+        """Which of the databases in the settings."""
+        ...
+
+    @property
+    def vendor(self) -> str:
+        """The family of databases."""
+        ...
 
 
 def door_of(source: Any) -> Door[Any]:
-    """How the sessions of a source are opened.
+    """The door of a source.
 
     Raises:
-        ConfigError: It gives none, or some that cannot be used.
+        ConfigError: It gives no sessions, or sessions that cannot be used.
     """
     door = alchemy_door(source) or psycopg_door(source) or _django_door(source)
     if door is None:
@@ -29,7 +69,7 @@ def door_of(source: Any) -> Door[Any]:
 
 
 def _django_door(source: Any) -> Door[Any] | None:
-    # Whoever has one of Django's connections has imported it, and nobody else needs to have it.
+    # A connection of Django's exists only if Django is imported; it is optional.
     if "django.db" not in sys.modules:
         return None
     from txmq.databases.django import django_door

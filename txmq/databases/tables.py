@@ -33,14 +33,14 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 
 
 def plain_names(*names: str | None) -> None:
-    """See that these are names of tables or schemas that every database takes unquoted.
+    """Refuse names of tables or schemas that some database takes only in quotes.
 
     Raises:
-        ConfigError: One is none.
+        ConfigError: A name needs quotes in some database.
     """
-    for each in names:
-        if each is not None and not _NAME.fullmatch(each):
-            raise ConfigError(f"{each!r} is no plain name of a table or schema")
+    for name in names:
+        if name is not None and not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no plain name of a table or schema")
 
 
 def create_command(what: str, table: Table) -> str:
@@ -74,12 +74,12 @@ def statements(tables: Iterable[Table], dialect: str) -> list[str]:
         ConfigError: It is another dialect.
     """
     spoken, every = DIALECTS[kind_of(dialect)](), list(tables)
-    made: list[DDLElement] = [CreateTable(each) for each in every]
+    made: list[DDLElement] = [CreateTable(table) for table in every]
     # In an order of their own: those of a table are a set.
     made += [
         CreateIndex(index)
-        for each in every
-        for index in sorted(each.indexes, key=lambda index: str(index.name))
+        for table in every
+        for index in sorted(table.indexes, key=lambda index: str(index.name))
     ]
-    lines = [str(each.compile(dialect=spoken)).strip().replace("\t", "    ") for each in made]
-    return [re.sub(r" +$", "", each, flags=re.MULTILINE) for each in lines]
+    lines = [str(ddl.compile(dialect=spoken)).strip().replace("\t", "    ") for ddl in made]
+    return [re.sub(r" +$", "", line, flags=re.MULTILINE) for line in lines]

@@ -27,8 +27,8 @@ from sqlalchemy.dialects import mysql as _mysql
 from sqlalchemy.dialects import postgresql as _postgresql
 from sqlalchemy.dialects import sqlite as _sqlite
 
+from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.shown import TRANSACTION, TURN
 from txmq.databases.tables import any_text, plain_names, plain_text, statements
 from txmq.limits import KEY_CHARS_MAX
 

@@ -29,8 +29,8 @@ from typing import (
     overload,
 )
 
-from txmq.databases.block import Block
 from txmq.databases.failures import Failure, failure
+from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.verdict import KeyState, Verdict, decode_result, encode_result
 from txmq.message import Later
@@ -53,7 +53,7 @@ transaction. After that the error is raised, and the message is delivered again 
 Payload: TypeAlias = bytes | bytearray | memoryview | str | None
 
 
-class Attempt(Block["Attempt[S]"], Generic[S]):
+class Attempt(DualContext["Attempt[S]"], Generic[S]):
     """``with`` or ``async with``: one attempt to do the work of a key.
 
     Do the work only if :attr:`verdict` is ``FIRST``, in :attr:`session` if the guard has one. The

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self, TypeVar
 
 from txmq.databases.door import Borrowed, Door, Standing
-from txmq.databases.witnessed import Witness, Witnessed
+from txmq.databases.guarded_transaction import GuardRow, RowTransaction
 from txmq.errors import UsageError
 from txmq.idempotent.guard import Attempt
 from txmq.idempotent.verdict import KeyState, Verdict
@@ -31,15 +31,15 @@ class TransactionAttempt(Attempt[S]):
         witness: Writes its row first, or raises :class:`NothingToDo`.
     """
 
-    def __init__(self, door: Door[S], witness: Witness) -> None:
+    def __init__(self, door: Door[S], witness: GuardRow) -> None:
         super().__init__()
         self._door = door
         self._witness = witness
-        self._inner = Witnessed(door, witness)
+        self._inner = RowTransaction(door, witness)
 
     @property
     def is_blocking(self) -> bool:
-        """See :class:`txmq.databases.block.Block`."""
+        """See :class:`txmq.databases.guarded_transaction.DualContext`."""
         return self._door.is_blocking
 
     @property

@@ -17,13 +17,12 @@ from typing import (
     overload,
 )
 
-from txmq.databases.connecting import AsyncPool, DjangoConnection, Pool
+from txmq.databases.canary import SAME
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.door import Borrowed, Door, drive
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.impatient import impatient, waiting
-from txmq.databases.shown import SAME
-from txmq.databases.sources import door_of
+from txmq.databases.lock_timeout import impatient, waiting
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
 from txmq.databases.tables import create_command
 from txmq.errors import (
     ConfigError,

@@ -20,13 +20,12 @@ from typing import (
     overload,
 )
 
-from txmq.databases.connecting import AsyncPool, DjangoConnection, Pool
+from txmq.databases.canary import SAME
 from txmq.databases.door import Borrowed, Door, drive, reading
 from txmq.databases.failures import Failure, failure
-from txmq.databases.given import AwaitedSession, BlockingSession, Lender
-from txmq.databases.shown import SAME
-from txmq.databases.sources import door_of
-from txmq.databases.witnessed import Witnessed
+from txmq.databases.guarded_transaction import RowTransaction
+from txmq.databases.session_adapters import AwaitedSession, BlockingSession, Lender
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.guard import Attempt, Payload
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
@@ -339,7 +338,7 @@ class VersionAttempt(TransactionAttempt[S]):
                     if not await self._wait.pause(pause_s, until):
                         raise
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            self._inner = Witnessed(self._door, self._row)
+            self._inner = RowTransaction(self._door, self._row)
 
     async def _is_next(self) -> bool:
         """Whether to try again; read in a transaction of its own."""

@@ -27,15 +27,15 @@ from sqlalchemy.exc import NoInspectionAvailable
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import InstrumentedAttribute, Mapper, Session, scoped_session
 
+from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.door import Answer
-from txmq.databases.shown import TRANSACTION, TURN
+from txmq.databases.door import StatementResult
 from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
 from txmq.idempotent.verdict import Verdict
 
 __all__ = ["Ask", "BumpResult", "RowVersion", "VersionedRows", "expire_loaded"]
 
-Ask: TypeAlias = Callable[..., Awaitable[Answer]]
+Ask: TypeAlias = Callable[..., Awaitable[StatementResult]]
 """Runs a statement in a session; see :meth:`txmq.databases.door.Borrowed.ask`."""
 
 LOOKS_MAX: Final = 4

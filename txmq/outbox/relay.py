@@ -14,7 +14,7 @@ from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
 from txmq.databases.door import Borrowed
 from txmq.databases.failures import words
-from txmq.databases.listening import likeness
+from txmq.databases.notifications import likeness
 from txmq.databases.sources import door_of
 from txmq.errors import ConfigError, DatabaseFailed, UsageError
 from txmq.outbox.completion import PublishedRows, RowRemover

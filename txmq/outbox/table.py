@@ -28,7 +28,7 @@ from sqlalchemy.event import listen
 
 from txmq.databases.dialects import kind_of
 from txmq.databases.door import drive
-from txmq.databases.given import AwaitedSession, BlockingSession, Lender
+from txmq.databases.session_adapters import AwaitedSession, BlockingSession, Lender
 from txmq.databases.tables import any_text, plain_names, statements
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX
 from txmq.message import Message

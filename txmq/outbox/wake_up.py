@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from txmq.databases.failures import words
-from txmq.databases.listening import LISTENING_PROBLEMS, listen
+from txmq.databases.notifications import LISTENING_PROBLEMS, listen
 from txmq.runtime.backoff import Backoff
 
 __all__ = ["WakeUp"]

@@ -20,7 +20,7 @@ from sqlalchemy import Executable, Select, Table, insert, literal_column, select
 from txmq.client.identity import UniqueIds
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.given import Given
+from txmq.databases.session_adapters import Given
 from txmq.databases.tables import create_command
 from txmq.errors import LocalProtocolError, TableMissing
 from txmq.message import Message

@@ -1,14 +1,14 @@
-"""Transactions: a message that is seen if, and only if, its sender's local transaction commits.
+"""Transactions: a message becomes visible if, and only if, its sender's local transaction commits.
 
-Built on the client, which knows nothing of it.
+Built on the client, which does not depend on it.
 """
 
 from txmq.transaction.listener import HalfMessage, TransactionListener
 from txmq.transaction.manager import TransactionManager
-from txmq.transaction.manager_current import Transaction
 from txmq.transaction.producer import TransactionProducer
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionState
+from txmq.transaction.work import Transaction
 
 __all__ = [
     "HalfMessage",

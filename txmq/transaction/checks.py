@@ -1,17 +1,17 @@
-"""Brokers' questions about half messages, and the answers.
+"""Answers brokers' checks of half messages.
 
-Some handlers run at once, others wait, and what finds no room is left to the broker, which asks
-again. A handler that takes too long is answered for with "unknown", and its place is given to
-another; a plain function cannot be ended, so it keeps a thread until it returns, and what it says
-then is told all the same. As long as it hangs, its transaction is not asked about again here, and
-neither is one whose local transaction still runs here.
+Some checks run at once, others wait. A check that finds no room is dropped: the broker asks again.
+A handler that takes too long is answered for with "unknown", and its place is given to another
+check. A plain function cannot be interrupted, so it keeps a thread until it returns, and its late
+answer is sent all the same. While it hangs, its transaction is not checked again here. Neither is a
+transaction whose local part still runs here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -22,28 +22,29 @@ from txmq.message import ReceivedMessage
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks
-from txmq.transaction.ends import Ends, Heard
-from txmq.transaction.listener import Called, Said
+from txmq.runtime.threads import Threads
+from txmq.transaction.end import EndAnswer, EndSender
+from txmq.transaction.listener import ListenerMethod, LocalAnswer, TransactionListener
+from txmq.transaction.run import ActiveCount
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
     SPELLINGS,
+    EndReply,
     LocalTransactionState,
-    Reply,
+    TransactionTally,
     end_of_check,
 )
-from txmq.transaction.tally import TransactionTally
-from txmq.transaction.underway import Underway
 
-__all__ = ["Checks"]
+__all__ = ["CheckAnswerer"]
 
 log = logging.getLogger(__name__)
 
-_UNKNOWN: Final = Said(LocalTransactionState.UNKNOWN)
+_UNKNOWN: Final = LocalAnswer(LocalTransactionState.UNKNOWN)
 
 
-class _Asked:
-    """One transaction that brokers ask about; where several do, the last that did is answered."""
+class _Check:
+    """One transaction that brokers ask about; if several ask, the last one receives the answer."""
 
     __slots__ = ("connection", "counted", "header", "message")
 
@@ -56,66 +57,68 @@ class _Asked:
         self.counted = ExitStack()
 
 
-class Checks:
-    """Has the application asked, and tells brokers what it says.
+class CheckAnswerer:
+    """Calls the application for each check, and sends its answer to the broker.
 
     Args:
         group: The producer group.
-        called: The application's method.
-        ends: Who tells brokers.
-        settings: How much at once, and for how long.
-        tally: What is counted.
-        watches: Tells who looks on.
-        is_undecided: Tells whether a local transaction still runs here.
+        listener: The application.
+        ends: Sends the answers.
+        settings: How many checks run at once, and for how long.
+        tally: The producer's counters.
+        watches: Returns the producer's watches, if it has any.
+        undecided: The transactions whose local part still runs here.
     """
 
     def __init__(
         self,
         group: str,
-        called: Called,
-        ends: Ends,
+        listener: TransactionListener,
+        ends: EndSender,
         settings: TransactionSettings,
         tally: TransactionTally,
         watches: Callable[[], SendWatches | None],
-        is_undecided: Callable[[str], bool],
+        undecided: Container[str],
     ) -> None:
         self._group = group
-        self._called = called
+        # A hung check keeps its thread, so checks and local transactions use separate pools.
+        self._threads = Threads(f"txmq-{group}-check", settings.check_workers + HUNG_CHECKS_MAX)
+        self._method = ListenerMethod(listener.check_local_transaction, self._threads)
         self._ends = ends
         self._settings = settings
         self._tally = tally
         self._watches = watches
-        self._is_undecided = is_undecided
+        self._undecided = undecided
         self._tasks = Tasks()
-        self._waiting: dict[str, _Asked] = {}
-        self._running: dict[str, _Asked] = {}
-        self._hung: dict[str, _Asked] = {}
-        self.underway = Underway()
+        self._waiting: dict[str, _Check] = {}
+        self._running: dict[str, _Check] = {}
+        self._hung: dict[str, _Check] = {}
+        self.active = ActiveCount()
 
     def take(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """A broker asks; it is answered later, or asks again."""
-        xid, asked = message.id, _Asked(connection, header, message)
+        """Take a broker's check; it is answered later, or dropped."""
+        xid, check = message.id, _Check(connection, header, message)
         self._tally.checks += 1
-        if xid in self._hung or self._is_undecided(xid):
-            # Once more would take one more thread, for one that hangs already; and of one that
-            # still runs its listener would find nothing, and might say that there never was any.
-            self._start(self._answer(asked, _UNKNOWN), xid)
+        if xid in self._hung or xid in self._undecided:
+            # A hung handler would only take one more thread. And a listener would find no trace of
+            # a local transaction that still runs, and might answer that there never was one.
+            self._start(self._answer(check, _UNKNOWN), xid)
         elif xid in self._running:
             known = self._running[xid]
             known.connection, known.header = connection, header
         elif xid in self._waiting:
-            self._waiting[xid] = asked
+            self._waiting[xid] = check
         elif self._has_room():
-            self._run(xid, asked)
+            self._run(xid, check)
         elif len(self._waiting) < self._settings.check_queue:
-            self._waiting[xid] = asked
+            self._waiting[xid] = check
         else:
             self._drop(xid)
 
     def _drop(self, xid: str) -> None:
         is_first = not self._tally.checks_dropped
         self._tally.checks_dropped += 1
-        # Said aloud once; what is dropped comes again, and may come by the thousand.
+        # One warning is enough: dropped checks come again, and may come by the thousand.
         level = logging.WARNING if is_first else logging.INFO
         log.log(
             level, "the check of %s is left to its broker, which asks again: %d wait, %d hang",
@@ -126,9 +129,9 @@ class Checks:
         is_free = len(self._running) < self._settings.check_workers
         return is_free and len(self._hung) < HUNG_CHECKS_MAX
 
-    def _run(self, xid: str, asked: _Asked) -> None:
-        self._running[xid] = asked
-        self._start(self._work(xid, asked), xid)
+    def _run(self, xid: str, check: _Check) -> None:
+        self._running[xid] = check
+        self._start(self._work(xid, check), xid)
 
     def _start(self, work: Coroutine[Any, Any, None], xid: str) -> asyncio.Task[None]:
         return self._tasks.start(work, f"check of transaction {xid}")
@@ -138,29 +141,29 @@ class Checks:
             xid = next(iter(self._waiting))
             self._run(xid, self._waiting.pop(xid))
 
-    async def _work(self, xid: str, asked: _Asked) -> None:
-        # One task and a timer: a group that comes back is asked about a hundred thousand at a time.
-        working, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert working is not None
-        late = loop.call_later(self._settings.check_timeout_s, self._write_off, xid, asked, working)
-        with ExitStack() as asked.counted:
-            asked.counted.enter_context(self.underway)
+    async def _work(self, xid: str, check: _Check) -> None:
+        # One task and a timer each: a group that returns receives a hundred thousand checks.
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        late = loop.call_later(self._settings.check_timeout_s, self._write_off, xid, check, task)
+        with ExitStack() as check.counted:
+            check.counted.enter_context(self.active)
             try:
-                said = await self._ask(xid, asked.message)
+                answer = await self._ask(xid, check.message)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException:
                 # Neither an answer nor an Exception.
                 log.exception("the check handler of transaction %s failed", xid)
-                said = _UNKNOWN
+                answer = _UNKNOWN
             finally:
                 late.cancel()
-                self._leave(xid, asked)
-            await self._answer(asked, said)
+                self._leave(xid, check)
+            await self._answer(check, answer)
 
-    def _write_off(self, xid: str, asked: _Asked, working: asyncio.Task[None]) -> None:
-        if self._running.get(xid) is not asked:
-            return  # It has answered in this very moment.
+    def _write_off(self, xid: str, check: _Check, task: asyncio.Task[None]) -> None:
+        if self._running.get(xid) is not check:
+            return  # It has answered at this very moment.
         self._tally.checks_hung += 1
         self._hung[xid] = self._running.pop(xid)
         log.error(
@@ -169,58 +172,61 @@ class Checks:
             xid, self._settings.check_timeout_s, len(self._hung),
         )  # fmt: skip
         # A stop waits for this answer, and no longer for the handler.
-        self.underway.until_done(self._start(self._answer(asked, _UNKNOWN), xid))
-        asked.counted.close()
-        if self._called.is_async:
-            working.cancel()
+        self.active.until_done(self._start(self._answer(check, _UNKNOWN), xid))
+        check.counted.close()
+        if self._method.is_async:
+            task.cancel()
         self._advance()
 
-    def _leave(self, xid: str, asked: _Asked) -> None:
-        for those in (self._running, self._hung):
-            if those.get(xid) is asked:
-                del those[xid]
+    def _leave(self, xid: str, check: _Check) -> None:
+        for checks in (self._running, self._hung):
+            if checks.get(xid) is check:
+                del checks[xid]
         self._advance()
 
-    async def _ask(self, xid: str, message: ReceivedMessage) -> Said:
+    async def _ask(self, xid: str, message: ReceivedMessage) -> LocalAnswer:
         watches = self._watches()
         if watches is None:
-            return await self._called.ask(xid, message)
+            return await self._method.ask(xid, message)
         ended = watches.begin_check(message)
-        said = _UNKNOWN
+        answer = _UNKNOWN
         try:
-            said = await self._called.ask(xid, message)
+            answer = await self._method.ask(xid, message)
         finally:
-            ended(said.state.name)
-        return said
+            ended(answer.state.name)
+        return answer
 
-    async def _answer(self, asked: _Asked, said: Said) -> None:
-        message, header, state = asked.message, asked.header, said.state
+    async def _answer(self, check: _Check, answer: LocalAnswer) -> None:
+        message, header, state = check.message, check.header, answer.state
         end = end_of_check(self._group, message.topic, message.id, header, state)
         watches = self._watches()
-        told = None
+        ended = None
         if watches is not None and state is not LocalTransactionState.UNKNOWN:
             place, broker = header.offset_msg_id or message.offset_id, message.queue.broker
             ending = Ending(message, message.id, place, broker, SPELLINGS[state], True)
-            told = watches.begin_end(ending)
-        heard = Heard(Reply.NONE)
+            ended = watches.begin_end(ending)
+        taken = EndAnswer(EndReply.NONE)
         try:
-            heard = await self._ends.answer(asked.connection, end)
+            taken = await self._ends.answer(check.connection, end)
         finally:
-            if told is not None:
-                told(heard.reply.value)
-        self._note(message.id, state, heard)
+            if ended is not None:
+                ended(taken.reply.value)
+        self._note(message.id, state, taken)
 
-    def _note(self, xid: str, state: LocalTransactionState, heard: Heard) -> None:
+    def _note(self, xid: str, state: LocalTransactionState, taken: EndAnswer) -> None:
         self._tally.answered(state)
-        if (state, heard.reply) not in OUTCOMES:
+        if (state, taken.reply) not in OUTCOMES:
             self._tally.conflicts += 1
-            log.error("%s", TransactionConflict(xid, state.name, heard.reply.value))
-        elif heard.problem is not None:
-            log.warning("the answer to the check of %s: %s", xid, heard.problem)
+            log.error("%s", TransactionConflict(xid, state.name, taken.reply.value))
+        elif taken.error is not None:
+            log.warning("the answer to the check of %s: %s", xid, taken.error)
         else:
             log.debug("the check of %s was answered with %s", xid, state.name, extra={"xid": xid})
 
     async def stop(self) -> None:
-        """Ask and answer no more."""
+        """Stop all checks, and let the threads end."""
         self._waiting.clear()
-        await self._tasks.stop()
+        try:
+            await self._tasks.stop()
+        finally:
+            self._threads.close()

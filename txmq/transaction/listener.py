@@ -1,4 +1,4 @@
-"""What an application says about its local transactions, and how it is asked."""
+"""The application's side of transactions: its listener, and how its methods are called."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import asyncio
 import inspect
 import logging
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
+from txmq import background
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import RollBack, UsageError
 from txmq.message import Message, ReceivedMessage
-from txmq.runtime.threads import Runner
+from txmq.runtime.threads import Job, Runner, call_in_loop, run_job, set_error
 from txmq.transaction.state import LocalTransactionState
 
 __all__ = [
-    "Called",
-    "Draft",
-    "Half",
+    "CallerThread",
     "HalfMessage",
-    "Said",
+    "ListenerMethod",
+    "LocalAnswer",
     "TransactionListener",
     "check_listener",
 ]
@@ -35,104 +36,86 @@ _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfMessage(Message):
-    """A message that is stored and that nobody sees yet: what becomes of it is being decided."""
+    """A message that is stored and that no consumer sees yet; its transaction is not decided."""
 
     id: str
-    """The transaction's id, ``xid``: whoever is asked about the transaction is told the same. Keep
-    it with what the local transaction writes."""
+    """The transaction's id, ``xid``; a check names the same id. Store it with what the local
+    transaction writes."""
     sent: SendResult
 
     @property
     def key(self) -> str:
-        """The first of its keys, or its id where it has none."""
+        """The first of its keys, or its id if it has no key."""
         return self.keys[0] if self.keys else self.id
 
     def doubt(self) -> UsageError | None:
-        """Why no local transaction may commit after it; none if it lies where it is safe."""
-        # As stock producers do: what may be lost with the broker's memory is given up.
+        """Why its local transaction must not commit; ``None`` if the message is stored safely."""
+        # As stock producers do: a message that the broker may lose with its memory is given up.
         if self.sent.status is SendStatus.OK:
             return None
         return UsageError(f"the half message is stored, but not safely: {self.sent.status.name}")
 
 
-@dataclass(slots=True, kw_only=True)
-class Draft:
-    """A half message that is sent in the middle of its local transaction, and not before."""
-
-    id: str
-    """The transaction's."""
-    group: str
-    topic: str
-    """Empty where that is not known yet."""
-    half: HalfMessage | None = None
-    """What has been sent."""
-    said: LocalTransactionState | None = None
-    """What the local transaction came to; from then on nothing is sent any more."""
-    problem: Exception | None = None
-    """What its listener failed with."""
-
-
-Half: TypeAlias = HalfMessage | Draft
 LocalState: TypeAlias = LocalTransactionState | Awaitable[LocalTransactionState]
 
 
 class TransactionListener(Protocol):
-    """Runs local transactions, and knows afterwards what became of them.
+    """Runs local transactions, and knows their outcome afterwards.
 
-    Both methods may be ``async``. A plain one runs in a thread: in one of the producer's, or for
+    Both methods may be ``async``. A plain one runs in a thread: in a thread of the producer, or for
     ``execute_local_transaction`` of a :class:`txmq.blocking.TransactionProducer` in the caller's.
     """
 
     @abstractmethod
     def execute_local_transaction(self, message: HalfMessage, arg: Any) -> LocalState:
-        """Carry out the local transaction, and say what it came to.
+        """Run the local transaction, and return its state.
 
-        It runs once the half message is stored. Whatever it raises leaves open what became of it,
-        but for :class:`txmq.errors.RollBack`, which says it.
+        It runs once the half message is stored. Any exception leaves the outcome open, except
+        :class:`txmq.errors.RollBack`, which means ``ROLLBACK``.
 
         Args:
-            message: The message; its ``id`` belongs into what is written.
-            arg: What was given to ``send_in_transaction``.
+            message: The message; its ``id`` belongs into what the local transaction writes.
+            arg: The argument of ``send_in_transaction``.
         """
         ...
 
     @abstractmethod
     def check_local_transaction(self, message: ReceivedMessage) -> LocalState:
-        """Say what became of a local transaction, perhaps of another process of the group.
+        """Return the state of a local transaction, perhaps of another process of the group.
 
-        Look for what it has written, under the message's ``id``. Before you say ``ROLLBACK`` make
+        Look up what it has written under the message's ``id``. Before you return ``ROLLBACK``, make
         sure that it can no longer commit: it may still be running.
         """
         ...
 
 
-class Said(NamedTuple):
-    """What an application has said, and what it raised instead."""
+class LocalAnswer(NamedTuple):
+    """The state of a local transaction as the application gives it, and the exception it raised."""
 
     state: LocalTransactionState
     problem: Exception | None = None
 
 
 def check_listener(listener: object) -> None:
-    """Find out now whether a listener can be called, and not when the first check comes.
+    """Refuse a listener that cannot be called, before the first check needs it.
 
     Raises:
-        UsageError: It has no such methods, or they take something else.
+        UsageError: A method is missing, or takes other arguments.
     """
-    for name, given in (("execute_local_transaction", 2), ("check_local_transaction", 1)):
+    for name, count in (("execute_local_transaction", 2), ("check_local_transaction", 1)):
         method = getattr(listener, name, None)
         if isinstance(listener, type) or not callable(method):
             raise UsageError(f"a TransactionListener has {name}; {listener!r} has none to call")
         try:
-            inspect.signature(method).bind(*[object()] * given)
-        except TypeError as problem:
-            raise UsageError(f"{name} is called with {given} arguments: {problem}") from problem
+            inspect.signature(method).bind(*[object()] * count)
+        except TypeError as error:
+            raise UsageError(f"{name} is called with {count} arguments: {error}") from error
         except ValueError:
-            continue  # Some that are built in do not tell.
+            continue  # Some built-in functions have no signature.
 
 
-class Called:
-    """A listener's method made ready to be asked; whatever comes of it is an answer.
+class ListenerMethod:
+    """A method of a listener, ready to be called; every result and exception becomes an answer.
 
     Args:
         method: The method.
@@ -145,48 +128,82 @@ class Called:
         call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
         self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
 
-    async def ask(self, xid: str, *given: object, runner: Runner | None = None) -> Said:
-        """Call it, elsewhere where somebody says so, and make sense of what it says or raises."""
+    async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
+        """Call it, in another runner if one is given."""
+        task = asyncio.current_task()
         try:
             if self.is_async:
-                said = await cast("Awaitable[object]", self._method(*given))
+                state = await cast("Awaitable[object]", self._method(*args))
             else:
-                said = await self._elsewhere(given, runner or self._runner)
+                # The caller's context goes along, as with asyncio.to_thread: traces are in it.
+                work = partial(copy_context().run, self._method, *args)
+                state = await (runner or self._runner).run(work)
+                if inspect.isawaitable(state):
+                    state = await state  # A plain function may return what an async one returned.
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if task is not None and task.cancelling():
                 raise
-            # Not we are cancelled, but something that it waited for.
-            return _unclear(xid, RuntimeError("what the listener waited for was cancelled"))
-        except RollBack as problem:
-            return Said(LocalTransactionState.ROLLBACK, problem)
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it leaves the outcome open
-            return _unclear(xid, problem)
-        if _is_cancelled():
-            # It kept to itself that it was cancelled; what it says counts all the same.
-            log.warning("the listener took no notice of being cancelled with transaction %s", xid)
-        return _sense(xid, said)
-
-    async def _elsewhere(self, given: tuple[object, ...], runner: Runner) -> object:
-        # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
-        work = partial(copy_context().run, self._method, *given)
-        said = await runner.run(work)
-        # A plain function may also hand on what an async one returned.
-        return await said if inspect.isawaitable(said) else said
+            # This task is not cancelled, but something that the listener waited for.
+            return _unknown(xid, RuntimeError("what the listener waited for was cancelled"))
+        except RollBack as error:
+            return LocalAnswer(LocalTransactionState.ROLLBACK, error)
+        except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
+            return _unknown(xid, error)
+        if task is not None and task.cancelling():
+            # The listener has swallowed its cancellation; its answer counts all the same.
+            log.warning("the listener ignored its cancellation in transaction %s", xid)
+        if isinstance(state, LocalTransactionState):
+            return LocalAnswer(state)
+        wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
+        log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
+        return LocalAnswer(_UNKNOWN, wrong)
 
 
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and bool(task.cancelling())
+def _unknown(xid: str, error: Exception) -> LocalAnswer:
+    log.error("the listener failed with transaction %s", xid, exc_info=error)
+    return LocalAnswer(_UNKNOWN, error)
 
 
-def _unclear(xid: str, problem: Exception) -> Said:
-    log.error("the listener failed with transaction %s", xid, exc_info=problem)
-    return Said(_UNKNOWN, problem)
+class CallerThread(background.WaitingThread):
+    """A thread that waits for the loop, and meanwhile runs plain functions for it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: deque[Job] = deque()
+        self._is_abandoned = False
 
-def _sense(xid: str, said: object) -> Said:
-    if isinstance(said, LocalTransactionState):
-        return Said(said)
-    problem = TypeError(f"a listener returns a LocalTransactionState, not {said!r}")
-    log.error("the listener makes no sense of transaction %s: %s", xid, problem)
-    return Said(_UNKNOWN, problem)
+    def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
+        """See :meth:`Runner.run`."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._jobs.append((future, work))
+        if self._is_abandoned:
+            self.abandon()
+        else:
+            self._wake()
+        return future
+
+    def abandon(self) -> None:
+        """Fail what has not begun, because the thread no longer waits; called by the loop."""
+        self._is_abandoned = True
+        while self._jobs:
+            future, _ = self._jobs.popleft()
+            set_error(future, RuntimeError("the thread that was to run a function was interrupted"))
+
+    def serve(self) -> None:
+        """Run functions for the loop until the loop says that it is over.
+
+        Ctrl-C, and whatever else is not an ``Exception``, ends it and is raised; the loop receives
+        an error.
+        """
+        is_over = False
+        while not is_over:
+            self._sleep()
+            is_over = self._is_over  # Read before the last look: a job that is there still runs.
+            while self._jobs:
+                # The job stays in the queue until its future is set: Ctrl-C may come at any moment.
+                job = self._jobs[0]
+                tell, interruption = run_job(*job)
+                call_in_loop(job[0], tell)
+                if interruption is not None:
+                    raise interruption
+                self._jobs.popleft()

@@ -1,8 +1,8 @@
-"""The TM: opens a transaction, runs a function in it, and makes both sides one fact.
+"""The transaction manager: runs functions in transactions of a database and a message.
 
-It is a producer of transactions whose listener is a resource: the half message is sent, the
-function runs in a database transaction behind the fence, the broker is told what the resource
-knows. Checks are answered by the fence, in any process that has a manager of the group open.
+It is a producer of transactions whose listener is a resource. The half message is stored, the
+function runs in a database transaction behind the fence, and the broker receives what the resource
+knows. Every process with an open manager of the group answers checks, from the fence.
 """
 
 from __future__ import annotations
@@ -10,74 +10,156 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.settings import settings_or
-from txmq.errors import ConfigError, TransactionConflict, UsageError
+from txmq.errors import (
+    ConfigError,
+    OutcomeUnknown,
+    RollBack,
+    TransactionConflict,
+    UsageError,
+)
+from txmq.limits import LATE_SECONDS_MAX
 from txmq.message import Message
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.tasks import Tasks
 from txmq.runtime.threads import Runner
-from txmq.transaction.listener import HalfMessage
-from txmq.transaction.manager_branch import (
+from txmq.transaction.listener import LocalAnswer
+from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
+from txmq.transaction.producer import TransactionProducer
+from txmq.transaction.resource import LocalTransaction, Resource
+from txmq.transaction.run import TransactionRun
+from txmq.transaction.settings import ManagerSettings
+from txmq.transaction.state import (
+    LocalTransactionState,
+    TransactionOutcome,
+    TransactionState,
+    TransactionTally,
+)
+from txmq.transaction.story import Step, note
+from txmq.transaction.work import (
     Attempts,
     Call,
-    LocalTransaction,
-    Resource,
+    Entered,
+    LateWork,
+    ResourceListener,
+    Transaction,
     Work,
-    branch_of,
+    current,
+    listener_of,
+    refuse_another,
 )
-from txmq.transaction.manager_current import Entered, Transaction, current, refuse_another
-from txmq.transaction.manager_message import Keys, MadeFrom, Properties, Shape, Text
-from txmq.transaction.manager_producer import ResourceProducer
-from txmq.transaction.manager_result import Late, explain, settled
-from txmq.transaction.producer import DecideHalf
-from txmq.transaction.settings import ManagerSettings
-from txmq.transaction.state import LocalTransactionState, TransactionOutcome
-from txmq.transaction.story import Step, note
-from txmq.transaction.tally import TransactionTally
 
-__all__ = ["Begun", "TransactionManager"]
+__all__ = ["TransactionBlock", "TransactionManager"]
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 S = TypeVar("S")
 
-_ROLLBACK = LocalTransactionState.ROLLBACK
+_ROLLBACK: Final = LocalTransactionState.ROLLBACK
 
 _NO_SESSION: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _MARK: Final = "__txmq_transaction__"
-"""By what a decorated function is known."""
+"""The attribute that marks a decorated function."""
 
 
-class Begun(Generic[S]):
-    """A transaction that is begun, and not ended: its half message is stored."""
+class ResourceProducer(TransactionProducer):
+    """The producer of a manager. Its resource carries out decisions, and recovers what crashed
+    processes have left.
+
+    Args:
+        group: The producer group.
+        names: The name servers, or a client to share.
+        resource: The database, or several.
+        listener: The listener for it.
+        settings: How it sends, runs, ends and answers.
+        network: As for :class:`txmq.TransactionProducer`.
+        clock: Likewise.
+        entropy: Likewise.
+    """
+
+    _noun: ClassVar[str] = "manager"
 
     def __init__(
         self,
-        half: HalfMessage,
-        local: LocalTransaction[S],
-        attempts: Attempts,
-        guard: AbstractContextManager[DecideHalf],
-        inside: AbstractContextManager[None],
+        group: str,
+        names: str | Client,
+        resource: Resource[Any],
+        listener: ResourceListener[Any],
+        settings: ManagerSettings,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
     ) -> None:
-        self.half = half
-        self.local = local
-        self.attempts = attempts
-        self.guard = guard
-        self.decide = guard.__enter__()
-        """Tells the broker, also where the manager has closed meanwhile."""
-        self.inside = inside
-        """For whoever runs the local transaction, as long as it runs."""
+        super().__init__(
+            group, names, listener, settings, network=network, clock=clock, entropy=entropy
+        )
+        self._resource: Resource[Any] = resource
+        self._recovery = Tasks()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._recovery.start(self._resource.attend(), f"recovery of group {self.group}")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.client.session.owner.is_current:
+            return
+        try:
+            # Transactions in progress keep their connections meanwhile.
+            await super().__aexit__(kind, problem, trace)
+        finally:
+            await self._recovery.stop()
+
+    async def prepare_late(self, run: TransactionRun, message: Message) -> None:
+        """Send the half message of a local transaction that runs, even while the producer closes:
+        a transaction that has begun is finished.
+
+        Raises:
+            TxmqError: As for :meth:`prepare`; that transaction must not commit.
+        """
+        await run.begin(self.half_of(message, run.xid), is_late=True)
+
+
+@dataclass(slots=True)
+class TransactionBlock(Generic[S]):
+    """A transaction that has begun and not ended: its half message is stored, and its local part
+    runs in a block of the application's code.
+    """
+
+    run: TransactionRun
+    local: LocalTransaction[S]
+    attempts: Attempts
+    inside: AbstractContextManager[None]
+    """For the task or thread that runs the local transaction, as long as it runs."""
+    is_left: bool = False
+
+    def leave(self) -> None:
+        """The local transaction no longer runs here; harmless a second time."""
+        if not self.is_left:
+            self.is_left = True
+            self.run.runs.leave(self.run.xid)
 
 
 class TransactionManager(Lifecycle, Generic[S]):
-    """Makes a database's commit and a message's being seen one fact.
+    """Makes a database's commit and a message's visibility one fact.
 
     ::
 
@@ -90,21 +172,21 @@ class TransactionManager(Lifecycle, Generic[S]):
             outcome = await transfer_out(order)
 
     Keep one open in every process that can answer for the group's transactions, all with the same
-    database. Opening it verifies the resource; the resource itself is closed by whoever made it.
+    database. Opening it verifies the resource; closing it leaves the resource open.
 
     Args:
         group: The producer group, whose members answer for each other.
         names: The name servers, ``host:port`` separated by ``;``, or a client to share.
         resource: The database.
         settings: How it sends, runs, ends and answers.
-        network: Where streams come from; a client that is shared has its own.
-        clock: Where the time comes from, likewise.
-        entropy: Where chance comes from, likewise.
+        network: Opens streams; a shared client has its own.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
 
     Raises:
-        ConfigError: ``names`` names no server, or one in a way that is no address; or what should
-            be a resource is none.
-        LocalProtocolError: The group's name holds what names may not hold.
+        ConfigError: ``names`` names no server, or holds an invalid address; or the resource is not
+            a resource.
+        LocalProtocolError: The group's name holds a character that names may not hold.
         LimitExceeded: The group's name is too long.
     """
 
@@ -119,21 +201,16 @@ class TransactionManager(Lifecycle, Generic[S]):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        chosen = settings_or(ManagerSettings, settings)
+        self._settings = settings_or(ManagerSettings, settings)
         if not hasattr(resource, "is_blocking"):
-            given = type(resource).__name__
-            raise ConfigError(f"give it a resource, such as SQLResource(engine), not {given}")
+            wrong = type(resource).__name__
+            raise ConfigError(f"give it a resource, such as SQLResource(engine), not {wrong}")
         self._resource = resource
-        self._branch = branch_of(group, resource, chosen, self._ports)
+        self._listener = listener_of(group, resource)
         self._producer = ResourceProducer(
-            group, names, resource, self._branch, chosen,
+            group, names, resource, self._listener, self._settings,
             network=network, clock=clock, entropy=entropy,
         )  # fmt: skip
-        self._late = Late(self._producer, self._branch, chosen)
-
-    def _ports(self) -> tuple[Clock, Entropy]:
-        session = self._producer.client.session
-        return session.clock, session.entropy
 
     @property
     def group(self) -> str:
@@ -142,17 +219,17 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @property
     def tally(self) -> TransactionTally:
-        """What it has seen since it was opened."""
+        """What it has counted since it was opened."""
         return self._producer.tally
 
     async def __aenter__(self) -> Self:
-        """Verify the resource, and be known to the brokers.
+        """Verify the resource, and register with the brokers.
 
         Raises:
             ResourceError: The database cannot take part, or does not answer.
             UsageError: It is open already.
         """
-        # First: a broker may ask at once.
+        # First: a broker may send checks at once.
         await self._resource.verify()
         await self._producer.__aenter__()
         return self
@@ -163,7 +240,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for what is under way, for ``stop_s`` at most."""
+        """Wait for transactions and checks in progress, for ``stop_s`` at most."""
         await self._producer.__aexit__(kind, problem, trace)
 
     # Decorated functions
@@ -181,29 +258,29 @@ class TransactionManager(Lifecycle, Generic[S]):
         [Callable[Concatenate[S, P], Any]],
         Callable[P, Coroutine[Any, Any, TransactionOutcome]],
     ]:
-        """Make a function a transaction: its first argument is the session, and whoever calls it
-        gives the others, and awaits the outcome.
+        """Make a function a transaction. Its first argument is the session; the caller gives the
+        others, and awaits the outcome.
 
         The message is made from these arguments, before the function runs. Each part is the same
         for all calls, or a function of the arguments. An ``async`` function is for a resource of
         asyncio; a plain one is for one that blocks, and runs in a thread.
 
-        Made from the result, it is sent after the function has run and before the commit, while the
-        local transaction keeps its locks; each part is the same for all calls, or a function of
-        what the function has returned.
+        Made from the result, the message is sent after the function has run and before the commit,
+        while the local transaction keeps its locks. Each part is the same for all calls, or a
+        function of the result.
 
-        What the function raises rolls back both sides, and comes out again;
+        An exception of the function rolls back both sides, and reaches the caller;
         :class:`txmq.errors.RollBack` does not, and is the outcome's ``problem``.
 
         Args:
             topic: The message's topic.
             tags: Its tag.
             keys: Its key, or several.
-            body: Makes the body: bytes, or what is written as JSON. Unless it is given, that is the
-                argument, or where there are several, all of them by their names; or the result.
+            body: Makes the body: bytes, or what JSON can carry. Without it, the body is the
+                argument, or all arguments by their names if there are several; or the result.
             properties: Its properties.
-            made_from: ``"arguments"``, or ``"result"`` where the message needs what only the
-                database knows, as keys that it generates.
+            made_from: ``"arguments"``, or ``"result"`` if the message needs what only the database
+                knows, such as keys that it generates.
 
         Raises:
             UsageError: The function is of the wrong kind for the resource, or a part of the message
@@ -213,17 +290,17 @@ class TransactionManager(Lifecycle, Generic[S]):
         def decorate(
             function: Callable[Concatenate[S, P], Any],
         ) -> Callable[P, Coroutine[Any, Any, TransactionOutcome]]:
-            shape = self.shape(function, topic, tags, keys, body, properties, made_from)
+            template = self.template(function, topic, tags, keys, body, properties, made_from)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
-                return await self.called(shape, function, args, kwargs)
+                return await self.called(template, function, args, kwargs)
 
-            return signed(call, shape.signature)
+            return signed(call, template.signature)
 
         return decorate
 
-    def shape(
+    def template(
         self,
         function: Callable[..., Any],
         topic: Text,
@@ -232,15 +309,21 @@ class TransactionManager(Lifecycle, Generic[S]):
         body: Callable[..., object] | None,
         properties: Properties | None,
         made_from: MadeFrom,
-    ) -> Shape:
+    ) -> MessageTemplate:
         """How the messages of a function are made; see :meth:`transactional`.
 
         Raises:
+            ConfigError: Local transactions may take too long for a message made from a result.
             UsageError: As for :meth:`transactional`.
         """
         name = getattr(function, "__qualname__", repr(function))
-        if made_from == "result":
-            self._late.see_limit()
+        limit_s = self._settings.local_timeout_s
+        if made_from == "result" and limit_s > LATE_SECONDS_MAX:
+            # The half message would be so much younger than its row that the row is removed first.
+            raise ConfigError(
+                f"a message is made from a result {LATE_SECONDS_MAX} s after its transaction began "
+                f"at the latest: local_timeout_s is {limit_s}"
+            )
         if _MARK in getattr(function, "__dict__", {}):
             raise UsageError(
                 f"{name} is a transaction already, and has one message; others belong into an "
@@ -256,8 +339,8 @@ class TransactionManager(Lifecycle, Generic[S]):
         if not arguments or arguments[0].kind in _NO_SESSION:
             raise UsageError(f"the first argument of {name} is the session, and it takes none")
         if arguments[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-            del arguments[0]  # Otherwise it takes the session, and whatever follows.
-        return Shape(
+            del arguments[0]  # Otherwise it takes the session, and everything after it.
+        return MessageTemplate(
             name=name,
             signature=signature.replace(parameters=arguments),
             topic=topic,
@@ -270,24 +353,25 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     def called(
         self,
-        shape: Shape,
+        template: MessageTemplate,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         runner: Runner | None = None,
     ) -> Coroutine[Any, Any, TransactionOutcome]:
-        """One call of a decorated function, to be awaited.
+        """One call of a decorated function, to be awaited. The message is made at once, in the
+        caller's thread.
 
         Raises:
             TypeError: The function does not take these arguments.
-            LocalProtocolError: No message can be made of them.
-            Exception: Whatever the functions raise that make its parts.
+            LocalProtocolError: They make no message.
+            Exception: Any exception of the functions that make its parts.
         """
         call = function, args, kwargs
-        if shape.is_late:
-            shape.bound(args, kwargs)
-            return self._late.run(shape, call, runner)
-        return self.run(shape.message(args, kwargs), call, runner)
+        if template.made_from == "result":
+            template.bound(args, kwargs)
+            return self._run_late(template, call, runner)
+        return self.run(template.message(args, kwargs), call, runner)
 
     async def run(
         self, message: Message, call: Call, runner: Runner | None = None
@@ -297,7 +381,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         Args:
             message: The message.
             call: The function, and its arguments after the session.
-            runner: Where it runs if it is a plain one, unless in a thread of its own.
+            runner: Where a plain function runs, unless in a thread of the producer.
 
         Raises:
             TransactionOverdue: It took too long.
@@ -306,21 +390,73 @@ class TransactionManager(Lifecycle, Generic[S]):
             Exception: What the function raised, or why the database refused the commit.
         """
         refuse_another()
-        work: Work[S] = Work(call, self._now_ms())
+        session = self._producer.client.session
+        born_ms = session.clock.wall_ms()
+        run, half = self._producer.new_run(message)
+        attempts = Attempts(self._settings, session.clock, session.entropy)
+        work: Work[S] = Work(run, *call, born_ms, attempts)
         try:
-            outcome = await self._producer.transact(message, work, runner)
+            outcome = await run.transact(half, work, runner)
         except TransactionConflict as conflict:
-            explain(conflict, work.problem)
+            _explain(conflict, work.problem)
             raise
-        if work.half is None:
+        assert outcome is not None, "its half message was sent"
+        if not work.has_begun:
             raise outcome.problem or UsageError("its local transaction was not run")
-        return settled(outcome, work.problem, work.result)
+        return _result(outcome, work.problem, work.result)
+
+    async def _run_late(
+        self, template: MessageTemplate, call: Call, runner: Runner | None
+    ) -> TransactionOutcome:
+        """Run a function whose result makes the message. Each attempt is a transaction of its own,
+        under an id that its message will have.
+        """
+        refuse_another()
+        session = self._producer.client.session
+        attempts = Attempts(self._settings, session.clock, session.entropy)
+        while True:
+            run = TransactionRun(self._producer.open_runs(), session.ids.next())
+            attempts.start(run.xid)
+            work: LateWork[S] = LateWork(
+                run, *call, session.clock.wall_ms(), attempts,
+                make=template.message_of, send=self._producer.prepare_late,
+            )  # fmt: skip
+            topic = template.topic if isinstance(template.topic, str) else ""
+            self._producer.stories.open(run.xid, topic, self.group)
+            try:
+                outcome = await run.transact(None, work, runner)
+            except TransactionConflict as conflict:
+                _explain(conflict, work.problem)
+                raise
+            pause_s = None
+            if work.problem is not None and run.answer is not None:
+                state = run.answer.state
+                pause_s = self._listener.pause_s(state, attempts, work.problem)
+            if pause_s is None:
+                break
+            await asyncio.sleep(pause_s)
+        if outcome is not None:
+            return _result(outcome, work.problem, work.result)
+        assert run.answer is not None, "it has ended"
+        problem = work.problem or run.answer.problem
+        if run.answer.state is not _ROLLBACK:
+            raise OutcomeUnknown(
+                f"local transaction {run.xid} was left or ended inside before it had a message; "
+                "none is sent, and what became of it is not known"
+            ) from problem
+        assert problem is not None, "a function that returns sends a message"
+        # No broker asks about it, so no broker has to confirm it.
+        outcome = TransactionOutcome(
+            state=TransactionState.ROLLED_BACK, xid=run.xid, sent=None, is_acknowledged=True
+        )
+        self.tally.ended(outcome)
+        return _result(outcome, problem, None)
 
     # A block of code
 
     @asynccontextmanager
     async def transaction(self, message: Message) -> AsyncIterator[Transaction[S]]:
-        """A transaction for code that is no function: its end commits, an exception rolls back.
+        """A transaction for a block of code: its end commits, an exception rolls back.
 
         ::
 
@@ -328,9 +464,9 @@ class TransactionManager(Lifecycle, Generic[S]):
                 transaction.session.add(...)
             print(transaction.outcome)
 
-        It is run once: a serialization failure comes out, and nothing remains. For a resource of
-        asyncio; one that blocks would stall the loop, and is for decorated functions, and for
-        :mod:`txmq.blocking`.
+        It runs once: a serialization failure reaches the caller, and nothing remains. For a
+        resource of asyncio. One that blocks would stall the loop: it is for decorated functions,
+        and for :mod:`txmq.blocking`.
 
         Raises:
             TxmqError: As for :meth:`run`.
@@ -340,89 +476,110 @@ class TransactionManager(Lifecycle, Generic[S]):
             raise UsageError(
                 "this resource blocks, and would stall the loop: decorate a plain function"
             )
-        begun = await self.begin(message)
+        block = await self.begin(message)
         transaction: Transaction[S] | None = None
         problem: BaseException | None = None
         try:
-            with begun.inside:
-                async with begun.local as session:
-                    transaction = Transaction(begun.half, session)
-                    with Entered(transaction), self._branch.deadline(begun.attempts):
+            with block.inside:
+                async with block.local as session:
+                    transaction = Transaction(block.run, session)
+                    with Entered(transaction), self._listener.deadline(block.attempts):
                         yield transaction
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - comes out below
-            problem = raised
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised below
+            problem = error
         except BaseException:
-            await self.leave(begun)
+            await self.leave(block)
             raise
-        outcome = await self.end(begun, problem)
+        outcome = await self.end(block, problem)
         if transaction is None and problem is not None:
-            raise problem  # There was no block, so nobody can be given the outcome.
+            raise problem  # The block did not run, so it cannot receive the outcome.
         assert transaction is not None, "it had a session"
         transaction.outcome = outcome
 
-    async def begin(self, message: Message) -> Begun[S]:
+    async def begin(self, message: Message) -> TransactionBlock[S]:
         """Open a transaction, the first part of :meth:`transaction`.
 
         Raises:
             TxmqError: As for :meth:`run`.
         """
         refuse_another()
-        born_ms = self._now_ms()
-        half = await self._producer.prepare(message)
-        if (doubt := half.doubt()) is not None:
-            await self._producer.decide(half, _ROLLBACK)
+        session, stories = self._producer.client.session, self._producer.stories
+        born_ms = session.clock.wall_ms()
+        run, half = self._producer.new_run(message)
+        doubt = (await run.prepare(half)).doubt()
+        if doubt is not None:
+            await run.finish_apart(LocalAnswer(_ROLLBACK))
             raise doubt
-        guard = self._producer.undecided(half)
-        local = self._branch.local(half.id, born_ms)
-        inside = self._producer.stories.inside(half.id)
-        # Last: whoever is not given what is begun cannot end it.
-        begun = Begun(half, local, self._branch.attempts(half.id), guard, inside)
-        self._producer.stories.tell(half.id, Step.CALLED)
-        return begun
+        if run.runs.is_stopped:
+            raise UsageError("this manager was closed meanwhile; a broker will ask")
+        local = self._resource.local(run.xid, self.group, born_ms)
+        attempts = Attempts(self._settings, session.clock, session.entropy)
+        attempts.start(run.xid)
+        block = TransactionBlock(run, local, attempts, stories.inside(run.xid))
+        run.runs.enter(run.xid)  # Last: a caller that does not receive the block cannot leave it.
+        stories.tell(run.xid, Step.CALLED)
+        return block
 
-    async def end(self, begun: Begun[S], problem: BaseException | None) -> TransactionOutcome:
+    async def end(
+        self, block: TransactionBlock[S], problem: BaseException | None
+    ) -> TransactionOutcome:
         """Decide a transaction, the last part of :meth:`transaction`.
 
         Raises:
             TxmqError: As for :meth:`run`.
             BaseException: What the code raised, as for :meth:`run`.
         """
-        half, state, stories = begun.half, begun.local.state, self._producer.stories
+        run, state, stories = block.run, block.local.state, self._producer.stories
         if problem is not None:
-            with stories.inside(half.id):
-                note(half.id, "it ends with %r", problem)
-        stories.tell(half.id, Step.SAID, state)
-        stories.tell(half.id, Step.HEARD, state)
+            with stories.inside(run.xid):
+                note(run.xid, "it ends with %r", problem)
+        stories.tell(run.xid, Step.SAID, state)
+        stories.tell(run.xid, Step.HEARD, state)
         try:
             if isinstance(problem, asyncio.CancelledError):
-                self._producer.decide_soon(half, state)
+                run.finish_behind(LocalAnswer(state))
                 raise problem
-            outcome = await begun.decide(state)
+            outcome = await run.finish_apart(LocalAnswer(state))
         except TransactionConflict as conflict:
-            explain(conflict, problem)
+            _explain(conflict, problem)
             raise
         finally:
-            begun.guard.__exit__(None, None, None)
-        return settled(outcome, problem, None)
+            block.leave()
+        assert outcome is not None, "its half message was sent"
+        return _result(outcome, problem, None)
 
-    async def leave(self, begun: Begun[S]) -> None:
-        """Have checks of it answered; nothing is decided here, and nothing more is told of it."""
-        begun.guard.__exit__(None, None, None)
-        self._producer.stories.end(begun.half.id)
+    async def leave(self, block: TransactionBlock[S]) -> None:
+        """Leave the decision to checks; nothing is decided or reported here any more."""
+        block.leave()
+        self._producer.stories.end(block.run.xid)
 
     def current(self) -> Transaction[S] | None:
-        """The transaction of this manager that runs in this task or thread; none if none does."""
+        """This manager's transaction that runs in this task or thread, if one does."""
         found = current()
         return found if found is not None and found.group == self.group else None
 
-    # Messages
 
-    def _now_ms(self) -> int:
-        return self._producer.client.session.clock.wall_ms()
+def _explain(conflict: TransactionConflict, problem: BaseException | None) -> None:
+    """Keep a conflict from hiding the exception of the local transaction."""
+    if problem is not None:
+        conflict.add_note(f"its local transaction raised {problem!r}")
+
+
+def _result(
+    outcome: TransactionOutcome, problem: BaseException | None, result: object
+) -> TransactionOutcome:
+    """The outcome for the caller, or the exception that the caller receives."""
+    if problem is None:
+        return outcome if result is None else replace(outcome, result=result)
+    if outcome.state is TransactionState.ROLLED_BACK and not isinstance(problem, RollBack):
+        problem.add_note(f"transaction {outcome.xid} is rolled back")
+        raise problem
+    known = problem if isinstance(problem, Exception) else None
+    return replace(outcome, problem=known)
 
 
 def signed(call: Callable[P, Any], signature: inspect.Signature) -> Callable[P, Any]:
-    """Let it be seen what a decorated function takes: frameworks look."""
+    """Show frameworks the arguments that a decorated function takes."""
     vars(call)["__signature__"] = signature
     vars(call)[_MARK] = True
     return call

@@ -1,7 +1,7 @@
-"""What a producer says of a transaction, what it hears, and what is known then. Pure.
+"""The states of a transaction as its producer sees them, and how they follow from each other. Pure.
 
-One table says it all: from the local transaction's answer and what became of its END follows the
-outcome. A pair that is missing is a conflict, which nobody can settle any more.
+One table decides: the local transaction's state and the broker's reply to the END give the outcome.
+A pair that is missing from the table is a conflict, which needs a person to look at it.
 """
 
 from __future__ import annotations
@@ -22,105 +22,106 @@ from txmq.protocol.message_id import position_in
 __all__ = [
     "OUTCOMES",
     "SPELLINGS",
+    "EndReply",
     "LocalTransactionState",
-    "Reply",
     "TransactionOutcome",
     "TransactionState",
+    "TransactionTally",
     "end_of",
     "end_of_check",
 ]
 
 
 class LocalTransactionState(Enum):
-    """What a local transaction came to; the values are what an END says."""
+    """The end of a local transaction; the values are those of an END on the wire."""
 
     COMMIT = int(SysFlag.COMMITTED)
     """It has committed; in RocketMQ ``COMMIT_MESSAGE``."""
     ROLLBACK = int(SysFlag.ROLLED_BACK)
-    """It never will; in RocketMQ ``ROLLBACK_MESSAGE``."""
+    """It never will commit; in RocketMQ ``ROLLBACK_MESSAGE``."""
     UNKNOWN = 0
-    """That is not known now, and shall be asked again; in RocketMQ ``UNKNOW``."""
+    """Not known now, so the broker asks again; in RocketMQ ``UNKNOW``."""
 
 
 class TransactionState(Enum):
-    """What is known of a transaction."""
+    """The outcome of a transaction, as far as its producer knows."""
 
     COMMITTED = "committed"
-    """Both sides are: consumers see the message, or will once the broker has heard."""
+    """Both sides committed: consumers see the message, or will see it once the broker knows."""
     ROLLED_BACK = "rolled back"
-    """Neither side is, and nobody ever sees the message."""
+    """Neither side committed, and no consumer ever sees the message."""
     UNKNOWN = "unknown"
-    """The local transaction did not say; the broker will ask."""
+    """The state of the local transaction is not known; the broker will ask."""
 
 
-class Reply(Enum):
-    """What a broker says to an END."""
+class EndReply(Enum):
+    """A broker's reply to an END."""
 
     TAKEN = "taken"
     COMMITTED = "was committed"
-    """It was, before; so it stays."""
+    """The transaction was committed before, and stays so."""
     ROLLED_BACK = "was rolled back"
     REFUSED = "refused"
-    """It is not decided by this; the broker asks again, or keeps it for an operator."""
+    """The END decides nothing; the broker asks again, or parks the transaction for an operator."""
     NONE = "none"
-    """Nothing: it may have been heard or not, or there was nothing to say."""
+    """No reply: the END may have arrived or not, or there was none to send."""
 
 
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 _COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 
-OUTCOMES: Final[Mapping[tuple[LocalTransactionState, Reply], tuple[TransactionState, bool]]] = {
-    (_COMMIT, Reply.TAKEN): (_COMMITTED, True),
-    (_COMMIT, Reply.COMMITTED): (_COMMITTED, True),
-    (_COMMIT, Reply.REFUSED): (_COMMITTED, False),
-    (_COMMIT, Reply.NONE): (_COMMITTED, False),
-    (_ROLLBACK, Reply.TAKEN): (_ROLLED_BACK, True),
-    (_ROLLBACK, Reply.ROLLED_BACK): (_ROLLED_BACK, True),
-    (_ROLLBACK, Reply.REFUSED): (_ROLLED_BACK, False),
-    (_ROLLBACK, Reply.NONE): (_ROLLED_BACK, False),
-    # Whatever is said to "unknown": this producer does not know.
+OUTCOMES: Final[Mapping[tuple[LocalTransactionState, EndReply], tuple[TransactionState, bool]]] = {
+    (_COMMIT, EndReply.TAKEN): (_COMMITTED, True),
+    (_COMMIT, EndReply.COMMITTED): (_COMMITTED, True),
+    (_COMMIT, EndReply.REFUSED): (_COMMITTED, False),
+    (_COMMIT, EndReply.NONE): (_COMMITTED, False),
+    (_ROLLBACK, EndReply.TAKEN): (_ROLLED_BACK, True),
+    (_ROLLBACK, EndReply.ROLLED_BACK): (_ROLLED_BACK, True),
+    (_ROLLBACK, EndReply.REFUSED): (_ROLLED_BACK, False),
+    (_ROLLBACK, EndReply.NONE): (_ROLLED_BACK, False),
+    # Whatever the broker replies to "unknown": this producer does not know.
     **dict.fromkeys(
-        product([LocalTransactionState.UNKNOWN], Reply), (TransactionState.UNKNOWN, False)
+        product([LocalTransactionState.UNKNOWN], EndReply), (TransactionState.UNKNOWN, False)
     ),
 }
-"""The state, and whether the broker has acknowledged it, by what was said and what was heard."""
+"""The outcome, and whether the broker has acknowledged it, by local state and reply."""
 
 SPELLINGS: Final = {
     LocalTransactionState.COMMIT: "COMMIT_MESSAGE",
     LocalTransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
     LocalTransactionState.UNKNOWN: "UNKNOW",
 }
-"""How traces and logs of stock clients name them."""
+"""The names in traces and logs of stock clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionOutcome:
-    """What became of a transaction, as far as its producer knows."""
+    """The outcome of a transaction, as far as its producer knows."""
 
     state: TransactionState
     xid: str
     """The transaction's id: its message's unique key."""
     sent: SendResult | None
-    """What the broker said of the half message, if one was sent."""
+    """The broker's answer to the half message, if one was sent."""
     is_acknowledged: bool
-    """Whether the broker has said that it is decided so. Otherwise the broker asks this producer's
-    group, and is told the same."""
+    """Whether the broker has confirmed the decision. Otherwise the broker asks this producer's
+    group, and receives the same decision."""
     problem: Exception | None = None
-    """What the local transaction raised, or why the broker has not acknowledged."""
+    """The exception of the local transaction, or why the broker has not confirmed."""
     result: Any = None
-    """What a function of a :class:`~txmq.TransactionManager` returned, if it has committed."""
+    """The return value of a :class:`~txmq.TransactionManager`'s function that has committed."""
 
     @property
     def message_id(self) -> str:
-        """The message's id, by which it is found once it can be seen; the ``xid``."""
+        """The id that finds the message once it is visible; the ``xid``."""
         return self.xid
 
     @property
     def half(self) -> SendResult:
-        """What the broker said of the half message; its offset is one among half messages.
+        """The broker's answer to the half message; its offset counts half messages.
 
         Raises:
-            UsageError: None was sent: its message would have been made from a result.
+            UsageError: No half message was sent: it would have been made from a result.
         """
         if self.sent is None:
             raise UsageError(f"transaction {self.xid} was rolled back before it had a message")
@@ -128,20 +129,65 @@ class TransactionOutcome:
 
     @property
     def queue(self) -> Queue:
-        """Where the message is seen once it is committed."""
+        """The queue in which the message is visible once it is committed."""
         return self.half.queue
 
     @property
     def half_offset(self) -> QueueOffset:
-        """The place of the half message among all of its broker."""
+        """The half message's offset among all half messages of its broker."""
         return self.half.offset
 
 
+@dataclass(slots=True)
+class TransactionTally:
+    """What a transactional producer has counted since it was opened; counters only grow."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    unknown: int = 0
+    unacknowledged: int = 0
+    """Decisions that the broker may not have received; it will ask."""
+    conflicts: int = 0
+    """Decisions that contradict an earlier one, by a transaction or by a check."""
+    checks: int = 0
+    """Checks received."""
+    checks_committed: int = 0
+    checks_rolled_back: int = 0
+    checks_unknown: int = 0
+    checks_dropped: int = 0
+    """Checks that found no room in the queue."""
+    checks_hung: int = 0
+    """Checks whose handler took too long."""
+
+    def ended(self, outcome: TransactionOutcome) -> None:
+        """Count a transaction."""
+        match outcome.state:
+            case TransactionState.COMMITTED:
+                self.committed += 1
+            case TransactionState.ROLLED_BACK:
+                self.rolled_back += 1
+            case TransactionState.UNKNOWN:
+                self.unknown += 1
+                return
+        if not outcome.is_acknowledged:
+            self.unacknowledged += 1
+
+    def answered(self, state: LocalTransactionState) -> None:
+        """Count a check."""
+        match state:
+            case LocalTransactionState.COMMIT:
+                self.checks_committed += 1
+            case LocalTransactionState.ROLLBACK:
+                self.checks_rolled_back += 1
+            case LocalTransactionState.UNKNOWN:
+                self.checks_unknown += 1
+
+
 def end_of(group: str, half: SendResult, state: LocalTransactionState) -> EndTransaction:
-    """The END of a transaction whose half message was just sent.
+    """The END of a transaction whose half message this producer has sent.
 
     Raises:
-        RemoteProtocolError: The broker did not say where the half message lies.
+        RemoteProtocolError: The broker did not say where it stored the half message.
     """
     return EndTransaction(
         producer_group=group,
@@ -155,16 +201,16 @@ def end_of(group: str, half: SendResult, state: LocalTransactionState) -> EndTra
 
 
 def end_of_check(
-    group: str, topic: str, xid: str, asked: CheckState, state: LocalTransactionState
+    group: str, topic: str, xid: str, check: CheckState, state: LocalTransactionState
 ) -> EndTransaction:
-    """The END that answers a check, about the half message where the broker says it is now."""
+    """The END that answers a check; the check names the half message's present offset."""
     return EndTransaction(
         producer_group=group,
-        tran_state_table_offset=asked.tran_state_table_offset,
-        commit_log_offset=asked.commit_log_offset,
+        tran_state_table_offset=check.tran_state_table_offset,
+        commit_log_offset=check.commit_log_offset,
         commit_or_rollback=state.value,
         from_transaction_check=True,
-        msg_id=asked.msg_id or xid,
-        transaction_id=asked.transaction_id or xid,
+        msg_id=check.msg_id or xid,
+        transaction_id=check.transaction_id or xid,
         topic=topic,
     )

@@ -1,9 +1,9 @@
-"""The nine steps of a transaction in their order: as log lines, and for whoever looks on.
+"""The nine steps of a transaction in their order, as log lines and as spans of a trace.
 
-They are those of the classic transfer between two banks: the producer manages the transaction, the
-broker coordinates it, and the local transaction is the resource's. ``DEBUG`` shows the lines, whose
-records carry the transaction's ``xid`` and the number of the ``step`` for handlers of your own.
-Both are told here, and by the same words, so that they cannot disagree.
+They are the steps of the classic transfer between two banks: the producer manages the transaction,
+the broker coordinates it, and the local transaction belongs to the resource. ``DEBUG`` shows the
+lines; their records carry the transaction's ``xid`` and the number of the ``step`` for handlers of
+your own. Log lines and spans are written here with the same words, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Step(Enum):
-    """What happens: its number, a word for it, and a text with room for what it is about."""
+    """A step: its number, a word for it, and a text with room for a detail."""
 
     OPENED = 1, "open", "it is opened by group %s"
     SENT = 2, "send", "its message for %s is sent"
@@ -38,7 +38,7 @@ class Step(Enum):
 
 
 class _Story:
-    """One that somebody looks on at."""
+    """A transaction that at least one watch follows."""
 
     __slots__ = ("_watches", "xid")
 
@@ -47,16 +47,16 @@ class _Story:
         self._watches = watches
 
     def begin_step(self, number: int, word: str, text: str) -> None:
-        for each in self._watches:
-            each.begin_step(number, word, text)
+        for watch in self._watches:
+            watch.begin_step(number, word, text)
 
     def note(self, text: str) -> None:
-        for each in self._watches:
-            each.note(text)
+        for watch in self._watches:
+            watch.note(text)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        leaves = [each.enter() for each in self._watches]
+        leaves = [watch.enter() for watch in self._watches]
         outer = _CURRENT.get()
         _CURRENT.set(self)
         try:
@@ -66,20 +66,20 @@ class _Story:
             for leave in reversed(leaves):
                 leave()
 
-    def end(self, state: str, is_acknowledged: bool, problem: BaseException | None) -> None:
-        for each in self._watches:
-            each.end(state, is_acknowledged, problem)
+    def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
+        for watch in self._watches:
+            watch.end(state, is_acknowledged, error)
 
 
 _CURRENT: Final[ContextVar[_Story | None]] = ContextVar("txmq_story", default=None)
-_NOBODY: Final = nullcontext()
+_UNWATCHED: Final = nullcontext()
 
 
 class Stories:
-    """Those of a producer. Where nobody looks on, nothing is kept of them.
+    """The transactions of a producer. Nothing is kept of a transaction that no watch follows.
 
     Args:
-        look: Tells who looks on.
+        look: Returns the producer's watches, if it has any.
     """
 
     def __init__(self, look: Callable[[], SendWatches | None]) -> None:
@@ -87,34 +87,34 @@ class Stories:
         self._open: dict[str, _Story] = {}
 
     def open(self, xid: str, topic: str, group: str) -> None:
-        """Write the first step down; what is told is looked at from now on, until the end."""
+        """Report the first step; the watches follow the transaction from now on, until its end."""
         watches = self.look()
         if watches is not None and (found := watches.begin_transaction(topic, xid)):
-            self.end(xid)  # It may be sent again under its id.
+            self.end(xid)  # A message may be sent again under its id.
             if len(self._open) >= STORIES_MAX:
                 self.end(next(iter(self._open)))
             self._open[xid] = _Story(xid, found)
         self.tell(xid, Step.OPENED, group)
 
-    def tell(self, xid: str, step: Step, about: object = "") -> None:
-        """Write a step down; the one before is over. States are told by their names."""
+    def tell(self, xid: str, step: Step, detail: object = "") -> None:
+        """Report a step, which ends the step before. States appear by their names."""
         if not (self._open or log.isEnabledFor(logging.DEBUG)):
-            return  # As nearly always, and nine times for each transaction.
+            return  # The usual case, nine times for each transaction.
         story = self._open.get(xid)
         if story is not None or log.isEnabledFor(logging.DEBUG):
             number, word, text = step.value
-            said = text % (about.name if isinstance(about, Enum) else about)
-            about_it = {"xid": xid, "step": number}
-            log.debug("transaction %s, step %d: %s", xid, number, said, extra=about_it)
+            line = text % (detail.name if isinstance(detail, Enum) else detail)
+            extra = {"xid": xid, "step": number}
+            log.debug("transaction %s, step %d: %s", xid, number, line, extra=extra)
             if story is not None:
-                story.begin_step(number, word, said)
+                story.begin_step(number, word, line)
 
     def inside(self, xid: str) -> AbstractContextManager[None]:
-        """While inside, what begins in this task or thread, and is noted in it, belongs to the
-        step that is taken now.
+        """While inside, spans that begin and notes that are written in this task or thread belong
+        to the present step.
         """
         story = self._open.get(xid)
-        return _NOBODY if story is None else story.inside()
+        return _UNWATCHED if story is None else story.inside()
 
     def end(
         self,
@@ -122,32 +122,32 @@ class Stories:
         state: str = "",
         *,
         is_acknowledged: bool = False,
-        problem: BaseException | None = None,
+        error: BaseException | None = None,
     ) -> None:
-        """It is over here.
+        """Report the end of a transaction in this process.
 
         Args:
             xid: The transaction's id.
-            state: What is known of it; empty where nothing is.
-            is_acknowledged: Whether the broker has said so.
-            problem: Why it went wrong.
+            state: Its outcome; empty if it is not known.
+            is_acknowledged: Whether the broker has confirmed the outcome.
+            error: Why it went wrong.
         """
         if (story := self._open.pop(xid, None)) is not None:
-            story.end(state, is_acknowledged, problem)
+            story.end(state, is_acknowledged, error)
 
     def close(self) -> None:
-        """Nothing more is told of any."""
+        """Report the end of every transaction that is still followed."""
         while self._open:
             self.end(next(iter(self._open)))
 
 
-def note(xid: str, text: str, *about: object) -> None:
-    """Write down what happens within a step, in words with room for what it is about."""
+def note(xid: str, text: str, *details: object) -> None:
+    """Report an event within a step; the text has room for details, as for logging."""
     story = _CURRENT.get()
     if story is not None and story.xid != xid:
-        story = None  # A task that was begun inside another one has kept its context.
+        story = None  # A task that began inside another transaction has kept its context.
     if story is not None or log.isEnabledFor(logging.DEBUG):
-        said = text % about
-        log.debug("transaction %s: %s", xid, said, extra={"xid": xid})
+        line = text % details
+        log.debug("transaction %s: %s", xid, line, extra={"xid": xid})
         if story is not None:
-            story.note(said)
+            story.note(line)

@@ -10,7 +10,7 @@ from resource_stage import GROUP, KINDS, ON_MARIADB, ON_POSTGRES, insert, now_ms
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from txmq.databases.shown import Shown
+from txmq.databases.canary import Canary
 from txmq.errors import (
     CommittedBefore,
     FenceElsewhere,
@@ -300,7 +300,7 @@ def test_what_a_function_sets_is_no_end(bank, setting):
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
 def test_an_end_is_found_behind_a_pooler_that_shows_something_else(bank, end, monkeypatch):
-    monkeypatch.setattr(Shown, "_now", lambda _: "off")
+    monkeypatch.setattr(Canary, "_now", lambda _: "off")
 
     async def story():
         async with bank.stage() as stage:

@@ -9,7 +9,7 @@ import pytest
 
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
-from txmq.transaction.manager_message import Shape
+from txmq.transaction.message import MessageTemplate
 
 
 @dataclass
@@ -26,7 +26,7 @@ ORDER = Order(7, Decimal("1.20"))
 
 def shape(function, **parts):
     usual = {"topic": "T", "tags": "", "keys": (), "body": None, "properties": {}}
-    return Shape(name="f", signature=inspect.signature(function), **{**usual, **parts})
+    return MessageTemplate(name="f", signature=inspect.signature(function), **{**usual, **parts})
 
 
 def one(order):
@@ -70,7 +70,7 @@ def test_keys_are_one_or_several(keys, made):
 def test_what_cannot_be_written_is_refused_with_what_to_do():
     with pytest.raises(LocalProtocolError, match="of f cannot be written as JSON; give it `body="):
         message(one, object())
-    with pytest.raises(LocalProtocolError, match="the topic of f's message is no text: 7"):
+    with pytest.raises(LocalProtocolError, match="the topic of f's message is not a string: 7"):
         message(one, ORDER, topic=lambda order: order.id)
 
 

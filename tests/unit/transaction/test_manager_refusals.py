@@ -29,8 +29,8 @@ from txmq.errors import (
     TransactionExpired,
     UsageError,
 )
-from txmq.transaction.ends import Heard
-from txmq.transaction.state import LocalTransactionState, Reply
+from txmq.transaction.end import EndAnswer
+from txmq.transaction.state import EndReply, LocalTransactionState
 from txmq_broker.testing import BrokerThread
 
 MESSAGE = Message(topic=TOPIC, body=b"block")
@@ -43,15 +43,15 @@ class Refusal(Exception):
 
 def told_later(tm):
     """Have ENDs of a manager wait until they may go; returns what they say, and that event."""
-    running, said, may_go = tm._producer._running, [], asyncio.Event()
-    tell = running.tell
+    ends, said, may_go = tm._producer._runs.ends, [], asyncio.Event()
+    send = ends.send
 
-    async def waiting(half, state):
-        said.append(state)
+    async def waiting(queue, end):
+        said.append(LocalTransactionState(end.commit_or_rollback))
         await may_go.wait()
-        return await tell(half, state)
+        return await send(queue, end)
 
-    running.tell = waiting
+    ends.send = waiting
     return said, may_go
 
 
@@ -218,7 +218,7 @@ async def test_a_function_that_may_have_begun_when_its_manager_closed_may_have_c
         function = tm.transactional(topic=TOPIC)(slow)
         both = [asyncio.ensure_future(function(Order(name, 30))) for name in "ab"]
         await until(begun.is_set)
-        await until(lambda: len(tm._producer._running._undecided) == 2)
+        await until(lambda: len(tm._producer._runs.undecided) == 2)
         await tm.__aexit__(None, None, None)
         assert (await both[0]).state is NOT_KNOWN
         with pytest.raises(OutcomeUnknown, match="closed meanwhile") as caught:
@@ -237,10 +237,10 @@ async def test_a_conflict_hides_nothing(stage):
 
     async with stage.manager() as tm:
 
-        async def contrary(half, state):
-            return Heard(Reply.COMMITTED)
+        async def contrary(queue, end):
+            return EndAnswer(EndReply.COMMITTED)
 
-        tm._producer._running.tell = contrary
+        tm._producer._runs.ends.send = contrary
         with pytest.raises(TransactionConflict) as raised:
             await tm.transactional(topic=TOPIC)(refused)(ORDER)
         assert "Refusal('no')" in raised.value.__notes__[0]
@@ -305,7 +305,7 @@ def test_several_messages_are_refused_in_every_form(bank, is_late):
                 {"topic": lambda _: [TOPIC, TOPIC]},
             ):
                 given = {"topic": TOPIC, "made_from": made_from, **parts}
-                with pytest.raises(LocalProtocolError, match=r"outbox, a table|is no text"):
+                with pytest.raises(LocalProtocolError, match=r"outbox, a table|is not a string"):
                     await tm.transactional(**given)(returned)(ORDER)
             function = tm.transactional(topic=TOPIC, made_from=made_from)(returned)
             with pytest.raises(LocalProtocolError, match="one message.*outbox, a table"):

@@ -224,7 +224,7 @@ async def test_what_no_message_can_be_made_of_rolls_back(stage):
             await decorated(tm, silent, keys=(), body=None)(30)
         with pytest.raises(LocalProtocolError, match="that makes it from the result"):
             await decorated(tm, body=None)(30)
-        with pytest.raises(LocalProtocolError, match="no text"):
+        with pytest.raises(LocalProtocolError, match="not a string"):
             await decorated(tm, topic=lambda bill: bill.id)(30)
         with pytest.raises(LocalProtocolError):
             await decorated(tm, topic="not a topic!")(30)

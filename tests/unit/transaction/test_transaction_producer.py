@@ -334,7 +334,7 @@ def test_the_log_says_what_became_of_it_where_no_broker_does(caplog):
         await stage.producer.send_in_transaction(message())
 
     scenario()
-    assert "is committed, but its broker has not said that it heard" in caplog.text
+    assert "is committed, but its broker has not confirmed that" in caplog.text
 
 
 @staged(repeats_end=True)

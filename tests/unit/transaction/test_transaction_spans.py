@@ -24,7 +24,7 @@ from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.observe.hooks import SendWatches
 from txmq.client.settings import ConsumerSettings, StartFrom
-from txmq.errors import BrokerRefused, RollBack, TransactionConflict, UsageError
+from txmq.errors import BrokerRefused, DatabaseFailed, RollBack, TransactionConflict, UsageError
 from txmq.protocol import command, headers
 from txmq.transaction import TransactionProducer
 from txmq.transaction.story import note
@@ -356,12 +356,19 @@ def test_nothing_is_kept_where_nobody_looks_on():
 
 
 def test_what_is_carried_out_in_the_end_belongs_to_the_ninth(spans, caplog):
-    class Confirming(TransactionProducer):
-        async def _confirm(self, xid, state):
+    class Databases:
+        identity = "fence-1"
+
+        async def confirm(self, xid, state):
             await asyncio.sleep(0)
             note(xid, "branch %s is committed", "icbc")
             below_now(spans, "commit")
-            return ValueError("ccb is away")
+            raise DatabaseFailed("ccb is away")
+
+    class Confirming(TransactionProducer):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self._resource = Databases()
 
     async def scenario():
         async with (

@@ -20,7 +20,7 @@ from txmq.errors import OutcomeUnknown, RollBack
 from txmq.runtime.threads import Threads
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
-from txmq.transaction.threads import Here
+from txmq.transaction.listener import CallerThread
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread, embedded
 
@@ -213,7 +213,7 @@ def names(start):
 
 
 def test_what_is_no_exception_ends_who_waits_but_not_the_loop():
-    here, told = Here(), []
+    here, told = CallerThread(), []
 
     async def ask():
         try:
@@ -231,7 +231,7 @@ def test_what_is_no_exception_ends_who_waits_but_not_the_loop():
 
 
 def test_what_is_wanted_is_run_before_who_waits_leaves():
-    here, ran = Here(), []
+    here, ran = CallerThread(), []
 
     async def ask():
         asked = [here.run(lambda n=n: ran.append((n, threading.current_thread()))) for n in (1, 2)]
@@ -247,7 +247,7 @@ def test_what_is_wanted_is_run_before_who_waits_leaves():
 
 def test_what_nobody_is_left_to_run_is_not_waited_for():
     async def scenario():
-        here = Here()
+        here = CallerThread()
         asked = [here.run(lambda: 1)]
         here.abandon()
         asked.append(here.run(lambda: 2))
@@ -340,7 +340,7 @@ def test_ctrl_c_while_it_waits_is_heard(broker):
 
 
 def test_ctrl_c_just_before_it_runs_leaves_it_to_checks(broker):
-    class Interrupted(Here):
+    class Interrupted(CallerThread):
         def serve(self):
             while not self._jobs:
                 self._sleep()

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from txmq.transaction.resources.fence import Fence, check_horizon_s
 from txmq.transaction.resources.sql import SQLResource
-from txmq.transaction.resources.xa import Look, Recovered, Waiting, XAResource
+from txmq.transaction.resources.xa import InDoubtBranch, Look, Recovered, XAResource
 
-__all__ = ["Fence", "Look", "Recovered", "SQLResource", "Waiting", "XAResource", "check_horizon_s"]
+__all__ = [
+    "Fence",
+    "InDoubtBranch",
+    "Look",
+    "Recovered",
+    "SQLResource",
+    "XAResource",
+    "check_horizon_s",
+]

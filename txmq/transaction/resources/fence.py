@@ -38,8 +38,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql as _postgresql
 from sqlalchemy.dialects import sqlite as _sqlite
 
+from txmq.databases.canary import TURN
 from txmq.databases.dialects import NOW_MS, kind_of
-from txmq.databases.shown import TURN
 from txmq.databases.tables import plain_names, plain_text, statements
 from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
 
@@ -93,7 +93,7 @@ class Fence:
         metadata: Yours, where a tool such as Alembic shall see the tables.
 
     Raises:
-        ConfigError: A name is none that every database takes unquoted.
+        ConfigError: Some database takes the name only in quotes.
     """
 
     def __init__(

@@ -1,14 +1,15 @@
-"""One local transaction: fenced first, committed last, and what may be told of it at any moment."""
+"""One local transaction: it claims its fence row first, and commits last. Its state is valid at any
+moment.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
-from txmq.databases.block import Block
 from txmq.databases.door import Borrowed, Door, drive
-from txmq.databases.witnessed import Fate, Witnessed
+from txmq.databases.guarded_transaction import CommitState, GuardedTransaction
 from txmq.errors import (
     CommittedBefore,
     ResourceError,
@@ -17,172 +18,137 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.transaction.resources.fence import COMMITTED, Fence
-from txmq.transaction.resources.steps import Claim, Row, claim, outcome
+from txmq.transaction.resources.steps import Claim, FenceRow, claim, outcome
 from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["Local"]
+__all__ = ["FencedTransaction"]
 
 S = TypeVar("S")
 
-_TOLD: Final = MappingProxyType(
+_STATES: Final = MappingProxyType(
     {
-        Fate.NOTHING: LocalTransactionState.ROLLBACK,
-        Fate.UNKNOWN: LocalTransactionState.UNKNOWN,
-        Fate.COMMITTED: LocalTransactionState.COMMIT,
+        CommitState.NOTHING: LocalTransactionState.ROLLBACK,
+        CommitState.UNKNOWN: LocalTransactionState.UNKNOWN,
+        CommitState.COMMITTED: LocalTransactionState.COMMIT,
     }
 )
 
 
-class Local(Block[S], Generic[S]):
+class FencedTransaction(GuardedTransaction[S]):
     """``with`` or ``async with``: a session in a database transaction that begins with the fence.
 
-    An exception inside rolls it back and comes out again. The transaction must be ended by nobody
-    else. Whatever happens, :attr:`state` says what may be told of it:
+    An exception inside rolls it back, and is raised again. Only this class may end the transaction.
+    :attr:`state` is at any moment:
 
-    - ``ROLLBACK`` until the commit is asked for, and where it surely failed;
-    - ``UNKNOWN`` while the commit is under way, and for ever if its answer never came;
-    - ``COMMIT`` once the database has said so.
+    - ``ROLLBACK`` until the commit is asked for, and if it certainly failed;
+    - ``UNKNOWN`` while the commit is in progress, and for ever if its answer never came;
+    - ``COMMIT`` once the database has confirmed it.
+
+    Begin raises:
+
+    - :class:`~txmq.errors.RolledBackByCheck` if a check was faster;
+    - :class:`~txmq.errors.CommittedBefore` if an earlier attempt has committed;
+    - :class:`~txmq.errors.TransactionExpired` if it is older than what the fence remembers;
+    - :class:`~txmq.errors.FenceElsewhere` if the session belongs to another database.
     """
 
     def __init__(self, fence: Fence, door: Door[S], ours: Claim) -> None:
-        self._door = door
-        self._row = _FenceRow(fence, door, ours)
-        self._inner = Witnessed(door, self._row)
-
-    @property
-    def is_blocking(self) -> bool:
-        """See :attr:`Block.is_blocking`."""
-        return self._door.is_blocking
+        super().__init__(door)
+        self._fence = fence
+        self._ours = ours
+        self._final: LocalTransactionState | None = None
+        """What the fence says for good, whatever happens to this attempt."""
 
     @property
     def state(self) -> LocalTransactionState:
-        """What may be told of it now."""
-        return self._row.told or _TOLD[self._inner.fate]
+        """Its state now."""
+        return self._final or _STATES[self.commit_state]
 
     @property
-    def may_be_in(self) -> bool:
+    def may_be_committed(self) -> bool:
         """Whether its row may be committed."""
-        return self._inner.fate is not Fate.NOTHING
-
-    async def begin(self) -> S:
-        """Begin, and claim the transaction for its commit.
-
-        Raises:
-            RolledBackByCheck: It came too late.
-            CommittedBefore: An earlier attempt has committed; ``state`` says so.
-            TransactionExpired: It is older than what the fence remembers.
-            FenceElsewhere: The session belongs to another database.
-            Exception: Whatever the source's library raises; nothing was done.
-        """
-        return await self._inner.begin()
-
-    async def end(self, problem: BaseException | None) -> None:
-        """Commit, or roll back if an exception came.
-
-        Raises:
-            OutcomeUnknown: The database did not say what became of the commit, or the transaction
-                had been ended inside.
-            TransactionBroken: The database had given it up; nothing of it remains.
-            Exception: Why the database refused the commit; nothing of it remains.
-        """
-        try:
-            await self._inner.end(problem)
-        finally:
-            if self._inner.fate is Fate.NOTHING and not self._inner.is_held:
-                await self._row.see_that_it_is_gone()
+        return self.commit_state is not CommitState.NOTHING
 
     async def claim(self, door: Door[S]) -> None:
-        """Nothing but the row: commit that the transaction is committed.
+        """Commit the row and nothing else: the decision that the transaction commits.
 
         Args:
-            door: Leads to the same database.
+            door: Opens sessions of the same database.
 
         Raises:
             Exception: As for :meth:`begin` and :meth:`end`.
         """
-        self._row.door = door
-        self._inner = Witnessed(door, self._row)
+        self._door = door
         await self.begin()
         await self.end(None)
 
-    async def see_undecided(self, door: Door[S] | None = None) -> None:
-        """See that nobody has decided it so far.
+    async def check_undecided(self, door: Door[S] | None = None) -> None:
+        """Refuse a transaction that is decided already.
 
         Args:
-            door: Leads to the same database.
+            door: Opens sessions of the same database.
 
         Raises:
-            RolledBackByCheck: A check has.
+            RolledBackByCheck: A check has rolled it back.
             CommittedBefore: An earlier attempt has committed; ``state`` says so.
-            Exception: Whatever the source's library raises.
+            Exception: Any exception of the source's library.
         """
-        await self._row.see_undecided(door or self._door)
+        known = await outcome(self._fence, door or self._door, self._ours.xid)
+        if known is not None:
+            self._refuse(FenceRow(known, self._ours.owner))
 
     def flush(self) -> None:
-        """Write what the session has kept back so far; for ``with``.
+        """Write what the session still holds back; for ``with``.
 
         Raises:
-            Exception: What the database says to it.
+            Exception: The answer of the database.
         """
         drive(self.aflush())
 
     async def aflush(self) -> None:
         """See :meth:`flush`; for ``async with``."""
-        await self._inner.borrowed.flush()
+        await self.borrowed.flush()
 
-
-class _FenceRow:
-    """What the fence says of the transaction."""
-
-    def __init__(self, fence: Fence, door: Door[object], ours: Claim) -> None:
-        self._fence = fence
-        self._ours = ours
-        self.door = door
-        self.told: LocalTransactionState | None = None
-        """What it says for good, whatever becomes of this attempt."""
+    # The guard row is the fence row
 
     @property
-    def of(self) -> str:
+    def _name(self) -> str:
         return f"local transaction {self._ours.xid}"
 
-    async def put(self, borrowed: Borrowed[object]) -> None:
+    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
         try:
-            found = await claim(self._fence, self.door, borrowed, self._ours)
+            found = await claim(self._fence, self._door, borrowed, self._ours)
         except TransactionExpired:
-            # Whether an earlier attempt committed is what has been forgotten.
-            self.told = LocalTransactionState.UNKNOWN
+            # The fence has forgotten whether an earlier attempt committed.
+            self._final = LocalTransactionState.UNKNOWN
             raise
         if found is not None:
             self._refuse(found)
 
-    async def is_ours(self, borrowed: Borrowed[object]) -> bool:
+    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
         return bool((await borrowed.ask(self._fence.ours, of_xid=self._ours.xid)).rows)
 
-    async def is_committed(self, borrowed: Borrowed[object]) -> bool:
+    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
         found = await borrowed.ask(self._fence.outcome, of_xid=self._ours.xid)
         return [row[0] for row in found.rows] == [COMMITTED]
 
-    async def see_undecided(self, door: Door[object]) -> None:
-        known = await outcome(self._fence, door, self._ours.xid)
-        if known is not None:
-            self._refuse(Row(known, self._ours.owner))
-
-    async def see_that_it_is_gone(self) -> None:
-        """A driver that knows how its connection stands does not know whether it is still the same
-        transaction: one that was committed by its own words, and followed by another, looks alike.
+    async def _after_rollback(self) -> None:
+        """Look whether the row is committed all the same. A driver knows the status of its
+        connection, not whether the transaction is still the same: the application may have
+        committed it by its own words, and begun another.
         """
-        if self.told is not None:
+        if self._final is not None:
             return
-        with suppress(ResourceError, *self.door.problems):
-            if await outcome(self._fence, self.door, self._ours.xid) == COMMITTED:
-                self.told = LocalTransactionState.UNKNOWN
+        with suppress(ResourceError, *self._door.problems):
+            if await outcome(self._fence, self._door, self._ours.xid) == COMMITTED:
+                self._final = LocalTransactionState.UNKNOWN
 
-    def _refuse(self, found: Row) -> NoReturn:
+    def _refuse(self, found: FenceRow) -> NoReturn:
         if found.owner not in ("", self._ours.owner):
-            self.told = LocalTransactionState.UNKNOWN
+            self._final = LocalTransactionState.UNKNOWN
             raise UsageError(f"transaction {self._ours.xid} belongs to group {found.owner!r}")
         if found.outcome == COMMITTED:
-            self.told = LocalTransactionState.COMMIT
+            self._final = LocalTransactionState.COMMIT
             raise CommittedBefore(f"transaction {self._ours.xid} has committed before")
         raise RolledBackByCheck(
             f"transaction {self._ours.xid} was rolled back by a check; it came too late"

@@ -1,7 +1,7 @@
-"""Transactions that a database has prepared: how ours are called, and what is to be done with one.
+"""Prepared transactions: how ours are named, and what a recovery does with one.
 
-Pure: knows no database. PostgreSQL keeps what is prepared over every crash, with its locks, until
-somebody ends it by its name. The name says all that a stranger must know to do that: which
+Pure: knows no database. PostgreSQL keeps a prepared transaction over every crash, with its locks,
+until a session ends it by its name. The name says all that another process needs for that: which
 transaction, which branch of it, and which fence has decided, or will.
 """
 
@@ -52,9 +52,9 @@ class Duty(Enum):
     COMMIT = "commit"
     ROLL_BACK = "roll back"
     ASK = "decide"
-    """Nobody has decided, and whoever should have had the time to."""
+    """It is not decided, and its process has had the time to decide."""
     WAIT = "wait"
-    """Nobody has decided yet, and somebody still may."""
+    """It is not decided yet, and its process still may decide."""
     NONE = "none of ours"
 
 
@@ -104,7 +104,7 @@ def duty(decided: LocalTransactionState | None, age_s: float, horizon_s: float) 
     Args:
         decided: What the fence says, if anything.
         age_s: How long it has been prepared.
-        horizon_s: How long whoever prepared it is given.
+        horizon_s: The time that its own process has to decide.
     """
     if decided is LocalTransactionState.COMMIT:
         return Duty.COMMIT

@@ -1,4 +1,4 @@
-"""Makes the fence in a database, for those who have no migrations of their own."""
+"""Creates the fence in a database, for applications without migrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def create_fence(engine: Engine, name: str, schema: str | None) -> bool:
     """Make what is missing of the fence, and verify it; returns whether anything was missing.
 
     Raises:
-        ConfigError: A name is none that every database takes.
+        ConfigError: Some database takes the name only in quotes.
         DatabaseFailed: The database refused, or does not answer.
         ResourceError: It is there, and cannot be used; see :meth:`SQLResource.verify`.
     """
@@ -31,8 +31,8 @@ def create_fence(engine: Engine, name: str, schema: str | None) -> bool:
             is_new = not connection.execute(select(fence.mark.c.version)).all()
             if is_new:
                 connection.execute(text(fence.first_mark(kind_of(engine.dialect.name))))
-    except SQLAlchemyError as problem:
-        raise DatabaseFailed(f"{fence.name} could not be made: {words(problem)}") from problem
+    except SQLAlchemyError as error:
+        raise DatabaseFailed(f"{fence.name} could not be made: {words(error)}") from error
     resource = SQLResource(engine, fence=name, schema=schema)
     try:
         asyncio.run(resource.verify())

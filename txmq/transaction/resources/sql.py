@@ -16,17 +16,16 @@ from typing import (
     overload,
 )
 
-from txmq.databases.connecting import AsyncPool, DjangoConnection, Pool
 from txmq.databases.door import Door, drive
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.sources import door_of
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
 from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.threads import Threads
 from txmq.transaction.resources import steps
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
-from txmq.transaction.resources.local import Local
+from txmq.transaction.resources.local import FencedTransaction
 from txmq.transaction.resources.together import Together
 from txmq.transaction.state import LocalTransactionState
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["Options", "SQLResource"]
+__all__ = ["ResourceOptions", "SQLResource"]
 
 S = TypeVar("S")
 A = TypeVar("A", bound="AsyncSession")
@@ -52,8 +51,8 @@ _TOLD: Final = {
 }
 
 
-class Options(TypedDict, total=False):
-    """What may be said of a resource beside its source."""
+class ResourceOptions(TypedDict, total=False):
+    """The options of a resource beside its source."""
 
     fence: str
     schema: str | None
@@ -78,35 +77,37 @@ class SQLResource(Generic[S]):
         entropy: Where chance comes from.
 
     Raises:
-        ConfigError: The source is none of these, or cannot be guarded.
+        ConfigError: The source is not one of these, or cannot be guarded.
     """
 
     @overload
     def __init__(
-        self: SQLResource[Session], source: Engine, **options: Unpack[Options]
+        self: SQLResource[Session], source: Engine, **options: Unpack[ResourceOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: SQLResource[AsyncSession], source: AsyncEngine, **options: Unpack[Options]
+        self: SQLResource[AsyncSession], source: AsyncEngine, **options: Unpack[ResourceOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: SQLResource[B], source: sessionmaker[B], **options: Unpack[Options]
+        self: SQLResource[B], source: sessionmaker[B], **options: Unpack[ResourceOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: SQLResource[A], source: async_sessionmaker[A], **options: Unpack[Options]
+        self: SQLResource[A], source: async_sessionmaker[A], **options: Unpack[ResourceOptions]
     ) -> None: ...
     @overload
-    def __init__(self: SQLResource[C], source: C, **options: Unpack[Options]) -> None: ...
-    @overload
-    def __init__(self, source: AsyncPool[S] | Pool[S], **options: Unpack[Options]) -> None: ...
+    def __init__(self: SQLResource[C], source: C, **options: Unpack[ResourceOptions]) -> None: ...
     @overload
     def __init__(
-        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[Options]
+        self, source: AsyncPool[S] | Pool[S], **options: Unpack[ResourceOptions]
     ) -> None: ...
     @overload
-    def __init__(self, source: Callable[[], S], **options: Unpack[Options]) -> None: ...
+    def __init__(
+        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[ResourceOptions]
+    ) -> None: ...
+    @overload
+    def __init__(self, source: Callable[[], S], **options: Unpack[ResourceOptions]) -> None: ...
     def __init__(
         self,
         source: Any,
@@ -136,7 +137,7 @@ class SQLResource(Generic[S]):
     def identity(self) -> str:
         """Which fence this is; made up when its table was, and the same for all who share it.
 
-        A half message that carries it is checked by nobody who has another one.
+        A resource with another identity does not answer checks of a half message that carries it.
 
         Raises:
             UsageError: The fence was not verified yet.
@@ -159,17 +160,17 @@ class SQLResource(Generic[S]):
         self._identity = await self._turn(steps.verify(self._fence, self._door, trial))
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
-        """There is no second phase: what was committed is."""
+        """Nothing to do: there is no second phase."""
 
     async def attend(self) -> None:
-        """Nothing is left behind that somebody would have to see to."""
+        """Nothing to do: a crash leaves nothing prepared."""
 
     def close(self) -> None:
-        """Let the threads of a blocking source end; the source is left to whoever made it."""
+        """Let the threads of a blocking source end; the source stays open."""
         self._is_closed = True
         self._threads.close()
 
-    def local(self, xid: str, group: str, born_ms: int) -> Local[S]:
+    def local(self, xid: str, group: str, born_ms: int) -> FencedTransaction[S]:
         """A local transaction, to be entered once.
 
         Args:
@@ -178,7 +179,7 @@ class SQLResource(Generic[S]):
             born_ms: When it began, by this machine's clock.
 
         Raises:
-            UsageError: The fence was not verified yet, or the id is none.
+            UsageError: The fence was not verified yet, or the id is invalid.
             LimitExceeded: The id is longer than the fence has room for.
         """
         if not _is_plain(xid):
@@ -186,14 +187,15 @@ class SQLResource(Generic[S]):
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
         ours = steps.Claim(xid, group, COMMITTED, born_ms, self.identity)
-        return Local(self._fence, self._door, ours)
+        return FencedTransaction(self._fence, self._door, ours)
 
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
     ) -> LocalTransactionState:
-        """What became of a local transaction; what is not begun by now never will be committed.
+        """The outcome of a local transaction. One that has not begun by now never commits.
 
-        ``UNKNOWN`` if it is under way, if the database does not answer, and where nobody can tell.
+        ``UNKNOWN`` if it is in progress, if the database does not answer, or if the fence has
+        forgotten.
 
         Args:
             xid: The transaction's id.
@@ -210,8 +212,8 @@ class SQLResource(Generic[S]):
         theirs = steps.Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
         try:
             row = await self._together.ask(theirs)
-        except self._problems as problem:
-            log.warning("%s cannot be told now: %s", xid, problem)
+        except self._problems as error:
+            log.warning("%s cannot be told now: %s", xid, error)
             return LocalTransactionState.UNKNOWN
         # A recovery that knows no group writes, and asks for, none.
         if row.owner and group and row.owner != group:
@@ -219,7 +221,7 @@ class SQLResource(Generic[S]):
             return LocalTransactionState.UNKNOWN
         return _TOLD[row.outcome]
 
-    async def _settle(self, theirs: list[steps.Claim]) -> list[steps.Row | Exception]:
+    async def _settle(self, theirs: list[steps.Claim]) -> list[steps.FenceRow | Exception]:
         return await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
 
     async def decided(self, xid: str) -> LocalTransactionState | None:
@@ -230,10 +232,10 @@ class SQLResource(Generic[S]):
         """
         try:
             outcome = await self._turn(steps.outcome(self._fence, self._door, xid))
-        except self._problems as problem:
+        except self._problems as error:
             raise DatabaseFailed(
-                f"{self._fence.name} cannot be read now: {words(problem)}"
-            ) from problem
+                f"{self._fence.name} cannot be read now: {words(error)}"
+            ) from error
         return None if outcome is None else _TOLD[outcome]
 
     def may_retry(self, problem: BaseException) -> bool:
@@ -265,7 +267,7 @@ class SQLResource(Generic[S]):
         Raises:
             ConfigError: Checks can still come of transactions of this age.
             FenceElsewhere: The fence is not the one that was verified.
-            DatabaseFailed: The database does not answer, or somebody keeps a lock; call again.
+            DatabaseFailed: The database does not answer, or a lock is held; call again.
             UsageError: The fence was not verified yet.
         """
         least_s = check_horizon_s() if horizon_s is None else horizon_s

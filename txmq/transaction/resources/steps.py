@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from txmq.databases import dialects
 from txmq.databases.door import Borrowed, Door
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.impatient import impatient
+from txmq.databases.lock_timeout import impatient
 from txmq.databases.tables import create_command
 from txmq.errors import (
     DatabaseFailed,
@@ -31,17 +31,17 @@ from txmq.transaction.resources.fence import (
     Fence,
 )
 
-__all__ = ["Claim", "Row", "check", "claim", "clean", "outcome", "verify"]
+__all__ = ["Claim", "FenceRow", "check", "claim", "clean", "outcome", "verify"]
 
 CLOCKS_APART_MS: Final = 600_000
 """How far the clock of a producer may be ahead of the database's before a row is removed too
 early."""
 
 ANNOUNCE_WAIT_MS: Final = 1_000
-"""MySQL lets nobody pass who waits for the mark: all local transactions would wait as long."""
+"""In MySQL no session passes one that waits for the mark: all local transactions would wait."""
 
 TRIAL_WAIT_MS: Final = 10_000
-"""Nobody keeps a lock from a trial for long, unless a migration is under way."""
+"""Only a migration keeps a trial waiting for its lock for long."""
 
 SPENT_WAIT_MS: Final = 5
 """Of each check in a crowd that has waited for locks already: what is still locked is under way."""
@@ -62,7 +62,7 @@ class Claim(NamedTuple):
     """The fence it belongs in."""
 
 
-class Row(NamedTuple):
+class FenceRow(NamedTuple):
     """A row that was there."""
 
     outcome: int
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 async def claim(
     fence: Fence, door: Door[object], borrowed: Borrowed[object], ours: Claim
-) -> Row | None:
+) -> FenceRow | None:
     """Insert a row; nothing is returned if it is in, else the row that was there first.
 
     Raises:
@@ -84,8 +84,8 @@ async def claim(
         put = await borrowed.ask(
             fence.claims[door.kind], **values, known=ours.identity, born_ms=ours.born_ms
         )
-    except door.problems as problem:
-        if failure(problem) is not Failure.DUPLICATE:
+    except door.problems as error:
+        if failure(error) is not Failure.DUPLICATE:
             raise
     else:
         if put.changed == 1:
@@ -94,7 +94,7 @@ async def claim(
     look = fence.outcome_now if door.kind == "mysql" else fence.outcome
     found = (await borrowed.ask(look, of_xid=ours.xid)).rows
     if found:
-        return Row(*found[0])
+        return FenceRow(*found[0])
     raise await _no_row(fence, borrowed, ours)
 
 
@@ -114,9 +114,9 @@ async def _no_row(fence: Fence, borrowed: Borrowed[object], ours: Claim) -> Reso
 
 async def check(
     fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
-) -> list[Row | Exception]:
-    """Settle transactions that nobody else has: of each the row that is in the fence now, and
-    stays, or why that cannot be told.
+) -> list[FenceRow | Exception]:
+    """Settle transactions that are not decided. Returns for each the row that is in the fence now
+    and stays, or why that is not known.
 
     Several share a database transaction. Where one of them is locked, or anything else is wrong
     with it, all are settled one by one: none of them suffers from another.
@@ -125,56 +125,56 @@ async def check(
     if len(theirs) > 1 and _are_alike(theirs):
         try:
             return await _check_together(fence, door, theirs, wait_ms)
-        except problems as problem:
-            if failure(problem) is Failure.LOST:
-                return [problem] * len(theirs)
-            if failure(problem) is Failure.LOCKED:
+        except problems as error:
+            if failure(error) is Failure.LOST:
+                return [error] * len(theirs)
+            if failure(error) is Failure.LOCKED:
                 wait_ms = min(wait_ms, SPENT_WAIT_MS)
-    found: list[Row | Exception] = []
-    for each in theirs:
+    found: list[FenceRow | Exception] = []
+    for one in theirs:
         try:
-            found.append(await _check_alone(fence, door, each, wait_ms))
-        except problems as problem:
-            found.append(problem)
-            if failure(problem) is Failure.LOST:
+            found.append(await _check_alone(fence, door, one, wait_ms))
+        except problems as error:
+            found.append(error)
+            if failure(error) is Failure.LOST:
                 break
     return found + found[-1:] * (len(theirs) - len(found))
 
 
 def _are_alike(theirs: Sequence[Claim]) -> bool:
     """Whether one statement can say it: one fence, and of each transaction one claim."""
-    is_one_fence = len({each.identity for each in theirs}) == 1
-    return is_one_fence and len({each.xid for each in theirs}) == len(set(theirs))
+    is_one_fence = len({one.identity for one in theirs}) == 1
+    return is_one_fence and len({one.xid for one in theirs}) == len(set(theirs))
 
 
-async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> Row:
+async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> FenceRow:
     async with impatient(door, wait_ms) as borrowed:
         found = await claim(fence, door, borrowed, theirs)
         if found is not None:
             return found
         await borrowed.commit()
-        return Row(theirs.outcome, theirs.owner)
+        return FenceRow(theirs.outcome, theirs.owner)
 
 
 async def _check_together(
     fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
-) -> list[Row | Exception]:
-    # In one order everywhere: whoever else checks some of these waits, and is not waited for.
+) -> list[FenceRow | Exception]:
+    # In one order everywhere, so that two checks of the same transactions cannot deadlock.
     wanted = sorted(set(theirs))
-    rows = [{"xid": each.xid, "owner": each.owner, "born_ms": each.born_ms} for each in wanted]
+    rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
     claims = json.dumps(rows)
     async with impatient(door, wait_ms) as borrowed:
         await borrowed.ask(
             fence.claims_of_checks[door.kind], claims=claims, known=wanted[0].identity
         )
         there = (await borrowed.ask(fence.outcomes[door.kind], claims=claims)).rows
-        found: dict[str, Row | Exception] = {each[0]: Row(*each[1:]) for each in there}
-        for each in wanted:
-            if each.xid not in found:
-                found[each.xid] = await _no_row(fence, borrowed, each)
-        # Rows of our own are among them, and none is told before it is safe.
+        found: dict[str, FenceRow | Exception] = {row[0]: FenceRow(*row[1:]) for row in there}
+        for one in wanted:
+            if one.xid not in found:
+                found[one.xid] = await _no_row(fence, borrowed, one)
+        # Our own rows are among them; an answer leaves only after the commit.
         await borrowed.commit()
-    return [found[each.xid] for each in theirs]
+    return [found[one.xid] for one in theirs]
 
 
 async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
@@ -197,7 +197,7 @@ async def verify(fence: Fence, door: Door[object], trial: str) -> str:
     Args:
         fence: The tables.
         door: Where.
-        trial: Something nobody else uses.
+        trial: A unique name.
 
     Raises:
         FenceMissing: There is no such table.
@@ -209,8 +209,8 @@ async def verify(fence: Fence, door: Door[object], trial: str) -> str:
     try:
         identity = await _look(fence, door)
         await _try_rollback(fence, door, Claim(TRIAL + trial, "", COMMITTED, _ALWAYS_MS, identity))
-    except door.problems as problem:
-        raise _refusal(fence, problem) from problem
+    except door.problems as error:
+        raise _refusal(fence, error) from error
     return identity
 
 
@@ -285,13 +285,13 @@ async def clean(
 ) -> int:
     """Remove the rows that the last call announced, and announce those of ``older_than_ms``.
 
-    From then on nobody inserts a row of a transaction that is older: not a check, which would
+    From then on no row of an older transaction is inserted: not by a check, which would
     presume a rollback, and not a local transaction that was asleep all the time. Rows are removed
     one call later, when no statement is under way any more that began before the announcement.
 
     Raises:
         FenceElsewhere: The fence is not the one that was verified.
-        DatabaseFailed: The database does not answer, or somebody keeps a lock; call again.
+        DatabaseFailed: The database does not answer, or a lock is held; call again.
     """
     try:
         announced_ms = await _announce(fence, door, identity, older_than_ms)
@@ -299,10 +299,8 @@ async def clean(
         while last >= batch:
             last = await _remove(fence, door, announced_ms - CLOCKS_APART_MS, batch)
             removed += last
-    except door.problems as problem:
-        raise DatabaseFailed(
-            f"{fence.name} could not be cleaned now: {words(problem)}"
-        ) from problem
+    except door.problems as error:
+        raise DatabaseFailed(f"{fence.name} could not be cleaned now: {words(error)}") from error
     return removed
 
 

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
 from txmq.runtime.tasks import Tasks
-from txmq.transaction.resources.steps import Claim, Row
+from txmq.transaction.resources.steps import Claim, FenceRow
 
 __all__ = ["Together"]
 
-Settle: TypeAlias = Callable[[list[Claim]], Coroutine[Any, Any, list[Row | Exception]]]
+Settle: TypeAlias = Callable[[list[Claim]], Coroutine[Any, Any, list[FenceRow | Exception]]]
 
 
 class Together:
@@ -31,32 +31,32 @@ class Together:
     def __init__(self, settle: Settle) -> None:
         self._settle = settle
         # Several managers in threads of their own may have the same resource.
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _CheckQueue] = WeakKeyDictionary()
 
-    async def ask(self, theirs: Claim) -> Row:
+    async def ask(self, theirs: Claim) -> FenceRow:
         """What is in the fence of a transaction now, and stays.
 
-        It is settled also where whoever asks is cancelled meanwhile.
+        It is settled even if the caller is cancelled meanwhile.
 
         Raises:
-            Exception: Why it cannot be told now.
+            Exception: Why it is not known now.
         """
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
-            line = self._lines[loop] = _Line(self._settle)
-        answer: asyncio.Future[Row] = loop.create_future()
+            line = self._lines[loop] = _CheckQueue(self._settle)
+        answer: asyncio.Future[FenceRow] = loop.create_future()
         line.add(theirs, answer)
         return await answer
 
 
-class _Line:
+class _CheckQueue:
     def __init__(self, settle: Settle) -> None:
         self._settle = settle
-        self._waiting: deque[tuple[Claim, asyncio.Future[Row]]] = deque()
+        self._waiting: deque[tuple[Claim, asyncio.Future[FenceRow]]] = deque()
         self._tasks = Tasks()
 
-    def add(self, theirs: Claim, answer: asyncio.Future[Row]) -> None:
+    def add(self, theirs: Claim, answer: asyncio.Future[FenceRow]) -> None:
         self._waiting.append((theirs, answer))
         if len(self._tasks) < RESOURCE_THREADS:
             self._tasks.start(self._work(), "checks of a fence")
@@ -65,22 +65,22 @@ class _Line:
         while self._waiting:
             count = min(len(self._waiting), FENCE_CHECKS_TOGETHER)
             some = [self._waiting.popleft() for _ in range(count)]
-            found: list[Row | Exception]
+            found: list[FenceRow | Exception]
             try:
                 found = await self._settle([theirs for theirs, _ in some])
-            except Exception as problem:  # noqa: BLE001 - told to all who wait for it
-                found = [problem] * count
+            except Exception as error:  # noqa: BLE001 - all callers receive it
+                found = [error] * count
             except BaseException:
                 for _, answer in some:
                     answer.cancel()
                 raise
-            for (_, answer), each in zip(some, found, strict=True):
-                _tell(answer, each)
+            for (_, answer), row in zip(some, found, strict=True):
+                _resolve(answer, row)
 
 
-def _tell(answer: asyncio.Future[Row], found: Row | Exception) -> None:
+def _resolve(answer: asyncio.Future[FenceRow], found: FenceRow | Exception) -> None:
     if answer.done():
-        return  # Nobody waits any more.
+        return  # Its caller no longer waits.
     if isinstance(found, Exception):
         answer.set_exception(found)
     else:

@@ -1,7 +1,7 @@
 """What is said to a database about prepared transactions: PostgreSQL's two-phase commit.
 
 What is prepared belongs to no session. It outlives every crash, holds its locks, and is ended by
-its name, by whoever has the right to; so nothing here takes an answer for granted.
+its name, by any session with the right to; so nothing here takes an answer for granted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ROOM: Final = "SELECT CAST(current_setting('max_prepared_transactions') AS INTE
 
 
 class Prepared(NamedTuple):
-    """A transaction that a database has prepared, and nobody has ended."""
+    """A transaction that a database has prepared and that is not ended."""
 
     gid: str
     parts: Gid | None
@@ -71,28 +71,28 @@ async def vote(borrowed: Borrowed[Any], gid: str) -> None:
     Raises:
         TransactionBroken: The server has answered that it has rolled back.
         TwoPhaseUnavailable: It has no room for one more.
-        OutcomeUnknown: It has one of this name already, which is somebody else's.
+        OutcomeUnknown: It has one of this name already, from another process.
         DatabaseFailed: It says that it has prepared it, and does not show it.
         Exception: Whatever the driver raises.
     """
     try:
         answer = await borrowed.prepare(prepared(gid))
-    except psycopg.Error as problem:
-        if problem.sqlstate in NO_ROOM and "prepared" in str(problem):
+    except psycopg.Error as error:
+        if error.sqlstate in NO_ROOM and "prepared" in str(error):
             raise TwoPhaseUnavailable(
                 f"this server has no room for one more prepared transaction: raise "
                 f"max_prepared_transactions, or look for forgotten ones with `txmq xa list` "
-                f"({problem})"
-            ) from problem
-        if problem.sqlstate == IN_USE:
+                f"({error})"
+            ) from error
+        if error.sqlstate == IN_USE:
             raise OutcomeUnknown(
-                f"{gid} is prepared already: somebody else runs this transaction ({problem})"
-            ) from problem
+                f"{gid} is prepared already: another process runs this transaction ({error})"
+            ) from error
         raise
     # A transaction that has failed is rolled back by PREPARE, without an error.
     if answer != "PREPARE TRANSACTION":
         raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
-    # Anew, and closed: nobody shall be idle in a transaction until the second phase.
+    # In a new transaction, and closed: no session may be idle in one until the second phase.
     again = await borrowed.anew()
     try:
         is_there = bool((await again.ask(_IS_PREPARED, of_gid=gid)).rows)
@@ -124,7 +124,7 @@ async def finish(door: Door[Any], gid: str, *, commits: bool) -> bool:
     try:
         await door.say(committed(gid) if commits else rolled_back(gid))
     except problems_of(door):
-        # Somebody else may have been faster, or the answer alone was lost.
+        # Another process may have been faster, or only the answer was lost.
         if await is_prepared(door, gid):
             raise
         return False
@@ -132,7 +132,7 @@ async def finish(door: Door[Any], gid: str, *, commits: bool) -> bool:
 
 
 async def found(door: Door[Any]) -> list[Prepared]:
-    """What waits for its end in this database, whoever has prepared it, the oldest first.
+    """What waits for its end in this database, from any process, the oldest first.
 
     Raises:
         TwoPhaseUnavailable: It prepares no transactions.
@@ -155,7 +155,7 @@ async def verify(door: Door[Any], trial: str) -> None:
 
     Args:
         door: The database.
-        trial: The name of that transaction; nobody else uses it.
+        trial: The name of that transaction; a unique one.
 
     Raises:
         TwoPhaseUnavailable: It prepares no transactions.
@@ -167,8 +167,8 @@ async def verify(door: Door[Any], trial: str) -> None:
         await _try(door, trial)
     except ResourceError:
         raise
-    except problems_of(door) as problem:
-        raise DatabaseFailed(f"the database did not answer: {problem}") from problem
+    except problems_of(door) as error:
+        raise DatabaseFailed(f"the database did not answer: {error}") from error
 
 
 async def _look(door: Door[Any]) -> None:

@@ -2,7 +2,7 @@
 
 There is no second coordinator. The decision is a row of the fence in the first database, which a
 check contends for as for any other transaction; the broker hears it by an END, and what is prepared
-is ended as the row says: by whoever prepared it, by whoever answers a check, or by a recovery.
+is ended as the row says: by its own process, by the answer to a check, or by a recovery.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, overload
 
-from txmq.databases.connecting import AsyncPool, Pool
 from txmq.databases.door import Door
-from txmq.databases.sources import door_of
+from txmq.databases.sources import AsyncPool, Pool, door_of
 from txmq.errors import ConfigError, DatabaseFailed, ResourceError, TwoPhaseUnavailable
 from txmq.limits import FENCE_ROWS_REMOVED
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.prepared import check_branch, gid_of
-from txmq.transaction.resources.sql import Options, SQLResource
+from txmq.transaction.resources.sql import ResourceOptions, SQLResource
 from txmq.transaction.resources.xa_local import Branch, XALocal
-from txmq.transaction.resources.xa_recovery import Look, Recovered, Recovery, Waiting
+from txmq.transaction.resources.xa_recovery import InDoubtBranch, Look, Recovered, XARecovery
 from txmq.transaction.resources.xa_second_phase import SecondPhase
 from txmq.transaction.state import LocalTransactionState
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["Look", "Recovered", "Waiting", "XAResource"]
+__all__ = ["InDoubtBranch", "Look", "Recovered", "XAResource"]
 
 S = TypeVar("S")
 A = TypeVar("A", bound="AsyncSession")
@@ -38,7 +37,7 @@ B = TypeVar("B", bound="Session")
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 
 
-class XAOptions(Options, total=False):
+class XAOptions(ResourceOptions, total=False):
     """What may be said beside the sources."""
 
     confirm_s: float
@@ -78,8 +77,8 @@ class XAResource(Generic[S]):
         entropy: Where chance comes from.
 
     Raises:
-        ConfigError: A source is none, cannot prepare, or is of another colour than the first; a
-            name is none.
+        ConfigError: A source is invalid, cannot prepare, or differs in colour from the first; or a
+            name is invalid.
     """
 
     @overload
@@ -134,18 +133,18 @@ class XAResource(Generic[S]):
         for name, source in sources.items():
             check_branch(name)
             self._doors[name] = door_of(source)
-        self._see_that_they_fit()
+        self._check_sources()
         self._entropy = entropy or SystemEntropy()
         self._fence: SQLResource[Any] = SQLResource(
             next(iter(sources.values())), fence=fence, schema=schema, wait_s=wait_s,
             entropy=self._entropy,
         )  # fmt: skip
         self._second = SecondPhase(self._doors, self._fence, confirm_s, self._entropy)
-        self._recovery = Recovery(
+        self._recovery = XARecovery(
             self._doors, self._fence, self._second, confirm_s, horizon_s, recover_every_s
         )
 
-    def _see_that_they_fit(self) -> None:
+    def _check_sources(self) -> None:
         for name, door in self._doors.items():
             if not door.can_prepare:
                 raise ConfigError(f"{name} is no PostgreSQL that is used through psycopg")
@@ -182,7 +181,7 @@ class XAResource(Generic[S]):
         try:
             await self._try_all()
         except TwoPhaseUnavailable:
-            # What takes the room may have been left behind, and nobody else would end it.
+            # Crashed processes may have left what takes the room, and only a recovery ends it.
             found = await self.recover()
             if not found.committed + found.rolled_back:
                 raise
@@ -194,14 +193,14 @@ class XAResource(Generic[S]):
             gid = gid_of(trial, name, self.identity)
             try:
                 await self._second.turn(name, two_phase.verify(door, gid))
-            except ResourceError as problem:
+            except ResourceError as error:
                 if await self._fence.decided(trial) is not None:
                     continue  # It was prepared, and a recovery that gives no time was faster.
-                problem.args = (f"{name}: {problem}",)
+                error.args = (f"{name}: {error}",)
                 raise
 
     def close(self) -> None:
-        """Let the threads of blocking sources end; sources are left to whoever made them."""
+        """Let the threads of blocking sources end; the sources stay open."""
         self._fence.close()
         self._second.close()
 
@@ -213,7 +212,7 @@ class XAResource(Generic[S]):
         manager is open.
 
         Raises:
-            UsageError: The databases were not verified yet, or the id is none.
+            UsageError: The databases were not verified yet, or the id is invalid.
             LimitExceeded: The id is longer than a prepared transaction's name may be.
         """
         branches = {
@@ -224,7 +223,7 @@ class XAResource(Generic[S]):
 
     def may_retry(self, problem: BaseException) -> bool:
         """Whether the same may work now; see :meth:`SQLResource.may_retry`."""
-        # That something may remain of it is told by an error of ours, whatever has led to it.
+        # If something may remain of it, the error is one of ours, whatever the cause.
         return not isinstance(problem, DatabaseFailed) and self._fence.may_retry(problem)
 
     # The second phase
@@ -271,7 +270,7 @@ class XAResource(Generic[S]):
         """End what is prepared and decided, and decide what has waited for longer than the horizon.
 
         It may run anywhere, at any time, and several at once: what ends a transaction is the row of
-        the fence, and nobody changes that.
+        the fence, which never changes.
 
         Args:
             horizon_s: What to use instead of the one that was given at first.
@@ -302,7 +301,7 @@ class XAResource(Generic[S]):
         waiting, silent = await self.look()
         if silent:
             raise DatabaseFailed(f"what is prepared in {', '.join(silent)} cannot be looked for")
-        oldest = max((each.prepared.age_s for each in waiting), default=0.0)
+        oldest = max((branch.prepared.age_s for branch in waiting), default=0.0)
         if oldest >= older_than_s:
             raise ResourceError(
                 f"something has been prepared for {oldest:.0f} s, and its row is needed: run "

@@ -1,8 +1,8 @@
 """One transaction over several databases: its first phase, up to the decision.
 
 Every branch prepares, and only when all of them have is the decision claimed, by a row of the fence
-in the first database. Until that row is committed nobody commits anything, and once it is, nobody
-rolls anything back. A check claims the contrary by the same key, so one of them wins.
+in the first database. Until that row is committed, no branch commits; once it is, none rolls back.
+A check claims the contrary by the same key, so one of them wins.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from txmq.databases.block import Block
 from txmq.databases.door import Borrowed, Door, Kept, Standing, drive
+from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
-from txmq.transaction.resources.local import Local
+from txmq.transaction.resources.local import FencedTransaction
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
 
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class Branch(Generic[S]):
     """One database's part of one transaction.
 
-    Its connection is kept from the beginning to the end: those who wait for the locks of what it
-    has prepared may have all others of their pool, and would wait for ever.
+    Its connection is kept from the beginning to the end. Sessions that wait for the locks of the
+    prepared branch may hold all other connections of the pool, and would wait for ever.
     """
 
     def __init__(self, name: str, door: Door[S], gid: str) -> None:
@@ -85,19 +85,19 @@ class Branch(Generic[S]):
         problems = two_phase.problems_of(self.door)
         try:
             await self._look_and_undo(self.kept)
-        except problems as problem:
-            lost = problem
-            log.debug("%s is undone over another connection: %s", self.gid, problem)
+        except problems as error:
+            lost = error
+            log.debug("%s is undone over another connection: %s", self.gid, error)
         else:
             return None
         finally:
             await self.close()
         try:
             await self._look_and_undo(self.door)
-        except problems as problem:
-            log.warning("%s is left prepared for now: %s", self.gid, problem)
-            return problem
-        # What the first one was told may still arrive, and would hit the next attempt.
+        except problems as error:
+            log.warning("%s is left prepared for now: %s", self.gid, error)
+            return error
+        # A statement on the first connection may still arrive, and would hit the next attempt.
         return lost
 
     async def _look_and_undo(self, door: Door[S]) -> None:
@@ -112,12 +112,12 @@ class Branch(Generic[S]):
             return
         try:
             await borrowed.close()
-        except two_phase.problems_of(self.door) as problem:
+        except two_phase.problems_of(self.door) as error:
             # A connection that cannot even roll back is dead, and its transaction with it.
-            log.warning("could not give a session of %s back: %s", self.name, problem)
+            log.warning("could not give a session of %s back: %s", self.name, error)
 
 
-class XALocal(Block[Mapping[str, S]], Generic[S]):
+class XALocal(DualContext[Mapping[str, S]], Generic[S]):
     """``with`` or ``async with``: a session of each database, by its name.
 
     What :attr:`state` says is as for one database: ``ROLLBACK`` until the decision is claimed,
@@ -136,7 +136,7 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
         self,
         xid: str,
         branches: Mapping[str, Branch[S]],
-        claim: Local[Any],
+        claim: FencedTransaction[Any],
         keep: Callable[[str, Mapping[str, Branch[S]]], bool],
     ) -> None:
         self._xid = xid
@@ -148,8 +148,8 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
 
     @property
     def is_blocking(self) -> bool:
-        """See :attr:`Block.is_blocking`."""
-        return all(each.door.is_blocking for each in self._branches.values())
+        """See :attr:`DualContext.is_blocking`."""
+        return all(branch.door.is_blocking for branch in self._branches.values())
 
     def flush(self) -> None:
         """Write what the sessions have kept back so far; for ``with``.
@@ -161,9 +161,9 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
 
     async def aflush(self) -> None:
         """See :meth:`flush`; for ``async with``."""
-        for each in self._branches.values():
-            assert each.borrowed is not None, "begun"
-            await each.borrowed.flush()
+        for branch in self._branches.values():
+            assert branch.borrowed is not None, "begun"
+            await branch.borrowed.flush()
 
     async def begin(self) -> Mapping[str, S]:
         """Begin in every database.
@@ -176,8 +176,8 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
         self._is_begun = True
         try:
             # Nothing may be prepared under a name for which a commit is decided already.
-            await self._claim.see_undecided()
-            sessions = {name: await each.open() for name, each in self._branches.items()}
+            await self._claim.check_undecided()
+            sessions = {name: await branch.open() for name, branch in self._branches.items()}
         except BaseException:
             self.state = self._claim.state
             await self._close()
@@ -190,28 +190,29 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
         Raises:
             RolledBackByCheck: A check was faster; everything is rolled back.
             OutcomeUnknown: The first database did not say whether it has taken the decision; or
-                somebody else runs this transaction at the same time.
+                another process runs this transaction at the same time.
             TransactionBroken: A database had given its part up; nothing remains of any.
             TwoPhaseUnavailable: A database could not prepare one more; likewise.
             Exception: Why a database refused; likewise.
         """
         try:
-            self._see_that_none_is_ended(problem)
+            self._check_none_ended(problem)
             if problem is None:
                 await self._prepare()
                 await self._decide()
                 if self._keep(self._xid, self._branches):
                     self._branches = {}
         except BaseException as why:
-            if not self._claim.may_be_in:
+            if not self._claim.may_be_committed:
                 await self._undo(why)
             raise
         finally:
             await self._close()
 
     async def _undo(self, why: BaseException) -> None:
-        """Have nothing remain of this attempt."""
-        left = [each.name for each in self._branches.values() if await each.undo() is not None]
+        """Undo this attempt."""
+        branches = self._branches.values()
+        left = [branch.name for branch in branches if await branch.undo() is not None]
         if left and isinstance(why, Exception):
             # Another attempt could wait for the locks of this one, or meet its late rollback.
             raise DatabaseFailed(
@@ -219,13 +220,13 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
                 f"{', '.join(left)}: {why}"
             ) from why
 
-    def _see_that_none_is_ended(self, problem: BaseException | None) -> None:
-        for each in self._branches.values():
-            if each.borrowed is not None and each.borrowed.standing() is Standing.ENDED:
-                # What was committed there stays, and somebody must look.
+    def _check_none_ended(self, problem: BaseException | None) -> None:
+        for branch in self._branches.values():
+            if branch.borrowed is not None and branch.borrowed.standing() is Standing.ENDED:
+                # What was committed there stays, and a person must look.
                 text = (
-                    f"the function has ended its transaction in {each.name} itself, and all others "
-                    f"of {self._xid} are rolled back; leave commit and rollback to txmq"
+                    f"the function has ended its transaction in {branch.name} itself, and all "
+                    f"others of {self._xid} are rolled back; leave commit and rollback to txmq"
                 )
                 log.error("%s", text)
                 if problem is None:
@@ -233,15 +234,15 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
 
     async def _prepare(self) -> None:
         await self.aflush()
-        for each in self._branches.values():
-            if each.borrowed is None or each.borrowed.standing() is not Standing.OPEN:
+        for branch in self._branches.values():
+            if branch.borrowed is None or branch.borrowed.standing() is not Standing.OPEN:
                 raise TransactionBroken(
-                    f"{each.name} gave its part of {self._xid} up after an error that was not "
+                    f"{branch.name} gave its part of {self._xid} up after an error that was not "
                     "passed on"
                 )
-        for each in self._branches.values():
-            await self._vote(each)
-            note(self._xid, "branch %s is prepared", each.name)
+        for branch in self._branches.values():
+            await self._vote(branch)
+            note(self._xid, "branch %s is prepared", branch.name)
 
     async def _vote(self, branch: Branch[S]) -> None:
         try:
@@ -250,8 +251,8 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
             self.state = LocalTransactionState.UNKNOWN
             raise
         except DatabaseFailed:
-            # Whoever was faster with a check may have rolled it back already.
-            await self._claim.see_undecided(self._first.kept)
+            # A check may have been faster, and have rolled it back already.
+            await self._claim.check_undecided(self._first.kept)
             raise
 
     @property
@@ -269,5 +270,5 @@ class XALocal(Block[Mapping[str, S]], Generic[S]):
     async def _close(self) -> None:
         # All of them, also where this is cancelled at one.
         async with AsyncExitStack() as stack:
-            for each in self._branches.values():
-                stack.push_async_callback(each.close)
+            for branch in self._branches.values():
+                stack.push_async_callback(branch.close)

@@ -1,4 +1,4 @@
-"""What others have left prepared: looked for by its name, and ended as the fence says."""
+"""Finds prepared transactions that crashed processes have left, and ends them as the fence says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txmq.transaction.resources.two_phase import Prepared
 from txmq.transaction.resources.xa_second_phase import AT_ONCE_S, SecondPhase, within
 from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["Look", "Recovered", "Recovery", "Waiting"]
+__all__ = ["InDoubtBranch", "Look", "Recovered", "XARecovery"]
 
 S = TypeVar("S")
 
@@ -26,7 +26,7 @@ _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBAC
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 
 
-class Waiting(NamedTuple):
+class InDoubtBranch(NamedTuple):
     """A prepared transaction that waits for its end."""
 
     branch: str
@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
 class Look(NamedTuple):
     """What was seen in all databases."""
 
-    waiting: list[Waiting]
+    waiting: list[InDoubtBranch]
     """The oldest of each database first."""
     silent: dict[str, str]
     """The databases that did not answer, and why."""
@@ -58,7 +58,7 @@ class Recovered(NamedTuple):
     committed: int = 0
     rolled_back: int = 0
     left: int = 0
-    """Nobody has decided yet, and somebody still may; or nobody can tell any more."""
+    """Not decided yet, and still may be; or the fence no longer remembers."""
     failed: int = 0
     """Their database did not do it now."""
     silent: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Recovered(NamedTuple):
         return not self.failed and not self.silent
 
 
-class Recovery(Generic[S]):
+class XARecovery(Generic[S]):
     """Ends what is left, over and over.
 
     Args:
@@ -107,20 +107,20 @@ class Recovery(Generic[S]):
             try:
                 looking = self._second.turn(name, two_phase.found(self._doors[name]))
                 found = await within(self._confirm_s, looking)
-            except two_phase.problems_of(self._doors[name]) as problem:
-                seen.silent[name] = str(problem) or "it did not answer in time"
+            except two_phase.problems_of(self._doors[name]) as error:
+                seen.silent[name] = str(error) or "it did not answer in time"
                 continue
-            for each in found:
-                if each.parts is None or each.parts[1:] != (name, self._fence.identity):
+            for item in found:
+                if item.parts is None or item.parts[1:] != (name, self._fence.identity):
                     if also_others:
-                        seen.waiting.append(Waiting(name, each, None, Duty.NONE))
+                        seen.waiting.append(InDoubtBranch(name, item, None, Duty.NONE))
                     continue
-                xid = each.parts.xid
+                xid = item.parts.xid
                 # After it was seen to be prepared: no attempt is decided before it is prepared.
                 if xid not in known:
                     known[xid] = await self._decided(xid)
-                what = duty(known[xid], each.age_s, limit_s)
-                seen.waiting.append(Waiting(name, each, known[xid], what))
+                what = duty(known[xid], item.age_s, limit_s)
+                seen.waiting.append(InDoubtBranch(name, item, known[xid], what))
         return seen
 
     async def recover(self, horizon_s: float | None = None) -> Recovered:
@@ -131,16 +131,16 @@ class Recovery(Generic[S]):
         waiting, silent = await self.look(horizon_s)
         for name, why in silent.items():
             log.warning("what is left prepared in %s cannot be looked for now: %s", name, why)
-        for each in waiting:
-            if each.xid in self._second.kept and each.prepared.age_s < self._confirm_s:
+        for branch in waiting:
+            if branch.xid in self._second.kept and branch.prepared.age_s < self._confirm_s:
                 done[Duty.WAIT] += 1  # It is being carried out here, over connections of its own.
-                kept.discard(each.xid)
+                kept.discard(branch.xid)
                 continue
             try:
-                done[await within(self._confirm_s, self._do(each))] += 1
-            except two_phase.problems_of(self._doors[each.branch]) as problem:
+                done[await within(self._confirm_s, self._do(branch))] += 1
+            except two_phase.problems_of(self._doors[branch.branch]) as error:
                 failed += 1
-                log.warning("%s stays prepared for now: %s", each.prepared.gid, problem)
+                log.warning("%s stays prepared for now: %s", branch.prepared.gid, error)
         await self._second.give_back(kept)
         return Recovered(
             committed=done[Duty.COMMIT],
@@ -153,10 +153,10 @@ class Recovery(Generic[S]):
     async def _decided(self, xid: str) -> LocalTransactionState | None:
         try:
             return await within(self._confirm_s, self._fence.decided(xid))
-        except TimeoutError as problem:
-            raise DatabaseFailed("the fence did not answer in time") from problem
+        except TimeoutError as error:
+            raise DatabaseFailed("the fence did not answer in time") from error
 
-    async def _do(self, waiting: Waiting) -> Duty:
+    async def _do(self, waiting: InDoubtBranch) -> Duty:
         xid, what = waiting.xid, waiting.duty
         if what is Duty.ASK:
             state = await self._fence.check(xid, "", waiting.prepared.prepared_ms)
@@ -183,15 +183,15 @@ class Recovery(Generic[S]):
             while True:
                 try:
                     await self._round()
-                except (TxmqError, OSError) as problem:
-                    log.warning("what is left prepared cannot be looked for now: %s", problem)
+                except (TxmqError, OSError) as error:
+                    log.warning("what is left prepared cannot be looked for now: %s", error)
                 await asyncio.sleep(self._every_s)
         finally:
             await self._second.end()
 
     async def _round(self) -> None:
-        """Recover once; who is cancelled meanwhile lets it come to its end, if that is near."""
-        # Drivers lose connections that are cut off in the middle of a word.
+        """Recover once; if cancelled meanwhile, wait a moment for its end."""
+        # A driver loses a connection that is cut off in the middle of a statement.
         working = asyncio.ensure_future(self.recover())
         try:
             await asyncio.shield(working)

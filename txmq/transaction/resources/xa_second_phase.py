@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 AT_ONCE_S: Final = 1.0
-"""How long whoever answers a check waits for what is prepared to be ended."""
+"""How long the answer to a check waits until prepared branches are ended."""
 
 _COMMIT: Final = LocalTransactionState.COMMIT
 
@@ -41,8 +41,8 @@ _COMMIT: Final = LocalTransactionState.COMMIT
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Do something, and wait for it no longer than this, give or take a moment.
 
-    Whoever cancels a driver whose database hangs waits for the database all the same: what does
-    not end at once is left to itself.
+    Cancelling a driver whose database hangs means waiting for the database all the same. Work that
+    does not end at once is left alone.
 
     Raises:
         TimeoutError: It took too long.
@@ -62,7 +62,7 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 def _forget(working: asyncio.Future[Any]) -> None:
     if not working.cancelled():
-        working.exception()  # Nobody waits for it any more.
+        working.exception()  # Its caller no longer waits.
 
 
 class SecondPhase(Generic[S]):
@@ -99,8 +99,8 @@ class SecondPhase(Generic[S]):
 
     def close(self) -> None:
         """Let the threads end."""
-        for each in self._threads.values():
-            each.close()
+        for threads in self._threads.values():
+            threads.close()
 
     # Connections that are kept
 
@@ -110,24 +110,24 @@ class SecondPhase(Generic[S]):
         return list(self._kept)
 
     def keep(self, xid: str, branches: Mapping[str, Branch[S]]) -> bool:
-        """Take the branches of what is decided, if somebody has promised to come back for them."""
+        """Keep the branches of a decided transaction, if a manager is open that ends them."""
         is_attended = bool(self._attended)
         if is_attended:
             self._kept[xid] = branches
         return is_attended
 
     def begin(self) -> None:
-        """Somebody comes back for what is kept from now on."""
+        """A manager is open, and ends what is kept from now on."""
         self._attended += 1
 
     async def end(self) -> None:
-        """Nobody does any more, unless there are others."""
+        """A manager closes; with the last one, kept connections are given back."""
         self._attended -= 1
         if not self._attended:
             await self.give_back(self.kept)
 
     async def give_back(self, xids: Iterable[str]) -> None:
-        """Connections of transactions that somebody else has carried out."""
+        """Give back the connections of transactions that others have ended."""
         async with AsyncExitStack() as stack:
             for xid in xids:
                 stack.push_async_callback(self._close_all, self._kept.pop(xid, {}))
@@ -135,8 +135,8 @@ class SecondPhase(Generic[S]):
     async def _close_all(self, branches: Mapping[str, Branch[S]]) -> None:
         # All of them, also where this is cancelled at one.
         async with AsyncExitStack() as stack:
-            for name, each in branches.items():
-                stack.push_async_callback(self._close, name, each)
+            for name, branch in branches.items():
+                stack.push_async_callback(self._close, name, branch)
 
     async def _close(self, name: str, branch: Branch[S]) -> None:
         await self.turn(name, branch.close())
@@ -153,7 +153,7 @@ class SecondPhase(Generic[S]):
         kept = dict(self._kept.pop(xid, {}))
         ends = [self._persist(name, xid, state, kept) for name in self._doors]
         try:
-            late = [each for each in await asyncio.gather(*ends) if each is not None]
+            late = [text for text in await asyncio.gather(*ends) if text is not None]
         finally:
             # Of those that were cancelled before they had begun.
             await self._close_all(kept)
@@ -164,12 +164,12 @@ class SecondPhase(Generic[S]):
             )
 
     async def follow(self, xid: str, state: LocalTransactionState) -> None:
-        """The same for whoever answers a check: only where databases answer at once.
+        """The same for the answer to a check: only where databases answer at once.
 
-        Whoever asks wants the decision, and another database must not keep it from them.
+        The broker waits for the decision, and another database must not delay it.
         """
         kept = dict(self._kept.pop(xid, {}))
-        names = [each for each in self._doors if can_name(xid, each, self._fence.identity)]
+        names = [name for name in self._doors if can_name(xid, name, self._fence.identity)]
         ends = [self._end_at_once(name, xid, state, kept) for name in names]
         try:
             await asyncio.gather(*ends)
@@ -198,13 +198,13 @@ class SecondPhase(Generic[S]):
 
         async def work() -> None:
             nonlocal problem
-            # What is not begun leaves its connection to whoever has called.
+            # Work that has not begun leaves its connection to the caller.
             branch, is_there = kept.pop(name, None), state is _COMMIT
             backoff = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             found = await self._try(name, xid, state, is_there=is_there, branch=branch)
             while found is not None:
                 problem = found
-                log.warning("branch %s of %s is told again: %s", name, xid, problem)
+                log.warning("branch %s of %s is ended again: %s", name, xid, problem)
                 await asyncio.sleep(backoff.next_pause())
                 found = await self._try(name, xid, state, is_there=is_there)
 
@@ -226,8 +226,8 @@ class SecondPhase(Generic[S]):
         """End one branch; what stands in the way."""
         try:
             await self.finish(name, xid, state, is_there=is_there, branch=branch)
-        except two_phase.problems_of(self._doors[name]) as problem:
-            return str(problem)
+        except two_phase.problems_of(self._doors[name]) as error:
+            return str(error)
         return None
 
     async def finish(

@@ -6,7 +6,7 @@ import pytest
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
 from txmq.transaction.resources.fence import ROLLED_BACK
-from txmq.transaction.resources.steps import Claim, Row
+from txmq.transaction.resources.steps import Claim, FenceRow
 from txmq.transaction.resources.together import Together
 
 
@@ -25,7 +25,7 @@ class Fence:
     async def settle(self, theirs):
         self.batches.append([each.xid for each in theirs])
         await self.gate.wait()
-        return [self.problems.get(each.xid, Row(ROLLED_BACK, each.xid)) for each in theirs]
+        return [self.problems.get(each.xid, FenceRow(ROLLED_BACK, each.xid)) for each in theirs]
 
     @property
     def sizes(self):
@@ -52,8 +52,8 @@ async def turns(count=5):
 async def test_one_alone_waits_for_nobody(fence, together):
     fence.gate.set()
 
-    assert await together.ask(claim(1)) == Row(ROLLED_BACK, "x-1")
-    assert await together.ask(claim(2)) == Row(ROLLED_BACK, "x-2")
+    assert await together.ask(claim(1)) == FenceRow(ROLLED_BACK, "x-1")
+    assert await together.ask(claim(2)) == FenceRow(ROLLED_BACK, "x-2")
 
     assert fence.batches == [["x-1"], ["x-2"]]
 
@@ -67,7 +67,7 @@ async def test_each_is_told_its_own(fence, together):
         *(together.ask(claim(each)) for each in range(10)), return_exceptions=True
     )
 
-    expected = [Row(ROLLED_BACK, f"x-{each}") for each in range(10)]
+    expected = [FenceRow(ROLLED_BACK, f"x-{each}") for each in range(10)]
     expected[3] = fence.problems["x-3"]
     assert found == expected
     assert fence.sizes == [10]
@@ -108,7 +108,7 @@ async def test_who_no_longer_waits_takes_nothing_from_the_others(fence, together
     fence.gate.set()
     found = await asyncio.gather(*asked, return_exceptions=True)
 
-    assert (found[0], found[2]) == (Row(ROLLED_BACK, "x-0"), Row(ROLLED_BACK, "x-2"))
+    assert (found[0], found[2]) == (FenceRow(ROLLED_BACK, "x-0"), FenceRow(ROLLED_BACK, "x-2"))
     assert isinstance(found[1], asyncio.CancelledError)
     # It was settled all the same: whoever asks next is told.
     assert fence.batches == [["x-0", "x-1", "x-2"]]
@@ -133,7 +133,7 @@ def test_a_loop_that_ended_in_the_middle_takes_nothing_with_it():
         return await together.ask(claim(2))
 
     asyncio.run(left_behind())
-    assert asyncio.run(told()) == Row(ROLLED_BACK, "x-2")
+    assert asyncio.run(told()) == FenceRow(ROLLED_BACK, "x-2")
 
 
 @in_a_loop
@@ -155,7 +155,7 @@ async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, together):
     )
 
     assert {type(each) for each in found[:FENCE_CHECKS_TOGETHER]} == {KeyError}
-    assert {type(each) for each in found[FENCE_CHECKS_TOGETHER:]} == {Row}
+    assert {type(each) for each in found[FENCE_CHECKS_TOGETHER:]} == {FenceRow}
 
 
 @in_a_loop

@@ -1,9 +1,11 @@
-"""Whether a transaction of PostgreSQL's is still the same, which is mostly seen without asking.
+"""A canary that shows, mostly without a round trip, whether a PostgreSQL transaction is still the
+same.
 
-libpq knows how its connection stands, and not that the application has ended the transaction by
-words of its own, and begun another. So a setting is turned over for as long as ours lasts, one that
-the server tells its clients of whenever it changes, and that means nothing to a transaction that
-has begun. As long as it shows, nothing has ended; where it does not, the database is asked.
+libpq knows the status of its connection. It does not notice if the application ends the transaction
+by a statement of its own, and begins another. So the canary flips a setting until our transaction
+ends. The server reports every change of this setting to its clients, and a transaction that has
+begun ignores it. While the flipped value shows, our transaction lasts; otherwise the database is
+asked.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import text
 
-__all__ = ["SAME", "TRANSACTION", "TURN", "Shown"]
+__all__ = ["SAME", "TRANSACTION", "TURN", "Canary"]
 
 _SETTING: Final = "default_transaction_read_only"
 
@@ -20,18 +22,18 @@ TURN: Final = (
     f"set_config('{_SETTING}', CASE current_setting('{_SETTING}') WHEN 'on' THEN 'off' "
     "ELSE 'on' END, true) IS NOT NULL"
 )
-"""Turns it over until the transaction ends; a condition that holds."""
+"""Flips the setting until the transaction ends; a condition that is always true."""
 
 TRANSACTION: Final = "txid_current()"
-"""By what a transaction is known for as long as it lasts, and none after it; also inside of
-savepoints, whose rows are known by another number."""
+"""Identifies a transaction as long as it lasts, also inside of savepoints, whose rows carry another
+number."""
 
 SAME: Final = text(f"SELECT 1 WHERE {TRANSACTION} = :transaction")
-"""A row, if it is still that one."""
+"""A row, if the transaction is still that one."""
 
 
-class Shown:
-    """What a connection shows.
+class Canary:
+    """The canary of one connection.
 
     Args:
         connection: psycopg's, of either version, outside of a transaction or at its beginning.
@@ -44,17 +46,17 @@ class Shown:
         self._is_turned = False
 
     def know(self) -> None:
-        """It was turned over."""
+        """The setting is flipped: remember its value."""
         self._is_turned, self._known = True, self._now()
 
     def is_sure(self) -> bool:
         """Whether the transaction is the same as ever.
 
-        Otherwise it may be so all the same: a function can have set it back, and a pooler that
-        gives its servers to many may show what another client has set.
+        If not, it may still be the same: a function may have set the value back, and a pooler that
+        shares servers may show what another client has set.
         """
         if not self._is_turned:
-            return True  # Nobody has a row in it that could get lost.
+            return True  # No guard row depends on it.
         return self._known not in (None, self._before) and self._now() == self._known
 
     def _now(self) -> str | None:

@@ -1,8 +1,8 @@
-"""Sessions that belong to the application: something is said in its own transaction.
+"""Runs statements in the application's own sessions and transactions.
 
-Nothing here begins, commits or rolls back but as SQLAlchemy and psycopg do by themselves when a
-session is first used. A session that commits each statement by itself is refused, as far as it can
-be seen without asking the database.
+Nothing here commits or rolls back. A transaction begins only as SQLAlchemy and psycopg begin one,
+when a session is first used. A session in autocommit mode is refused, as far as that is visible
+without a round trip to the database.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from txmq.databases.alchemy import ask, ask_async, commits_each, is_psycopg, is_renamed
-from txmq.databases.connecting import DjangoConnection
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import Answer
+from txmq.databases.door import StatementResult
 from txmq.databases.forms import Forms
 from txmq.databases.postgres import asked, awaited, psycopg_forms
+from txmq.databases.sources import DjangoConnection
 from txmq.errors import UsageError
 
 __all__ = ["AwaitedSession", "BlockingSession", "Given", "Lender"]
@@ -38,14 +38,14 @@ AwaitedSession: TypeAlias = (
 
 
 class Given(Protocol):
-    """One session in a transaction of its owner's."""
+    """A session of the application, in its transaction."""
 
     kind: str
     """The family of databases: postgresql, mysql or sqlite."""
     is_blocking: bool
     """Whether its coroutines never wait."""
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         """Run a statement of SQLAlchemy's.
 
         Raises:
@@ -56,7 +56,7 @@ class Given(Protocol):
 
 
 class Lender:
-    """Knows how each kind of session is asked.
+    """Finds the adapter of a session.
 
     Args:
         table: What the statements are about: an ORM session may have several databases.
@@ -67,14 +67,14 @@ class Lender:
         self._forms = psycopg_forms()
         self._django_forms = Forms(psycopg_dialect(paramstyle="pyformat"))  # type: ignore[no-untyped-call]
         self._launcher = AsyncSession()
-        """Of no database: whoever wants a greenlet asks a session for it."""
+        """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
 
     def of(self, session: object) -> Given:
-        """How this one is asked.
+        """The adapter of a session.
 
         Raises:
-            UsageError: It is no session, or of no database.
-            ConfigError: Of one that is not known here.
+            UsageError: It is not a session, or has no database.
+            ConfigError: Its database is not known here.
         """
         if isinstance(session, scoped_session | async_scoped_session):
             session = session()
@@ -102,7 +102,7 @@ class _Psycopg:
         self._session = session
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         _refuse_idle_autocommit(self._session)
         return asked(self._session, self._forms, statement, values)
 
@@ -115,7 +115,7 @@ class _AsyncPsycopg:
         self._session = session
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         _refuse_idle_autocommit(self._session)
         return await awaited(self._session, self._forms, statement, values)
 
@@ -129,7 +129,7 @@ class _Alchemy:
         self._table = table
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         connection = _begun(self._session, self._table)
         return ask(connection, _forms_for(connection, self._forms), statement, values)
 
@@ -155,7 +155,7 @@ class _AsyncAlchemy:
         self._forms = forms
         self._launcher = launcher
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         plain = self._session
         if isinstance(plain, Connection) and plain.in_transaction():
             connection = plain  # Nothing has to be begun, so no greenlet is needed for it.
@@ -174,18 +174,18 @@ class _Django:
         self._session = session
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> Answer:
+    async def ask(self, statement: Any, **values: object) -> StatementResult:
         session = self._session
         if not session.in_atomic_block and session.get_autocommit():
             raise _autocommit("put it into a block of transaction.atomic()")
         with session.cursor() as cursor:
             cursor.execute(*self._forms.of(statement, values))
             rows = cursor.fetchall() if cursor.description else []
-            return Answer(cursor.rowcount, [tuple(row) for row in rows])
+            return StatementResult(cursor.rowcount, [tuple(row) for row in rows])
 
 
 def _is_django(session: object) -> bool:
-    # Whoever has one of Django's connections has imported it, and nobody else needs to have it.
+    # A connection of Django's exists only if Django is imported; it is optional.
     if "django.db" not in sys.modules:
         return False
     from txmq.databases.django import is_connection
@@ -196,13 +196,13 @@ def _is_django(session: object) -> bool:
 def _kind(session: Session | Connection, table: Table) -> str:
     try:
         bound = session.get_bind(clause=table) if isinstance(session, Session) else session
-    except UnboundExecutionError as problem:
-        raise UsageError(f"this session has no database for {table.name}: {problem}") from None
+    except UnboundExecutionError as error:
+        raise UsageError(f"this session has no database for {table.name}: {error}") from None
     return kind_of(bound.dialect.name)
 
 
 def _begun(session: Session | Connection, table: Table) -> Connection:
-    """The connection of a session, in a transaction, as it would be by its first statement."""
+    """The connection of a session, in a transaction, as after its first statement."""
     if isinstance(session, Session):
         connection = session.connection(bind_arguments={"clause": table})
     else:
@@ -215,7 +215,7 @@ def _begun(session: Session | Connection, table: Table) -> Connection:
 
 
 def _forms_for(connection: Connection, forms: Forms) -> Forms | None:
-    """For asking psycopg itself, where it is below and all names are its own."""
+    """The forms for psycopg, if that is the driver and SQLAlchemy renames no tables."""
     return forms if is_psycopg(connection) and not is_renamed(connection) else None
 
 

@@ -1,4 +1,4 @@
-"""A connection of its own to PostgreSQL that hears of NOTIFY; with psycopg."""
+"""Receives NOTIFY of PostgreSQL over a connection of its own; with psycopg."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ async def likeness(session: Any) -> str | None:
 
 
 async def listen(like: str, channel: str, heard: Callable[[], None]) -> None:
-    """Call a function whenever somebody notifies a channel, and once at the beginning.
+    """Call a function at each NOTIFY of a channel, and once at the beginning.
 
-    The connection is in no transaction meanwhile, so that it keeps nothing from being cleared away.
+    The connection is outside of transactions meanwhile, so it does not hold back VACUUM.
 
     Args:
         like: What :func:`likeness` gave.

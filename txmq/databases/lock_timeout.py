@@ -1,4 +1,4 @@
-"""Sessions that wait for somebody else's locks only shortly."""
+"""Sessions that wait for locks only briefly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["impatient", "waiting"]
 
 @asynccontextmanager
 async def impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed[object]]:
-    """A session of its own that sees what others have just committed."""
+    """A new session with a short lock timeout; it sees what others have just committed."""
     borrowed = await door.open()
     try:
         if (level := dialects.ISOLATION.get(door.kind)) is not None:
@@ -29,7 +29,7 @@ async def impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed[
 async def waiting(
     door: Door[object], borrowed: Borrowed[object], wait_ms: int
 ) -> AsyncIterator[None]:
-    """Wait so long at most inside; whoever has the session next is patient again."""
+    """While inside, a short lock timeout; afterwards the session has its own timeout again."""
     waited = await _waited(door, borrowed)
     await borrowed.ask(dialects.patience(door.kind, wait_ms))
     try:
@@ -49,7 +49,7 @@ async def _be_patient(
 ) -> None:
     try:
         await borrowed.ask(dialects.patience_again(door.kind, waited))
-    except door.problems as problem:
-        # What led here says more, and a connection that takes no order is not used again.
-        if failure(problem) is not Failure.LOST:
+    except door.problems as error:
+        # The error inside says more, and a lost connection is not used again.
+        if failure(error) is not Failure.LOST:
             raise

@@ -1,4 +1,4 @@
-"""A message made for a decorated function: from its arguments, or from what it returns."""
+"""Makes the message of a decorated function from its arguments, or from its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
 
-__all__ = ["Keys", "MadeFrom", "Properties", "Shape", "Text"]
+__all__ = ["Keys", "MadeFrom", "MessageTemplate", "Properties", "Text"]
 
 Text: TypeAlias = str | Callable[..., str]
 Keys: TypeAlias = str | Iterable[str] | Callable[..., object]
@@ -29,22 +29,22 @@ _ONE: Final = (
     "a transaction has one message; others belong into an outbox, a table that the local "
     "transaction writes"
 )
-"""What else is said to whoever tries to send several."""
+"""Part of the errors for calls that would send several messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a message is made of: parts that are the same for all, or made by a function from the
-    arguments of the decorated one, or from its result.
+class MessageTemplate:
+    """The parts of a message. Each is the same for all calls, or a function of the arguments of the
+    decorated function, or of its result.
 
     Raises:
         UsageError: A part cannot be made so.
     """
 
     name: str
-    """The decorated function's, for errors."""
+    """The decorated function's name, for errors."""
     signature: inspect.Signature
-    """The arguments that it is called with: all but the session."""
+    """The arguments of a call: all but the session."""
     topic: Text
     tags: Text
     keys: Keys
@@ -53,26 +53,22 @@ class Shape:
     made_from: MadeFrom = "arguments"
 
     def __post_init__(self) -> None:
-        """See what can be seen before the first call."""
+        """Refuse what cannot work, before the first call."""
         if self.made_from not in ("arguments", "result"):
             raise UsageError(
                 f"a message is made from 'arguments' or from the 'result', not {self.made_from!r}"
             )
         if not isinstance(self.topic, str) and not callable(self.topic):
             raise UsageError(f"{self.topic!r} is no topic: {_ONE}")
-        if self.is_late:
+        if self.made_from == "result":
             for part in ("topic", "tags", "keys", "body", "properties"):
-                self._see_that_it_takes_a_result(part, getattr(self, part))
+                self._check_takes_result(part, getattr(self, part))
 
     @cached_property
     def is_simple(self) -> bool:
         """Whether each argument is one value, which may be given by its position."""
-        return all(each.kind in _BY_POSITION for each in self.signature.parameters.values())
-
-    @property
-    def is_late(self) -> bool:
-        """Whether there is no message before the function has returned."""
-        return self.made_from == "result"
+        parameters = self.signature.parameters.values()
+        return all(parameter.kind in _BY_POSITION for parameter in parameters)
 
     def bound(
         self, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -80,7 +76,7 @@ class Shape:
         """The arguments of one call.
 
         Raises:
-            TypeError: The function does not take these.
+            TypeError: The function does not take these arguments.
         """
         return self.signature.bind(*args, **kwargs)
 
@@ -89,11 +85,11 @@ class Shape:
 
         Raises:
             TypeError: The function does not take these arguments.
-            LocalProtocolError: No message can be made of them.
-            Exception: Whatever the functions raise that make its parts.
+            LocalProtocolError: They make no message.
+            Exception: Any exception of the functions that make its parts.
         """
         if self.is_simple and not kwargs and len(args) == len(self.signature.parameters):
-            # As nearly all calls are; binding costs more than all the rest.
+            # The usual call; binding costs more than the rest of this method.
             named = dict(zip(self.signature.parameters, args, strict=True))
             return self._made(args[0] if len(args) == 1 else named, args, kwargs)
         given = self.bound(args, kwargs)
@@ -106,8 +102,8 @@ class Shape:
         """The message of one call, by its result.
 
         Raises:
-            LocalProtocolError: No message can be made of it.
-            Exception: Whatever the functions raise that make its parts.
+            LocalProtocolError: It makes no message.
+            Exception: Any exception of the functions that make its parts.
         """
         if result is None and self.body is None:
             raise LocalProtocolError(
@@ -119,34 +115,38 @@ class Shape:
     def _made(
         self, whole: object, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> Message:
-        def part(of: Any) -> Any:
-            return of(*args, **kwargs) if callable(of) else of
-
-        body = whole if self.body is None else part(self.body)
+        topic: Any = self.topic(*args, **kwargs) if callable(self.topic) else self.topic
+        tags: Any = self.tags(*args, **kwargs) if callable(self.tags) else self.tags
+        keys = self.keys(*args, **kwargs) if callable(self.keys) else self.keys
+        body = whole if self.body is None else self.body(*args, **kwargs)
+        more = self.properties
+        for name, part in (("topic", topic), ("tags", tags or "")):
+            if not isinstance(part, str):
+                raise LocalProtocolError(
+                    f"the {name} of {self.name}'s message is not a string: {part!r}"
+                )
         return Message(
-            topic=self._text("topic", part(self.topic)),
-            tags=self._text("tags", part(self.tags) or ""),
-            keys=_keys(part(self.keys)),
-            body=self._written(body),
-            properties=dict(part(self.properties)),
+            topic=topic,
+            tags=tags or "",
+            keys=_keys(keys),
+            body=body if isinstance(body, bytes) else self._encoded(body),
+            properties=dict(more(*args, **kwargs) if callable(more) else more),
         )
 
-    def _see_that_it_takes_a_result(self, part: str, of: object) -> None:
+    def _check_takes_result(self, part: str, of: object) -> None:
         if not callable(of):
             return
         try:
             inspect.signature(of).bind(object())
-        except TypeError as problem:
+        except TypeError as error:
             raise UsageError(
                 f"the {part} of {self.name}'s message is made from the result alone, and this "
-                f"takes something else: {problem}"
-            ) from problem
+                f"takes something else: {error}"
+            ) from error
         except ValueError:
-            return  # Some that are built in do not tell.
+            return  # Some built-in functions have no signature.
 
-    def _written(self, body: object) -> bytes:
-        if isinstance(body, bytes):
-            return body
+    def _encoded(self, body: object) -> bytes:
         if _holds_messages(body):
             raise LocalProtocolError(
                 f"the message of {self.name} would hold a Message: give its parts, as `topic=` and "
@@ -154,25 +154,23 @@ class Shape:
             )
         try:
             return msgspec.json.encode(body)
-        except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise LocalProtocolError(
                 f"the message of {self.name} cannot be written as JSON; give it "
-                f"`body=`, a function that makes it from the {self.made_from} ({problem})"
-            ) from problem
-
-    def _text(self, part: str, value: object) -> str:
-        if not isinstance(value, str):
-            raise LocalProtocolError(f"the {part} of {self.name}'s message is no text: {value!r}")
-        return value
+                f"`body=`, a function that makes it from the {self.made_from} ({error})"
+            ) from error
 
 
 def _holds_messages(body: object) -> bool:
     if isinstance(body, _PLAIN):
-        return False  # As most are; it is dear to see that something is no Mapping.
+        return False  # The usual values; the test for a Mapping is expensive.
     if isinstance(body, Mapping):
-        return any(_holds_messages(each) for each in body.values())
+        for value in body.values():
+            if not isinstance(value, _PLAIN) and _holds_messages(value):
+                return True
+        return False
     if isinstance(body, list | tuple | set | frozenset):
-        return any(isinstance(each, Message) for each in body)
+        return any(isinstance(item, Message) for item in body)
     return isinstance(body, Message)
 
 
@@ -181,4 +179,4 @@ def _keys(value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         return (str(value),)
-    return tuple(str(each) for each in value)
+    return tuple(map(str, value))

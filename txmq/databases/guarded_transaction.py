@@ -1,0 +1,300 @@
+"""A database transaction that begins with a row, by which it is known whether it committed."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from enum import Enum
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+from txmq.databases import dialects
+from txmq.databases.door import Borrowed, Door, Standing, drive
+from txmq.databases.failures import is_settled, words
+from txmq.errors import OutcomeUnknown, TransactionBroken, UsageError
+
+__all__ = ["CommitState", "DualContext", "GuardRow", "GuardedTransaction", "RowTransaction"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class DualContext(ABC, Generic[T]):
+    """Code that is entered by ``with`` if its source blocks, and by ``async with`` if its source is
+    of asyncio. Its beginning and end are written once, as coroutines.
+    """
+
+    @property
+    @abstractmethod
+    def is_blocking(self) -> bool:
+        """Whether its coroutines never wait, so it is for ``with``."""
+
+    @abstractmethod
+    async def begin(self) -> T:
+        """Run before the code inside; returns what the code receives."""
+
+    @abstractmethod
+    async def end(self, problem: BaseException | None) -> None:
+        """Run after the code inside, with its exception, which is raised again."""
+
+    def __enter__(self) -> T:
+        """Begin, in this thread.
+
+        Raises:
+            UsageError: This is for ``async with``.
+            Exception: As for :meth:`begin`.
+        """
+        if not self.is_blocking:
+            raise UsageError("this source's sessions are for `async with`")
+        return drive(self.begin())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it.
+
+        Raises:
+            Exception: As for :meth:`end`.
+        """
+        drive(self.end(problem))
+
+    async def __aenter__(self) -> T:
+        """See :meth:`__enter__`."""
+        if self.is_blocking:
+            raise UsageError("this source blocks: its sessions are for `with`, in a thread")
+        return await self.begin()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """See :meth:`__exit__`."""
+        await self.end(problem)
+
+
+class CommitState(Enum):
+    """What is known about the commit of a transaction."""
+
+    NOTHING = "nothing"
+    """Nothing of it is in the database."""
+    UNKNOWN = "unknown"
+    """The commit is in progress, or was never answered, or the application has ended it."""
+    COMMITTED = "committed"
+
+
+class GuardedTransaction(DualContext[S], Generic[S]):
+    """The transaction: its guard row is inserted before anything else, and it commits last.
+
+    Only this class may end it; an end by the application is detected. :attr:`commit_state` is
+    valid at any moment.
+
+    Args:
+        door: Opens sessions of the database.
+    """
+
+    def __init__(self, door: Door[S]) -> None:
+        self._door = door
+        self._savepoint = dialects.HOLDS.get(door.kind)
+        self._borrowed: Borrowed[S] | None = None
+        self._has_savepoint = False
+        """Whether a savepoint lasts as long as the transaction."""
+        self.commit_state = CommitState.NOTHING
+
+    # The guard row
+
+    @property
+    @abstractmethod
+    def _name(self) -> str:
+        """The transaction, as errors name it."""
+
+    @abstractmethod
+    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
+        """Insert the row.
+
+        Raises:
+            Exception: It cannot be inserted.
+        """
+
+    @abstractmethod
+    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
+        """Whether the session's present transaction has inserted it; only for PostgreSQL."""
+
+    @abstractmethod
+    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
+        """Whether the row is visible, in a session that may have another transaction by now."""
+
+    async def _after_rollback(self) -> None:
+        """Called after a rollback of a transaction without a savepoint."""
+
+    # The transaction
+
+    @property
+    def is_blocking(self) -> bool:
+        """See :attr:`DualContext.is_blocking`."""
+        return self._door.is_blocking
+
+    @property
+    def borrowed(self) -> Borrowed[S]:
+        """The session, once it has begun."""
+        assert self._borrowed is not None, "begun"
+        return self._borrowed
+
+    async def begin(self) -> S:
+        """Open a session, and insert the guard row.
+
+        Raises:
+            UsageError: It has begun before.
+            Exception: Why the row cannot be inserted, or any exception of the source's library;
+                nothing was done.
+        """
+        if self._borrowed is not None:
+            raise UsageError("one object is one local transaction; ask the resource for another")
+        borrowed = self._borrowed = await self._door.open()
+        try:
+            await self._insert_row(borrowed)
+            if self._savepoint is not None and borrowed.standing() is Standing.UNSURE:
+                await borrowed.ask(self._savepoint[0])
+                self._has_savepoint = True
+            borrowed.know()
+        except BaseException:
+            await self.close()
+            raise
+        return borrowed.session
+
+    async def end(self, problem: BaseException | None) -> None:
+        """Commit, or roll back after an exception.
+
+        Raises:
+            OutcomeUnknown: The database did not say whether it has committed, or the application
+                had ended the transaction.
+            TransactionBroken: The database had given it up; nothing of it remains.
+            Exception: Why the database refused the commit; nothing of it remains.
+        """
+        borrowed, why = self._borrowed, None
+        assert borrowed is not None, "begun"
+        try:
+            try:
+                if problem is None:
+                    await borrowed.flush()
+            finally:
+                standing = borrowed.standing()
+                if standing is Standing.UNSURE:
+                    standing, why = await self._ask_standing()
+                if standing is Standing.ENDED:
+                    # The application may have committed it.
+                    self.commit_state = CommitState.UNKNOWN
+            if problem is not None:
+                return
+            if standing is Standing.ENDED:
+                raise OutcomeUnknown(
+                    f"{self._name} was ended inside; leave commit and rollback to txmq"
+                )
+            if standing is Standing.ABORTED:
+                raise TransactionBroken(
+                    f"the database gave {self._name} up after an error that was not passed on"
+                ) from why
+            self.commit_state = CommitState.UNKNOWN  # Also if this process is killed meanwhile.
+            try:
+                await borrowed.commit(is_last=True)
+            except self._door.problems as error:
+                if is_settled(error):
+                    self.commit_state = CommitState.NOTHING
+                    raise
+                raise OutcomeUnknown(
+                    f"the database did not say whether {self._name} is committed: {words(error)}"
+                ) from error
+            self.commit_state = CommitState.COMMITTED
+        finally:
+            try:
+                await self.close()
+            finally:
+                if self.commit_state is CommitState.NOTHING and not self._has_savepoint:
+                    await self._after_rollback()
+
+    async def close(self) -> None:
+        """Give the session back; uncommitted work is rolled back."""
+        assert self._borrowed is not None, "begun"
+        try:
+            await self._borrowed.close()
+        except self._door.problems as error:
+            # A connection that cannot even roll back is dead, and its transaction with it.
+            log.warning("could not give a session back: %s", error)
+
+    async def _ask_standing(self) -> tuple[Standing, Exception | None]:
+        """Ask the database how the transaction stands; also returns the error of its answer."""
+        borrowed = self.borrowed
+        why: Exception | None = None
+        if self._savepoint is not None:
+            try:
+                await borrowed.ask(self._savepoint[1])
+            except self._door.problems as error:
+                why = error
+            else:
+                return Standing.OPEN, None
+        try:
+            if self._door.kind == "postgresql":
+                is_ours = await self._is_row_ours(borrowed)
+                return (Standing.OPEN if is_ours else Standing.ENDED), None
+            # The session has another transaction by now, or a broken one. Has ours committed?
+            is_committed = await self._is_row_committed(borrowed)
+        except self._door.problems as error:
+            return Standing.ABORTED, why or error
+        return (Standing.ENDED if is_committed else Standing.ABORTED), why
+
+
+class GuardRow(Protocol):
+    """A guard row that is an object of its own; see :class:`RowTransaction`."""
+
+    @property
+    def of(self) -> str:
+        """The transaction, as errors name it."""
+        ...
+
+    async def put(self, borrowed: Borrowed[object]) -> None:
+        """Insert it, in the transaction.
+
+        Raises:
+            Exception: It cannot be inserted.
+        """
+        ...
+
+    async def is_ours(self, borrowed: Borrowed[object]) -> bool:
+        """Whether the session's present transaction has inserted it; only for PostgreSQL."""
+        ...
+
+    async def is_committed(self, borrowed: Borrowed[object]) -> bool:
+        """Whether it is visible, in a session that may have another transaction by now."""
+        ...
+
+
+class RowTransaction(GuardedTransaction[S]):
+    """A guarded transaction whose row is an object of its own.
+
+    Args:
+        door: Opens sessions of the database.
+        row: The guard row.
+    """
+
+    def __init__(self, door: Door[S], row: GuardRow) -> None:
+        super().__init__(door)
+        self._row = row
+
+    @property
+    def _name(self) -> str:
+        return self._row.of
+
+    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
+        await self._row.put(borrowed)
+
+    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
+        return await self._row.is_ours(borrowed)
+
+    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
+        return await self._row.is_committed(borrowed)

@@ -1,0 +1,87 @@
+"""What a manager needs of a participant in its transactions: a database, or several."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from txmq.transaction.state import LocalTransactionState
+
+__all__ = ["LocalTransaction", "Resource"]
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+class LocalTransaction(Protocol[S_co]):
+    """One local transaction; for ``with`` or ``async with``, depending on its resource."""
+
+    @property
+    def state(self) -> LocalTransactionState:
+        """Its state now."""
+        ...
+
+    def flush(self) -> None:
+        """Write what the session still holds back; for ``with``."""
+        ...
+
+    async def aflush(self) -> None:
+        """The same for ``async with``."""
+        ...
+
+    def __enter__(self) -> S_co: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    async def __aenter__(self) -> S_co: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Resource(Protocol[S_co]):
+    """A participant in transactions; :class:`txmq.SQLResource` is one."""
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether its local transactions are for ``with``."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """The identity of its fence."""
+        ...
+
+    async def verify(self) -> None:
+        """Refuse a resource that cannot take part."""
+        ...
+
+    def local(self, xid: str, group: str, born_ms: int) -> LocalTransaction[S_co]:
+        """A local transaction."""
+        ...
+
+    async def check(
+        self, xid: str, group: str, born_ms: int, *, identity: str = ""
+    ) -> LocalTransactionState:
+        """The state of a local transaction, decided now if it was not before."""
+        ...
+
+    def may_retry(self, problem: BaseException) -> bool:
+        """Whether nothing of the attempt remains, and another one may succeed."""
+        ...
+
+    async def confirm(self, xid: str, state: LocalTransactionState) -> None:
+        """Carry out a decision, if that is a step of its own."""
+        ...
+
+    async def attend(self) -> None:
+        """Recover what crashed processes have left, until cancelled."""
+        ...

@@ -1,0 +1,441 @@
+"""One transaction of a producer from beginning to end: begin, work, decide, settle.
+
+:meth:`TransactionRun.transact` reads in that order. The half message is stored, the local
+transaction runs, the broker receives the decision as an END, and the outcome follows from the
+broker's reply. A decision reaches the broker even if the caller no longer waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from txmq.client.cluster_client import ClusterClient
+from txmq.client.observe.hooks import Ending
+from txmq.client.values import SendResult, SendStatus
+from txmq.errors import (
+    Effect,
+    OutcomeUnknown,
+    RemoteProtocolError,
+    ResourceError,
+    RollBack,
+    TransactionConflict,
+    TxmqError,
+    UsageError,
+)
+from txmq.message import Message
+from txmq.protocol.message_id import position_in
+from txmq.runtime.tasks import Tasks
+from txmq.runtime.threads import Runner, Threads
+from txmq.transaction.end import EndAnswer, EndSender
+from txmq.transaction.listener import (
+    HalfMessage,
+    ListenerMethod,
+    LocalAnswer,
+    TransactionListener,
+)
+from txmq.transaction.resource import Resource
+from txmq.transaction.settings import TransactionSettings
+from txmq.transaction.state import (
+    OUTCOMES,
+    SPELLINGS,
+    EndReply,
+    LocalTransactionState,
+    TransactionOutcome,
+    TransactionTally,
+    end_of,
+)
+from txmq.transaction.story import Step, Stories, note
+
+__all__ = ["ActiveCount", "ActiveTransactions", "TransactionRun"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ROLLBACK: Final = LocalTransactionState.ROLLBACK
+_UNKNOWN: Final = LocalTransactionState.UNKNOWN
+_CLOSED: Final = "this producer was closed meanwhile"
+_IF_STORED: Final = "if it is stored, the broker will ask;"
+_NOT_CONFIRMED: Final = (
+    "transaction %s is %s, but its broker has not confirmed that, and may ask: %s"
+)
+
+
+class ActiveCount:
+    """Counts what is in progress, so that a stop can wait for it: ``with`` counts one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    def until_done(self, task: asyncio.Task[Any]) -> None:
+        """Count one until a task has ended."""
+        self.__enter__()
+        task.add_done_callback(self.__exit__)
+
+    async def wait(self) -> None:
+        """Return once nothing is in progress."""
+        await self._idle.wait()
+
+
+class ActiveTransactions(ActiveCount):
+    """The transactions that an open producer has in progress, and what they all use.
+
+    Args:
+        client: The connections to the brokers.
+        group: The producer group.
+        listener: The application.
+        settings: How much runs at once, and for how long.
+        tally: The producer's counters.
+        stories: Reports the steps of transactions.
+        send_half: Sends a half message with the producer.
+        resource: Carries out decisions, if that is a step of its own.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        group: str,
+        listener: TransactionListener,
+        settings: TransactionSettings,
+        tally: TransactionTally,
+        stories: Stories,
+        send_half: Callable[[Message, str], Awaitable[SendResult]],
+        resource: Resource[Any] | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.tally = tally
+        self.stories = stories
+        self.send_half = send_half
+        self.resource = resource
+        self.ends = EndSender(client, settings)
+        self.undecided: dict[str, int] = {}
+        """Transactions whose local part runs here or is about to, by the number of holders. Checks
+        of them are answered with "unknown"."""
+        self.is_closing = self.is_stopped = False
+        self._tasks = Tasks()
+        self._threads = Threads(f"txmq-{group}-local", settings.local_threads)
+        self.execute = ListenerMethod(listener.execute_local_transaction, self._threads)
+
+    def enter(self, xid: str) -> None:
+        """A local transaction begins here. Until :meth:`leave`, a stop waits for it, and checks of
+        it are answered with "unknown".
+        """
+        self.undecided[xid] = self.undecided.get(xid, 0) + 1
+        self.count += 1
+        self._idle.clear()
+
+    def leave(self, xid: str) -> None:
+        """A local transaction no longer runs here."""
+        left = self.undecided.pop(xid) - 1
+        if left:
+            self.undecided[xid] = left
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    def hold(self, xid: str) -> None:
+        """One holder more of :attr:`undecided`."""
+        self.undecided[xid] = self.undecided.get(xid, 0) + 1
+
+    def release(self, xid: str) -> None:
+        """One holder fewer."""
+        left = self.undecided.pop(xid) - 1
+        if left:
+            self.undecided[xid] = left
+
+    def start_behind(self, work: Coroutine[Any, Any, object], xid: str) -> None:
+        """Do work that a stop waits for, and no caller."""
+        self.until_done(self._tasks.start(work, f"transaction {xid}"))
+
+    async def shield(self, work: Coroutine[Any, Any, T], xid: str) -> T:
+        """Wait for work that goes on, and is counted, even if the caller is cancelled.
+
+        Raises:
+            OutcomeUnknown: The producer was closed meanwhile.
+        """
+        if self.is_stopped:
+            return await work  # A task that began now would be cancelled at once.
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = self._tasks.start(_resolve(result, work), f"transaction {xid}")
+        # A cancelled task sets no result, least of all if it has not begun.
+        task.add_done_callback(lambda _: result.cancel())
+        try:
+            return await result
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise OutcomeUnknown(_CLOSED) from None
+            self.until_done(task)
+            raise
+
+    async def stop(self) -> None:
+        """Stop what is still in progress."""
+        try:
+            await self._tasks.stop()
+        finally:
+            self._threads.close()
+
+
+async def _resolve(result: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Set a result at once, some turns of the loop earlier than ``asyncio.shield`` would."""
+    try:
+        found = await work
+    except Exception as error:
+        if not result.done():
+            result.set_exception(error)
+        raise
+    if not result.done():
+        result.set_result(found)
+
+
+@dataclass(slots=True)
+class TransactionRun:
+    """One transaction, in one producer."""
+
+    runs: ActiveTransactions
+    xid: str
+    half: HalfMessage | None = None
+    """Its half message, once that is stored."""
+    answer: LocalAnswer | None = None
+    """The end of its local transaction; from then on no half message is sent."""
+    left: LocalTransactionState = _UNKNOWN
+    """The state of its local transaction if the caller is cancelled now."""
+
+    async def transact(
+        self, message: Message | None, arg: object, runner: Runner | None = None
+    ) -> TransactionOutcome | None:
+        """Run the whole transaction.
+
+        Args:
+            message: The half message. ``None`` if the local transaction sends it, with
+                :meth:`send_late`; there is no outcome then unless it does.
+            arg: For the application.
+            runner: Where a plain local transaction runs, unless in a thread of the producer.
+
+        Raises:
+            TransactionConflict: The transaction had been decided otherwise before.
+            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            TxmqError: The half message was not stored, or its broker did not answer.
+        """
+        runs = self.runs
+        runs.enter(self.xid)
+        try:
+            if message is not None:
+                await self.begin(message)
+            if not runs.execute.is_async:
+                # A thread cannot be cancelled, so a task of its own waits for it.
+                return await runs.shield(self._work_and_finish(arg, runner), self.xid)
+            try:
+                answer = await self.work(arg, None)
+            except asyncio.CancelledError:
+                self.finish_behind(LocalAnswer(self.left))
+                raise
+            return await runs.shield(self.finish(answer), self.xid)
+        finally:
+            runs.leave(self.xid)
+
+    async def _work_and_finish(
+        self, arg: object, runner: Runner | None
+    ) -> TransactionOutcome | None:
+        runs, xid = self.runs, self.xid
+        runs.hold(xid)  # Once more: the caller may be cancelled, and leave.
+        try:
+            try:
+                answer = await self.work(arg, runner)
+            except asyncio.CancelledError:
+                answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
+                runs.stories.tell(xid, Step.HEARD, _UNKNOWN)
+            return await self.finish(answer)
+        finally:
+            runs.release(xid)
+
+    # Begin
+
+    async def begin(self, message: Message, *, is_late: bool = False) -> HalfMessage:
+        """Send the half message.
+
+        Args:
+            message: It.
+            is_late: Whether the local transaction sends it, before it commits.
+
+        Raises:
+            TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
+        """
+        stories, xid = self.runs.stories, self.xid
+        if not is_late:
+            stories.open(xid, message.topic, self.runs.group)
+        stories.tell(xid, Step.SENT, message.topic)
+        try:
+            sent = await self.runs.send_half(message, xid)
+            try:
+                position_in(sent.offset_id)
+            except RemoteProtocolError as error:
+                error.effect = Effect.MAYBE
+                raise
+        except BaseException as error:
+            if isinstance(error, TxmqError):
+                stored = "it is not stored, and" if error.effect is Effect.NONE else _IF_STORED
+                error.add_note(
+                    f"it was the half message of transaction {xid}: {stored} nothing is committed"
+                )
+            if not is_late:
+                stories.end(xid, error=error)
+            raise
+        stories.tell(xid, Step.STORED, sent.offset_id)
+        stories.tell(xid, Step.REPORTED, sent.status)
+        if self.answer is not None:
+            raise UsageError(f"transaction {xid} was left meanwhile")
+        self.half = half = HalfMessage(
+            topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
+            properties=message.properties, flag=message.flag, id=xid, sent=sent,
+        )  # fmt: skip
+        if is_late and (doubt := half.doubt()) is not None:
+            raise doubt
+        return half
+
+    async def prepare(self, message: Message) -> HalfMessage:
+        """Send the half message of a transaction whose local part runs elsewhere, or later.
+
+        Raises:
+            TxmqError: As for :meth:`begin`.
+        """
+        # A check may come before the answer to the half message, if this process was asleep.
+        self.runs.hold(self.xid)
+        try:
+            return await self.begin(message)
+        finally:
+            self.runs.release(self.xid)
+
+    # Work
+
+    async def work(self, arg: object, runner: Runner | None) -> LocalAnswer:
+        """Run the local transaction, unless the half message is not stored safely."""
+        stories, half, xid = self.runs.stories, self.half, self.xid
+        if half is not None and half.sent.status is not SendStatus.OK:
+            answer = LocalAnswer(_ROLLBACK, half.doubt())
+        else:
+            stories.tell(xid, Step.CALLED)
+            with stories.inside(xid):
+                answer = await self.runs.execute.ask(xid, half, arg, runner=runner)
+                if answer.problem is not None:
+                    note(xid, "it ends with %r", answer.problem)
+            stories.tell(xid, Step.SAID, answer.state)
+        stories.tell(xid, Step.HEARD, answer.state)
+        return answer
+
+    # Decide and settle
+
+    async def finish_apart(self, answer: LocalAnswer) -> TransactionOutcome | None:
+        """Decide and settle a transaction whose local part did not run in :meth:`transact`. Once
+        begun it goes on, even if the caller is cancelled.
+
+        Raises:
+            TxmqError: As for :meth:`transact`.
+        """
+        with self.runs:
+            return await self.runs.shield(self.finish(answer), self.xid)
+
+    def finish_behind(self, answer: LocalAnswer) -> None:
+        """Decide and settle without a caller that waits; the producer's stop does wait."""
+        if not self.runs.is_stopped:
+            self.runs.start_behind(self.finish(answer), self.xid)
+
+    async def finish(self, answer: LocalAnswer) -> TransactionOutcome | None:
+        """Decide, and settle; there is no outcome if no half message was sent.
+
+        Raises:
+            TransactionConflict: The transaction had been decided otherwise before.
+        """
+        self.answer = answer
+        if self.half is None:
+            stories = self.runs.stories
+            with stories.inside(self.xid):
+                note(self.xid, "no broker is known to have its message, and none is told")
+            state, _ = OUTCOMES[answer.state, EndReply.NONE]
+            stories.end(self.xid, state.name, error=answer.problem)
+            return None
+        taken = await self.decide(self.half, answer.state)
+        return await self.settle(self.half, answer, taken)
+
+    async def decide(self, half: HalfMessage, state: LocalTransactionState) -> EndAnswer:
+        """Send the END. The decision stands whatever the broker replies."""
+        runs, xid, sent = self.runs, self.xid, half.sent
+        if state is _UNKNOWN:
+            runs.stories.tell(xid, Step.TOLD, "nothing, and will ask")
+            return EndAnswer(EndReply.NONE)
+        runs.stories.tell(xid, Step.TOLD, state)
+        ended, watches = None, runs.stories.look()
+        if watches is not None:
+            ending = Ending(half, xid, sent.offset_id, sent.queue.broker, SPELLINGS[state], False)
+            with runs.stories.inside(xid):
+                ended = watches.begin_end(ending)
+        taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
+        try:
+            taken = await runs.ends.send(sent.queue, end_of(runs.group, sent, state))
+        except asyncio.CancelledError:
+            # Only a stop cancels this task. The outcome of the local transaction is known all the
+            # same.
+            log.info("it is not known whether the broker received the END of %s", xid)
+        finally:
+            if ended is not None:
+                ended(taken.reply.value)
+        return taken
+
+    async def settle(
+        self, half: HalfMessage, answer: LocalAnswer, taken: EndAnswer
+    ) -> TransactionOutcome:
+        """Let the resource carry out the decision, and derive the outcome.
+
+        Raises:
+            TransactionConflict: The broker's reply contradicts the local transaction.
+        """
+        runs, xid, problem = self.runs, self.xid, answer.problem
+        stories = runs.stories
+        known = OUTCOMES.get((answer.state, taken.reply))
+        if known is not None:
+            by_broker = "confirmed" if known[1] else "not confirmed"
+            stories.tell(xid, Step.CONFIRMED, f"{known[0].value}, {by_broker} by the broker")
+        left = None
+        if runs.resource is not None:
+            with stories.inside(xid):
+                try:
+                    await runs.resource.confirm(xid, answer.state)
+                except ResourceError as error:
+                    log.warning("%s", error)
+                    left = error
+        if known is None:
+            runs.tally.conflicts += 1
+            conflict = TransactionConflict(xid, answer.state.name, taken.reply.value)
+            stories.end(xid, error=conflict)
+            raise conflict from taken.error
+        state, is_confirmed = known
+        # A broker that was decided by a check before confirms the END by a refusal.
+        unconfirmed = None if is_confirmed else taken.error
+        if unconfirmed is not None:
+            log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
+        outcome = TransactionOutcome(
+            state=state,
+            xid=xid,
+            sent=half.sent,
+            is_acknowledged=is_confirmed,
+            problem=problem or unconfirmed or left,
+        )
+        runs.tally.ended(outcome)
+        wrong = None if isinstance(problem, RollBack) else problem
+        stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
+        return outcome

@@ -1,6 +1,4 @@
-"""The broker put together: what it is made of, in which order it starts, how it drains and
-stops.
-"""
+"""The broker: its parts, the order in which they start, and how it drains and stops."""
 
 from __future__ import annotations
 
@@ -76,15 +74,15 @@ FILES_OF_OUR_OWN: Final = 1024
 
 
 class HandlerFamily(Protocol):
-    """Handlers that belong together."""
+    """The handlers of one family of requests."""
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """The handlers by request code."""
         ...
 
 
 class Broker:
-    """A broker, with its own name server unless it is told of others."""
+    """A broker, with its own name server unless the settings name others."""
 
     def __init__(
         self,
@@ -224,10 +222,10 @@ class Broker:
                 self.network, self.clock, self.disk, owner=self._keeper.owner
             )
             await server.__aenter__()
-            # Known to it before its first client connects: a client that finds no route takes the
-            # topic for one that does not exist.
-            who, now = registration_of(self._identity), self.clock.monotonic()
-            server.routes.register(who, self.topics.saved(), self, now)
+            # The broker is registered before the first client connects: without a route a client
+            # takes the topic for one that does not exist.
+            registration, now = registration_of(self._identity), self.clock.monotonic()
+            server.routes.register(registration, self.topics.saved(), self, now)
             await server.open(*split_address(self.settings.names_listen))
             names = self.names
         addresses = [address.strip() for address in names.split(";") if address.strip()]
@@ -299,19 +297,19 @@ class Broker:
         await self.stop()
 
     async def stop(self) -> None:
-        """Drain: take no new work, finish what was taken, save everything, close."""
+        """Drain: refuse new work, finish accepted work, save all tables, close."""
         if self._listener is None:
             return
         self._listener.stop_listening()
         self.admission.refuse("stopping", "the broker is stopping")
-        # Closed first: while it drains, its answer would be that no topic exists.
+        # The name server closes first: while draining it would answer that no topic exists.
         await self._close_names()
         if self._registrar is not None:
             await self._registrar.stop()
         self._pulls.release()
         await self._relays.stop()
         if self._delivery is not None:
-            self._delivery.cancel()  # Who is due comes when we are back.
+            self._delivery.cancel()  # The next start delivers the messages that are due.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
@@ -353,7 +351,7 @@ class Broker:
         if server is not None:
             await server.__aexit__(None, None, None)
 
-    # What the parts tell each other
+    # Events between the parts
 
     def _published(self, span: Span) -> None:
         if span.halves or span.markers:
@@ -371,7 +369,7 @@ class Broker:
         self.stopped.set()
 
     def _complete_tables(self) -> None:
-        """Write the tables that are not on the disk as they are in memory, if there is room."""
+        """Write the tables whose files differ from memory, if there is room."""
         try:
             self._housekeeping.complete_tables()
         except OSError as error:
@@ -434,20 +432,20 @@ class Broker:
     def _expire_locks(self) -> None:
         self.locks.expire(self.clock.monotonic())
 
-    # What others may ask
+    # Questions from outside
 
     def served(self) -> tuple[Mapping[int, Handler], Mapping[int, Handler]]:
-        """What the broker and its name server serve, by request code."""
+        """The handlers of the broker and of its name server, by request code."""
         return self._dispatch.handlers, self._names.served if self._names is not None else {}
 
     @property
     def address(self) -> str:
-        """Where clients reach it."""
+        """The address that clients connect to."""
         return self._identity.address
 
     @property
     def names(self) -> str:
-        """The name servers that know it, separated by ``;``."""
+        """The addresses of its name servers, separated by ``;``."""
         if self._names is None:
             return self.settings.names
         host, port = self._names.address
@@ -463,14 +461,14 @@ def run(
     """Run a broker until SIGTERM or SIGINT; returns the exit code of the process.
 
     Args:
-        settings: What the broker is.
-        ready: Called when it serves.
-        accept_loss: Why it shall start although a part of its log is missing.
+        settings: The settings of the broker.
+        ready: Called when the broker accepts requests.
+        accept_loss: Why the broker shall start although a part of its log is missing.
 
     Raises:
         StoreError: The data directory is in use or damaged.
-        OSError: An address or the directory cannot be had.
-        ConfigError: A setting cannot work.
+        OSError: An address or the directory cannot be opened.
+        ConfigError: A setting is invalid.
     """
     import uvloop
 

@@ -1,8 +1,8 @@
-"""Asks producers what became of their half messages, and takes note of who does not answer.
+"""Check-back: asks producers for the state of their open transactions, and counts the checks.
 
-A check counts towards ``check_max`` once it has reached a producer: when it says "unknown", or when
-it says nothing by the time of the next check though its connection has shown life since. Whatever
-goes wrong with one transaction is told, and the round goes on.
+A check counts towards ``check_max`` once it has reached a producer: when the producer answers
+"unknown", or when it has not answered by the time of the next check although its connection has
+shown life since. An error with one transaction is logged, and the round goes on.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["Checker"]
 log = logging.getLogger(__name__)
 
 STEP_S: Final = 60.0
-"""The longest time for which a transaction is put aside at once."""
+"""The longest time for which a transaction is put aside in one step."""
 
 ROUND_MAX: Final = 500
-"""Transactions looked at before everybody else has a turn of the loop."""
+"""Transactions checked in one round, before the loop runs other tasks."""
 
 
 class Checker:
@@ -89,12 +89,12 @@ class Checker:
             self.checks.arm(key, now + self._coordinator.settings.timeout)
 
     def _arm_immune(self, key: int, seconds: int, now: float) -> None:
-        # Step by step: what is decided long before must not be remembered until then.
+        # Step by step: a transaction that is decided early must not be remembered until the end.
         if seconds > STEP_S:
             self._immune_until[key] = now + seconds
         self.checks.arm(key, now + min(seconds, STEP_S))
 
-    # What others tell
+    # Events
 
     def published(self, span: Span) -> None:
         """Half messages and decisions are safe."""
@@ -130,7 +130,7 @@ class Checker:
         self._wake.set()
 
     def lost(self, connection: Connection) -> None:
-        """A connection closed: what it was asked is asked again, and nothing was spent."""
+        """A connection closed: its open checks are asked again and do not count."""
         now = self._clock.monotonic()
         for key in self.checks.lost(connection):
             self._coordinator.tally.checks_lost += 1
@@ -140,7 +140,7 @@ class Checker:
     def said_unknown(self, key: int) -> None:
         """A producer answered a check and does not know."""
         if self.checks.settle(key) is None:
-            return  # Nobody asked, or the answer came when it had been asked again elsewhere.
+            return  # It was never asked, or was asked again elsewhere before this answer came.
         self._coordinator.tally.checks_unknown += 1
         half = self._pending.find(key)
         if half is not None:

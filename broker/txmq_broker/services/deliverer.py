@@ -1,7 +1,8 @@
-"""Gives waiting messages to their topics when their time has come.
+"""Delivers delayed messages to their topics when they are due.
 
-What leaves together is one write, and the next leave when it is safe. Time is the wall clock's, as
-the due times are; it is looked at every second, since nobody tells when it is set.
+The messages of one round share one write, and the next round begins when that write is safe. Due
+times are wall-clock times. The deliverer reads the clock every second, because no event says that
+the clock was set.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOOK_S: Final = 1.0
 
 
 class Deliverer:
-    """The delivery of one broker's waiting messages."""
+    """The delivery of one broker's delayed messages."""
 
     def __init__(
         self, schedule: Schedule, delays: DelayStore, flusher: Flusher, clock: Clock
@@ -49,7 +50,7 @@ class Deliverer:
             try:
                 self.round(now_ms)
             except (ServiceUnavailable, OSError) as error:
-                # Nothing is lost: they go on waiting until the disk takes them.
+                # No message is lost: they wait until the disk accepts them.
                 if not self._is_refused:
                     log.warning("messages that are due must wait: %s", error)
                 self._is_refused = True
@@ -58,10 +59,10 @@ class Deliverer:
             await self._sleep(self._pause(now_ms))
 
     def _pause(self, looked_ms: int) -> float:
-        """For how long there is nothing to do, in seconds, unless something is published."""
+        """The seconds until the next look, unless a message is published before."""
         next_ms = self._delays.next_ms()
         if self._delays.is_delivering or next_ms is None or next_ms <= looked_ms:
-            # What was due when we looked and has not left must wait for the disk.
+            # Messages that were due at the last look and have not left wait for the disk.
             self._sleeps_until = None
             return LOOK_S
         self._sleeps_until = next_ms
@@ -74,26 +75,26 @@ class Deliverer:
                 await self._wake.wait()
 
     def published(self, span: Span) -> None:
-        """Messages that wait, or that waited, are safe."""
+        """Delayed messages, or their copies, are safe."""
         delayed = span.delayed
-        assert delayed is not None, "a span that concerns nobody who waits"
+        assert delayed is not None, "the span has no delayed message"
         until = self._sleeps_until
         if delayed.left or until is None or any(due.due_ms < until for due in delayed.joined):
             self._wake.set()
 
     def round(self, now_ms: int) -> int:
-        """Deliver some of what is due at a time; how many.
+        """Deliver some of the messages that are due at a time; returns how many.
 
         Raises:
-            ServiceUnavailable: The disk failed, or who is due cannot be found.
+            ServiceUnavailable: The disk failed, or a due message cannot be found.
             OSError: The disk cannot be read.
         """
         self._tell_of_clock()
         delays = self._delays
         if delays.is_delivering or delays.first(now_ms) is None:
             return 0
-        # All of a round goes into one span, and so is written whole or not at all. It is so also
-        # while sends are refused: until they have left, nothing of the log can be deleted.
+        # A round is one span, so it is written whole or not at all. It runs also while sends are
+        # refused: until these messages have left, no file of the log can be deleted.
         stored_ms = self._flusher.decision_ms()
         count = size = 0
         while count < DELIVERED_TOGETHER_MAX and size < DELIVERED_BYTES_MAX:

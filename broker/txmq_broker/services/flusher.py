@@ -1,9 +1,9 @@
-"""Group commit: what is staged in one turn of the loop is one write, one sync, one row of answers.
+"""Group commit: all records staged in one turn of the event loop share one write and one sync.
 
-A turn ends when the loop comes back to us; then the span is written. With ``flush = "sync"`` its
-answers wait until the disk confirms, and what later turns stage meanwhile becomes one span that is
-written when the disk is free again. A failed sync stops the broker: what the disk holds is no
-longer known.
+A turn ends when the loop calls the flusher again; then the span is written. With ``flush = "sync"``
+its answers wait until the disk confirms. Records staged meanwhile form the next span, which is
+written as soon as the disk is free. A failed sync stops the broker, because the state of the disk
+is then unknown.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Flusher"]
 log = logging.getLogger(__name__)
 
 STUCK_S: Final = 1.0
-"""A sync that takes longer means that the disk is behind; sends are refused until it catches up."""
+"""If a sync takes longer, the disk is behind: sends are refused until it catches up."""
 
 CHECKPOINT_RETRY_S: Final = 5.0
-"""How long after indexes could not be saved: each attempt lays out all of them anew."""
+"""The pause after a failed save of the indexes: each attempt lays out all of them again."""
 
 
 Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
-"""Whom to answer once a span is safe: the requests and their answers, by connection."""
+"""The requests to answer once a span is safe, and their answers, by connection."""
 
 
 class UnsyncedSpan(NamedTuple):
@@ -50,7 +50,7 @@ class UnsyncedSpan(NamedTuple):
 
 
 class RunningSync(NamedTuple):
-    """The disk at work: what it makes durable, and how many of the spans that wait."""
+    """A sync that is running: what it makes durable, and how many of the waiting spans."""
 
     done: Awaitable[None]
     files: list[File]
@@ -101,7 +101,7 @@ class Flusher:
         self._task.add_done_callback(self._ended)
 
     async def drain(self) -> None:
-        """Return when all that is staged is written, synced and answered and a checkpoint made."""
+        """Return when all staged records are written, synced and answered, with a checkpoint."""
         if self._store.log.has_staged:
             self._end_turn()
         if self._failed:
@@ -113,19 +113,19 @@ class Flusher:
             continue
 
     async def stop(self) -> None:
-        """Stop syncing. Answers that still wait are never given."""
+        """Stop syncing. Answers that still wait are never sent."""
         for task in (self._task, self._checkpoint):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    # What handlers call
+    # Called by handlers
 
     def turn_ms(self) -> int:
-        """The time stamp of everything staged in this turn, which begins with the first who asks.
+        """The time stamp of every record staged in this turn; the first call begins the turn.
 
         Raises:
-            BrokerBusy: Too much waits for the disk, or waits too long.
+            BrokerBusy: Too many bytes wait for the disk, or they have waited too long.
             ServiceUnavailable: Writes are refused now.
         """
         if self._turn_ms and self._store.log.next_position > self._turn_end:
@@ -151,7 +151,7 @@ class Flusher:
             raise BrokerBusy("[PCBUSY] the disk is slow; try again")
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
-        """Give this answer once what is staged now is safe."""
+        """Send this answer once the records staged now are safe."""
         tickets = self._tickets.get(connection)
         if tickets is None:
             tickets = self._tickets[connection] = ([], [])
@@ -159,7 +159,7 @@ class Flusher:
         tickets[1].append(answer)
 
     def decision_ms(self) -> int:
-        """The same for what frees room, decisions and deliveries, whatever else is refused.
+        """The time stamp for decisions and deliveries: they free room, so no limit refuses them.
 
         Raises:
             ServiceUnavailable: The disk failed.
@@ -172,14 +172,14 @@ class Flusher:
             if self._failed:
                 raise
         if self._store.log.staged_bytes > SPAN_BYTES_MAX:
-            # Messages that are written again; markers rely on it that a span is no longer.
+            # Commits may write messages again, and markers rely on the limit of a span's length.
             self._end_turn()
-        # No turn is begun, so whatever comes next is still asked whether it may.
+        # This begins no turn, so the next send is still checked for admission.
         self._plan_turn()
         return max(self._clock.wall_ms(), self._store.log.last_ms)
 
     def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
-        """Give this answer once everything that is staged or written by now is safe."""
+        """Send this answer once every record that is staged or written now is safe."""
         if self._store.log.has_staged:
             self.staged(connection, request, answer)
         elif self._waiting:
@@ -202,8 +202,8 @@ class Flusher:
         self._turn_planned = False
         self._turn_ms = 0
         if self._syncing is not None and self._store.log.next_position <= self._turn_end:
-            # The disk is at work: what arrives meanwhile goes into one span, written when it is
-            # done.
+            # The disk is busy: records that arrive meanwhile share one span, written when it is
+            # free.
             return
         self._write()
         self._settle()
@@ -221,7 +221,7 @@ class Flusher:
         if self._is_sync:
             self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
             if self._syncing is None:
-                # At once and not when a task's turn comes: the disk is what everybody waits for.
+                # Start the sync here and not in the task: every answer waits for the disk.
                 self._syncing = self._begin_sync()
                 self._wake.set()
         else:
@@ -294,8 +294,8 @@ class Flusher:
             self._fail(SyncFailed(f"the disk could not make the log durable: {error}"))
             return False
         if self._failed:
-            # Somebody else's sync met the failure. A file tells of it once: that this one passed
-            # means nothing.
+            # Another sync met the failure. A file tells of it once: that this one passed means
+            # nothing.
             return False
         self._store.log.synced(syncing.files, syncing.end)
         return True
@@ -320,7 +320,7 @@ class Flusher:
         try:
             pending = self._store.checkpoints.begin(part)
         except (OSError, CorruptRecord) as error:
-            # Indexes can be made again; only the next restart will take longer.
+            # Indexes can be made again; only the next restart takes longer.
             log.warning("the indexes could not be saved: %s", error)
             self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
             return False
@@ -333,7 +333,7 @@ class Flusher:
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        # Without it nobody would be answered any more, and nobody would know why.
+        # Without the flusher no request is answered, so the broker stops and says why.
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break_down(error)
 

@@ -1,7 +1,7 @@
-"""What a broker does every few seconds: save tables, drop the silent, sample counters, delete what
-is old.
+"""The periodic chores of a broker: save tables, drop silent clients, sample counters, delete old
+files of the log.
 
-Each chore stands alone: one that fails is told and tried again, and the others go on.
+The chores are independent: one that fails is logged and tried again, and the others run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["Housekeeping"]
 log = logging.getLogger(__name__)
 
 ROUND_S: Final = 5.0
-"""How often there is a round of all chores."""
+"""How often all chores run."""
 
 SAVE_S: Final = 1.0
-"""How often groups and offsets are saved where they have changed: after a crash consumers get again
-at most what they reported in this time.
+"""How often changed groups and offsets are saved: after a crash consumers receive again at most the
+messages that they reported in this time.
 """
 
 
@@ -71,7 +71,7 @@ class Housekeeping:
         self._sample_at = 0.0
 
     async def run(self, *more: Callable[[], None]) -> None:
-        """Do the chores, and those that others bring, until cancelled."""
+        """Run the chores, and those in ``more``, until cancelled."""
         while True:
             for chore in (*more, self._sample, self.save_tables, self._retain):
                 try:
@@ -87,7 +87,7 @@ class Housekeeping:
             await asyncio.sleep(SAVE_S)
 
     def save_tables(self) -> None:
-        """Save groups and offsets where they have changed, and what a start could not save.
+        """Save changed groups and offsets, and the tables that the start could not save.
 
         Raises:
             OSError: The disk refuses.
@@ -101,7 +101,7 @@ class Housekeeping:
             self._keeper.save_offsets(self._offsets)
 
     def complete_tables(self) -> None:
-        """Write every table that is not on the disk as it is in memory.
+        """Write every table whose file differs from memory.
 
         Raises:
             OSError: The disk refuses.
@@ -115,13 +115,13 @@ class Housekeeping:
             OSError: The disk refuses.
         """
         floors = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
-        # Saved first: what is refused must not be hidden.
+        # Saved first: if the disk refuses, the messages must stay visible.
         self._keeper.save_floors({**self.floors, name: floors}, self._store.log.durable)
         self.floors[name] = self._store.queues.forget_topic(name)
         self._statistics.forget_topic(name)
 
     def retain_now(self) -> None:
-        """Delete what is old, whatever the hour.
+        """Delete the old files of the log, whatever the hour.
 
         Raises:
             OSError: The disk refuses.

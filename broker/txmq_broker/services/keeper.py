@@ -1,10 +1,11 @@
 """The small tables on disk: topics, groups, offsets and floors, each one checked JSON file.
 
-Topics, groups and floors are saved before a change is answered, and twice, so that one damaged file
-loses nothing. Offsets are saved every few seconds, with the ones before them as predecessor: after
-a crash a group goes back by as much and receives some messages twice, as with RocketMQ.
+Topics, groups and floors are saved before a change is answered, and in two copies, so that one
+damaged file loses nothing. Offsets are saved every few seconds, and the file before them stays as
+their predecessor. After a crash a group goes back to the saved offsets and receives some messages
+twice, as with RocketMQ.
 
-All four files exist from a directory's first start on, so a file that is missing was deleted.
+All four files exist from a directory's first start on, so a missing file was deleted.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Keeper:
 
     Attributes:
         owner: The identity of the directory, which every file carries; "" until it is known.
-        is_new: Whether this is the directory's first start; where nobody says, the directory does.
-        accepts_loss: Whether a table of which nothing whole is left begins empty.
-        has_lost: Whether one did.
+        is_new: Whether this is the directory's first start; ``None`` until the files tell.
+        accepts_loss: Whether a table without a whole file begins empty.
+        has_lost: Whether a table began empty for that reason.
     """
 
     def __init__(self, disk: Disk) -> None:

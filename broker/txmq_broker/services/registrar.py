@@ -1,7 +1,7 @@
-"""Tell every name server what this broker has: at start, on every change, every 30 seconds, and as
-soon as one that was told is heard no more.
+"""Registers the broker with every name server: at start, on every change, every 30 seconds, and
+when the connection to a name server breaks.
 
-Each name server is told by a task of its own: one that does not answer holds up no other.
+Each name server has a task of its own, so one that does not answer does not delay the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 30.0
 RETRY_S: Final = 1.0
-"""How soon a name server is told again that could not be told, or whose connection broke."""
+"""The pause before a failed registration is repeated, or one whose connection broke."""
 
 TIMEOUT_S: Final = 3.0
 
@@ -39,7 +39,7 @@ def registration_of(identity: Identity) -> BrokerRegistration:
 
 
 class Registrar:
-    """Keeps this broker known."""
+    """Keeps this broker registered."""
 
     def __init__(
         self, identity: Identity, topics: Topics, pool: ConnectionPool, names: list[str]
@@ -49,7 +49,7 @@ class Registrar:
         self._pool = pool
         self._changed = {name: asyncio.Event() for name in names}
         self._tasks: list[asyncio.Task[None]] = []
-        self._told: dict[str, Connection] = {}
+        self._registered: dict[str, Connection] = {}
         self._silent: set[str] = set()
 
     async def start(self) -> None:
@@ -61,12 +61,12 @@ class Registrar:
         ]
 
     def changed(self) -> None:
-        """The topics have changed: tell the name servers now."""
+        """The topics have changed: register them now."""
         for changed in self._changed.values():
             changed.set()
 
     async def stop(self) -> None:
-        """Say goodbye to every name server."""
+        """Unregister from every name server."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,14 +85,14 @@ class Registrar:
                 async with asyncio.timeout(RETRY_S):
                     await self._changed[name].wait()
                 return
-            # A name server forgets a broker whose connection breaks, and knows none after a start.
-            told = self._told.get(name)
-            if told is None or not told.is_open:
+            # A name server forgets a broker when its connection breaks or the server restarts.
+            connection = self._registered.get(name)
+            if connection is None or not connection.is_open:
                 return
 
     async def _register(self, name: str) -> None:
         body = RegistrationBody(self._topics.saved()).write()
-        self._told.pop(name, None)
+        self._registered.pop(name, None)
         try:
             connection = await self._pool.connection(name)
             await connection.request(
@@ -106,7 +106,7 @@ class Registrar:
                 log.warning("the name server %s cannot be told of this broker: %s", name, error)
             self._silent.add(name)
             return
-        self._told[name] = connection
+        self._registered[name] = connection
         if name in self._silent:
             log.info("the name server %s knows this broker again", name)
         self._silent.discard(name)

@@ -130,7 +130,7 @@ class CheckedFile:
             file.close()
         if owner and found.owner != owner:
             if path == self.path:
-                # An operator put it here, and has to say what shall take its place.
+                # An operator put it here, so an operator must choose the right file.
                 raise ForeignFile(path, int(found.owner or "0", 16), int(owner, 16))
             return None, f"it belongs to the log {found.owner or '0'} of another broker"
         return found.text, ""

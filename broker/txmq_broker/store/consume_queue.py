@@ -1,8 +1,8 @@
-"""One queue of a topic: for each message, where it lies in the log, its length, and its tag's hash.
+"""One queue of a topic: for each message its position in the log, its size and its tag's hash.
 
-Entries live in memory until a checkpoint has put them into an index file; after that only the place
-of their block is remembered. Offsets are assigned when a record is staged and become visible when
-it is published, so nobody reads a message that a crash could still take back.
+Entries stay in memory until a checkpoint has put them into an index file; after that the queue
+keeps only the place of their block. Offsets are assigned when a record is staged and become visible
+when it is published, so no reader sees a message that a crash could still take back.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ConsumeQueue:
         self._tail = bytearray()
         self._tail_first = floor
         self.has_jumped = False
-        """Whether the next chunk has to keep where this queue goes on, though it has no entry."""
+        """Whether the next chunk must hold this queue's next offset although it has no entry."""
 
     @property
     def min_offset(self) -> int:
@@ -85,7 +85,7 @@ class ConsumeQueue:
         self._tail += ENTRY.pack(position, size, tags_code, checksum)
 
     def publish_packed(self, entries: bytes) -> None:
-        """The same for many at once, packed as :data:`ENTRY`."""
+        """Make many messages visible at once; their entries are packed as :data:`ENTRY`."""
         self._tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
@@ -113,13 +113,13 @@ class ConsumeQueue:
         self.next_offset = self._tail_first
 
     def jump(self, offset: int) -> None:
-        """Go on at a later offset: those before it were given once, and their messages are lost."""
+        """Go on at a later offset: those before it were given, and their messages are lost."""
         assert not self._tail, "entries before a gap have to be in an index file"
         self._tail_first = self.next_offset = offset
         self.has_jumped = True
 
     def next_kept(self, offset: int) -> int:
-        """The first offset from this one on that is not in a gap; the next one to come at most."""
+        """The first offset from this one on that is not in a gap; at most the next new one."""
         if offset >= self._tail_first:
             return offset
         at = bisect_right(self._firsts, offset) - 1
@@ -162,7 +162,7 @@ class ConsumeQueue:
             self._firsts = [block.first for block in kept]
 
     def min_offset_from(self, segment: int) -> int:
-        """What the oldest offset will be once the segments before this one are deleted."""
+        """The oldest offset once the segments before this one are deleted."""
         for block in self._blocks:
             if block.segment >= segment:
                 return max(block.first, self.floor)
@@ -170,7 +170,7 @@ class ConsumeQueue:
 
     def raise_floor(self, offset: int) -> None:
         """Forget everything before an offset that was published, and never assign a smaller one."""
-        assert offset <= self.max_offset, "what is on its way may still be taken back"
+        assert offset <= self.max_offset, "the write of a later offset may still fail"
         self.floor = max(self.floor, offset)
 
     def read(self, offset: int, count: int) -> list[Entry]:

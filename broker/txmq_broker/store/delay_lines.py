@@ -1,8 +1,8 @@
-"""The lines in which messages wait: queues of two of the broker's own topics.
+"""The lines in which delayed messages wait: queues of two of the broker's own topics.
 
-There is one for each delay level, where stock tools look for them. Messages for times of their own
-share those of the wheel with others that wait about as long, so what has left a line and what is
-still in it lie apart, and a restart reads little of the former.
+Each delay level has a line, in the topic where stock tools look for it. Messages with a time of
+their own share the lines of the wheel with others that wait about as long. So delivered and waiting
+entries of a line lie apart, and a restart reads few delivered ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 WHEEL_LINES: Final = 8
-"""Queues of the wheel topic that messages wait in; the one behind them holds what was recalled."""
+"""Queues of the wheel topic that messages wait in; the queue behind them holds the recalls."""
 WHEEL_QUEUES: Final = WHEEL_LINES + 1
 
 LEVELS_MAX: Final = LINES_MAX // 2
@@ -33,7 +33,7 @@ LEVELS_MAX: Final = LINES_MAX // 2
 _WHEEL: Final = LEVELS_MAX
 """The number of the wheel's first line; those before it are the delay levels'."""
 RECALLS: Final = _WHEEL + WHEEL_LINES
-"""The number of the line of what was recalled; nobody waits in it."""
+"""The number of the line of the recalls; no message waits in it."""
 
 
 class LineState(NamedTuple):

@@ -1,9 +1,9 @@
-"""Messages in the log that wait for their time.
+"""Delayed messages in the log.
 
-A waiting message is a record of one of the broker's own topics: its properties say where it really
-goes, and where others name a prepared message it says when it is due. When its time comes it is
-written again, as an ordinary message of its own topic that names the place it waited at. These
-copies are the account of what has left a line, so a restart neither forgets nor repeats one.
+A delayed message is a record of one of the broker's own topics. Its properties name its real topic,
+and its field for the position of a prepared message holds its due time. When it is due it is
+written again, as an ordinary message of its real topic that names the place where it waited. These
+copies tell which messages have left a line, so a restart neither forgets nor repeats one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEVER: Final = 1 << 62
 
 
 class Delayed(NamedTuple):
-    """What a span does to those that wait."""
+    """The delayed messages that a span adds, delivers and recalls."""
 
     joined: list[Due]
     left: list[Due]
@@ -39,7 +39,7 @@ class Delayed(NamedTuple):
 
 
 class DelayStore(DelayLines):
-    """The waiting messages of one store."""
+    """The delayed messages of one store."""
 
     def __init__(self, log: CommitLog, queues: QueueStore) -> None:
         super().__init__(queues)
@@ -53,9 +53,9 @@ class DelayStore(DelayLines):
         self._leaving = 0
         self._marks: deque[tuple[int, dict[int, LinePlace]]] = deque()
         self._gone: set[int] = set()
-        """Recalled, and perhaps still in a line."""
+        """Places of recalled messages that may still be in a line."""
         self._going: set[int] = set()
-        """The same, and not safe yet."""
+        """The same, where the recall is not safe yet."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -71,8 +71,8 @@ class DelayStore(DelayLines):
         body: bytes,
         data: bytes,
     ) -> tuple[int, int]:
-        """Stage a message that waits; returns its place in the line's queue and its position."""
-        assert due_ms >= line.leaving.due_ms, "nobody joins a line before those who have left it"
+        """Stage a delayed message; returns its place in the line's queue and its position."""
+        assert due_ms >= line.leaving.due_ms, "the message is due before one that has left the line"
         queue = line.queue
         seed = topic_seed(queue.topic)
         hashes = tuple([key_hash(seed, key) for key in keys_in(data.decode())])
@@ -84,21 +84,21 @@ class DelayStore(DelayLines):
         return offset, position
 
     def leave(self, due: Due) -> None:
-        """What :meth:`first` gave is staged where it really goes."""
+        """Note that the message of :meth:`first` is staged in its real topic."""
         self._waiting.drop_first()
         self._lines[due.line].leaving = due.place
         self._left.append(due)
         self._leaving += 1
 
     def pass_over(self) -> None:
-        """What :meth:`first` gave cannot go anywhere.
+        """Skip the message of :meth:`first`, which cannot be delivered.
 
-        A restart finds it in its line again where none of those behind it has left.
+        A restart finds it in its line again unless a message behind it has left.
         """
         self._waiting.drop_first()
 
     def recall(self, due: Due, postmark: Postmark, data: bytes) -> None:
-        """Stage that a waiting message is not to come at all."""
+        """Stage the recall of a delayed message."""
         queue = self.line(RECALLS).queue
         where = where_of(due.line, due.offset)
         tail = records.tail_of(records.topic_field(queue.topic), data)
@@ -107,7 +107,7 @@ class DelayStore(DelayLines):
         self._recalled.append(due)
 
     def is_recalled(self, due: Due) -> bool:
-        """Whether a message was recalled, as far as that is remembered."""
+        """Whether a message was recalled, as far as the store remembers."""
         where = where_of(due.line, due.offset)
         return where in self._gone or where in self._going
 
@@ -126,8 +126,8 @@ class DelayStore(DelayLines):
     def is_delivering(self) -> bool:
         """Whether messages that have left their lines are on their way to the disk.
 
-        Were others to leave before these are safe, a crash could lose one that is due before
-        another which it does not lose, and their line's account would not show it.
+        No other message leaves before these are safe. Otherwise a crash could lose a message and
+        keep a later one of the same line, and the line would count both as delivered.
         """
         return self._leaving > 0
 
@@ -142,18 +142,18 @@ class DelayStore(DelayLines):
             if where in self._gone:
                 self._waiting.drop_first()
                 continue
-            # Nobody overtakes those who are about to join: had a crash undone only that, the
-            # account would say that they had left before.
+            # A due message does not overtake messages that are about to join. If a crash undid
+            # only their joining, the line would count them as delivered.
             joins_ms = min(self._joins_ms, *self._unsafe) if self._unsafe else self._joins_ms
             return None if due.due_ms >= joins_ms or where in self._going else due
         return None
 
     def read(self, due: Due) -> Record:
-        """A waiting message.
+        """The record of a delayed message.
 
         Raises:
             CorruptRecord: It is not what was stored.
-            ServiceUnavailable: It cannot be found for now; the log still has it.
+            ServiceUnavailable: Its index cannot be read; the log still has the message.
         """
         try:
             ((position, size, _, checksum),) = self._lines[due.line].queue.read(due.offset, 1)
@@ -167,10 +167,10 @@ class DelayStore(DelayLines):
         except RemoteProtocolError as error:
             raise CorruptRecord(position, str(error)) from error
 
-    # What becomes of what was staged
+    # After the write
 
     def take_staged(self) -> Delayed | None:
-        """What has been staged since this was last asked."""
+        """Return what was staged since the last call."""
         if not (self._joined or self._left or self._recalled):
             return None
         staged = Delayed(self._joined, self._left, self._recalled)
@@ -180,7 +180,7 @@ class DelayStore(DelayLines):
         return staged
 
     def take_back(self, staged: Delayed) -> None:
-        """The write failed: nothing of it happened."""
+        """The write failed: undo what was staged."""
         self._unsafe.pop()
         self._leaving -= len(staged.left)
         for due in staged.left:
@@ -190,7 +190,7 @@ class DelayStore(DelayLines):
         self._going -= {where_of(due.line, due.offset) for due in staged.recalled}
 
     def publish(self, staged: Delayed, end: int) -> None:
-        """It is safe, and lies before ``end``: from now on it holds."""
+        """The span, which ends at ``end``, is safe: put it into effect."""
         self._unsafe.popleft()
         for due in staged.joined:
             self._waiting.add(*due)
@@ -208,33 +208,33 @@ class DelayStore(DelayLines):
     # Recovery
 
     def loaded(self, states: Iterable[LineState]) -> None:
-        """Take what a checkpoint says of the lines."""
+        """Take the states of the lines from a checkpoint."""
         for state in states:
             line = self.line(state.number)
             line.saved = LinePlace(state.due_ms, state.offset)
             line.first = state.first
 
     def found(self, record: Record) -> None:
-        """Take a message found in the log: one that waits, or one that waited.
+        """Take a message found in the log: a delayed one, or the copy of a delivered one.
 
-        Whatever else names a prepared message is let be.
+        Other records that name a prepared message are ignored.
         """
         if record.topic in WAITING_TOPICS:
             self.line_of(record.topic, record.queue_id)
             return
         data = self._log.bytes_at(record.prepared_position)
         if data is None:
-            return  # Its file was deleted, and nothing in it waited any more.
+            return  # Its file was deleted, after every message in it had left.
         try:
             waited, _ = records.unpack(data)
         except RemoteProtocolError:
-            return  # Damaged; were it still to leave, it could not.
+            return  # Damaged; it could not be delivered either.
         line = self.line_of(waited.topic, waited.queue_id)
         if line is not None:
             line.saved = max(line.saved, LinePlace(waited.prepared_position, waited.queue_offset))
 
     def recovered(self) -> None:
-        """Find out what waits now that the log's end is known."""
+        """Find the messages that still wait, now that the end of the log is known."""
         recalls = self.line(RECALLS)
         recalled = [entry[2] for _, entry in _entries(recalls)]
         self._gone = {where for where in recalled if not self._is_behind(where)}
@@ -250,7 +250,7 @@ class DelayStore(DelayLines):
     # Checkpoints and retention
 
     def states_before(self, end: int) -> list[LineState]:
-        """What a checkpoint that reaches to a position of the log keeps of the lines."""
+        """The states of the lines for a checkpoint that ends at a position of the log."""
         while self._marks and self._marks[0][0] <= end:
             for number, place in self._marks.popleft()[1].items():
                 line = self._lines[number]
@@ -262,13 +262,13 @@ class DelayStore(DelayLines):
 
     def _advance(self, line: Line, end: int) -> None:
         for offset, entry in _entries(line):
-            # What lies behind the end may be lost yet, and its place in the queue given again.
+            # A crash may lose entries behind the end, and their offsets are then given again.
             if entry[0] >= end or not self._is_over(line, offset, entry[2]):
                 return
             line.first = offset + 1
 
     def _is_over(self, line: Line, offset: int, code: int) -> bool:
-        """Whether nobody will ask for an entry of a line again; what was recalled is forgotten."""
+        """Whether an entry of a line is no longer needed; its recall is forgotten then."""
         if line.number == RECALLS:
             where = code
             is_over = self._is_behind(where)
@@ -276,7 +276,7 @@ class DelayStore(DelayLines):
             where = where_of(line.number, offset)
             next_ms = self._waiting.next_ms()
             is_over = (code, offset) <= line.saved or (
-                # Those who were recalled stay among those who wait until their time has come.
+                # A recalled message stays in its line until it is due.
                 where in self._gone and (next_ms is None or code < next_ms)
             )
         if is_over:
@@ -288,7 +288,7 @@ class DelayStore(DelayLines):
         return offset < self.line(number).first
 
     def pinned(self) -> int | None:
-        """A position from which on the log must be kept, or ``None`` where nothing waits."""
+        """The oldest position that a delayed message needs, or ``None`` if no message waits."""
         found: int | None = None
         for line in self._lines.values():
             if line.number == RECALLS:
@@ -301,7 +301,7 @@ class DelayStore(DelayLines):
 
 
 def _entries(line: Line) -> Iterator[tuple[int, Entry]]:
-    """Those that may still wait, also where files were deleted since somebody last looked."""
+    """The entries that may still wait; files may have been deleted since the last look."""
     queue = line.queue
     offset = line.first = queue.next_kept(max(line.first, queue.min_offset))
     while entries := queue.read(offset, _READ_AT_ONCE):

@@ -1,10 +1,10 @@
-"""What waits for its time, in memory: eight bytes for each message, so that millions may wait.
+"""Delayed messages in memory: eight bytes for each message, so that millions may wait.
 
-A message waits in a line, which is a queue of one of the broker's own topics. Its due time stands
-in its entry there, so all of this can be read from the lines again. From each line messages leave
-in the order of their due times, and in the order they came where those are equal: the place of the
-last one that left tells everything about those before it, which is what makes a restart exact. So
-nobody may join a line who would be due before one that has left it.
+A message waits in a line, which is a queue of one of the broker's own topics. Its entry there holds
+its due time, so a start can read all of this from the lines again. Messages leave a line in the
+order of their due times; among equal ones the first to come leaves first. So the place of the last
+message that left tells that all before it have left too, which makes a restart exact. For the same
+reason no message may join a line if it is due before one that has left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHERE_MASK: Final = (1 << _WHERE_BITS) - 1
 _MS: Final = 1000
 
 LINES_MAX: Final = 1 << _LINE_BITS
-"""How many lines can be told apart."""
+"""The highest number of lines."""
 
 
 def where_of(line: int, offset: int) -> int:
@@ -62,9 +62,9 @@ class Due(NamedTuple):
 
 
 class DueMessages:
-    """Every waiting message by its due time.
+    """Every delayed message by its due time.
 
-    Those of one second lie together, unsorted; they are put in order when that second begins.
+    The messages of one second lie together, unsorted; they are sorted when that second begins.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class DueMessages:
         bucket.append(ms << _WHERE_BITS | where)
 
     def next_ms(self) -> int | None:
-        """When to look again, which may be a little before the first is due."""
+        """When to look again: at the first due time, or up to a second before."""
         if self._now:
             return self._now[0] >> _WHERE_BITS
         return self._seconds[0] * _MS if self._seconds else None
@@ -100,7 +100,7 @@ class DueMessages:
     def first(self, now_ms: int) -> Due | None:
         """The first that is due now, if one is."""
         if not self._now:
-            # Whatever waits in a second that has not begun is due after all that has.
+            # Messages of a second that has not begun are due after all others.
             if not self._seconds or self._seconds[0] * _MS > now_ms:
                 return None
             self._begin(heapq.heappop(self._seconds))
@@ -119,6 +119,6 @@ class DueMessages:
         self._begun = second
 
     def drop_first(self) -> None:
-        """Let go of what :meth:`first` gave."""
+        """Forget the message of :meth:`first`."""
         heapq.heappop(self._now)
         self._count -= 1

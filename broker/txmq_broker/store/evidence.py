@@ -128,8 +128,8 @@ def _compare_offsets(evidence: Evidence, offsets: dict[str, dict[int, int]]) -> 
 def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dict[int, int]]:
     """Where each queue goes on so that no offset is given a second time.
 
-    Behind the last chunk of an index nobody knows which queue had what was lost, so every queue
-    goes on as far on as if all of it had been its own.
+    Behind the last chunk of an index no file tells which queues the lost messages had. So every
+    queue goes on as far as if all lost bytes had held its own messages.
     """
     known_to = max([chunk.part.end for _, chunk in evidence.chunks], default=end)
     unknown = max(0, missing.end - max(end, known_to))

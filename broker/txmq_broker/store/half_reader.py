@@ -1,8 +1,8 @@
-"""Half messages and decisions as readers see them: put together from what lies in the log.
+"""Half messages and decisions as readers see them, built from the records of the log.
 
-In an index, an entry whose checksum is inverted is not stored in the form it is shown in: a half
-message under the half topic, a marker under the op topic, and a committed message, whose entry
-stands for the marker.
+An entry with an inverted checksum names a record that readers see in another form: a half message
+under the half topic, a marker under the op topic, or a committed message, whose entry names the
+marker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 HIDDEN: Final = 0xFFFFFFFF
-"""What the checksum of an entry is inverted with that is shown in another form."""
+"""Inverts the checksum of an entry whose record readers see in another form."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -43,7 +43,7 @@ _NOWHERE: Final = bytes(8)
 
 
 class HalfContent(NamedTuple):
-    """What tells one half message from another."""
+    """The parts of a half message that tell it from another one."""
 
     unique: str
     topic: str
@@ -51,7 +51,7 @@ class HalfContent(NamedTuple):
 
 
 class HalfReader:
-    """Reads the half messages of one store, and what was decided about them."""
+    """Reads the half messages of one store, and the decisions on them."""
 
     def __init__(self, log: CommitLog, queues: QueueStore) -> None:
         self._log = log
@@ -60,7 +60,7 @@ class HalfReader:
         self.op_queue = ConsumeQueue(OP_TOPIC, 0)
 
     def begin(self) -> None:
-        """Take hold of the two queues, once it is known where they start."""
+        """Take the two queues, once their floors are known."""
         self.half_queue = self._queues.queue(HALF_TOPIC, 0)
         self.op_queue = self._queues.queue(OP_TOPIC, 0)
 
@@ -87,7 +87,7 @@ class HalfReader:
         return half, properties.find(text, properties.UNIQUE_KEY) or "", data
 
     def sent_at(self, position: int) -> HalfContent | None:
-        """What a producer sent that now lies at a position, or ``None`` where it is gone."""
+        """The content of the half message at a position, or ``None`` where it was deleted."""
         try:
             record, _ = _unpacked(self._record_at(position), position)
         except CorruptRecord:
@@ -98,11 +98,13 @@ class HalfReader:
     def _record_at(self, position: int) -> bytes:
         data = self._log.bytes_at(position)
         if data is None:
-            raise CorruptRecord(position, "a half message that was not decided is not there")
+            raise CorruptRecord(
+                position, "the half message of an open transaction is missing there"
+            )
         return data
 
     def half_of(self, offset: int, position: int) -> tuple[Half, str] | None:
-        """The half message that stands at both these places, with its unique key, if one does."""
+        """The half message at this offset and position, with its unique key, if there is one."""
         entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
         if not entries or entries[0][0] != position:
             return None
@@ -110,7 +112,7 @@ class HalfReader:
         return half, unique
 
     def decision_on(self, half: Half) -> Decision | None:
-        """The last marker that names a half message, searched for from the half's file on."""
+        """The last marker that names a half message; the search begins in the half's file."""
         found = None
         for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
             found = self._decision_at(entry)
@@ -141,10 +143,10 @@ class HalfReader:
         return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
 
     def shown(self, queue: ConsumeQueue, entry: Entry) -> bytes:
-        """What a reader of a queue gets for an entry whose checksum is inverted.
+        """The record that a reader of a queue gets for an entry with an inverted checksum.
 
         Raises:
-            CorruptRecord: What lies there is not what was stored.
+            CorruptRecord: The bytes there differ from what was stored.
         """
         position, size, _, checksum = entry
         if queue.topic == OP_TOPIC:
@@ -170,7 +172,7 @@ class HalfReader:
         try:
             host = _unpacked(self._record_at(decision.half_position), position)[0].store_host
         except CorruptRecord:
-            host = _NOWHERE  # The half is gone, and with it the only trace of the address.
+            host = _NOWHERE  # The half message was deleted, and only it had the address.
         fields = {
             "TAGS": "d",
             "TXMQ_DECISION": decision.kind.name,
@@ -197,7 +199,7 @@ class HalfReader:
         )
 
     def is_hidden(self, head: bytes) -> bool:
-        """Whether what starts like this is a half message or a marker."""
+        """Whether the record with this head is a half message or a marker."""
         if head[4:8] == MARKER:
             return len(head) >= MARKER_BYTES
         return (
@@ -206,7 +208,10 @@ class HalfReader:
         )
 
     def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:
-        """Where in a queue stands what starts with ``head`` at a position; strangers may ask."""
+        """The queue and entry of the record with this head at a position.
+
+        Strangers choose the position, so the queue's entry must agree.
+        """
         if head[4:8] != MARKER:
             return self._entry_if(self.half_queue, records.queue_offset_of(head), position)
         decision = self._marker_at(position)
@@ -235,13 +240,11 @@ class HalfReader:
         return (queue, entries[0]) if entries and entries[0][0] == position else None
 
 
-def seconds_in(said: str | None) -> int:
-    """For how long a half message with this property is not to be asked about; 0 where it is left
-    to the broker.
-    """
-    if said is None or not said.isascii() or not said.isdecimal():
+def seconds_in(text: str | None) -> int:
+    """The seconds for which the producer wants no check; 0 leaves it to the broker."""
+    if text is None or not text.isascii() or not text.isdecimal():
         return 0
-    return min(int(said[:10]), 0xFFFF_FFFF)
+    return min(int(text[:10]), 0xFFFF_FFFF)
 
 
 def _unpacked(data: bytes, position: int) -> tuple[Record, int]:
@@ -257,5 +260,5 @@ def _with_real_place(record: Record) -> Record:
 
 
 def moved(record: Record, topic: str, *, sys_flag: int) -> Record:
-    """A record as it looks under one of the broker's own topics."""
+    """The record under one of the broker's own topics."""
     return msgspec.structs.replace(record, topic=topic, queue_id=0, sys_flag=sys_flag)

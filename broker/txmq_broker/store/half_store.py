@@ -1,9 +1,8 @@
 """Half messages in the log: stored once in their final form, and decided by a marker.
 
-On commit the marker is also the message's place: a queue's entry stands for it, and the body lies
-where the half message put it, in the same file of the log, so that both go together when that file
-is deleted. Where the half lies in another file, or its file is nearly full, the commit writes the
-message a second time.
+On commit the queue's entry points to the marker, and the body stays where the half message put it.
+Both lie in the same file of the log, so they are deleted together. Where the half message lies in
+another file, or its file is nearly full, the commit writes the message a second time.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.ROLLED_BACK,
     DecisionKind.PARKED,
 )
-"""For every END; an enum's members are slow to reach."""
+"""Used for every END; looking up a member of an enum is slow."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
 
 class RecentDecision(NamedTuple):
-    """A transaction that was decided, as far as it is remembered."""
+    """A transaction that was decided not long ago."""
 
     offset: int
     position: int
@@ -59,30 +58,30 @@ class RecentDecision(NamedTuple):
 
 
 Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
-"""A half message on its way to the disk: its transaction's key, its position, for how long nobody
-is to be asked about it, itself as it is kept, and its entry in the half queue.
+"""A half message on its way to the disk: its transaction's key, its position, for how many seconds
+its producer is not asked, its packed form, and its entry in the half queue.
 """
 
 Closing: TypeAlias = tuple[int, int, Half, DecisionKind, bytes]
-"""A marker on its way to the disk: its transaction's key, its position, what it decides and how,
-and its entry in the op queue.
+"""A marker on its way to the disk: its transaction's key, its position, the half message, the
+decision, and its entry in the op queue.
 """
 
 
 class HalfStore(HalfReader):
-    """The half messages of one store, and what became of them."""
+    """The half messages of one store, and the decisions on them."""
 
     def __init__(self, log: CommitLog, queues: QueueStore) -> None:
         super().__init__(log, queues)
         self.pending = PendingTransactions()
         self.opening: dict[int, bytes] = {}
-        """Half messages that are staged or written and not safe yet, as they are kept."""
+        """Half messages that are staged or written and not safe yet, packed."""
         self.closing: dict[int, DecisionKind] = {}
         """Decisions that are staged or written and not safe yet."""
         self.parking: set[int] = set()
-        """Transactions about to be parked, likewise."""
+        """Transactions whose parking is staged or written and not safe yet."""
         self.must_stay = False
-        """Whether what is staged relies on lying in the file that is being written now."""
+        """Whether a staged record must lie in the file that is being written now."""
         self._recent = _Recent(RECENT_TRANSACTIONS)
         self._halves: list[Opening] = []
         self._markers: list[Closing] = []
@@ -105,8 +104,9 @@ class HalfStore(HalfReader):
         origin: str,
         immunity_s: int,
     ) -> tuple[int, int]:
-        """Stage a half message, of which the postmark says that it is one; returns its place in the
-        half queue and its position.
+        """Stage a half message; returns its place in the half queue and its position.
+
+        The flags of the postmark must say that the message is prepared.
         """
         log, half_queue = self._log, self.half_queue
         position, offset = log.next_position, half_queue.next_offset
@@ -135,7 +135,7 @@ class HalfStore(HalfReader):
         now_ms: int,
         reason: str = "",
     ) -> None:
-        """Stage what becomes of an open transaction, with all that follows from it.
+        """Stage the decision on an open transaction, with the message or copy that follows from it.
 
         Raises:
             CorruptRecord: The half message cannot be read, where it has to be.
@@ -183,16 +183,16 @@ class HalfStore(HalfReader):
         self._queues.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
 
     def _first_in_this_file(self) -> int:
-        """From which position on half messages lie in the file that the next span goes to."""
+        """The position from which on half messages lie in the file of the next span."""
         start, end = self._log.segments.tail_start, self._log.segments.end
-        # A span may become so long.
+        # A span may be this long.
         is_safe = end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - start <= self._log.segment_size
         return start if is_safe else end
 
-    # What becomes of what was staged
+    # After the write
 
     def take_staged(self) -> tuple[list[Opening], list[Closing]]:
-        """What has been staged since this was last asked."""
+        """Return what was staged since the last call."""
         staged = self._halves, self._markers
         self._halves, self._markers = [], []
         self._here_from = -1
@@ -200,7 +200,7 @@ class HalfStore(HalfReader):
         return staged
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
-        """The write failed: nothing of it happened."""
+        """The write failed: undo what was staged."""
         for key, _, _, data, _ in halves:
             del self.opening[key]
             self.pending.drop(data)
@@ -213,7 +213,7 @@ class HalfStore(HalfReader):
                 del self.closing[key]
 
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
-        """It is safe: from now on it holds."""
+        """The span is safe: put its half messages and decisions into effect."""
         pending = self.pending
         if halves:
             opening, open_ = self.opening, pending.open
@@ -275,7 +275,7 @@ class HalfStore(HalfReader):
         return True
 
     def loaded(self, changes: Changes) -> None:
-        """Take what a checkpoint says of a stretch of the log."""
+        """Take what a checkpoint says of a part of the log."""
         self._open |= dict.fromkeys(changes.opened, False)
         for position in changes.parked:
             if position in self._open:
@@ -284,7 +284,7 @@ class HalfStore(HalfReader):
             self._open.pop(position, None)
 
     def recovered(self, start: int, end: int) -> None:
-        """Read the half messages that are open now that the log's end is known.
+        """Read the open half messages, now that the end of the log is known.
 
         Args:
             start: Half messages before it were lost, and the loss was accepted.
@@ -308,7 +308,7 @@ class HalfStore(HalfReader):
         self._recall()
 
     def _recall(self) -> None:
-        """Remember the last decisions again: a producer may still repeat what led to them."""
+        """Remember the last decisions: a producer may still repeat its half message or END."""
         queue = self.op_queue
         offset = max(queue.min_offset, queue.max_offset - RECALLED_TRANSACTIONS)
         while offset < queue.max_offset:
@@ -323,13 +323,13 @@ class HalfStore(HalfReader):
                 return None
             half, unique, _ = self._half_at(decision.half_position)
         except CorruptRecord:
-            return None  # Told to whoever wants to read it.
+            return None  # A reader of this message gets the error.
         return transaction_key(unique), entry[0], half, decision.kind, b""
 
     # Reading
 
     def knows(self, key: int) -> bool:
-        """Whether a transaction is open, or was decided not long ago, or is on its way to be."""
+        """Whether a transaction is staged, open, or was decided not long ago."""
         recent = self._recent
         return (
             key in self.opening
@@ -349,7 +349,7 @@ class HalfStore(HalfReader):
 
 
 class _Recent:
-    """The last decisions: two generations, of which the older is forgotten as a whole."""
+    """The last decisions in two generations; the older one is forgotten as a whole."""
 
     def __init__(self, size: int) -> None:
         self._size = size // 2

@@ -1,8 +1,8 @@
-"""Find messages by key: a hash and a place for each, in memory until a checkpoint saves them.
+"""The key index: a hash and a position for each key, in memory until a checkpoint saves them.
 
-Entries stay in the order of the log; nothing is sorted, for messages come often and questions
-rarely. A search is one pass over the hashes of a run, at the speed of memory. Hashes collide;
-whoever reads the record compares the key itself.
+Entries stay in the order of the log and are not sorted, because messages are frequent and searches
+rare. A search is one pass over the hashes of a run, at the speed of memory. Hashes collide, so the
+reader of the record compares the key itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENTRY_BYTES: Final = HASH_BYTES + POSITION_BYTES
 
 
 def topic_seed(topic: str) -> int:
-    """What all hashes of one topic's keys start from."""
+    """The initial value of the hashes of one topic's keys."""
     return crc32(topic.encode() + b"#")
 
 
@@ -88,7 +88,7 @@ class KeyIndex:
         Raises:
             CorruptRecord: An index file differs from what was written.
         """
-        # A message may name a key twice; its place is given once.
+        # A message may name a key twice; its position is returned once.
         mark = hashed.to_bytes(HASH_BYTES, sys.byteorder)
         numbers = _numbers_of(mark, self._hashes.tobytes())
         yield from dict.fromkeys([self._positions[number] for number in numbers])
@@ -108,7 +108,7 @@ def _search(run: KeyRun, hashed: int) -> list[int]:
 
 
 def _numbers_of(mark: bytes, hashes: bytes) -> Iterator[int]:
-    """Which of many hashes are this one, last first."""
+    """The numbers of the hashes that equal this one, last first."""
     at = hashes.rfind(mark)
     while at >= 0:
         if at % HASH_BYTES == 0:

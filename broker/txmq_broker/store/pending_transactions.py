@@ -1,7 +1,7 @@
-"""The undecided half messages, in memory: some 180 bytes each, so that a million fit.
+"""The open transactions in memory: some 180 bytes each, so that a million fit.
 
-They are found by a hash of their transaction's id, the message's unique key. What stands here can
-all be read from the log again; a checkpoint keeps only the positions of those that are still open.
+The table is keyed by a hash of the transaction's id, which is the message's unique key. Every value
+can be read from the log again; a checkpoint keeps only the positions of the open half messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIXED: Final = Struct("=qqIiIIIH?")
 _HASHES_AT: Final = _FIXED.size
 _WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
 _HASHES: Final = [Struct(f"={count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
-"""How an entry is laid out that has so many keys, with its unique one; and the keys alone."""
+"""The layout of an entry by its number of keys, the unique key included; and of the keys alone."""
 
 _new: Final = tuple.__new__
 _CHECKS: Final = Struct("=H")
@@ -39,7 +39,7 @@ _KEY_MASK: Final = (1 << 60) - 1
 
 
 def transaction_key(unique: str) -> int:
-    """Under which a transaction is found; it differs from one process to the next."""
+    """The key of a transaction in these tables; it differs from one process to the next."""
     return hash(unique) & _KEY_MASK
 
 
@@ -59,14 +59,14 @@ class Half(NamedTuple):
     """The client that sent it; empty where that is not known."""
     key_hashes: tuple[int, ...]
     immunity_s: int = 0
-    """For how long its producer wants not to be asked; 0 where it does not say."""
+    """For how long its producer wants no check; 0 where the producer does not say."""
     checks: int = 0
-    """How many checks were answered "unknown", or never, by a producer that was there."""
+    """How many checks a connected producer answered with "unknown", or not at all."""
     is_parked: bool = False
 
 
 class Changes(NamedTuple):
-    """What a stretch of the log did to the set of open transactions, by the halves' positions."""
+    """The changes of a part of the log to the open transactions, by the halves' positions."""
 
     opened: list[int]
     """Stored in it and still open at its end."""
@@ -76,7 +76,7 @@ class Changes(NamedTuple):
 
 
 class _Shared(Generic[T]):
-    """Values that many entries have in common, each kept once and known by a number."""
+    """Values that many entries have in common, each kept once and named by a number."""
 
     def __init__(self) -> None:
         self._numbers: dict[T, int] = {}
@@ -95,10 +95,10 @@ class _Shared(Generic[T]):
         self._uses[number] = 1
         return number
 
-    def uses(self, is_meant: Callable[[T], bool]) -> dict[int, int]:
-        """How often each of those that are meant is used, by its number."""
+    def uses(self, matches: Callable[[T], bool]) -> dict[int, int]:
+        """How often each value that matches is used, by its number."""
         return {
-            number: self._uses[number] for number, value in self.values.items() if is_meant(value)
+            number: self._uses[number] for number, value in self.values.items() if matches(value)
         }
 
     def give_back(self, number: int) -> None:
@@ -115,7 +115,7 @@ class PendingTransactions:
 
     def __init__(self) -> None:
         self.table: dict[int, bytes] = {}
-        """Each of them packed, for whoever only has to know whether it is here."""
+        """The packed half messages; callers may look up here whether a transaction is open."""
         self._parked: dict[int, None] = {}
         self._owners: _Shared[tuple[ConsumeQueue, str, str]] = _Shared()
         self._opened = array("q")
@@ -155,20 +155,20 @@ class PendingTransactions:
         checks: int = 0,
         is_parked: bool = False,
     ) -> bytes:
-        """A half message as it is kept; it is either opened or dropped."""
+        """The packed form of a half message; the caller opens it or drops it."""
         return _WHOLE[len(key_hashes)].pack(
             offset, position, size, tags_code, checksum, self._owners.take((queue, group, origin)),
             immunity_s, checks, is_parked, *key_hashes,
         )  # fmt: skip
 
     def unpack(self, data: bytes) -> Half:
-        """Read what is kept."""
+        """The half message of a packed form."""
         offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = (
             _FIXED.unpack_from(data)
         )
         queue, group, origin = self._owners.values[owner]
         hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
-        # A NamedTuple without a call of its own; it is made for every END.
+        # Made for every END: this skips the call of the NamedTuple's own constructor.
         return _new(Half, (
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
             checks, is_parked,
@@ -181,12 +181,13 @@ class PendingTransactions:
             self._parked[key] = None
 
     def count_of(self, group: str) -> int:
-        """How many belong to a producer group, also of those that are not open yet."""
+        """How many transactions a producer group has, with those that are not open yet."""
         return sum(self._of(group).values())
 
     def keys_of(self, group: str) -> Iterator[int]:
-        """Those of a producer group, oldest first; all others are passed over without being read,
-        as there may be a million.
+        """The transactions of a producer group, oldest first.
+
+        The others are skipped without being unpacked, as there may be a million.
         """
         owners = self._of(group)
         if not owners:
@@ -200,7 +201,7 @@ class PendingTransactions:
         return self._owners.uses(lambda owner: owner[1] == group)
 
     def drop(self, data: bytes) -> None:
-        """Forget what was packed."""
+        """Forget a packed half message."""
         (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
         self._owners.give_back(owner)
 
@@ -234,11 +235,11 @@ class PendingTransactions:
         return iter(self.table)
 
     def parked_keys(self) -> Iterator[int]:
-        """Those that wait for an operator, the longest first."""
+        """The parked transactions, the longest parked first."""
         return iter(self._parked)
 
     def pinned(self) -> int | None:
-        """A position from which on the log must be kept, or ``None`` where nothing is open."""
+        """The oldest position that an open transaction needs, or ``None`` if none is open."""
         # They were opened in the order of the log.
         oldest = next(iter(self.table), None)
         if oldest is None:
@@ -246,7 +247,7 @@ class PendingTransactions:
         position: int = _LONG.unpack_from(self.table[oldest], _POSITION_AT)[0]
         return position
 
-    # What the next checkpoint has to say
+    # Changes for the next checkpoint
 
     def note_opened(self, positions: Iterable[int]) -> None:
         """Half messages were published."""
@@ -263,7 +264,7 @@ class PendingTransactions:
         self._parked_halves.append(half_position)
 
     def changes_before(self, end: int) -> Changes:
-        """What happened before a position of the log and since the last checkpoint."""
+        """The changes before a position of the log and since the last checkpoint."""
         opened = dict.fromkeys(self._opened[: bisect_left(self._opened, end)])
         closed: list[int] = []
         for half in self._closed[: bisect_left(self._closings, end)]:
@@ -275,7 +276,7 @@ class PendingTransactions:
         return Changes(list(opened), closed, list(parked))
 
     def saved_before(self, end: int) -> None:
-        """Forget what a checkpoint now says."""
+        """Forget the changes that a checkpoint now holds."""
         del self._opened[: bisect_left(self._opened, end)]
         count = bisect_left(self._closings, end)
         del self._closings[:count], self._closed[:count]

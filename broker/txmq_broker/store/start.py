@@ -1,5 +1,7 @@
-"""The start of a store: its indexes are brought up to the end of the log, what a crash tore is cut,
-and a log that is shorter than other files prove is refused, or goes on above all it ever gave.
+"""The start of a store: it brings the indexes up to the end of the log and cuts a torn tail.
+
+It refuses a log that is shorter than other files prove, unless the loss is accepted. Then every
+queue goes on above all offsets that it may have given.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class Recovery(NamedTuple):
-    """What opening the store had to do."""
+    """What a start read, cut and lost."""
 
     scanned_bytes: int
     records: int
     cut_bytes: int
     end: int = 0
-    """Where the log ended when it was found, a torn tail left out."""
+    """Where the log ended before the start, without a torn tail."""
     lost: str = ""
-    """What is missing, where the start went on without it."""
+    """The accepted loss, as text; empty where nothing is missing."""
 
 
 class Start:
@@ -152,8 +154,8 @@ class Start:
             found += result.records
             start = max(self._checkpoints.checkpointed, extent.start)
             if result.end > start:
-                # A broker that was killed, or whose sync failed, may have left it to the system's
-                # cache; now everybody can read it.
+                # A broker that was killed, or whose sync failed, may have left these bytes in the
+                # system's cache only; from now on readers see them.
                 self._segments.harden(start, result.end)
             if result.is_torn:
                 cut = self._segments.end - result.end
@@ -275,9 +277,8 @@ class Start:
         self._checkpoints.published = end
 
     def _refuse_stray_indexes(self, extents: list[Extent]) -> None:
-        # Whatever deletes a file of the log here deletes its index first, so this was somebody
-        # else. Where it is the newest file that is missing, the comparison with the evidence
-        # says so.
+        # The broker deletes the index of a file first, so it did not delete this file of the log.
+        # If the newest file is missing, the comparison with the evidence reports it.
         kept = {extent.start for extent in extents}
         for segment in indexed_segments(self._disk):
             if segment in kept:

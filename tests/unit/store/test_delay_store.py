@@ -100,11 +100,11 @@ def test_who_is_due_before_those_who_join_need_not_wait_for_them(shelf):
     assert shelf.deliver(LATER) == [b"b"]
 
 
-def test_nobody_joins_a_line_before_those_who_have_left_it(shelf):
+def test_no_message_joins_a_line_before_those_that_have_left_it(shelf):
     shelf.add_later((b"a", T0))
     shelf.leave_all(T0)
 
-    with pytest.raises(AssertionError, match="nobody joins"):
+    with pytest.raises(AssertionError, match="is due before one that has left"):
         shelf.later(b"b", T0 - 1)
 
     shelf.later(b"c", T0)

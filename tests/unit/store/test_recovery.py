@@ -355,7 +355,7 @@ def test_a_decision_that_goes_on_where_it_must_not_is_a_writers_fault(offset, pl
 def test_a_commit_whose_half_message_is_not_there_is_a_writers_fault():
     marker = Decision(DecisionKind.COMMITTED, DecisionSource.PRODUCER, 0, 0, 0, 0, 5).pack()
 
-    with pytest.raises(CorruptRecord, match="is not there"):
+    with pytest.raises(CorruptRecord, match="is missing there"):
         Shelf(log_of(marker))
 
 

@@ -208,7 +208,7 @@ def show(kind: Any, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(show(None, each) for each in value)}]"
+        return f"[{', '.join(show(None, item) for item in value)}]"
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
@@ -255,14 +255,14 @@ def convert(kind: Any, value: object) -> object:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices:
-            raise ValueError(" or ".join(f'"{each}"' for each in choices))
+            raise ValueError(" or ".join(f'"{choice}"' for choice in choices))
         return value
     if get_origin(kind) is tuple:
         if isinstance(value, str):
-            value = [each.strip() for each in value.split(",") if each.strip()]
+            value = [item.strip() for item in value.split(",") if item.strip()]
         if not isinstance(value, list):
             raise ValueError("a list")
-        return tuple(convert(get_args(kind)[0], each) for each in value)
+        return tuple(convert(get_args(kind)[0], item) for item in value)
     assert kind in _FROM_TEXT, f"settings of type {kind} are not supported"
     return _FROM_TEXT[kind](_as_text(kind, value))
 
@@ -494,7 +494,9 @@ def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | 
         key = prefix + name
         default = _default(field) if base is None else getattr(base, name)
         if _is_group(kind):
-            if default is dataclasses.MISSING or any(each.startswith(key + ".") for each in values):
+            if default is dataclasses.MISSING or any(
+                known.startswith(key + ".") for known in values
+            ):
                 inner = None if default is dataclasses.MISSING else default
                 chosen[name] = _build(kind, key + ".", values, inner)
         elif key in values:
@@ -540,13 +542,13 @@ def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]
         else:
             shown = "" if given is None else show(kind, given)
             yield Setting(prefix + name, _kind_name(kind), shown, texts.get(name, ""))
-    for each in groups:
-        yield from _described(*each)
+    for group in groups:
+        yield from _described(*group)
 
 
 def _kind_name(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return " or ".join(f'"{each}"' for each in get_args(kind))
+        return " or ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return f"list of {_kind_name(get_args(kind)[0])}"
     named = {bool: "true or false", int: "whole number", float: "number", str: "text"}

@@ -75,7 +75,7 @@ def add_tour(parser: ArgumentParser) -> None:
     )  # fmt: skip
     add("--copies", type=int, default=default.copies, help="messages that come twice (%(default)s)")
     add(
-        "--way", action="append", choices=[str(each) for each in Way],
+        "--way", action="append", choices=[str(way) for way in Way],
         help="how transfers are made; several times for several, all that can be where it is not "
         "given",
     )  # fmt: skip
@@ -145,8 +145,8 @@ def main(asked: Sequence[str] | None = None) -> int:
             asyncio.run(until_told(stay(tour_of(given), Console())))
         else:
             uvloop.run(run(bank_of(given)))
-    except (TxmqError, OSError, SQLAlchemyError, HTTPError) as problem:
-        why = printable(words(problem))
+    except (TxmqError, OSError, SQLAlchemyError, HTTPError) as error:
+        why = printable(words(error))
         print(f"{given.program or 'the tour'} cannot be run: {why}", file=sys.stderr)
         return CANNOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -61,7 +61,7 @@ def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
         SQLAlchemyError: Likewise.
         ValueError: One is named twice.
     """
-    if len({each.number for each in wanted}) < len(wanted):
+    if len({account.number for account in wanted}) < len(wanted):
         raise ValueError("an account is named twice")
     create_books(database)
     made = engine(database)
@@ -70,7 +70,7 @@ def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
             there = set(session.scalars(select(Account.number)))
     finally:
         made.dispose()
-    missing = [each for each in wanted if each.number not in there]
+    missing = [account for account in wanted if account.number not in there]
     open_accounts(database, missing, SystemClock().wall_ms())
     return missing
 
@@ -79,15 +79,15 @@ def main() -> None:
     """Open what the command line names; end with 1 and a sentence where that fails."""
     given = arguments().parse_args()
     try:
-        wanted = [opening(each, given.currency) for each in given.accounts]
+        wanted = [opening(account, given.currency) for account in given.accounts]
         opened = open_missing(given.database, wanted)
-    except (TxmqError, SQLAlchemyError, ValueError) as problem:
-        sys.exit(f"no account is opened: {words(problem)}")
-    for each in wanted:
-        if each in opened:
-            print(f"opened {each.number} with {Money(each.balance, each.currency)}")
+    except (TxmqError, SQLAlchemyError, ValueError) as error:
+        sys.exit(f"no account is opened: {words(error)}")
+    for account in wanted:
+        if account in opened:
+            print(f"opened {account.number} with {Money(account.balance, account.currency)}")
         else:
-            print(f"{each.number} is there already, and stays as it is")
+            print(f"{account.number} is there already, and stays as it is")
 
 
 if __name__ == "__main__":

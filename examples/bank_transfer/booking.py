@@ -85,8 +85,8 @@ async def pay_in(session: AsyncSession, order: Order, now_ms: int) -> Advice:
     """
     try:
         await credit(session, order, now_ms)
-    except Refused as problem:
-        reason = str(problem)[:REASON_CHARS]
+    except Refused as error:
+        reason = str(error)[:REASON_CHARS]
         await _open(session, order, now_ms, State.RETURNED, reason=reason)
         return Advice(order.id, Outcome.RETURNED, reason)
     return Advice(order.id, Outcome.CREDITED)
@@ -170,8 +170,8 @@ async def _book(
     both = ((account, amount), (CLEARING, -amount))
     await session.execute(insert(Entry), [
         {
-            "transfer": order.id, "kind": kind, "account": name, "amount": each,
+            "transfer": order.id, "kind": kind, "account": name, "amount": amount,
             "currency": order.currency, "booked_ms": now_ms,
         }
-        for name, each in both
+        for name, amount in both
     ])  # fmt: skip

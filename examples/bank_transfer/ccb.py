@@ -68,9 +68,9 @@ async def open_ccb(
     async def transfer_in(session: AsyncSession, message: ReceivedMessage) -> Later | None:
         try:
             order = order_in(message)
-        except Refused as problem:
+        except Refused as error:
             # It makes no more sense when it comes again, and there is nobody to pay it back to.
-            return Later(DEAD_LETTER, reason=str(problem))
+            return Later(DEAD_LETTER, reason=str(error))
         advice = await pay_in(session, order, clock.wall_ms())
         # In the same transaction: what is credited is advised, and what is advised is credited.
         await outbox.add(

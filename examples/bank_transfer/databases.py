@@ -109,10 +109,8 @@ def create_books(url: str) -> None:
     try:
         try:
             Base.metadata.create_all(made)
-        except SQLAlchemyError as problem:
-            raise DatabaseFailed(
-                f"no books can be made in {made.url!r}: {words(problem)}"
-            ) from problem
+        except SQLAlchemyError as error:
+            raise DatabaseFailed(f"no books can be made in {made.url!r}: {words(error)}") from error
         create_fence(made, "txmq_fence", None)
         create_done(made)
         create_outbox(made, "txmq_outbox", None)
@@ -125,20 +123,20 @@ def open_accounts(url: str, accounts: Iterable[Opening], now_ms: int) -> None:
     made = engine(url)
     try:
         with Session(made) as session, session.begin():
-            for each in accounts:
+            for account in accounts:
                 session.add(Account(
-                    number=each.number, holder=each.holder, currency=each.currency,
-                    balance=each.balance, is_open=each.is_open,
+                    number=account.number, holder=account.holder, currency=account.currency,
+                    balance=account.balance, is_open=account.is_open,
                 ))  # fmt: skip
-                if each.balance:
+                if account.balance:
                     session.add_all(
                         Entry(
-                            transfer=None, kind=Kind.OPENING, account=account, amount=amount,
-                            currency=each.currency, booked_ms=now_ms,
+                            transfer=None, kind=Kind.OPENING, account=name, amount=amount,
+                            currency=account.currency, booked_ms=now_ms,
                         )
-                        for account, amount in (
-                            (each.number, each.balance),
-                            (CAPITAL, -each.balance),
+                        for name, amount in (
+                            (account.number, account.balance),
+                            (CAPITAL, -account.balance),
                         )
                     )  # fmt: skip
     finally:
@@ -171,14 +169,14 @@ def _prepare(made: Engine) -> None:
     @event.listens_for(made, "connect")
     def connected(connection: Any, _: object) -> None:
         cursor = connection.cursor()
-        for each in SQLITE:
-            cursor.execute(each)
+        for pragma in SQLITE:
+            cursor.execute(pragma)
         cursor.close()
 
     @event.listens_for(made, "invalidate")
-    def given_up(connection: Any, _: object, problem: BaseException | None) -> None:
+    def given_up(connection: Any, _: object, error: BaseException | None) -> None:
         # Where whoever ran a statement was cancelled. A connection that is closed while a statement
         # of it is open keeps its lock, until nobody holds that statement any more.
-        if isinstance(problem, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError):
             with suppress(sqlite3.Error):
                 connection.rollback()

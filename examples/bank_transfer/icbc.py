@@ -99,9 +99,9 @@ class ICBC:
             try:
                 advice = read_advice(message.body)
                 state = await settle(session, advice, self._clock.wall_ms())
-            except Refused as problem:
+            except Refused as error:
                 # It makes no more sense when it comes again: somebody has to look at it.
-                return Later(DEAD_LETTER, reason=str(problem))
+                return Later(DEAD_LETTER, reason=str(error))
             log.info("transfer %s is %s here: it was %s", advice.id, state, advice)
             return None
 
@@ -120,7 +120,7 @@ class ICBC:
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         await self._open.aclose()
@@ -147,8 +147,8 @@ class ICBC:
         self.see(order, way, drill)
         try:
             sent = await self._ways[way](order, drill)
-        except Refused as problem:
-            return await self._refuse(order, way, problem)
+        except Refused as error:
+            return await self._refuse(order, way, error)
         except TransactionConflict:
             raise
         except (TxmqError, SQLAlchemyError):
@@ -175,18 +175,18 @@ class ICBC:
                 "there is no XA here: it needs the database of both banks, PostgreSQL",
             )
 
-    async def _refuse(self, order: Order, way: Way, problem: Refused) -> Booked:
+    async def _refuse(self, order: Order, way: Way, error: Refused) -> Booked:
         """Note that a transfer was refused, unless it was made or refused before."""
         now_ms = self._clock.wall_ms()
         try:
             async with AsyncSession(self._engine) as session, session.begin():
-                await refuse(session, order, way, str(problem), now_ms)
+                await refuse(session, order, way, str(error), now_ms)
         except IntegrityError:
             found = await self.find(order)
             if found is None:
                 raise
             return found
-        return Booked(order, State.REFUSED, reason=str(problem))
+        return Booked(order, State.REFUSED, reason=str(error))
 
     async def find(self, order: Order) -> Booked | None:
         """What became of a transfer; none where there is none.

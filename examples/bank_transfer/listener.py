@@ -97,9 +97,9 @@ class ICBCTransactionListener:
         # connection that breaks during the commit, leaves open what became of it: a broker asks.
         try:
             await self._debit(message, arg)
-        except Refused as problem:
-            print(f"{tag} is refused: {problem}")
-            await self._refuse(arg, str(problem))
+        except Refused as error:
+            print(f"{tag} is refused: {error}")
+            await self._refuse(arg, str(error))
             return LocalTransactionState.ROLLBACK
         except IntegrityError:
             print(f"{tag} comes too late: there is a transfer {arg.id}")
@@ -183,8 +183,8 @@ def orders_of(given: Namespace) -> dict[str, Order]:
     """
     amount, run = Money.read(given.amount, "CNY").minor, secrets.token_hex(4)
     made = {tag: Order(f"{tag}-{run}", given.payer, given.payee, amount) for tag in given.tags}
-    for each in made.values():
-        see_order(each)
+    for made_order in made.values():
+        see_order(made_order)
     return made
 
 
@@ -237,8 +237,8 @@ def main() -> None:
         sys.exit(f"not all was decided within {given.wait:g} s; `txmq tx list` shows what is open")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except (TxmqError, SQLAlchemyError, ValueError) as problem:
-        sys.exit(f"the transfers cannot be made: {words(problem)}")
+    except (TxmqError, SQLAlchemyError, ValueError) as error:
+        sys.exit(f"the transfers cannot be made: {words(error)}")
 
 
 if __name__ == "__main__":

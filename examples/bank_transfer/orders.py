@@ -142,8 +142,8 @@ def read_order(body: bytes) -> Order:
     """
     try:
         return _ORDERS.decode(body)
-    except _UNREADABLE as problem:
-        raise Refused(Reason.BAD_ORDER, str(problem)) from problem
+    except _UNREADABLE as error:
+        raise Refused(Reason.BAD_ORDER, str(error)) from error
 
 
 def read_advice(body: bytes) -> Advice:
@@ -154,8 +154,8 @@ def read_advice(body: bytes) -> Advice:
     """
     try:
         advice = _ADVICES.decode(body)
-    except _UNREADABLE as problem:
-        raise Refused(Reason.BAD_ADVICE, str(problem)) from problem
+    except _UNREADABLE as error:
+        raise Refused(Reason.BAD_ADVICE, str(error)) from error
     if not is_id(advice.id):
         raise Refused(Reason.BAD_ADVICE, f"{advice.id!r} is no id")
     return advice

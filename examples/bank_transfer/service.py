@@ -70,8 +70,8 @@ class BankSettings:
 
     def __post_init__(self) -> None:
         """See that the databases can prepare, where they shall."""
-        for each in (self.database, self.other_database) if self.other_database else ():
-            if (kind := driven(each).get_backend_name()) != "postgresql":
+        for database in (self.database, self.other_database) if self.other_database else ():
+            if (kind := driven(database).get_backend_name()) != "postgresql":
                 raise ConfigError(
                     f"transfers by XA need PostgreSQL at both banks, and one of them has {kind}: "
                     "leave the other bank's database out, or name two of PostgreSQL"
@@ -101,8 +101,8 @@ async def run(settings: BankSettings) -> None:
                 server.should_exit = True
                 ending.set()
 
-            for each in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(each, end)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, end)
             await server.serve(sockets=[listening])
 
 
@@ -114,8 +114,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
         await super().startup(sockets)
-        for each in sockets or ():
-            host, port = each.getsockname()[:2]
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
             print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     @contextmanager
@@ -133,11 +133,11 @@ async def see_topics(client: Client) -> None:
     while True:
         try:
             there = await client.admin.topics()
-            for each in (TRANSFERS, ADVICES):
-                if each not in there:
-                    await client.admin.create_topic(each)
-        except (ConfigError, TransportError) as problem:
-            log.warning("no broker can be reached yet: %s", problem)
+            for topic in (TRANSFERS, ADVICES):
+                if topic not in there:
+                    await client.admin.create_topic(topic)
+        except (ConfigError, TransportError) as error:
+            log.warning("no broker can be reached yet: %s", error)
             await asyncio.sleep(AGAIN_S)
         else:
             return
@@ -151,10 +151,10 @@ def redis_of(url: str) -> Redis:
     """
     try:
         return Redis.from_url(url)
-    except ValueError as problem:
+    except ValueError as error:
         raise ConfigError(
             "that is no URL of a Redis; write one like redis://127.0.0.1:6379/0"
-        ) from problem
+        ) from error
 
 
 @asynccontextmanager

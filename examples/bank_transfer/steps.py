@@ -68,21 +68,21 @@ class Steps(logging.Handler):
 
     def __enter__(self) -> Self:
         if self._is_on:
-            for each in map(logging.getLogger, LOGGERS):
-                self._levels.append((each, each.level))
-                each.setLevel(logging.DEBUG)
-                each.addHandler(self)
+            for logger in map(logging.getLogger, LOGGERS):
+                self._levels.append((logger, logger.level))
+                logger.setLevel(logging.DEBUG)
+                logger.addHandler(self)
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for each, level in self._levels:
-            each.removeHandler(self)
-            each.setLevel(level)
+        for logger, level in self._levels:
+            logger.removeHandler(self)
+            logger.setLevel(level)
         self._levels.clear()
         self.close()
 
@@ -123,9 +123,9 @@ class Steps(logging.Handler):
         story, told = self._story(xid), 0
         while True:
             more = story.more
-            for each in story.steps[told:]:
+            for step in story.steps[told:]:
                 told += 1
-                yield each
+                yield step
             await more.wait()
 
     def _story(self, xid: str) -> _Story:

@@ -128,8 +128,8 @@ class Tour:
                     self.missing.append(f"{topic} has {len(ids)} of {count}")
             found = await client.admin.query("testTopic", "key-7")
             progress = await client.admin.group_progress("cg", "testTopic")
-        lag = sum(each.lag for each in progress)
-        bodies = sorted(each.body.decode() for each in found)
+        lag = sum(queue.lag for queue in progress)
+        bodies = sorted(message.body.decode() for message in found)
         console.print(table)
         console.print(f"by key-7: {bodies}; the lag of group cg: {lag}")
         if len(found) != 2 or lag:
@@ -168,7 +168,7 @@ async def ids_stored(admin: Admin, topic: str) -> set[str]:
         offset, end = 0, await admin.max_offset(queue)
         while offset < end:
             pulled = await admin.pull(queue, offset, PULL_MESSAGES_MAX)
-            found.update(each.id for each in pulled.messages)
+            found.update(message.id for message in pulled.messages)
             offset = pulled.next_offset
     return found
 
@@ -180,7 +180,7 @@ async def send_texts(names: str) -> set[str]:
             Message(topic="TOPIC_TEST", tags="TAG_TEST", body=f"text {number}".encode())
             for number in range(TEXTS)
         ]
-        return {(await producer.send(each)).id for each in texts}
+        return {(await producer.send(text)).id for text in texts}
 
 
 async def main() -> int:
@@ -202,8 +202,8 @@ async def main() -> int:
             await tour.visit("messages consumed", CONSUMERS, broker.names)
         async with Broker(settings) as broker:
             await tour.look_again(broker.names)
-    for each in tour.missing:
-        console.print(f"[bold red]{each}[/bold red]")
+    for program in tour.missing:
+        console.print(f"[bold red]{program}[/bold red]")
     if not tour.missing:
         kept = len(tour.acknowledged)
         console.print(f"[bold green]{kept} acknowledged, and not one is gone[/bold green]")

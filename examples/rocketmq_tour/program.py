@@ -86,5 +86,5 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         asyncio.run(main)
-    except TxmqError as problem:
-        sys.exit(f"{type(problem).__name__}: {problem}")
+    except TxmqError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -101,6 +101,6 @@ def booked(order: Transfer, xid: str, payer: str, amount: int) -> Answer:
     return Answer(200, {"state": "booked", "xid": xid})
 
 
-def later(problem: Exception) -> Answer:
+def later(error: Exception) -> Answer:
     """The answer where nothing is booked, and asking again makes sense."""
-    return Answer(503, {"state": "not booked", "reason": str(problem)})
+    return Answer(503, {"state": "not booked", "reason": str(error)})

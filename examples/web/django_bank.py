@@ -107,11 +107,11 @@ def transfer(request: HttpRequest) -> JsonResponse:
     if answer is None:
         try:
             answer = answer_of(transfer_out(order))
-        except IntegrityError as problem:
+        except IntegrityError as error:
             # Somebody asked twice at the same moment, and the other one was first.
-            answer = find(order) or later(problem)
-        except UNAVAILABLE as problem:
-            answer = later(problem)
+            answer = find(order) or later(error)
+        except UNAVAILABLE as error:
+            answer = later(error)
     return JsonResponse(answer.body, status=answer.status)
 
 

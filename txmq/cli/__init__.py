@@ -24,10 +24,10 @@ def main() -> int:
     restore_interrupt()
     try:
         from txmq.cli.root import app  # Whoever uses txmq as a library has no need of typer.
-    except ModuleNotFoundError as problem:
-        if problem.name not in {"typer", "rich"}:
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
             raise
-        sys.stderr.write(f"txmq: the command line needs {problem.name}: pip install 'txmq[cli]'\n")
+        sys.stderr.write(f"txmq: the command line needs {error.name}: pip install 'txmq[cli]'\n")
         return 1
     app(prog_name="txmq")
     return 0

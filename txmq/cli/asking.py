@@ -91,10 +91,10 @@ def ask(
 
     try:
         return asyncio.run(asked())
-    except _CALLERS_FAULT as problem:
-        fail(str(problem), WRONGLY_CALLED)
-    except TxmqError as problem:
-        fail(f"{sentence_of(problem)}{_in_doubt(problem) if changes else ''}")
+    except _CALLERS_FAULT as error:
+        fail(str(error), WRONGLY_CALLED)
+    except TxmqError as error:
+        fail(f"{sentence_of(error)}{_in_doubt(error) if changes else ''}")
 
 
 def sentence_of(error: TxmqError) -> str:
@@ -106,11 +106,11 @@ def sentence_of(error: TxmqError) -> str:
     return text
 
 
-def _in_doubt(problem: TxmqError) -> str:
-    if problem.effect is Effect.APPLIED:
+def _in_doubt(error: TxmqError) -> str:
+    if error.effect is Effect.APPLIED:
         return " (it took effect all the same)"
     # A refusal is an answer: only where none came is anything in doubt.
-    if problem.effect is Effect.MAYBE and isinstance(problem, TransportError):
+    if error.effect is Effect.MAYBE and isinstance(error, TransportError):
         return " (it may have taken effect all the same)"
     return ""
 

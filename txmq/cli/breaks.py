@@ -47,7 +47,7 @@ def breaks(
         from txmq.reconcile.listing import items_of
 
         wanted = asked(config, day)
-        if class_ is not None and class_ not in {each.value for each in Class}:
+        if class_ is not None and class_ not in {known.value for known in Class}:
             raise ConfigError(f"there is no class {class_!r}; they are {', '.join(Class)}")
         run = run_of(wanted)
         found = items_of(
@@ -74,15 +74,15 @@ def _list(items: list[dict[str, Any]], run: "Run") -> None:
         ("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
         (
             (
-                each["break_id"],
-                each["class"],
-                each["status"],
-                each["age_days"],
-                amount(each["amount"], run.result.digits.get(each["currency"], 2)),
-                each["currency"],
-                *(each[name] or "" for name in ("key", "payer", "payee")),
+                item["break_id"],
+                item["class"],
+                item["status"],
+                item["age_days"],
+                amount(item["amount"], run.result.digits.get(item["currency"], 2)),
+                item["currency"],
+                *(item[name] or "" for name in ("key", "payer", "payee")),
             )
-            for each in items
+            for item in items
         ),
     )
 

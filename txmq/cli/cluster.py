@@ -39,9 +39,9 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
             if replica == MASTER:
                 try:
                     stats = await admin.broker_stats(broker.name)
-                except TxmqError as problem:
+                except TxmqError as error:
                     # One that is down is what this list is for; it must not hide the others.
-                    stats = {"brokerVersionDesc": f"tells nothing: {str(problem).strip()}"}
+                    stats = {"brokerVersionDesc": f"tells nothing: {str(error).strip()}"}
             rows.append(
                 {
                     "cluster": broker.cluster,

@@ -69,13 +69,13 @@ def print_reference() -> None:
 def reference(settings: list[Setting], foreign: Mapping[str, ForeignName]) -> str:
     """The reference page for some settings, and for the names that they have in RocketMQ."""
     groups: dict[str, list[Setting]] = {}
-    for each in settings:
-        groups.setdefault(each.key.rpartition(".")[0], []).append(each)
+    for setting in settings:
+        groups.setdefault(setting.key.rpartition(".")[0], []).append(setting)
     pages = [_HEAD]
     for group, rows in groups.items():
         lines = [f"## {group or 'The broker'}", ""]
         lines += ["| setting | default | what it takes | variable | |", "|---|---|---|---|---|"]
-        lines += [_row(each) for each in rows]
+        lines += [_row(row) for row in rows]
         pages.append("\n".join(lines) + "\n")
     return "\n".join([*pages, _foreign_section(foreign)])
 

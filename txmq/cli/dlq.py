@@ -117,20 +117,20 @@ def list_(
         ["group", "messages", "oldest", "newest", "age of oldest"],
         [
             [
-                each.group,
-                each.messages,
-                _time(each.oldest_ms),
-                _time(each.newest_ms),
-                "" if each.oldest_ms is None else age_of(now_ms - each.oldest_ms),
+                letters.group,
+                letters.messages,
+                _time(letters.oldest_ms),
+                _time(letters.newest_ms),
+                "" if letters.oldest_ms is None else age_of(now_ms - letters.oldest_ms),
             ]
-            for each in found
+            for letters in found
         ],
     )
-    for each in found:
-        if each.closed_at:
+    for letters in found:
+        if letters.closed_at:
             say(
-                f"those of {each.group} at {', '.join(each.closed_at)} may not be read yet; "
-                f"'txmq dlq show {each.group}' says how to change that"
+                f"those of {letters.group} at {', '.join(letters.closed_at)} may not be read yet; "
+                f"'txmq dlq show {letters.group}' says how to change that"
             )
 
 
@@ -155,7 +155,7 @@ def show(
     wanted = _wanted(group, since, until, topic)
 
     async def read(admin: Admin) -> list[ReceivedMessage]:
-        found = [each async for each in wanted.letters(admin, limit + 1)]
+        found = [message async for message in wanted.letters(admin, limit + 1)]
         if not found:
             await check_group(admin, group)
         return found
@@ -163,14 +163,14 @@ def show(
     found = ask(names, read)
     shown = found[:limit]
     if json:
-        as_json([_fields(each) for each in shown])
+        as_json([_fields(message) for message in shown])
         return
     if not shown:
         say(f"group {group} has no dead letters of this kind")
         return
     now_ms = SystemClock().wall_ms()
     headings = ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"]
-    table(headings, [_row(each, now_ms) for each in shown])
+    table(headings, [_row(message, now_ms) for message in shown])
     if len(found) > limit:
         say(f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows")
 
@@ -192,15 +192,15 @@ def export(
         file = to.open("xb")
     except FileExistsError:
         fail(f"{to} is there already; name another file, or remove it", WRONGLY_CALLED)
-    except OSError as problem:
-        fail(f"{to} cannot be written: {problem.strerror}", WRONGLY_CALLED)
+    except OSError as error:
+        fail(f"{to} cannot be written: {error.strerror}", WRONGLY_CALLED)
     is_whole = False
     try:
         with file:
             count = ask(names, partial(_write, wanted, file))
         is_whole = True
-    except OSError as problem:
-        fail(f"{to} cannot be written: {problem.strerror}")
+    except OSError as error:
+        fail(f"{to} cannot be written: {error.strerror}")
     finally:
         # A file that looks whole and is not would be trusted.
         if not is_whole:
@@ -246,7 +246,9 @@ def resend(
     wanted = _wanted(group, since, until, topic)
     ask(names, lambda admin: check_group(admin, group))
     if everything and not yes:
-        there = sum(each.messages for each in ask(names, lambda a: a.dead_letter_groups(group)))
+        there = sum(
+            letters.messages for letters in ask(names, lambda a: a.dead_letter_groups(group))
+        )
         choice = "" if wanted == _wanted(group) else ", as far as they were chosen,"
         confirm(f"give the {quantity(there, 'dead letter')}{choice} to {group} again?", yes=yes)
     run = _Run(group, reason, operator or getpass.getuser(), force=force)
@@ -255,11 +257,11 @@ def resend(
     else:
         found = ask(names, partial(run.all, wanted), changes=True)
     if json:
-        as_json([each._asdict() for each in found])
+        as_json([result._asdict() for result in found])
     else:
         _tell(group, found)
     done = {RESENT, BEFORE} if everything else {RESENT}
-    if any(each.outcome not in done for each in found):
+    if any(result.outcome not in done for result in found):
         raise typer.Exit(FAILED)
 
 
@@ -276,14 +278,14 @@ class _Run:
 
     async def these(self, message_ids: list[str], admin: Admin) -> list[_Outcome]:
         """Resend those that are named; the rest is left where the way to a broker fails."""
-        for each in dict.fromkeys(message_ids):
+        for message_id in dict.fromkeys(message_ids):
             if self._is_cut_off:
-                self._note(each, "", UNTRIED, "see above")
+                self._note(message_id, "", UNTRIED, "see above")
                 continue
             try:
-                message = await admin.dead_letter(self._group, each)
-            except TxmqError as problem:
-                self._failed(each, "", problem)
+                message = await admin.dead_letter(self._group, message_id)
+            except TxmqError as error:
+                self._failed(message_id, "", error)
             else:
                 await self._one(admin, message)
         return self._found
@@ -293,16 +295,16 @@ class _Run:
         letters = wanted.letters(admin)
         try:
             async with aclosing(letters) as found:
-                async for each in found:
-                    await self._one(admin, each)
+                async for message in found:
+                    await self._one(admin, message)
                     if self._is_cut_off:
                         self._note("the rest", "", UNTRIED, "run it again: none goes twice")
                         break
-        except TxmqError as problem:
+        except TxmqError as error:
             if not self._found:
                 raise
             # What was done already must be told.
-            self._failed("the rest", "", problem)
+            self._failed("the rest", "", error)
         if not self._found:
             await check_group(admin, self._group)
         return self._found
@@ -317,18 +319,18 @@ class _Run:
             stored = await admin.resend_dead_letter(
                 self._group, message, reason=self._reason, operator=self._operator, force=True
             )
-        except TxmqError as problem:
-            self._failed(message.id, message.offset_id, problem)
+        except TxmqError as error:
+            self._failed(message.id, message.offset_id, error)
             return
         safe = "" if stored.status is SendStatus.OK else f" ({stored.status.name.lower()})"
         self._note(message.id, message.offset_id, RESENT, f"as {stored.offset_id}{safe}")
 
-    def _failed(self, message_id: str, place: str, problem: TxmqError) -> None:
-        is_cut_off = isinstance(problem, TransportError)
-        in_doubt = is_cut_off and bool(place) and problem.effect is not Effect.NONE
+    def _failed(self, message_id: str, place: str, error: TxmqError) -> None:
+        is_cut_off = isinstance(error, TransportError)
+        in_doubt = is_cut_off and bool(place) and error.effect is not Effect.NONE
         outcome = DOUBTFUL if in_doubt else REFUSED
         self._is_cut_off = self._is_cut_off or is_cut_off
-        self._note(message_id, place, outcome, str(problem).strip())
+        self._note(message_id, place, outcome, str(error).strip())
 
     def _note(self, message_id: str, place: str, outcome: str, note: str) -> None:
         self._found.append(_Outcome(message_id, place, outcome, note))
@@ -340,25 +342,25 @@ def _tell(group: str, found: list[_Outcome]) -> None:
         return
     table(["id", "place", "outcome", "note"], found)
     counts = [
-        f"{sum(each.outcome == kind for each in found)} {kind}"
+        f"{sum(result.outcome == kind for result in found)} {kind}"
         for kind in (RESENT, BEFORE, REFUSED, DOUBTFUL)
-        if any(each.outcome == kind for each in found)
+        if any(result.outcome == kind for result in found)
     ]
     say(", ".join(counts))
-    if any(each.outcome == DOUBTFUL for each in found):
+    if any(result.outcome == DOUBTFUL for result in found):
         say("run it again for those in doubt: what did arrive is found, and does not go twice")
 
 
 async def _write(wanted: _Wanted, file: BinaryIO, admin: Admin) -> int:
-    there = sum(each.messages for each in await admin.dead_letter_groups(wanted.group))
+    there = sum(letters.messages for letters in await admin.dead_letter_groups(wanted.group))
     if not there:
         await check_group(admin, wanted.group)
     count = 0
     on_terminal = sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
         task = bar.add_task("dead letters", total=there)
-        async for each in wanted.letters(admin):
-            file.write(msgspec.json.encode(_line(each)) + b"\n")
+        async for message in wanted.letters(admin):
+            file.write(msgspec.json.encode(_line(message)) + b"\n")
             count += 1
             bar.advance(task)
     return count
@@ -386,7 +388,7 @@ def _show_one(group: str, message_id: str, names: str, *, json: bool) -> None:
     fields["keys"] = " ".join(found.keys)
     fields["dead since"] = _time(found.stored_ms)
     fields["resent"] = "no" if copy is None else provenance(copy)
-    body = {each: fields.pop(each) for each in ("body", "body_base64") if each in fields}
+    body = {name: fields.pop(name) for name in ("body", "body_base64") if name in fields}
     listing(fields | body)
 
 
@@ -433,8 +435,8 @@ def _wanted(
 def _moment(text: str, option: str) -> int:
     try:
         return moment_ms(text, SystemClock().wall_ms())
-    except ValueError as problem:
-        raise typer.BadParameter(f"{text!r}; write {problem}", param_hint=option) from problem
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
 
 
 def _time(time_ms: int | None) -> str:

@@ -47,8 +47,8 @@ class _Visitor(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
         self._timer = asyncio.get_running_loop().call_later(REQUEST_S, self._transport.abort)
 
-    def connection_lost(self, problem: Exception | None) -> None:
-        del problem
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
         if self._timer is not None:
             self._timer.cancel()
 

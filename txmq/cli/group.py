@@ -81,8 +81,8 @@ def list_(
     """List consumer groups."""
     found = ask(names, lambda admin: admin.groups(cluster=cluster))
     rows = [
-        {"group": name, "enabled": each.consume_enable, "retries": each.retry_max_times}
-        for name, each in found.items()
+        {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
+        for name, config in found.items()
         if everything or not (name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX))
     ]
     if json:
@@ -144,7 +144,7 @@ def progress(
         return found
 
     found = ask(names, come)
-    lag = sum(each.lag for each in found)
+    lag = sum(queue.lag for queue in found)
     if json:
         as_json(
             {
@@ -152,13 +152,13 @@ def progress(
                 "lag": lag,
                 "queues": [
                     {
-                        "queue": each.queue,
-                        "broker_offset": each.broker_offset,
-                        "group_offset": each.group_offset,
-                        "lag": each.lag,
-                        "consumed_ms": each.consumed_ms,
+                        "queue": queue.queue,
+                        "broker_offset": queue.broker_offset,
+                        "group_offset": queue.group_offset,
+                        "lag": queue.lag,
+                        "consumed_ms": queue.consumed_ms,
                     }
-                    for each in found
+                    for queue in found
                 ],
             }
         )
@@ -167,14 +167,14 @@ def progress(
         ["topic", "broker", "queue", "stored to", "consumed to", "behind"],
         [
             [
-                each.queue.topic,
-                each.queue.broker,
-                each.queue.number,
-                each.broker_offset,
-                each.group_offset,
-                each.lag,
+                queue.queue.topic,
+                queue.queue.broker,
+                queue.queue.number,
+                queue.broker_offset,
+                queue.group_offset,
+                queue.lag,
             ]
-            for each in found
+            for queue in found
         ],
     )
     say(f"{quantity(lag, 'message')} behind")
@@ -199,8 +199,8 @@ def reset(
     """Take a group to the messages stored at a moment; shows from where to where, and asks."""
     try:
         time_ms = moment_ms(to, SystemClock().wall_ms())
-    except ValueError as problem:
-        raise typer.BadParameter(f"{to!r}; write {problem}", param_hint="--to") from problem
+    except ValueError as error:
+        raise typer.BadParameter(f"{to!r}; write {error}", param_hint="--to") from error
 
     async def planned(admin: Admin) -> list[OffsetMove]:
         plan = await admin.plan_reset(name, topic, time_ms, force=not only_back)
@@ -263,7 +263,7 @@ def clients(
         return
     table(
         ["client", "address", "language", "version"],
-        [[each.id, each.address, each.language, each.version] for each in found.clients],
+        [[client.id, client.address, client.language, client.version] for client in found.clients],
     )
     for topic, expression in found.subscriptions.items():
         say(f"subscribed to {topic}: {expression}")

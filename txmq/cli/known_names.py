@@ -79,7 +79,10 @@ async def check_producer_group(admin: Admin, name: str) -> None:
             return
         if await admin.producer_connections(name, cluster=cluster):
             return
-        known.update(each.group for each in await admin.transactions(limit=500, cluster=cluster))
+        known.update(
+            transaction.group
+            for transaction in await admin.transactions(limit=500, cluster=cluster)
+        )
     raise GroupNotFound(
         f"producer group {name!r} has no open transactions and no connected producers"
         f"{nearest(name, known)}; the open transactions of all groups are shown by: txmq tx list"

@@ -63,7 +63,7 @@ def send(
         body=sys.stdin.buffer.read() if body == "-" else os.fsencode(body),
         tags=tag,
         keys=tuple(key or ()),
-        properties=dict(_pair(each) for each in property_ or ()),
+        properties=dict(_pair(pair) for pair in property_ or ()),
         delay_level=delay_level,
         deliver_after_s=None if after is None else _seconds(after),
     )
@@ -122,8 +122,8 @@ def pull(
             queues = (await admin.route(topic)).readable
         pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags)
         found: list[ReceivedMessage] = []
-        for each in queues:
-            found += await _fetch(admin, each, offset, count, pulls)
+        for source in queues:
+            found += await _fetch(admin, source, offset, count, pulls)
         return found
 
     _show(ask(names, fetched, topic=topic), json=json)
@@ -181,8 +181,8 @@ def trace(
 
     async def told(admin: Admin) -> list[TraceRecord]:
         found = await admin.query(trace_topic, message_id)
-        records = [record for each in found for record in decode(each.body)]
-        wanted = [each for each in records if each.id == message_id and _is_of(topic, each)]
+        records = [record for message in found for record in decode(message.body)]
+        wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
         if not wanted:
             await check_topic(admin, topic)
         return wanted
@@ -191,11 +191,11 @@ def trace(
     found = dict.fromkeys(ask(names, told, topic=trace_topic))
     records = sorted(found, key=lambda record: record.at_ms)
     if json:
-        as_json([trace_fields(each) for each in records])
+        as_json([trace_fields(record) for record in records])
     elif not records:
         say("no traces")
     else:
-        table(HEADINGS, [trace_row(each) for each in records])
+        table(HEADINGS, [trace_row(record) for record in records])
 
 
 def _is_of(topic: str, record: TraceRecord) -> bool:
@@ -227,13 +227,13 @@ def _pair(text: str) -> tuple[str, str]:
 def _seconds(text: str) -> int:
     try:
         return math.ceil(parse_duration(text))
-    except ValueError as problem:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 5m or 2h") from problem
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 5m or 2h") from error
 
 
 def _show(found: list[ReceivedMessage], *, json: bool) -> None:
     if json:
-        as_json([message_fields(each) for each in found])
+        as_json([message_fields(message) for message in found])
         return
     if not found:
         say("no messages")
@@ -242,14 +242,14 @@ def _show(found: list[ReceivedMessage], *, json: bool) -> None:
         ["broker", "queue", "offset", "id", "tag", "keys", "body"],
         [
             [
-                each.queue.broker,
-                each.queue.number,
-                each.offset,
-                each.id,
-                each.tags,
-                " ".join(each.keys),
-                each.body.decode(errors="backslashreplace"),
+                message.queue.broker,
+                message.queue.number,
+                message.offset,
+                message.id,
+                message.tags,
+                " ".join(message.keys),
+                message.body.decode(errors="backslashreplace"),
             ]
-            for each in found
+            for message in found
         ],
     )

@@ -40,8 +40,8 @@ def names(
     note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
     try:
         uvloop.run(_serve(listen, data))
-    except (TxmqError, OSError) as problem:
-        give_up(problem, started=False, addresses={"--listen": listen}, data=data)
+    except (TxmqError, OSError) as error:
+        give_up(error, started=False, addresses={"--listen": listen}, data=data)
 
 
 async def _serve(listen: str, data: str | None) -> None:

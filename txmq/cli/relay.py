@@ -98,12 +98,12 @@ def relay(
         try:
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
                 runner.run(_run(plan))
-        except (LocalProtocolError, LimitExceeded) as problem:
-            fail(str(problem), WRONGLY_CALLED)
-        except TopicNotFound as problem:
-            fail(str(problem))
-        except OSError as problem:
-            fail(f"no figures can be shown at {metrics}: {problem}")
+        except (LocalProtocolError, LimitExceeded) as error:
+            fail(str(error), WRONGLY_CALLED)
+        except TopicNotFound as error:
+            fail(str(error))
+        except OSError as error:
+            fail(f"no figures can be shown at {metrics}: {error}")
         finally:
             engine.dispose()
 

@@ -142,12 +142,12 @@ def resource_of(
 def _told_of_names() -> Iterator[None]:
     try:
         yield
-    except (LocalProtocolError, LimitExceeded) as problem:
-        fail(str(problem), WRONGLY_CALLED)
-    except RequestNotSupported as problem:
-        fail(f"this broker cannot say what is open, so leave out --until-empty: {problem}")
-    except TransportError as problem:
-        fail(sentence_of(problem))
+    except (LocalProtocolError, LimitExceeded) as error:
+        fail(str(error), WRONGLY_CALLED)
+    except RequestNotSupported as error:
+        fail(f"this broker cannot say what is open, so leave out --until-empty: {error}")
+    except TransportError as error:
+        fail(sentence_of(error))
 
 
 class Plan(NamedTuple):
@@ -268,10 +268,10 @@ class Resolving:
                         raise DatabaseFailed("another fence is there now; start this anew")
                     backoff.worked()
                     is_done = await self._look_on()
-            except (ResourceError, TransportError) as problem:
+            except (ResourceError, TransportError) as error:
                 if self._resource.identity != identity:
                     raise
-                why = str(problem).partition("\n")[0]
+                why = str(error).partition("\n")[0]
                 self._say(f"cannot answer now, so brokers wait: {why}")
                 await self._pause(backoff.failed())
 
@@ -322,7 +322,8 @@ class Resolving:
     async def _masters(self) -> dict[str, str | None]:
         """Where the master of each broker is that was ever met; nowhere if that is gone."""
         found = {
-            each.name: each.addresses.get(MASTER) for each in await self._client.admin.cluster()
+            broker.name: broker.addresses.get(MASTER)
+            for broker in await self._client.admin.cluster()
         }
         self._met.update(dict.fromkeys(found))
         return {name: found.get(name) for name in self._met}
@@ -348,8 +349,8 @@ class Resolving:
             if self._plan.is_until_empty:
                 raise
             return
-        except TxmqError as problem:
-            silent = str(problem)
+        except TxmqError as error:
+            silent = str(error)
         self._left = None if silent else left
         if silent and not self._silent:
             self._say(f"a broker does not answer, and is waited for: {silent}")
@@ -358,8 +359,8 @@ class Resolving:
     # What is said
 
     def _tally(self) -> dict[str, int]:
-        names = [each.name for each in fields(self._before[0])] if self._before else []
-        return {name: sum(getattr(each, name) for each in self._before) for name in names}
+        names = [field.name for field in fields(self._before[0])] if self._before else []
+        return {name: sum(getattr(tally, name) for tally in self._before) for name in names}
 
     def _say(self, text: str) -> None:
         if not self._plan.is_quiet:

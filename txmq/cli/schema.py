@@ -77,7 +77,7 @@ def create(
         engine = engine_of(database)
         shown = engine.url.render_as_string(hide_password=True)
         try:
-            for make, name in [makers[each] for each in tables or [Wanted.FENCE]]:
+            for make, name in [makers[wanted] for wanted in tables or [Wanted.FENCE]]:
                 is_new = make(engine, name, schema)
                 named = f"{schema}.{name}" if schema else name
                 say(f"{named} {'is made' if is_new else 'was there'} in {shown}, and can be used")
@@ -106,8 +106,8 @@ def sql(
             Wanted.DONE: Done(done, schema).ddl,
             Wanted.OUTBOX: Outbox(outbox, schema).ddl,
         }
-        for each in tables or [Wanted.FENCE]:
-            for statement in made[each](dialect):
+        for wanted in tables or [Wanted.FENCE]:
+            for statement in made[wanted](dialect):
                 say_lines(f"{statement};\n")
 
 
@@ -143,8 +143,8 @@ def clean(
 def _seconds(text: str) -> float:
     try:
         return parse_duration(text)
-    except ValueError as problem:
-        raise ConfigError(f"{text!r} is not {problem}") from None
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not {error}") from None
 
 
 @contextmanager
@@ -156,12 +156,12 @@ def told() -> Iterator[None]:
     """
     try:
         yield
-    except ConfigError as problem:
-        fail(str(problem), WRONGLY_CALLED)
-    except ResourceError as problem:
-        fail(str(problem))
-    except ModuleNotFoundError as problem:
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
+    except ResourceError as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
         # Whoever runs a broker has no need of a database.
-        if problem.name not in _EXTRA:
+        if error.name not in _EXTRA:
             raise
-        fail(f"this command needs {problem.name}: pip install 'txmq[sql]'")
+        fail(f"this command needs {error.name}: pip install 'txmq[sql]'")

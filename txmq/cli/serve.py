@@ -180,8 +180,8 @@ def serve(
             aliases=foreign_names(),
             notice=log.warning,
         )
-    except ConfigError as problem:
-        fail(str(problem), WRONGLY_CALLED)
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
     if accept_loss is not None and not accept_loss.strip():
         fail("--accept-loss needs a reason, which is recorded in the log", WRONGLY_CALLED)
     note_lines(banner(settings))
@@ -222,12 +222,12 @@ def banner(settings: "BrokerSettings") -> str:
 
 
 def give_up(
-    problem: Exception, *, started: bool, addresses: Mapping[str, str], data: str | None
+    error: Exception, *, started: bool, addresses: Mapping[str, str], data: str | None
 ) -> NoReturn:
     """End the program with the one sentence that tells an operator what to change.
 
     Args:
-        problem: Why it ends.
+        error: Why it ends.
         started: Whether it has served.
         addresses: Where it was to listen, by the option that says so.
         data: The directory it was to have.
@@ -235,24 +235,24 @@ def give_up(
     Raises:
         typer.Exit: Always.
     """
-    if isinstance(problem, ConfigError):
-        fail(str(problem), WRONGLY_CALLED)
-    what = str(problem)
-    if isinstance(problem, OSError) and problem.strerror:
-        what = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
-        what = _taken(problem, addresses) or what
-    if isinstance(problem, DirectoryInUse) and data is not None:
+    if isinstance(error, ConfigError):
+        fail(str(error), WRONGLY_CALLED)
+    what = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        what = _taken(error, addresses) or what
+    if isinstance(error, DirectoryInUse) and data is not None:
         what += f": {Path(data).absolute()}"
     if data is not None:
         what = what.replace("--data DIR", f"--data {shlex.quote(str(Path(data).absolute()))}")
     fail(f"{'stopped' if started else 'cannot start'}: {what}", FAILED)
 
 
-def _taken(problem: OSError, addresses: Mapping[str, str]) -> str | None:
+def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
     # The event loop tells the address only in its text: "... address ('127.0.0.1', 9876): ...".
-    if problem.errno != errno.EADDRINUSE:
+    if error.errno != errno.EADDRINUSE:
         return None
-    told = re.search(r"\('[^']*', (\d+)", str(problem))
+    told = re.search(r"\('[^']*', (\d+)", str(error))
     for option, address in addresses.items():
         if told is None or split_address(address)[1] == int(told[1]):
             return f"{address} is taken; choose another {option}"
@@ -284,8 +284,8 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
         addresses["--names-listen"] = settings.names_listen
     try:
         code = app.run(settings, ready=ready, accept_loss=accept_loss)
-    except (TxmqError, OSError) as problem:
-        give_up(problem, started=started, addresses=addresses, data=settings.data)
+    except (TxmqError, OSError) as error:
+        give_up(error, started=started, addresses=addresses, data=settings.data)
     log.info("stopped", extra={"code": code})
     return code
 

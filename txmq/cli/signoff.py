@@ -83,12 +83,12 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
         ("as", "by", "at", "result", "note"),
         (
             (
-                each.role,
-                each.by,
-                moment(each.at_ms),
-                "this one" if each.result_digest == run.result_digest else "another one",
-                each.note,
+                signature.role,
+                signature.by,
+                moment(signature.at_ms),
+                "this one" if signature.result_digest == run.result_digest else "another one",
+                signature.note,
             )
-            for each in given
+            for signature in given
         ),
     )

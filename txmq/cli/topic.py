@@ -78,9 +78,7 @@ async def _check_new(
         return
     known = await admin.cluster()
     chosen = {
-        each.name
-        for each in known
-        if broker in (None, each.name) and cluster in (None, each.cluster)
+        at.name for at in known if broker in (None, at.name) and cluster in (None, at.cluster)
     }
     if having := sorted(chosen & set(route.addresses)):
         only = f" --broker {quote(broker)}" if broker is not None else ""
@@ -179,13 +177,13 @@ def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) ->
         ["broker", "queue", "oldest", "next", "messages"],
         [
             [
-                each.queue.broker,
-                each.queue.number,
-                each.min_offset,
-                each.max_offset,
-                each.max_offset - each.min_offset,
+                queue.queue.broker,
+                queue.queue.number,
+                queue.min_offset,
+                queue.max_offset,
+                queue.max_offset - queue.min_offset,
             ]
-            for each in found
+            for queue in found
         ],
     )
 
@@ -198,8 +196,8 @@ def route(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> 
         {
             "broker": broker,
             "addresses": found.addresses[broker],
-            "readable": sum(each.broker == broker for each in found.readable),
-            "writable": sum(each.broker == broker for each in found.writable),
+            "readable": sum(queue.broker == broker for queue in found.readable),
+            "writable": sum(queue.broker == broker for queue in found.writable),
         }
         for broker in sorted(found.addresses)
     ]

@@ -52,8 +52,8 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
     names = await admin.topics()
     if not everything:
         # Brokers keep a topic in their own name and one in their cluster's.
-        own = {each.name for each in brokers} | {each.cluster for each in brokers}
-        own |= {f"{each.cluster}_REPLY_TOPIC" for each in brokers}
+        own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+        own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
         names = [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
     silent: dict[str, str] = {}
     configs: dict[str, list[TopicConfig]] = {}

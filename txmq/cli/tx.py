@@ -75,8 +75,11 @@ def list_(
         return
     now_ms = SystemClock().wall_ms()
     headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
-    table(headings, [_row(each, now_ms) for each in found])
-    if any(count >= limit for count in Counter(each.queue.broker for each in found).values()):
+    table(headings, [_row(transaction, now_ms) for transaction in found])
+    if any(
+        count >= limit
+        for count in Counter(transaction.queue.broker for transaction in found).values()
+    ):
         shown = quantity(limit, "of a broker is", "of a broker are")
         say(f"{shown} shown; there may be more, which --limit shows")
 
@@ -112,7 +115,7 @@ def show(
         "keys": " ".join(found.keys),
     }
     shown = message_fields(message)
-    fields |= {each: shown[each] for each in ("body", "body_base64") if each in shown}
+    fields |= {name: shown[name] for name in ("body", "body_base64") if name in shown}
     listing(fields)
 
 

@@ -65,12 +65,12 @@ def list_(
             return await resource.look(limit_s, also_others=everybodys)
 
         found = asyncio.run(look())
-    rows = [_fields(each) for each in found.waiting]
+    rows = [_fields(branch) for branch in found.waiting]
     if json:
         as_json(rows)
     elif rows:
         headings = ["database", "id", "age", "fence", "recovery", "owner"]
-        table(headings, [_row(each) for each in rows])
+        table(headings, [_row(row) for row in rows])
     elif not found.silent:
         say("nothing is prepared")
     if found.silent:
@@ -96,7 +96,7 @@ def _fields(found: Waiting) -> dict[str, Any]:
 
 def _row(fields: dict[str, Any]) -> list[object]:
     name = fields["id"] or fields["gid"]
-    said = [fields[each] for each in ("fence", "recovery", "owner")]
+    said = [fields[name] for name in ("fence", "recovery", "owner")]
     return [fields["database"], name, age_of(fields["age_ms"]), *said]
 
 
@@ -156,8 +156,8 @@ async def _watch(resource: XAResource[Any], plan: Plan) -> None:
             if working.done():
                 working.result()
         finally:
-            for each in (working, stopping):
-                each.cancel()
+            for task in (working, stopping):
+                task.cancel()
             with suppress(asyncio.CancelledError):
                 await working
 
@@ -165,20 +165,20 @@ async def _watch(resource: XAResource[Any], plan: Plan) -> None:
 async def _rounds(resource: XAResource[Any], plan: Plan) -> None:
     said = ""
     while True:
-        problem = ""
+        leftover = ""
         try:
             done = await _once(resource, plan)
         except DatabaseFailed as failed:
-            problem = str(failed)
+            leftover = str(failed)
         else:
             if done.committed or done.rolled_back:
                 _tell(done, plan)
-            problem = _left_over(done)
-        if problem and problem != said:
-            note(f"txmq: {problem}")
-        elif said and not problem:
+            leftover = _left_over(done)
+        if leftover and leftover != said:
+            note(f"txmq: {leftover}")
+        elif said and not leftover:
             note("all databases answer again")
-        said = problem
+        said = leftover
         await asyncio.sleep(plan.every_s)
 
 
@@ -188,8 +188,8 @@ def _tell(done: Recovered, plan: Plan) -> None:
         return
     left = f"; {done.left} left to whoever runs them" if done.left else ""
     say(f"{done.committed} committed, {done.rolled_back} rolled back{left}")
-    if problem := _left_over(done):
-        note(f"txmq: {problem}")
+    if leftover := _left_over(done):
+        note(f"txmq: {leftover}")
 
 
 def _left_over(done: Recovered) -> str:
@@ -201,8 +201,8 @@ def _left_over(done: Recovered) -> str:
 def _seconds(option: str, text: str) -> float:
     try:
         return float(parse_duration(text))
-    except ValueError as problem:
-        fail(f"{option} is {problem}, not {text!r}", WRONGLY_CALLED)
+    except ValueError as error:
+        fail(f"{option} is {error}, not {text!r}", WRONGLY_CALLED)
 
 
 def databases_of(named: list[str]) -> dict[str, str]:
@@ -212,11 +212,11 @@ def databases_of(named: list[str]) -> dict[str, str]:
         ConfigError: One has no name, or one has two.
     """
     found: dict[str, str] = {}
-    for each in named:
-        name, _, url = each.partition("=")
-        if not is_named(each):
+    for text in named:
+        name, _, url = text.partition("=")
+        if not is_named(text):
             raise ConfigError(
-                f"{_shown(each)} has no name; write it as services do, such as "
+                f"{_shown(text)} has no name; write it as services do, such as "
                 "icbc=postgresql://user@host/bank"
             )
         if name in found:

@@ -197,7 +197,7 @@ class Deliveries(Generic[M]):
             for copy in range(1, self._times + 1):
                 place = home if chance.chance(_TOGETHER) else chance.fraction()
                 placed.append((place, Delivery(message, of, number, copy)))
-        placed.sort(key=lambda each: each[0])
+        placed.sort(key=lambda pair: pair[0])
         return [delivery for _, delivery in placed]
 
 

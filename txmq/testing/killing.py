@@ -98,11 +98,11 @@ class _MortalAttempt(Attempt[Any]):
             await self._die()
         return self
 
-    async def end(self, problem: BaseException | None) -> None:
+    async def end(self, error: BaseException | None) -> None:
         # Whoever is cancelled or interrupted does not live on to be killed.
-        if problem is None or isinstance(problem, Exception):
+        if error is None or isinstance(error, Exception):
             await self._die()
-        await self._inner.end(problem)
+        await self._inner.end(error)
 
     async def _die(self) -> None:
         killed = Killed(self._point)

@@ -63,7 +63,7 @@ class Report:
 
     def ended(self, end: End) -> tuple[Attempted, ...]:
         """The attempts that ended so."""
-        return tuple(each for each in self.attempts if each.end is end)
+        return tuple(attempt for attempt in self.attempts if attempt.end is end)
 
     def see_once(self, effects: Mapping[Hashable, int]) -> None:
         """See that every key had its effect, once, and that every delivery got through.
@@ -90,14 +90,14 @@ class Report:
         if strange:
             shown = ", ".join(repr(key) for key in list(strange)[:_KEYS_SHOWN])
             yield f"{_many(strange, 'key')} had an effect and no message: {shown}"
-        stuck = dict.fromkeys(each.key for each in self.stuck)
+        stuck = dict.fromkeys(stuck.key for stuck in self.stuck)
         for key in list({**wrong, **stuck})[:_KEYS_SHOWN]:
             yield f"  {key!r} had {_counted(wrong.get(key, 1), 'effect')}:"
-            yield from (f"    {each}" for each in self.attempts if each.key == key)
+            yield from (f"    {attempt}" for attempt in self.attempts if attempt.key == key)
 
 
-def _many(each: Sized, noun: str) -> str:
-    return _counted(len(each), noun)
+def _many(values: Sized, noun: str) -> str:
+    return _counted(len(values), noun)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -95,7 +95,7 @@ class Rounds:
         self._seed = seed
         self._crashes = crashes
         self._patience_s = patience_s
-        self._keys = tuple(dict.fromkeys(each.key for each in deliveries))
+        self._keys = tuple(dict.fromkeys(delivery.key for delivery in deliveries))
         self._ready = deque(deliveries)
         self._resting: list[tuple[float, int, Delivery]] = []
         self._at_work = 0
@@ -142,11 +142,11 @@ class Rounds:
             elif end in {End.LATER, End.RAISED}:
                 self._stuck.append(attempted)
 
-    def stop(self, problem: BaseException) -> None:
+    def stop(self, error: BaseException) -> None:
         """Deliver nothing more, for a reason that no consumer survives."""
         with self._lock:
             self._at_work -= 1
-            self._problem = self._problem or problem
+            self._problem = self._problem or error
 
     def report(self) -> Report:
         """What came of it all.
@@ -207,38 +207,38 @@ class Call:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
         """Note how it ended."""
-        if problem is not None:
-            if not _is_survived(problem):
-                self._rounds.stop(problem)
+        if error is not None:
+            if not _is_survived(error):
+                self._rounds.stop(error)
                 # Whoever cancels or interrupts us is told by the usual way.
-                return not isinstance(problem, asyncio.CancelledError)
-            self._end, self._words = _judged(problem)
+                return not isinstance(error, asyncio.CancelledError)
+            self._end, self._words = _judged(error)
         self._rounds.ended(self._delivery, self._caller, self._end, self._words)
         return True
 
 
-def _is_survived(problem: BaseException) -> bool:
+def _is_survived(error: BaseException) -> bool:
     """Whether a consumer goes on after it; the end of a killed one is that of its message alone."""
-    if isinstance(problem, asyncio.CancelledError):
+    if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()
         except RuntimeError:
             return True  # In a thread nobody is cancelled but what the handler has waited for.
         return task is not None and not task.cancelling()
-    return isinstance(problem, Exception | Killed)
+    return isinstance(error, Exception | Killed)
 
 
-def _judged(problem: BaseException) -> tuple[End, str]:
-    words = "".join(format_exception_only(problem)).strip()
-    if isinstance(problem, Killed):
-        return End.KILLED, str(problem)
-    if isinstance(problem, KeyInProgress | VersionGap):
+def _judged(error: BaseException) -> tuple[End, str]:
+    words = "".join(format_exception_only(error)).strip()
+    if isinstance(error, Killed):
+        return End.KILLED, str(error)
+    if isinstance(error, KeyInProgress | VersionGap):
         return End.LATER, words
-    if isinstance(problem, KeyConflict):
+    if isinstance(error, KeyConflict):
         return End.REFUSED, words
     return End.RAISED, words
 

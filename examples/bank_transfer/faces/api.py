@@ -57,8 +57,8 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         try:
             money = Money.read(self.amount, self.currency)
-        except ValueError as problem:
-            raise Refused(Reason.BAD_AMOUNT, str(problem)) from problem
+        except ValueError as error:
+            raise Refused(Reason.BAD_AMOUNT, str(error)) from error
         return Order(self.id, self.payer, self.payee, money.minor, self.currency)
 
 
@@ -105,8 +105,8 @@ def from_books(
     async def answered(request: Request) -> Response:
         try:
             return await read(request)
-        except SQLAlchemyError as problem:
-            return _no(503, f"the database does not answer: {words(problem)}")
+        except SQLAlchemyError as error:
+            return _no(503, f"the database does not answer: {words(error)}")
 
     return answered
 
@@ -124,13 +124,13 @@ def paying_api_of(bank: ICBC) -> list[Route]:
             asked = msgspec.json.decode(body, type=Asked)
         except ClientDisconnect:
             return _no(400, "the order has no end")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            return _no(422, f"{Reason.BAD_ORDER.value}: {problem}")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _no(422, f"{Reason.BAD_ORDER.value}: {error}")
         status, booked, why = await ask(bank, asked)
         return _no(status, why) if booked is None else answer(status, booked)
 
     async def steps(request: Request) -> Response:
-        return JSONResponse([each._asdict() for each in bank.steps.of(request.path_params["id"])])
+        return JSONResponse([step._asdict() for step in bank.steps.of(request.path_params["id"])])
 
     return [
         Route("/api/transfers", transfer, methods=["POST"]),
@@ -142,15 +142,15 @@ async def ask(bank: ICBC, asked: Asked) -> tuple[int, Booked | None, str]:
     """Make a transfer; the status of the answer, and what is booked, or why nothing is."""
     try:
         booked = await bank.transfer(asked.order(), asked.way, asked.drill)
-    except Refused as problem:
-        return 409 if problem.reason is Reason.SAME_ID else 422, None, str(problem)
-    except OutcomeUnknown as problem:
-        return 202, None, f"not known yet, ask again: {problem}"
-    except TransactionConflict as problem:
-        return 500, None, f"somebody must look at this: {problem}"
-    except (TxmqError, SQLAlchemyError) as problem:
+    except Refused as error:
+        return 409 if error.reason is Reason.SAME_ID else 422, None, str(error)
+    except OutcomeUnknown as error:
+        return 202, None, f"not known yet, ask again: {error}"
+    except TransactionConflict as error:
+        return 500, None, f"somebody must look at this: {error}"
+    except (TxmqError, SQLAlchemyError) as error:
         # What became of it when it was asked for before is not known here: it may well be booked.
-        return 503, None, f"not made now, ask again with the same id: {words(problem)}"
+        return 503, None, f"not made now, ask again with the same id: {words(error)}"
     return STATUS[booked.state], booked, booked.reason
 
 
@@ -171,6 +171,6 @@ def _shown(found: Transfer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _no(status: int, problem: str) -> Response:
+def _no(status: int, error: str) -> Response:
     again = {"retry-after": "1"} if status == 503 else {}
-    return JSONResponse({"problem": problem}, status, headers=again)
+    return JSONResponse({"problem": error}, status, headers=again)

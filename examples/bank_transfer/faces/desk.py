@@ -56,7 +56,7 @@ class Desk:
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if self._tasks:
@@ -97,10 +97,10 @@ class Desk:
     async def _make(self, order: Order, asked: Asked) -> None:
         try:
             status, _, why = await ask(self.bank, asked)
-        except Exception as problem:
+        except Exception as error:
             # Nobody awaits this task; its page must say so all the same.
             log.exception("transfer %s failed", order.id)
-            status, why = 500, f"somebody must look at this: {problem!r}"
+            status, why = 500, f"somebody must look at this: {error!r}"
         self._keep(Begun(order, asked, status, why))
 
     def _keep(self, begun: Begun) -> None:

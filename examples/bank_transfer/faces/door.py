@@ -92,5 +92,5 @@ async def read_form(request: Request) -> dict[str, str]:
     text = body.decode(errors="replace")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
-    except ValueError as problem:
-        raise TooLarge(f"a form has {FIELDS_MAX} fields at most") from problem
+    except ValueError as error:
+        raise TooLarge(f"a form has {FIELDS_MAX} fields at most") from error

@@ -19,7 +19,7 @@ from starlette.templating import Jinja2Templates
 from examples.bank_transfer.money import Money
 from txmq.printable import printable
 
-__all__ = ["away", "fragment", "page", "problem", "static_files"]
+__all__ = ["away", "error_page", "fragment", "page", "static_files"]
 
 HERE: Final = Path(__file__).parent
 
@@ -66,17 +66,17 @@ def fragment(name: str, shown: Mapping[str, Any]) -> str:
     return LOOKS.get_template(name).render(shown)
 
 
-def problem(request: Request, bank: str, status: int, title: str, text: str) -> Response:
+def error_page(request: Request, bank: str, status: int, title: str, text: str) -> Response:
     """A page that says what is wrong, and what that means."""
     shown = {"bank": bank, "title": title, "text": text}
-    return page(request, "problem.html", shown, status)
+    return page(request, "error.html", shown, status)
 
 
 async def away(request: Request, wrong: Exception) -> Response:
     """The answer where a page's database does not."""
     assert isinstance(wrong, SQLAlchemyError), wrong
     text = "The books cannot be read now. What is booked stays booked; reload this page soon."
-    return problem(request, "", 503, "The database does not answer", text)
+    return error_page(request, "", 503, "The database does not answer", text)
 
 
 def static_files() -> Mount:

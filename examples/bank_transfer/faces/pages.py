@@ -17,7 +17,7 @@ from starlette.routing import Route
 from examples.bank_transfer.faces.api import Asked
 from examples.bank_transfer.faces.desk import Desk
 from examples.bank_transfer.faces.door import TooLarge, read_form
-from examples.bank_transfer.faces.looks import page, problem
+from examples.bank_transfer.faces.looks import error_page, page
 from examples.bank_transfer.faces.sight import Sight
 from examples.bank_transfer.money import DIGITS
 from examples.bank_transfer.orders import Drill, Reason, Refused
@@ -96,7 +96,7 @@ class CustomerPages:
         try:
             fields = await read_form(request)
         except TooLarge as wrong:
-            return problem(request, "ICBC", 413, "That is too much", f"{wrong}.")
+            return error_page(request, "ICBC", 413, "That is too much", f"{wrong}.")
         typed = {name: fields.get(name, usual).strip() for name, usual in EMPTY.items()}
         try:
             asked = msgspec.convert({**typed, "id": fields.get("id", "")}, Asked)
@@ -119,13 +119,12 @@ class CustomerPages:
     ) -> Response:
         # Each form that is shown is one transfer, however often it is sent.
         new = f"web-{self._entropy.token(ID_BYTES).hex()}"
+        accounts = await self._reading.accounts(limit=OFFERED_MAX)
         shown = {
             "bank": "ICBC", "id": new, "typed": typed, "why": why, "drills": DRILLS,
-            "ways": {each: text for each, text in WAYS.items() if each in self._desk.bank.ways},
+            "ways": {way: text for way, text in WAYS.items() if way in self._desk.bank.ways},
             "currencies": list(DIGITS),
-            "accounts": [
-                each for each in await self._reading.accounts(limit=OFFERED_MAX) if each.is_open
-            ],
+            "accounts": [account for account in accounts if account.is_open],
         }  # fmt: skip
         return page(request, "customer.html", shown, status)
 
@@ -138,7 +137,7 @@ class CustomerPages:
                 f"Nobody here knows a transfer {of}, and nothing was booked under this name. If it "
                 "was ordered a moment ago, the bank was restarted before it was booked."
             )
-            return problem(request, "ICBC", 404, "There is no such transfer", text)
+            return error_page(request, "ICBC", 404, "There is no such transfer", text)
         again = {name: getattr(sight.order, name) for name in ("payer", "payee", "currency")}
         again["amount"] = str(sight.order.money).partition(" ")[0]
         shown = {"bank": "ICBC", "sight": sight, "parts": dict(sight.parts()), "again": again}

@@ -66,15 +66,15 @@ def lines_of(steps: Sequence[Step]) -> tuple[list[Line], list[Note]]:
     if not steps:
         return lines, after
     first_s, at = steps[0].at_s, 0
-    for each in steps:
-        after_ms = (each.at_s - first_s) * 1000
-        if each.number:
-            at = each.number - 1
-            lines[at] = lines[at]._replace(said=each.text, after_ms=after_ms)
+    for step in steps:
+        after_ms = (step.at_s - first_s) * 1000
+        if step.number:
+            at = step.number - 1
+            lines[at] = lines[at]._replace(said=step.text, after_ms=after_ms)
         elif at == len(NINE) - 1:
-            after.append(Note(each.text, after_ms))
+            after.append(Note(step.text, after_ms))
         else:
-            lines[at] = lines[at]._replace(notes=(*lines[at].notes, Note(each.text, after_ms)))
+            lines[at] = lines[at]._replace(notes=(*lines[at].notes, Note(step.text, after_ms)))
     return lines, after
 
 

@@ -42,8 +42,8 @@ def plan(
     """What happens, in its order."""
     lot = random.Random(f"accidents of {seed}")  # noqa: S311 - a lot, and no secret
     last = max(1, int(transfers * LAST))
-    names = [each for each in programs for _ in range(kills)] + [""] * copies
-    return sorted(Accident(lot.randrange(last), each) for each in names)
+    names = [name for name in programs for _ in range(kills)] + [""] * copies
+    return sorted(Accident(lot.randrange(last), name) for name in names)
 
 
 class Accidents:
@@ -61,7 +61,7 @@ class Accidents:
         self, programs: Sequence[Program], names: str, record: Record, mark: str, seed: int
     ) -> None:
         self._mark = mark
-        self._programs = {each.name: each for each in programs}
+        self._programs = {program.name: program for program in programs}
         self._names = names
         self._record = record
         self._lot = random.Random(f"copies of {seed}")  # noqa: S311 - a lot, and no secret
@@ -69,10 +69,10 @@ class Accidents:
     async def happen(self, planned: Sequence[Accident]) -> None:
         """Each at its place; returns when all have happened."""
         async with Client(self._names) as client, Producer("postman", client) as producer:
-            for each in planned:
-                await self._record.until_asked(each.after)
-                if each.name:
-                    await self._kill(self._programs[each.name])
+            for accident in planned:
+                await self._record.until_asked(accident.after)
+                if accident.name:
+                    await self._kill(self._programs[accident.name])
                 else:
                     await self._deliver_again(client, producer)
 
@@ -90,10 +90,10 @@ class Accidents:
         for _ in range(ATTEMPTS_MAX):
             transfer = id_of(self._mark, self._lot.randrange(max(1, self._record.asked)))
             try:
-                for each in await client.admin.query(TRANSFERS, transfer):
+                for message in await client.admin.query(TRANSFERS, transfer):
                     copy = Message(
-                        topic=TRANSFERS, tags=each.tags, keys=each.keys, body=each.body,
-                        properties={UNIQUE_KEY: each.id},
+                        topic=TRANSFERS, tags=message.tags, keys=message.keys, body=message.body,
+                        properties={UNIQUE_KEY: message.id},
                     )  # fmt: skip
                     await producer.send(copy)
                     self._record.copies += 1

@@ -70,12 +70,12 @@ class Books:
 
     def amount(self, currency: str, *states: State, by_xa: bool) -> int:
         """What transfers of some states move."""
-        found = (self.moved.get((currency, each, by_xa)) for each in states)
-        return sum(each.amount for each in found if each is not None)
+        found = (self.moved.get((currency, state, by_xa)) for state in states)
+        return sum(total.amount for total in found if total is not None)
 
     def count(self, *states: State) -> int:
         """How many transfers of some states there are."""
-        return sum(each.number for (_, state, _), each in self.moved.items() if state in states)
+        return sum(total.number for (_, state, _), total in self.moved.items() if state in states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class Auditor:
         total: Counter[str] = Counter()
         wanted = select(Entry.currency, func.sum(Entry.amount)).group_by(Entry.currency)
         wanted = wanted.where(Entry.kind == Kind.OPENING, Entry.account != CAPITAL)
-        for each in (self._icbc, self._ccb):
-            with snapshot(each) as connection:
+        for bank in (self._icbc, self._ccb):
+            with snapshot(bank) as connection:
                 for currency, amount in connection.execute(wanted):
                     total[currency] += int(amount)
         return dict(total)
@@ -179,7 +179,7 @@ def _missing(icbc: Books, ccb: Books, currency: str, opening: int, in_flight: in
     if missing:
         what = "are missing" if missing > 0 else "are there too many"
         yield f"{Money(abs(missing), currency)} {what}"
-    clearing = sum(each.journal.get((currency, CLEARING), 0) for each in (icbc, ccb))
+    clearing = sum(books.journal.get((currency, CLEARING), 0) for books in (icbc, ccb))
     if clearing != in_flight:
         told, booked = Money(in_flight, currency), Money(clearing, currency)
         yield f"on its way are {told} by the transfers, and {booked} by the journals"
@@ -214,7 +214,7 @@ def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
 
 def unkept(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
     """Where customers were told what is not so; on a transfer that both lost both banks agree."""
-    states = {each.value: each for each in State}
+    states = {state.value: state for state in State}
     for number, said in told.items():
         if (state := states.get(said)) is None:
             continue  # They had no answer.

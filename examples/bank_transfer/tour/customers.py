@@ -84,8 +84,8 @@ class Customers:
         until_s = time.monotonic() + GIVE_UP_S
         while True:
             answer = await self._http.get(f"/api/transfers/{transfer}/steps")
-            steps = [Step(**each) for each in answer.raise_for_status().json()]
-            is_open = any("unknown" in each.text for each in steps if each.number == len(NINE))
+            steps = [Step(**fields) for fields in answer.raise_for_status().json()]
+            is_open = any("unknown" in step.text for step in steps if step.number == len(NINE))
             last = steps[-1].number if steps else -1
             if last == (0 if is_open else len(NINE)) or time.monotonic() > until_s:
                 return steps

@@ -80,8 +80,8 @@ def keep(runs: Path, console: Console) -> None:
     for report in runs.glob("*/report.html"):
         try:
             shutil.copyfile(report, REPORT)
-        except OSError as problem:
-            say(console, f"the report goes away with the tour: {problem}")
+        except OSError as error:
+            say(console, f"the report goes away with the tour: {error}")
         else:
             say(console, f"the report is kept: {REPORT.resolve()}")
 
@@ -92,8 +92,8 @@ def what_is_missing() -> str:
         return "this needs pyspark: pip install 'txmq[spark]'"
     try:
         see_java(os.environ)
-    except ReconcileRefused as problem:
-        return str(problem)
+    except ReconcileRefused as error:
+        return str(error)
     return ""
 
 

@@ -83,8 +83,8 @@ class Record:
         """The auditor has read both books."""
         self.looks += 1
         self.sheet = sheet
-        for each in sheet.mistakes:
-            self.mistake(each)
+        for mistake in sheet.mistakes:
+            self.mistake(mistake)
 
     def mistake(self, text: str) -> None:
         """Money was made or lost, or somebody says so; said once."""

@@ -47,8 +47,8 @@ async def take(settings: TourSettings, console: Console) -> int:
                 keeps_report = settings.directory is None
                 agree = await reconcile(world, record.seconds, console, keeps_report=keeps_report)
             verdict(record, console, ledgers_agree=agree)
-    except BaseExceptionGroup as problem:
-        raise first(problem) from problem  # What else has failed was ended by it.
+    except BaseExceptionGroup as error:
+        raise first(error) from error  # What else has failed was ended by it.
     finally:
         await end(view)
     return 1 if record.mistakes or agree is False else 0
@@ -61,11 +61,11 @@ async def end(view: asyncio.Task[None]) -> None:
         await view
 
 
-def first(problem: BaseException) -> BaseException:
+def first(error: BaseException) -> BaseException:
     """What went wrong first, of all that did at once: groups of tasks stand within each other."""
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def stay(settings: TourSettings, console: Console) -> None:
@@ -97,8 +97,8 @@ async def visit(settings: TourSettings, world: World, record: Record) -> None:
             await everything_ended(settings.patience_s, record)
             looking.cancel()
         record.look(await asyncio.to_thread(auditor.look))
-        for each in await asyncio.to_thread(auditor.match, record.heard):
-            record.mistake(each)
+        for mistake in await asyncio.to_thread(auditor.match, record.heard):
+            record.mistake(mistake)
     finally:
         auditor.close()
 
@@ -131,7 +131,7 @@ async def crowd(settings: TourSettings, world: World, customers: Customers, reco
     record.wanted += settings.transfers
     each_bank = settings.accounts // 2
     wanted = wishes(world.mark, settings.transfers, each_bank, settings.chosen_ways, settings.seed)
-    programs = [each.name for each in world.programs]
+    programs = [program.name for program in world.programs]
     planned = plan(settings.transfers, programs, settings.kills, settings.copies, settings.seed)
     accidents = Accidents(world.programs, world.names, record, world.mark, settings.seed)
     async with asyncio.TaskGroup() as group:

@@ -61,8 +61,8 @@ class View:
     async def _lines(self) -> None:
         turns = 0
         while True:
-            for each in self._news():
-                self._say(each.at_s, each.text)
+            for event in self._news():
+                self._say(event.at_s, event.text)
             if turns * TURN_S >= LINES_S:
                 turns = 0
                 record = self._record
@@ -92,8 +92,8 @@ class View:
         if record.sheet is not None:
             parts += [balances(record.sheet), transfers(record)]
         events = Text("\n").join(
-            Text(f"{each.at_s:6.1f} s  {each.text}", style="bold red" if each.is_bad else "")
-            for each in list(record.events)[-self._room(parts) :]
+            Text(f"{event.at_s:6.1f} s  {event.text}", style="bold red" if event.is_bad else "")
+            for event in list(record.events)[-self._room(parts) :]
         )
         parts.append(Panel(events, title="events", title_align="left"))
         return Group(*parts)
@@ -111,7 +111,7 @@ def balances(sheet: Sheet) -> Table:
     places: dict[str, list[str]] = {}
     for currency, opening in sheet.opening.items():
         table.add_column(currency, justify="right")
-        here, there = (each.balances.get(currency, 0) for each in (sheet.icbc, sheet.ccb))
+        here, there = (books.balances.get(currency, 0) for books in (sheet.icbc, sheet.ccb))
         unclaimed = sheet.icbc.journal.get((currency, UNCLAIMED), 0)
         flying = sheet.in_flight.get(currency, 0)
         for place, amount in (
@@ -143,7 +143,7 @@ def transfers(record: Record) -> Table:
 
 
 def _counts(books: Books) -> list[str]:
-    return [str(books.count(each) or "") for each in State]
+    return [str(books.count(state) or "") for state in State]
 
 
 def _in_flight(sheet: Sheet | None) -> str:

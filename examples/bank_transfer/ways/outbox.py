@@ -41,8 +41,8 @@ async def outbox(engine: AsyncEngine, client: Client, clock: Clock) -> AsyncIter
                 await session.flush()
                 is_asked = True
                 await session.commit()
-            except DBAPIError as problem:
-                if is_asked and not is_settled(problem):
+            except DBAPIError as error:
+                if is_asked and not is_settled(error):
                     # What became of the COMMIT is open. Whoever asks again with this id finds out.
                     return Sent(None)
                 raise

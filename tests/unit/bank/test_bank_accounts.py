@@ -24,7 +24,7 @@ def test_an_account_is_opened_as_it_is_written():
     ],
 )
 def test_an_account_that_cannot_be_is_not_opened(written, words):
-    with pytest.raises(ValueError, match="account|amount") as problem:
+    with pytest.raises(ValueError, match="account|amount") as error:
         opening(written, "CNY")
 
-    assert words in str(problem.value)
+    assert words in str(error.value)

@@ -76,7 +76,9 @@ def test_what_is_asked_for_is_what_the_bank_hears():
     assert bank.asked[1] == (ORDER, Way.HALF, Drill.NONE)
 
 
-@pytest.mark.parametrize("state", [*(each for each in State if each is not State.CREDITED), None])
+@pytest.mark.parametrize(
+    "state", [*(state for state in State if state is not State.CREDITED), None]
+)
 def test_a_state_has_its_status(state):
     answer = post(Bank(Booked(ORDER, state, "X", "why")), ASKED)
 
@@ -86,7 +88,7 @@ def test_a_state_has_its_status(state):
 
 
 @pytest.mark.parametrize(
-    ("problem", "status"),
+    ("error", "status"),
     [
         (Refused(Reason.SAME_ID, "t-1"), 409),
         (Refused(Reason.BAD_ORDER, "no such way"), 422),
@@ -103,10 +105,10 @@ def test_a_state_has_its_status(state):
         (DEAD, 503),
         (PoolTimeout("QueuePool limit"), 503),
     ],
-    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
+    ids=lambda answer: type(answer).__name__ if isinstance(answer, Exception) else str(answer),
 )
-def test_a_problem_has_its_status(problem, status):
-    answer = post(Bank(problem), ASKED)
+def test_a_problem_has_its_status(error, status):
+    answer = post(Bank(error), ASKED)
 
     assert answer.status_code == status
     assert ("retry-after" in answer.headers) is (status == 503)
@@ -244,7 +246,7 @@ def test_what_the_books_say_is_shown(tmp_path):
                     "accounts/A-1", "accounts/A-9", "accounts/%00", "accounts/a%00%ff",
                     "transfers/t-9", "transfers/%00", f"transfers/{'t' * 2_000}", "health",
                 ]  # fmt: skip
-                return [await client.get(f"/api/{each}") for each in paths]
+                return [await client.get(f"/api/{path}") for path in paths]
 
     account, *missing, health = asyncio.run(look())
 
@@ -252,7 +254,7 @@ def test_what_the_books_say_is_shown(tmp_path):
         "number": "A-1", "holder": "Zhang San", "is_open": True, "balance": 10_000_00,
         "currency": "CNY",
     }  # fmt: skip
-    assert {each.status_code for each in missing} == {404}
+    assert {answer.status_code for answer in missing} == {404}
     assert health.json() == {"state": "well"}
     books.close()
 

@@ -32,8 +32,8 @@ class Banks:
         self.engines = [async_engine(url) for url in self.urls]
 
     def close(self):
-        for each in self.engines:
-            self.runner.run(each.dispose())
+        for engine in self.engines:
+            self.runner.run(engine.dispose())
         self.runner.close()
 
     def auditor(self):
@@ -186,8 +186,8 @@ def test_a_fraud_is_named(banks, auditor, fraud):
 
     found = mistakes(auditor)
     assert found
-    for each in named:
-        assert each in found
+    for name in named:
+        assert name in found
 
 
 def test_a_forged_message_that_was_credited_is_named(banks, auditor):

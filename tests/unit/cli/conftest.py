@@ -51,7 +51,7 @@ def txmq(monkeypatch):
     """Run a command as ``txmq("topic", "list")``; the result has exit_code, stdout and stderr."""
 
     def run(*arguments, **more):
-        return CliRunner().invoke(app, [str(each) for each in arguments], **more)
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], **more)
 
     return run
 

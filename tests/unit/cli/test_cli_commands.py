@@ -111,7 +111,7 @@ def test_groups_of_the_system_are_listed_on_demand(asking, cluster):
     for name in ("g", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS"):
         cluster.brokers[0].groups[name] = GroupConfig(name)
 
-    assert [each["group"] for each in as_json(asking("group", "list", "--json"))] == ["g"]
+    assert [row["group"] for row in as_json(asking("group", "list", "--json"))] == ["g"]
     assert len(as_json(asking("group", "list", "--all", "--json"))) == 3
 
 
@@ -147,7 +147,7 @@ def test_a_group_is_moved_to_a_moment(asking, cluster, moment, offset):
 
     found = as_json(asking("group", "reset", "g", "T", "--to", moment, "--yes", "--json"))
 
-    assert [each["offset"] for each in found] == [0, offset]
+    assert [row["offset"] for row in found] == [0, offset]
     assert "broker-b" in told(asking("group", "reset", "g", "T", "--to", moment, "--yes"))
 
 
@@ -240,7 +240,7 @@ def test_a_pull_goes_on_until_it_has_enough(asking, cluster):
 
     found = as_json(asking("message", "pull", "T", *queue, "--count", 35, "--offset", 2, "--json"))
 
-    assert [each["body"] for each in found] == [str(n) for n in range(2, 37)]
+    assert [row["body"] for row in found] == [str(n) for n in range(2, 37)]
 
 
 def test_a_pull_can_choose_by_tag(asking, cluster):
@@ -250,7 +250,7 @@ def test_a_pull_can_choose_by_tag(asking, cluster):
 
     found = as_json(asking("message", "pull", "T", "--tags", "A", "--json"))
 
-    assert [each["offset"] for each in found] == [0, 2]
+    assert [row["offset"] for row in found] == [0, 2]
 
 
 class Request:
@@ -312,7 +312,7 @@ def test_no_messages_are_told_to_people_only(asking, cluster):
 def test_brokers_are_listed(asking, cluster):
     found = as_json(asking("cluster", "list", "--json"))
 
-    assert [(each["broker"], each["version"]) for each in found] == [
+    assert [(row["broker"], row["version"]) for row in found] == [
         ("broker-a", "broker-a"),
         ("broker-b", "broker-b"),
     ]
@@ -347,9 +347,9 @@ IN_DOUBT = "(it may have taken effect all the same)"
 
 
 def test_only_what_changes_something_and_got_no_answer_is_in_doubt():
-    def why(problem, **more):
+    def why(error, **more):
         async def failing(admin):
-            raise problem
+            raise error
 
         with pytest.raises(typer.Exit), contextlib.redirect_stderr(io.StringIO()) as err:
             ask("127.0.0.1:1", failing, **more)

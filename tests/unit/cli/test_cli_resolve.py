@@ -147,7 +147,7 @@ def test_a_broker_that_cannot_be_asked_is_not_taken_for_empty(
         found = await plain(self)
         if len(calls) > 6:
             return found
-        return [replace(each, addresses={1: "127.0.0.1:1"}) for each in found if is_slave_left]
+        return [replace(broker, addresses={1: "127.0.0.1:1"}) for broker in found if is_slave_left]
 
     monkeypatch.setattr(Admin, "cluster", without_master)
 

@@ -40,7 +40,14 @@ __all__ = [
 NOT_RUN: Final = 3
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
-_EXTRA: Final = {"pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "jinja2"}
+_EXTRA: Final = {
+    "pyspark",
+    "py4j",
+    "pyarrow",
+    "adbc_driver_postgresql",
+    "jinja2",
+    "prometheus_client",
+}
 
 
 class Group(TyperGroup):

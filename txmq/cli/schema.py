@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True, help="The tables that txmq needs in a database: make them, clean them."
 )
 
-_EXTRA: Final = {"sqlalchemy", "psycopg"}
+_EXTRA: Final = {"sqlalchemy", "psycopg", "prometheus_client"}
 
 Database = Annotated[
     str,

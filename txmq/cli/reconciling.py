@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from txmq.cli.asking import fail
+from txmq.cli.common import fail
 from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
 from txmq.runtime.clock import SystemClock

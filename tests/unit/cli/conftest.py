@@ -69,4 +69,4 @@ def asking(txmq, cluster):
 @pytest.fixture
 def terminal(monkeypatch):
     """Have commands take the input of a test for that of somebody at a terminal."""
-    monkeypatch.setattr("txmq.cli.asking.has_terminal", lambda: True)
+    monkeypatch.setattr("txmq.cli.common.has_terminal", lambda: True)

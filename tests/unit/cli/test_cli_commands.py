@@ -5,7 +5,7 @@ import json
 import pytest
 import typer
 
-from txmq.cli.asking import ask
+from txmq.cli.common import ask
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
 from txmq.protocol import command
 from txmq.protocol.bodies import ConnectedClient, ConsumerConnections, GroupConfig, Subscription
@@ -84,7 +84,7 @@ def test_a_topic_is_not_removed_by_accident(asking, cluster, terminal):
 
     assert refused.exit_code == 1
     assert topics(asking("topic", "list", "--json")) == ["T"]
-    assert told(asking("topic", "delete", "T", "--yes")) == "topic T is removed\n"
+    assert told(asking("topic", "delete", "T", "--yes")) == "topic T is deleted\n"
     assert told(asking("topic", "list")) == "no topics\n"
     assert as_json(asking("topic", "list", "--json")) == []
 
@@ -119,7 +119,7 @@ def test_the_progress_of_a_group_nobody_knows_is_an_error(asking, cluster):
     failed(
         asking("group", "progress", "nosuch"),
         1,
-        "txmq: group 'nosuch' does not exist; all groups are shown by: txmq group list\n",
+        "txmq: group 'nosuch' does not exist; list all groups with: txmq group list\n",
     )
     told(asking("group", "create", "g"))
 

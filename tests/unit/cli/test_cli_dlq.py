@@ -175,7 +175,7 @@ def test_what_may_not_be_read_is_named_with_what_to_do(asking, cluster):
     listed = asking("dlq", "list").stdout
     shown = asking("dlq", "show", "g")
 
-    assert "those of g at broker-a, broker-b may not be read yet" in listed
+    assert "those of g at broker-a, broker-b cannot be read yet" in listed
     assert shown.exit_code == 1
     assert f"txmq topic update '{DEAD}' --perm rw" in shown.stderr
 
@@ -229,7 +229,7 @@ def test_no_file_is_written_over_and_none_is_left_half_written(dlq, txmq_broker,
     file = tmp_path / "dead.jsonl"
     file.write_text("mine")
 
-    assert "is there already" in dlq("export", "g", "--to", str(file), code=2)
+    assert "exists already" in dlq("export", "g", "--to", str(file), code=2)
     assert file.read_text() == "mine"
     other = tmp_path / "other.jsonl"
     assert "group 'x' does not exist" in dlq("export", "x", "--to", str(other), code=1)

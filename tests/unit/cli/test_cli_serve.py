@@ -57,7 +57,7 @@ def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
         "  listen  127.0.0.1:10911, advertised as 10.0.0.9:10911",
         "  names   127.0.0.1:9876",
         f"  data    {tmp_path}",
-        "  flush   sync: a send is answered when it would survive a power cut",
+        "  flush   sync: a send is answered when its message survives a power cut",
     ]
 
 
@@ -103,7 +103,7 @@ def test_the_help_tells_the_true_defaults(txmq):
     ("arguments", "text"),
     [
         (("--set", "store.flsh=async"), "did you mean store.flush?"),
-        (("--set", "nonsense"), "sets nothing; write key=value"),
+        (("--set", "nonsense"), "is not a setting; write key=value"),
         (("--flush", "quick"), 'it takes "sync" or "async"'),
         (("--config", "nowhere.toml"), "cannot read settings from nowhere.toml"),
         (("-c", "nowhere.conf"), "cannot read settings from nowhere.conf"),

@@ -121,4 +121,4 @@ def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker, terminal):
     tx("commit", "A1", "--reason", "in the books", code=1)
 
     assert visible(txmq_broker.names) == []
-    assert "the producers of A1 are asked now" in tx("recheck", "A1")
+    assert "the broker asks the producers of A1 now" in tx("recheck", "A1")

@@ -142,7 +142,7 @@ def test_a_handler_that_is_called_for_every_delivery_is_caught():
 
     with pytest.raises(AssertionError, match="seed 3, 20 keys") as caught:
         report.see_once(effects)
-    assert "20 keys had not one effect, 0 of them none" in str(caught.value)
+    assert "20 keys did not have exactly one effect, 0 of them had none" in str(caught.value)
     assert "killed: after its handler, before the acknowledgement" in str(caught.value)
     assert len(report.ended(End.ACKNOWLEDGED)) == 100
 
@@ -167,7 +167,9 @@ def test_a_guard_that_marks_what_is_done_before_it_is_done_is_caught():
 
     report = Deliveries(orders(50), seed=1).run(effects.handler(DoneFirst()))
 
-    with pytest.raises(AssertionError, match=r"\d+ keys had not one effect, \d+ of them none"):
+    with pytest.raises(
+        AssertionError, match=r"\d+ keys did not have exactly one effect, \d+ of them had none"
+    ):
         report.see_once(effects)
     assert 0 in [effects[key] for key in report.keys]
 
@@ -178,7 +180,7 @@ def test_a_guard_without_leases_lets_nobody_through_after_a_death_and_that_is_to
 
     report = Deliveries(orders(20), seed=1, patience_s=0.02).run(handler)
 
-    with pytest.raises(AssertionError, match=r"\d+ of the deliveries never got through"):
+    with pytest.raises(AssertionError, match=r"\d+ deliveries never succeeded"):
         report.see_once(effects)
     assert {stuck.end for stuck in report.stuck} == {End.LATER}
     assert "KeyInProgress" in report.stuck[0].words
@@ -290,7 +292,7 @@ def test_what_never_has_its_turn_is_told(error):
 
     report = Deliveries(orders(2), times=1, crashes=0, patience_s=0.02).run(handle)
 
-    with pytest.raises(AssertionError, match="2 of the deliveries never got through"):
+    with pytest.raises(AssertionError, match="2 deliveries never succeeded"):
         report.see_once({"order-0": 1, "order-1": 1})
     assert {stuck.end for stuck in report.stuck} == {End.LATER}
 

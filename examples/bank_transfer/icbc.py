@@ -27,7 +27,7 @@ from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.ways.half_message import half_message
 from examples.bank_transfer.ways.outbox import outbox
-from examples.bank_transfer.ways.sent import Send
+from examples.bank_transfer.ways.send_result import Send
 from examples.bank_transfer.ways.xa import xa
 from txmq import (
     DEAD_LETTER,

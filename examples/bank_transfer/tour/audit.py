@@ -38,7 +38,16 @@ from examples.bank_transfer.databases import engine
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.ways import Way
 
-__all__ = ["Auditor", "Books", "Line", "Moved", "Sheet", "judged", "matched", "unkept"]
+__all__ = [
+    "Auditor",
+    "Books",
+    "Line",
+    "Sheet",
+    "TransferTotal",
+    "combine",
+    "find_broken_answers",
+    "find_mismatches",
+]
 
 INNER: Final = (CAPITAL, CLEARING, UNCLAIMED)
 SHOWN_MAX: Final = 10
@@ -47,7 +56,7 @@ LEFT: Final = (State.SENT, State.SETTLED)
 """A transfer in these states has left its payer."""
 
 
-class Moved(NamedTuple):
+class TransferTotal(NamedTuple):
     """Transfers of one state."""
 
     number: int
@@ -63,7 +72,7 @@ class Books:
     """What the customers' accounts say."""
     journal: Mapping[tuple[str, str], int]
     """What the journal says, by currency and account of the bank's own; "" is all customers."""
-    moved: Mapping[tuple[str, State, bool], Moved]
+    moved: Mapping[tuple[str, State, bool], TransferTotal]
     """The transfers, by currency, state, and whether XA made them."""
     mistakes: tuple[str, ...] = ()
     """What is wrong inside this bank."""
@@ -123,7 +132,7 @@ class Auditor:
             ccb = read(connection, "CCB")
         with snapshot(self._icbc) as connection:
             icbc = read(connection, "ICBC")
-        return judged(icbc, ccb, self._opening)
+        return combine(icbc, ccb, self._opening)
 
     def match(self, told: Mapping[str, str]) -> list[str]:
         """Every transfer at both banks, one by one; what is wrong, once nothing moves any more.
@@ -135,7 +144,7 @@ class Auditor:
             ccb = lines(connection)
         with snapshot(self._icbc) as connection:
             icbc = lines(connection)
-        return [*matched(icbc, ccb), *unkept(icbc, told)]
+        return [*find_mismatches(icbc, ccb), *find_broken_answers(icbc, told)]
 
     def close(self) -> None:
         """Let go of both databases."""
@@ -154,7 +163,7 @@ class Auditor:
         return dict(total)
 
 
-def judged(icbc: Books, ccb: Books, opening: Mapping[str, int]) -> Sheet:
+def combine(icbc: Books, ccb: Books, opening: Mapping[str, int]) -> Sheet:
     """What both books say together; CCB's were read before ICBC's."""
     mistakes = [*icbc.mistakes, *ccb.mistakes]
     in_flight: dict[str, int] = {}
@@ -193,7 +202,7 @@ ENDS: Final = {
 """Where a transfer that has ended at ICBC stands at CCB."""
 
 
-def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
+def find_mismatches(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
     """What is wrong between two banks where nothing moves any more, transfer by transfer."""
     for number, ours in icbc.items():
         theirs = ccb.get(number)
@@ -212,7 +221,7 @@ def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
         yield from _misbooked(number, theirs, "CCB")
 
 
-def unkept(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
+def find_broken_answers(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
     """Where customers were told what is not so; on a transfer that both lost both banks agree."""
     states = {state.value: state for state in State}
     for number, said in told.items():
@@ -269,7 +278,7 @@ def read(connection: Connection, name: str) -> Books:
         {currency: int(amount) for currency, amount in connection.execute(balances)},
         {(currency, of): int(amount) for currency, of, amount in connection.execute(journal)},
         {
-            (currency, State(state), bool(by_xa)): Moved(count, int(amount))
+            (currency, State(state), bool(by_xa)): TransferTotal(count, int(amount))
             for currency, state, by_xa, count, amount in connection.execute(moved)
         },
         tuple(_contradictions(connection, name)),

@@ -1,4 +1,4 @@
-"""What taking a way means, and what is known of a transfer once one was taken."""
+"""The common type of all ways, and the result of a transfer."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from examples.bank_transfer.books import State
 from examples.bank_transfer.orders import Drill, Order
 from txmq import TransactionOutcome, TransactionState
 
-__all__ = ["Send", "Sent", "sent_by"]
+__all__ = ["Send", "SendResult", "result_of"]
 
 
-class Sent(NamedTuple):
-    """What is known now."""
+class SendResult(NamedTuple):
+    """The result of a transfer as far as it is known."""
 
     state: State | None
-    """None where nobody knows yet; then a broker asks, until somebody does."""
+    """None if it is unknown; then a broker asks until it is known."""
     xid: str = ""
 
 
-Send: TypeAlias = Callable[[Order, Drill], Awaitable[Sent]]
-"""Makes a transfer. It raises :class:`Refused` or why else it is not made, and ``IntegrityError``
-where there is one with this id."""
+Send: TypeAlias = Callable[[Order, Drill], Awaitable[SendResult]]
+"""Makes a transfer. It raises :class:`Refused` or another error if it is not made, and
+``IntegrityError`` if a transfer with this id exists."""
 
 
-def sent_by(outcome: TransactionOutcome, state: State) -> Sent:
-    """What a transaction has come to, and the state of its transfer if it was committed.
+def result_of(outcome: TransactionOutcome, state: State) -> SendResult:
+    """The result of a transaction, with the state of its transfer if it was committed.
 
     Raises:
-        Exception: It was rolled back, and that is why.
+        Exception: The transaction was rolled back because of this error.
     """
     if outcome.state is TransactionState.ROLLED_BACK:
         assert outcome.problem is not None, "nothing is rolled back without a reason"
         raise outcome.problem
     is_known = outcome.state is TransactionState.COMMITTED
-    return Sent(state if is_known else None, outcome.xid)
+    return SendResult(state if is_known else None, outcome.xid)

@@ -1,1 +1,1 @@
-"""What the banks show by HTTP: an API for programs, and pages for customers and tellers."""
+"""The banks over HTTP: an API for programs, and pages for customers and tellers."""

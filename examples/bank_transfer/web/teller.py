@@ -13,11 +13,11 @@ from starlette.routing import Route
 
 from examples.bank_transfer.booking import open_or_close
 from examples.bank_transfer.books import CAPITAL, CLEARING, UNCLAIMED, State
-from examples.bank_transfer.faces.door import TooLarge, read_form
-from examples.bank_transfer.faces.looks import error_page, page
-from examples.bank_transfer.faces.sight import HEADLINES
 from examples.bank_transfer.orders import Refused, is_number
-from examples.bank_transfer.reading import CUSTOMERS, Part, Reading
+from examples.bank_transfer.queries import CUSTOMERS, Part, Queries
+from examples.bank_transfer.web.page_templates import error_page, page
+from examples.bank_transfer.web.security import TooLarge, read_form
+from examples.bank_transfer.web.transfer_view import HEADLINES
 
 __all__ = ["TellerPage"]
 
@@ -40,14 +40,14 @@ class TellerPage:
     Args:
         bank: Its name.
         writing: Its database.
-        reading: Its books.
+        queries: Its books.
         links: Where transfers are shown; their names are put behind it.
     """
 
-    def __init__(self, bank: str, writing: AsyncEngine, reading: Reading, links: str) -> None:
+    def __init__(self, bank: str, writing: AsyncEngine, queries: Queries, links: str) -> None:
         self._bank = bank
         self._writing = writing
-        self._reading = reading
+        self._queries = queries
         self._links = links
 
     def routes(self) -> list[Route]:
@@ -60,15 +60,15 @@ class TellerPage:
     async def teller(self, request: Request) -> Response:
         """The books, as they stand."""
         after = number_in(request.query_params.get("after", ""))
-        accounts = await self._reading.accounts(after, ACCOUNTS + 1)
-        movements = await self._reading.movements()
-        totals = await self._reading.totals()
+        accounts = await self._queries.accounts(after, ACCOUNTS + 1)
+        movements = await self._queries.movements()
+        totals = await self._queries.totals()
         shown = {
             "bank": self._bank, "links": self._links, "headlines": HEADLINES, "sides": SIDES,
             "refresh_s": 0 if "still" in request.query_params else REFRESH_S,
             "totals": sides(totals), "sums": sums(totals), "movements": movements,
             "in_flight": [movement for movement in movements if movement.name == State.SENT],
-            "latest": await self._reading.transfers(limit=LATEST),
+            "latest": await self._queries.transfers(limit=LATEST),
             "accounts": accounts[:ACCOUNTS], "after": after,
             "more": accounts[ACCOUNTS - 1].number if len(accounts) > ACCOUNTS else "",
         }  # fmt: skip

@@ -14,13 +14,13 @@ def test_an_account_is_opened_as_it_is_written():
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("icbc-a=5", "'icbc-a' is no account's number: it has up to 34"),
+        ("icbc-a=5", "'icbc-a' is not an account number: it has up to 34"),
         ("capital=5", "'capital' is no account's number"),
         ("=5", "'' is no account's number"),
         ("A" * 35 + "=5", "is no account's number"),
         ("ICBC-A", "'ICBC-A' has no amount; write NUMBER=AMOUNT"),
         ("ICBC-A=-5", "'-5' is no amount"),
-        ("ICBC-A=10,000,000,000,000.01", "no account holds more than 10,000,000,000,000.00 CNY"),
+        ("ICBC-A=10,000,000,000,000.01", "an account holds at most 10,000,000,000,000.00 CNY"),
     ],
 )
 def test_an_account_that_cannot_be_is_not_opened(written, words):

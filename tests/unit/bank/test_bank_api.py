@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 
 from examples.bank_transfer.books import State
 from examples.bank_transfer.databases import Opening
-from examples.bank_transfer.faces.api import BODY_BYTES_MAX, STATUS, api_of, paying_api_of
 from examples.bank_transfer.icbc import Booked
 from examples.bank_transfer.orders import AMOUNT_MAX, Drill, Order, Reason, Refused, see_order
-from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.queries import Queries
 from examples.bank_transfer.ways import Way
+from examples.bank_transfer.web.api import BODY_BYTES_MAX, STATUS, api_of, paying_api_of
 from tests.unit.bank.books_stage import Books, sqlite_in
 from txmq.errors import (
     BrokerBusy,
@@ -147,20 +147,20 @@ def test_a_body_that_is_no_order_reaches_no_book(body):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"amount": "NaN"}, "no such amount can be sent: 'NaN' is no amount"),
+        ({"amount": "NaN"}, "no such amount can be sent: 'NaN' is not an amount"),
         ({"amount": "1e5"}, "is no amount"),
         ({"amount": "-5"}, "is no amount"),
-        ({"amount": "0.00"}, "0 is not more than nothing"),
-        ({"amount": "0.001"}, "CNY has 2 digits behind the point, not 3"),
-        ({"amount": "1.5", "currency": "JPY"}, "JPY has 0 digits behind the point, not 1"),
-        ({"amount": "9" * 10_000}, "is more money than there is"),
+        ({"amount": "0.00"}, "0 is not more than 0"),
+        ({"amount": "0.001"}, "CNY has 2 digits after the point, not 3"),
+        ({"amount": "1.5", "currency": "JPY"}, "JPY has 0 digits after the point, not 1"),
+        ({"amount": "9" * 10_000}, "has more than 15 digits"),
         ({"amount": str(AMOUNT_MAX)}, "one transfer moves 5,000,000.00 CNY at most"),
-        ({"currency": "GBP"}, "'GBP' is no currency of these banks"),
+        ({"currency": "GBP"}, "'GBP' is not a currency of these banks"),
         ({"currency": ""}, "is no currency"),
-        ({"id": ""}, "is no id"),
-        ({"id": "a\x00"}, "is no id"),
-        ({"id": "a" * 65}, "is no id: it has up to 64 letters"),
-        ({"payer": "a-1"}, "'a-1' is no account's number: it has up to 34 capital letters"),
+        ({"id": ""}, "is not an id"),
+        ({"id": "a\x00"}, "is not an id"),
+        ({"id": "a" * 65}, "is not an id: it has up to 64 letters"),
+        ({"payer": "a-1"}, "'a-1' is not an account number: it has up to 34 capital letters"),
         ({"payee": "B 1"}, "is no account's number"),
         ({"payee": "clearing"}, "is no account's number"),
     ],
@@ -239,7 +239,7 @@ def test_what_the_books_say_is_shown(tmp_path):
 
     async def look():
         async with books.engine() as engine:
-            routes = api_of(Reading(engine))
+            routes = api_of(Queries(engine))
             transport = httpx.ASGITransport(Starlette(routes=routes))
             async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
                 paths = [

@@ -152,8 +152,8 @@ class ICBC:
         except TransactionConflict:
             raise
         except (TxmqError, SQLAlchemyError):
-            # Mostly there is one with this id. Whatever it was: who has asked before, and may have
-            # had no answer, must not hear that nothing is made if it is.
+            # Mostly a transfer with this id exists. In any case: a caller who repeats an order
+            # without an answer must not receive "not made" if the transfer is made.
             found = await self.find(order)
             if found is None:
                 raise
@@ -161,22 +161,22 @@ class ICBC:
         return Booked(order, sent.state, sent.xid)
 
     def see(self, order: Order, way: Way = Way.HALF, drill: Drill = Drill.NONE) -> None:
-        """See what can be seen without any book.
+        """Check an order without the books.
 
         Raises:
-            Refused: The order makes no sense, or there is no such way here.
+            Refused: The order makes no sense, or its way is not available here.
         """
         see_order(order)
         if drill and way is not Way.HALF:
-            raise Refused(Reason.BAD_ORDER, "drills are made with half messages")
+            raise Refused(Reason.BAD_ORDER, "drills need the way half")
         if way not in self._ways:
             raise Refused(
                 Reason.BAD_ORDER,
-                "there is no XA here: it needs the database of both banks, PostgreSQL",
+                "XA is not available here: it needs PostgreSQL databases at both banks",
             )
 
     async def _refuse(self, order: Order, way: Way, error: Refused) -> Booked:
-        """Note that a transfer was refused, unless it was made or refused before."""
+        """Record that a transfer was refused, unless it was made or refused before."""
         now_ms = self._clock.wall_ms()
         try:
             async with AsyncSession(self._engine) as session, session.begin():
@@ -189,10 +189,10 @@ class ICBC:
         return Booked(order, State.REFUSED, reason=str(error))
 
     async def find(self, order: Order) -> Booked | None:
-        """What became of a transfer; none where there is none.
+        """The result of a transfer; None if the books do not have it.
 
         Raises:
-            Refused: Its id is another transfer's.
+            Refused: Another transfer has its id.
         """
         async with AsyncSession(self._engine) as session:
             row = await session.get(Transfer, order.id)

@@ -75,9 +75,9 @@ def see_balance(order: Transfer, left: int | None) -> None:
         RollBack: It cannot.
     """
     if left is None:
-        raise RollBack(f"there is no account {order.payer}")
+        raise RollBack(f"account {order.payer} does not exist")
     if order.amount <= 0:
-        raise RollBack("nothing is to be taken")
+        raise RollBack("the amount is not more than 0")
     if left < 0:
         raise RollBack("too little money")
 
@@ -97,7 +97,7 @@ def answer_of(outcome: TransactionOutcome) -> Answer:
 def booked(order: Transfer, xid: str, payer: str, amount: int) -> Answer:
     """The answer to a transfer that is in the books already."""
     if (payer, amount) != (order.payer, order.amount):
-        return Answer(422, {"state": "refused", "reason": "this id is another transfer's"})
+        return Answer(422, {"state": "refused", "reason": "another transfer has this id"})
     return Answer(200, {"state": "booked", "xid": xid})
 
 

@@ -67,7 +67,7 @@ def create_app(database: str, names: str) -> FastAPI:
             try:
                 answer = answer_of(await transfer_out(order))
             except IntegrityError as error:
-                # Somebody asked twice at the same moment, and the other one was first.
+                # The same request came twice at the same moment, and the other was first.
                 answer = await find(engine, order) or later(error)
             except UNAVAILABLE as error:
                 answer = later(error)

@@ -59,7 +59,7 @@ def create_app(engine: Engine, names: str) -> Flask:
             try:
                 answer = answer_of(transfer_out(order))
             except IntegrityError as error:
-                # Somebody asked twice at the same moment, and the other one was first.
+                # The same request came twice at the same moment, and the other was first.
                 answer = find(engine, order) or later(error)
             except UNAVAILABLE as error:
                 answer = later(error)

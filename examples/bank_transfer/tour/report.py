@@ -1,4 +1,4 @@
-"""What the tour came to: the nine steps, the balance sheet, and whether money was conserved."""
+"""The results of the tour: the nine steps, the balance sheet, and whether money was conserved."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def story(name: str, steps: list[Step]) -> Table:
     """The steps of one transfer, in the words of the story and in those of txmq's log."""
     table = Table(title=f"{name}: customer A sends 10,000 to customer B", title_justify="left")
     for column in ("", "step", "txmq says", "ms"):
-        # An id that is too wide goes on in the next line: it is looked for by the whole of it.
+        # A long id continues on the next line, because users search for the whole of it.
         is_right = column == "ms"
         table.add_column(column, justify="right" if is_right else "left", overflow="fold")
     for step in steps:

@@ -1,4 +1,4 @@
-"""What happens, live on a terminal; as lines where there is none."""
+"""The events, live on a terminal; or as lines without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["View"]
 
 TURN_S: Final = 0.2
 LINES_S: Final = 5.0
-"""How often it is said how far it is, where nobody sees it live."""
+"""How often a line with the progress is printed, without a terminal."""
 EVENTS_SHOWN: Final = 8
 FRAME: Final = 2
 """Lines of a panel that are not its own."""
@@ -32,8 +32,8 @@ class View:
     """Shows a record until it is cancelled.
 
     Args:
-        record: What is shown.
-        console: Where.
+        record: The record to show.
+        console: Where to show it.
     """
 
     def __init__(self, record: Record, console: Console) -> None:
@@ -99,13 +99,13 @@ class View:
         return Group(*parts)
 
     def _room(self, above: list[RenderableType]) -> int:
-        """How many events there is room for: what stands behind the last line is not seen."""
+        """The number of events that fit on the screen."""
         taken = len(self._console.render_lines(Group(*above))) + FRAME
         return max(1, min(EVENTS_SHOWN, self._console.height - taken))
 
 
 def balances(sheet: Sheet) -> Table:
-    """Where the money is."""
+    """A table of where the money is."""
     table = Table(title="where the money is", title_justify="left")
     table.add_column("")
     places: dict[str, list[str]] = {}
@@ -118,7 +118,7 @@ def balances(sheet: Sheet) -> Table:
             ("with customers of ICBC", here),
             ("on its way", flying),
             ("with customers of CCB", there),
-            ("claimed by nobody", unclaimed),
+            ("unclaimed", unclaimed),
             ("together", here + flying + there + unclaimed),
             ("at the beginning", opening),
         ):
@@ -130,10 +130,10 @@ def balances(sheet: Sheet) -> Table:
 
 
 def transfers(record: Record) -> Table:
-    """Transfers by their state at each bank, and what was done to the programs."""
+    """A table of transfers by state at each bank, and of kills."""
     table = Table(title="transfers", title_justify="left")
     sheet = record.sheet
-    assert sheet is not None, "somebody has looked"
+    assert sheet is not None, "the auditor has read the books"
     for column in ("", *State, "killed"):
         table.add_column(str(column), justify="right" if column else "left")
     for name, books in (("ICBC", sheet.icbc), ("CCB", sheet.ccb)):

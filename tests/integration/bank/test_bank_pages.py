@@ -164,7 +164,7 @@ def test_a_form_that_is_sent_eight_times_at_once_is_one_transfer(stage, http):
     assert len(stage.icbc.rows(JOURNAL, id=form["id"])) == 2
     other = http.post(f"{stage.icbc.url}/transfers", data={**form, "amount": "4"})
     assert other.status_code == 409
-    assert "this form made another transfer already" in other.text.lower()
+    assert "this form has made another transfer already" in other.text.lower()
     assert form["id"] not in other.text, "sent again, it is a transfer of its own"
 
 
@@ -176,7 +176,7 @@ def test_a_form_with_a_mistake_comes_back_as_it_was_typed(customer, complaints):
     expect(page.locator("#payee")).to_have_value("<b>CCB</b>")
     fill(page, "ICBC-001", "CCB-001", "1", way="outbox", drill="TAGA")
     page.click("button[type=submit]")
-    expect(page.locator("#why")).to_contain_text("drills are made with half messages")
+    expect(page.locator("#why")).to_contain_text("drills need the way half")
     expect(page.locator("input[name=drill][value=TAGA]")).to_be_checked()
     assert ["422" in each for each in complaints] == [True, True]
     complaints.clear()
@@ -226,7 +226,7 @@ def test_without_javascript_the_page_says_what_is_known(stage, browser):
         fill(page, "ICBC-005", "CCB-005", "5", drill="TAGA")
         page.click("button[type=submit]")
 
-        expect(page.locator("#live")).to_contain_text("Reload it to see more")
+        expect(page.locator("#live")).to_contain_text("Reload it for news")
         until(lambda: page.reload() and state(page).inner_text() == "settled", "it is not settled")
         expect(taken(page)).to_have_count(9)
         expect(page.locator("#books tbody tr")).to_have_count(2)

@@ -15,11 +15,11 @@ def test_an_account_is_opened_as_it_is_written():
     ("written", "words"),
     [
         ("icbc-a=5", "'icbc-a' is not an account number: it has up to 34"),
-        ("capital=5", "'capital' is no account's number"),
-        ("=5", "'' is no account's number"),
-        ("A" * 35 + "=5", "is no account's number"),
+        ("capital=5", "'capital' is not an account number"),
+        ("=5", "'' is not an account number"),
+        ("A" * 35 + "=5", "is not an account number"),
         ("ICBC-A", "'ICBC-A' has no amount; write NUMBER=AMOUNT"),
-        ("ICBC-A=-5", "'-5' is no amount"),
+        ("ICBC-A=-5", "'-5' is not an amount"),
         ("ICBC-A=10,000,000,000,000.01", "an account holds at most 10,000,000,000,000.00 CNY"),
     ],
 )

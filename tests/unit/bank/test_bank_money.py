@@ -28,7 +28,7 @@ def test_less_than_nothing_is_shown_and_never_read(minor, currency):
     written, _, _ = str(Money(-minor, currency)).partition(" ")
 
     assert written == "-" + str(Money(minor, currency)).partition(" ")[0]
-    with pytest.raises(ValueError, match="is no amount"):
+    with pytest.raises(ValueError, match="is not an amount"):
         Money.read(written, currency)
 
 
@@ -72,7 +72,7 @@ def test_yuan_are_a_hundred_fen(text, minor):
 )
 @pytest.mark.parametrize("currency", CURRENCIES)
 def test_what_is_odd_is_no_amount(text, currency):
-    with pytest.raises(ValueError, match="is no amount"):
+    with pytest.raises(ValueError, match="is not an amount"):
         Money.read(text, currency)
 
 

@@ -22,8 +22,8 @@ NOBODY = "redis://127.0.0.1:1/0"
         ),
         (["icbc", "--database", "mysql://a/b"], "PostgreSQL or SQLite, not in mysql"),
         (["icbc", "--database", "sqlite:///nowhere/b.db", "--ccb", "sqlite://"], "by XA need"),
-        (["--postgres", "banks"], "is no URL of a database"),
-        (["--redis", "banks"], "is no URL of a Redis; write one like redis://"),
+        (["--postgres", "banks"], "is not one of a database"),
+        (["--redis", "banks"], "is not one of a Redis; write one like redis://"),
         (["--redis", NOBODY], "no Redis answers: "),
         (["--way", "xa"], "give --postgres URL"),
         (["--transfers", "0"], "transfers is at least 1"),
@@ -54,9 +54,9 @@ def open_accounts(monkeypatch, database, *named):
     [
         (["ICBC-A"], "write NUMBER=AMOUNT"),
         (["ICBC-A="], "is not an amount; write one like 10,000.00"),
-        (["icbc-a=1"], "is no account's number"),
-        (["capital=1"], "is no account's number"),
-        (["=1"], "is no account's number"),
+        (["icbc-a=1"], "is not an account number"),
+        (["capital=1"], "is not an account number"),
+        (["=1"], "is not an account number"),
         (["ICBC-A=1", "ICBC-A=2"], "named twice"),
     ],
 )

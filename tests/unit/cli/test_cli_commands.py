@@ -295,7 +295,7 @@ def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
 def test_a_message_is_sent_for_later_in_one_way(asking, cluster):
     cluster.add_topic("T")
     twice = asking("message", "send", "T", "x", "--delay-level", 1, "--after", "1s")
-    failed(twice, 2, "--delay-level and --after say the same thing")
+    failed(twice, 2, "--delay-level and --after exclude each other")
     assert not [code for _, code, _ in cluster.asked if code == 310]
 
 

@@ -67,7 +67,7 @@ def test_the_banner_says_what_asynchronous_flushing_risks():
     text = banner(settings)
 
     assert "names   a:1;b:2 (elsewhere)" in text
-    assert "a power cut may take what came last" in text
+    assert "a power cut may take the last messages" in text
     assert f"data    {Path('d').absolute()}" in text
 
 

@@ -132,7 +132,7 @@ def _shown(default: object) -> str:
             return f"`{msgspec.json.encode(default).decode()}`"
         case frozenset() | dict():
             return ", ".join(f'`"{value}"`' for value in sorted(default))
-    raise TypeError(f"nobody knows how to write {default!r}")
+    raise TypeError(f"no format is known for {default!r}")
 
 
 def _texts_under(shape: type[Struct]) -> dict[str, str]:

@@ -51,11 +51,11 @@ GROUP: Final = "icbc-advices"
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """What the bank knows of a transfer that somebody asks for."""
+    """The bank's knowledge of a transfer."""
 
     order: Order
     state: State | None
-    """None where nobody knows yet; ask again."""
+    """None if it is not known yet; ask again."""
     xid: str = ""
     reason: str = ""
 
@@ -67,8 +67,8 @@ class ICBC:
         engine: Its database.
         client: The cluster.
         steps: Looks on.
-        guard: Sees that an advice is booked once; a table of the database's where there is none.
-        ccb: The other bank's database, for XA; that way is closed where there is none.
+        guard: Makes each advice booked once; by default a table of the database.
+        ccb: The other bank's database, for XA; without it that way is not available.
         clock: Where the time comes from.
     """
 
@@ -100,7 +100,7 @@ class ICBC:
                 advice = read_advice(message.body)
                 state = await settle(session, advice, self._clock.wall_ms())
             except Refused as error:
-                # It makes no more sense when it comes again: somebody has to look at it.
+                # A retry would not help; an operator has to look at it.
                 return Later(DEAD_LETTER, reason=str(error))
             log.info("transfer %s is %s here: it was %s", advice.id, state, advice)
             return None
@@ -138,8 +138,8 @@ class ICBC:
         Raises:
             Refused: The order makes no sense, or there is no such way here, or its id is another
                 transfer's.
-            OutcomeUnknown: Nobody knows yet whether it is made.
-            TransactionConflict: Both banks do not agree; somebody must look at it.
+            OutcomeUnknown: The outcome is not known yet.
+            TransactionConflict: The banks do not agree; an operator must look at it.
             TxmqError: It is not made now, because no broker or no database can be reached; what
                 became of it when it was asked for before cannot be seen in the books, either.
             SQLAlchemyError: Likewise.

@@ -87,7 +87,7 @@ console = Console()
 
 
 class Tour:
-    """What was acknowledged, and what is missing."""
+    """The acknowledged messages, and the missing ones."""
 
     def __init__(self) -> None:
         self.acknowledged: set[str] = set()
@@ -115,7 +115,7 @@ class Tour:
         console.print(f"for one: {example}\n", style="dim", highlight=False)
 
     async def look_again(self, names: str) -> None:
-        """See what the topics hold, now that the broker has been away."""
+        """Check the topics after the restart of the broker."""
         console.print("the broker stopped; the same directory again:")
         table = Table("topic", "messages")
         stored: set[str] = set()
@@ -157,7 +157,7 @@ async def run(station: Station, names: str) -> list[str]:
 
 
 def ids_in(said: list[str]) -> set[str]:
-    """The ids of the messages that a producer was told are stored."""
+    """The ids of the messages that a broker has acknowledged."""
     return set(re.findall(r"\bid='(\w+)'", "\n".join(said)))
 
 
@@ -184,7 +184,7 @@ async def send_texts(names: str) -> set[str]:
 
 
 async def main() -> int:
-    """Take the tour; the exit code is 0 only if nothing is missing."""
+    """Run the tour; the exit code is 0 only if no message is missing."""
     tour = Tour()
     with tempfile.TemporaryDirectory(prefix="txmq-tour-") as data:
         settings = BrokerSettings(
@@ -192,7 +192,7 @@ async def main() -> int:
             listen="127.0.0.1:0",
             names_listen="127.0.0.1:0",
             filter=FilterSettings(sql=True),
-            # Soon enough that nobody who takes the tour waits for the question.
+            # So soon that the tour does not wait for the check.
             transaction=TransactionSettings(timeout=Duration(1.0)),
         )
         async with Broker(settings) as broker:
@@ -206,7 +206,7 @@ async def main() -> int:
         console.print(f"[bold red]{program}[/bold red]")
     if not tour.missing:
         kept = len(tour.acknowledged)
-        console.print(f"[bold green]{kept} acknowledged, and not one is gone[/bold green]")
+        console.print(f"[bold green]{kept} acknowledged, and none is missing[/bold green]")
     return 1 if tour.missing else 0
 
 

@@ -69,10 +69,10 @@ class Answer(NamedTuple):
 
 
 def see_balance(order: Transfer, left: int | None) -> None:
-    """See that an account can bear what was taken from it.
+    """Check the balance after the amount was taken.
 
     Raises:
-        RollBack: It cannot.
+        RollBack: The account does not allow it.
     """
     if left is None:
         raise RollBack(f"account {order.payer} does not exist")
@@ -90,7 +90,7 @@ def answer_of(outcome: TransactionOutcome) -> Answer:
         case TransactionState.ROLLED_BACK:
             return Answer(409, {"state": "refused", "reason": str(outcome.problem)})
         case TransactionState.UNKNOWN:
-            # Not an error: it may be booked. Whoever asks again with the same id finds out.
+            # Not an error: it may be booked. A repeated request with the same id finds out.
             return Answer(202, {"state": "not known yet", "xid": outcome.xid})
 
 
@@ -102,5 +102,5 @@ def booked(order: Transfer, xid: str, payer: str, amount: int) -> Answer:
 
 
 def later(error: Exception) -> Answer:
-    """The answer where nothing is booked, and asking again makes sense."""
+    """The answer if nothing is booked, and a repeated request makes sense."""
     return Answer(503, {"state": "not booked", "reason": str(error)})

@@ -28,7 +28,7 @@ from django.db import IntegrityError, connection, models  # noqa: E402
 
 
 class Account(models.Model):  # type: ignore[misc]
-    """Somebody's money."""
+    """An account and its balance."""
 
     name = models.CharField(max_length=32, primary_key=True)
     balance = models.BigIntegerField()

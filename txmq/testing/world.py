@@ -157,7 +157,7 @@ class World:
             raise LeakedTaskError("tasks left behind:\n  " + "\n  ".join(waits(leaked)))
 
     def _collect(self, main: asyncio.Task[Any]) -> None:
-        """Note down the failures of tasks at which nobody has looked."""
+        """Record the failures of tasks whose errors were never retrieved."""
         for task in self.loop.tasks():
             if task is not main and _unseen(task):
                 where = f"{task.get_name()}: nobody looked at its exception"

@@ -30,7 +30,7 @@ __all__ = ["World", "opened"]
 log = logging.getLogger(__name__)
 
 BROKER_SETTINGS: Final = (
-    # Soon enough that nobody who takes the tour waits for a question, or for a second try.
+    # So soon that the tour does not wait for checks or retries.
     "transaction.timeout=2s",
     "transaction.check_interval=2s",
     # Asked so often, who does not know yet would be given up after half a minute: an ICBC that was
@@ -107,7 +107,7 @@ async def see_redis(url: str) -> None:
 
     Raises:
         ConfigError: That is no URL.
-        NotStarted: Nobody answers.
+        NotStarted: The Redis does not answer.
     """
     async with redis_of(url) as redis:
         try:
@@ -176,7 +176,7 @@ def _world(settings: TourSettings, directory: Path, books: tuple[str, str]) -> W
         if settings.redis:
             given += ["--redis", settings.redis]
         if settings.directory is not None:
-            given.append("--verbose")  # Somebody may want to read of each step afterwards.
+            given.append("--verbose")  # The kept log then has each step.
         return Program(
             name.upper(), "examples.bank_transfer", [name, *given], directory / f"{name}.log"
         )

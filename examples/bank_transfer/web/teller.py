@@ -95,7 +95,7 @@ class TellerPage:
 
 
 def number_in(text: str) -> str:
-    """An account's number; nothing where it is none, which a database may not even take."""
+    """The text if it is an account number, otherwise ""; a database may refuse other texts."""
     return text if is_number(text) else ""
 
 

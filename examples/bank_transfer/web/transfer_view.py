@@ -94,7 +94,7 @@ class TransferView:
         if self.row is not None:
             row = self.row
             return Order(row.id, row.payer, row.payee, row.amount, row.currency)
-        assert self.begun is not None, "nobody knows it"
+        assert self.begun is not None, "the desk or the books have it"
         return self.begun.order
 
     @property
@@ -115,7 +115,7 @@ class TransferView:
 
     @property
     def reason(self) -> str:
-        """Why it became that, where somebody said so."""
+        """The reason for the state, if there is one."""
         if self.row is not None:
             return self.row.reason
         return "" if self.begun is None else self.begun.why

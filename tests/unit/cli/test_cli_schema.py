@@ -36,7 +36,7 @@ def test_create_completes_a_half_made_fence(txmq, database, tmp_path):
     connection.execute("DROP TABLE txmq_fence_mark")
     connection.close()
 
-    assert "is made" in txmq("schema", "create", "--database", database).stdout
+    assert "is created" in txmq("schema", "create", "--database", database).stdout
 
 
 def test_create_says_why_a_fence_cannot_be_used(txmq, database, tmp_path):

@@ -286,7 +286,7 @@ def test_all_are_resent_once_and_only_after_a_yes(dlq, txmq_broker, terminal):
     dlq("resend", "g", "A2", "--reason", "first")
 
     asked_first = dlq("resend", "g", "--all", "--reason", "r", code=1, input="n\n")
-    assert "give the 3 dead letters to g again?" in asked_first
+    assert "resend the 3 dead letters to g?" in asked_first
     assert len(retried(txmq_broker.names)) == 1
     found = json.loads(dlq("resend", "g", "--all", "--reason", "r", "--yes", "--json"))
     again = dlq("resend", "g", "--all", "--reason", "r", input="y\n")

@@ -51,7 +51,7 @@ def _section(section: Section) -> str:
     for name, kind, default in _fields(section.shape):
         if _group(kind) is None:
             cells = f"`{name}`", _shown(default), _kind_name(kind), _plain(texts.get(name, ""))
-            lines.append(f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |")
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -73,11 +73,11 @@ def _sections(section: Section, path: str) -> Iterator[Section]:
 
 def _fields(shape: type[Struct]) -> Iterator[tuple[str, Any, object]]:
     hints = get_type_hints(shape, include_extras=True)
-    for each in msgspec.structs.fields(shape):
-        default = each.default
-        if each.default_factory is not NODEFAULT:
-            default = each.default_factory()
-        yield each.encode_name, hints[each.name], default
+    for field in msgspec.structs.fields(shape):
+        default = field.default
+        if field.default_factory is not NODEFAULT:
+            default = field.default_factory()
+        yield field.encode_name, hints[field.name], default
 
 
 def _group(kind: Any) -> tuple[type[Struct], str] | None:
@@ -100,14 +100,14 @@ def _kind_name(kind: Any) -> str:
     if origin is Annotated:
         return _kind_name(inner[0]) + _bounds(*inner[1:])
     if origin is Literal:
-        return " or ".join(f'`"{each}"`' for each in inner)
+        return " or ".join(f'`"{choice}"`' for choice in inner)
     if origin in (tuple, frozenset):
         days = get_origin(inner[0]) is Literal
         return "list of days of the week" if days else f"list of {_kind_name(inner[0])}s"
     if origin is dict:
         return "table of texts" if inner[1] is str else f"table of {_kind_name(inner[1])}"
     if origin in (Union, UnionType):
-        return " or ".join(_kind_name(each) for each in inner if each is not NoneType)
+        return " or ".join(_kind_name(part) for part in inner if part is not NoneType)
     named = {str: "text", int: "whole number", bool: "true or false", date: "date"}
     return '`{ is = "…" }`' if kind is Constant else named[kind]
 
@@ -131,8 +131,8 @@ def _shown(default: object) -> str:
         case str() | int():
             return f"`{msgspec.json.encode(default).decode()}`"
         case frozenset() | dict():
-            return ", ".join(f'`"{each}"`' for each in sorted(default))
-    raise TypeError(f"nobody knows how to write {default!r}")
+            return ", ".join(f'`"{value}"`' for value in sorted(default))
+    raise TypeError(f"no format is known for {default!r}")
 
 
 def _texts_under(shape: type[Struct]) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """Settings: trees of frozen dataclasses, filled from a file, the environment and arguments.
 
-A setting's key is its path through the tree, ``store.flush``. Four sources give values, each over
-the one before: the dataclass's default, a file, variables (``TXMQ_STORE__FLUSH``), arguments
-(``store.flush=async``). Files and arguments may also use the names that settings have elsewhere. A
-key nobody declared and a value that cannot be are errors which say where they stand. Nothing here
-knows any setting by name, and nothing reads the environment unasked.
+A setting's key is its path through the tree, ``store.flush``. Four sources give values: the
+dataclass's default, a file, variables (``TXMQ_STORE__FLUSH``), arguments (``store.flush=async``). A
+later source overrides an earlier one. Files and arguments may also use a setting's name in another
+system. An unknown key or an invalid value is an error that names its place. This module knows no
+setting by name, and reads the environment only when the caller passes it.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ Size = NewType("Size", int)
 S = TypeVar("S", bound="DataclassInstance")
 
 PREFIX: Final = "TXMQ_"
-"""How the variables that hold settings begin."""
+"""The prefix of variables that hold settings."""
 
 FOR_TESTS: Final = "TXMQ_TEST_"
-"""How the variables begin that tell tests where servers are; they are no settings."""
+"""The prefix of variables that tell tests where servers are; they are not settings."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 _NEAR: Final = 0.6
@@ -91,7 +91,7 @@ _TRUTHS: Final = {
 
 
 class Setting(NamedTuple):
-    """One setting as the reference shows it."""
+    """One setting, as the reference page shows it."""
 
     key: str
     kind: str
@@ -99,14 +99,14 @@ class Setting(NamedTuple):
     text: str
 
 
-class _Given(NamedTuple):
-    """A value that a source gives, and how to name the place."""
+class _SourceValue(NamedTuple):
+    """A value from a source, and the text that names its place."""
 
     name: str
     value: object
     origin: str
     place: int
-    """Of several that name one setting, the one from the latest place counts."""
+    """If several sources set one setting, the one with the highest place wins."""
 
 
 def _as_it_is(value: object) -> object:
@@ -114,19 +114,19 @@ def _as_it_is(value: object) -> object:
 
 
 class Alias(NamedTuple):
-    """A setting's name elsewhere: the key it has here, and how a value there is meant."""
+    """A foreign name of a setting: its key here, and a function that reads the foreign value."""
 
     key: str
     reads: Callable[[object], object] = _as_it_is
     text: str = ""
-    """What a reader of the reference needs to know beside the key."""
+    """A remark for the reference page."""
 
 
 class Derived(NamedTuple):
-    """A name elsewhere whose value sets several settings here, or depends on other settings.
+    """A foreign name whose value sets several settings here, or depends on other settings.
 
-    ``reads`` receives the value, a look-up of the settings so far, and a function that notifies
-    the operator; it returns the settings by their keys.
+    ``reads`` receives the value, a function that looks up a setting's value so far, and a function
+    that notifies the operator. It returns the settings by their keys.
     """
 
     keys: tuple[str, ...]
@@ -135,14 +135,14 @@ class Derived(NamedTuple):
 
 
 class OneValue(NamedTuple):
-    """A name elsewhere that can have one value only: any other would promise what is not there."""
+    """A foreign name that accepts one value only; the broker cannot do what others promise."""
 
     value: str
     why: str
 
 
 class Unused(NamedTuple):
-    """A name elsewhere that has no meaning here, whatever its value."""
+    """A foreign name that has no effect here, whatever its value."""
 
     why: str
 
@@ -165,7 +165,7 @@ def parse_duration(text: str) -> Duration:
     """Seconds of ``20s``, ``500ms``, ``3h``, ``2d``, ``1h30m``; a plain number is seconds.
 
     Raises:
-        ValueError: It is no duration.
+        ValueError: The text is not a duration.
     """
     total, at = 0.0, 0
     text = text.strip()
@@ -186,7 +186,7 @@ def parse_size(text: str) -> Size:
     """Bytes of ``64KiB``, ``1GiB``, ``4MB``; a plain number is bytes.
 
     Raises:
-        ValueError: It is no size, or no whole number of bytes.
+        ValueError: The text is not a size, or not a whole number of bytes.
     """
     found = _AMOUNT.fullmatch(text.strip())
     unit = None if found is None else _ANY_CASE.get(found[2].lower() or "b")
@@ -196,7 +196,7 @@ def parse_size(text: str) -> Size:
 
 
 def show(kind: Any, value: object) -> str:
-    """A value the way one would write it in a file."""
+    """A value as a settings file has it."""
     if kind is Duration and isinstance(value, int | float):
         for unit, seconds in _SECONDS.items():
             if value and (value / seconds).is_integer():
@@ -208,7 +208,7 @@ def show(kind: Any, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(show(None, each) for each in value)}]"
+        return f"[{', '.join(show(None, item) for item in value)}]"
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
@@ -247,28 +247,28 @@ _NUMBERS: Final[dict[Any, Any]] = {int: int, float: int | float, Duration: int |
 
 
 def convert(kind: Any, value: object) -> object:
-    """The value of one setting, from a text or from what a file has.
+    """The value of one setting, from a text or from a value in a file.
 
     Raises:
-        ValueError: It cannot be; the text says what would be accepted.
+        ValueError: The value is invalid; the text of the error is what the setting accepts.
     """
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices:
-            raise ValueError(" or ".join(f'"{each}"' for each in choices))
+            raise ValueError(" or ".join(f'"{choice}"' for choice in choices))
         return value
     if get_origin(kind) is tuple:
         if isinstance(value, str):
-            value = [each.strip() for each in value.split(",") if each.strip()]
+            value = [item.strip() for item in value.split(",") if item.strip()]
         if not isinstance(value, list):
             raise ValueError("a list")
-        return tuple(convert(get_args(kind)[0], each) for each in value)
+        return tuple(convert(get_args(kind)[0], item) for item in value)
     assert kind in _FROM_TEXT, f"settings of type {kind} are not supported"
     return _FROM_TEXT[kind](_as_text(kind, value))
 
 
 def _as_text(kind: Any, value: object) -> str:
-    # A file has types of its own; what fits is written out and read like the other sources' text.
+    # A file has typed values; those that fit become text, which is read like the other sources'.
     if isinstance(value, str):
         return value
     if kind is bool and isinstance(value, bool):
@@ -277,7 +277,7 @@ def _as_text(kind: Any, value: object) -> str:
         return format(Decimal(str(value)), "f")  # Without an exponent.
     if kind is str:
         raise ValueError("a text in quotes")
-    return ""  # No value at all, which the reader refuses in its own words.
+    return ""  # The reader refuses an empty text with its own error.
 
 
 # Keys
@@ -321,7 +321,7 @@ def _unknown(
     lowered = {known.lower(): known for known in (*foreign, *kinds)}
     near = difflib.get_close_matches(key.lower(), lowered, 1, _NEAR)
     if not near:
-        # Perhaps only the group was left out.
+        # Perhaps the key lacks only its group.
         lowered = {known.rpartition(".")[2]: known for known in kinds}
         near = difflib.get_close_matches(key, lowered, 1, _NEAR)
     hint = f"; did you mean {lowered[near[0]]}?" if near else ""
@@ -346,22 +346,22 @@ def load(
     Args:
         shape: The dataclass at its root.
         file: A file in TOML or properties, see :mod:`txmq.config_file`.
-        environ: Variables; those that do not begin with ``TXMQ_`` count for nothing.
-        reserved: Variables that begin so and are no settings all the same.
+        environ: Variables; those that do not begin with ``TXMQ_`` are ignored.
+        reserved: Variables that begin with ``TXMQ_`` and are not settings.
         arguments: Texts of the form ``key=value``.
-        aliases: Names that settings have elsewhere, for a file and for arguments. In a file their
-            order here counts, where one builds on another.
-        notice: Receives what the operator should know: which names had no meaning, for one.
+        aliases: Foreign names of settings, for a file and for arguments. Names in a file are read
+            in this order, because some depend on others.
+        notice: Receives notices for the operator, such as names that have no effect.
 
     Raises:
-        ConfigError: A key is unknown, a value cannot be, or the file cannot be read.
+        ConfigError: A key is unknown, a value is invalid, or the file cannot be read.
     """
     kinds = kinds_of(shape)
     ranks = {name: rank for rank, name in enumerate(aliases)}
     given = _all_given(file, kinds, environ, reserved, arguments)
     unused = [source for source in given if isinstance(aliases.get(source.name), Unused)]
     given.sort(key=lambda source: (source.place, ranks.get(source.name, -1)))
-    found = _Found(shape, kinds, notice)
+    found = _Values(shape, kinds, notice)
     for source in given:
         known = aliases.get(source.name) or Alias(source.name)
         if isinstance(known, Alias) and known.key not in kinds:
@@ -387,29 +387,29 @@ def _all_given(
     environ: Mapping[str, str],
     reserved: Collection[str],
     arguments: Iterable[str],
-) -> list[_Given]:
-    given: list[_Given] = []
+) -> list[_SourceValue]:
+    given: list[_SourceValue] = []
     if file is not None:
         given += [
-            _Given(name, value, origin, _IN_FILE)
+            _SourceValue(name, value, origin, _IN_FILE)
             for name, (value, origin) in read_file(Path(file), kinds).items()
         ]
     for name, text in sorted(environ.items()):
         if name.startswith(PREFIX) and not name.startswith(FOR_TESTS) and name not in reserved:
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
-            given.append(_Given(key, text, f"in variable {name}", _IN_VARIABLE))
+            given.append(_SourceValue(key, text, f"in variable {name}", _IN_VARIABLE))
     for place, argument in enumerate(arguments, _IN_VARIABLE + 1):
         key, sign, text = argument.partition("=")
         if not sign:
             raise ConfigError(
-                f"{argument!r} sets nothing; write key=value, such as store.flush=async"
+                f"{argument!r} is not a setting; write key=value, such as store.flush=async"
             )
-        given.append(_Given(key.strip(), text, f"in argument {argument}", place))
+        given.append(_SourceValue(key.strip(), text, f"in argument {argument}", place))
     return given
 
 
-class _Found:
-    """The values so far, and which name of which source gave each."""
+class _Values:
+    """The values so far, each with its source."""
 
     def __init__(
         self, shape: type[Any], kinds: Mapping[str, Any], notice: Callable[[str], None]
@@ -418,13 +418,13 @@ class _Found:
         self._kinds = kinds
         self._notice = notice
         self.values: dict[str, object] = {}
-        self._sources: dict[str, tuple[_Given, ForeignName]] = {}
+        self._sources: dict[str, tuple[_SourceValue, ForeignName]] = {}
 
-    def take(self, source: _Given, known: ForeignName) -> None:
-        """Take what one name of one source says.
+    def take(self, source: _SourceValue, known: ForeignName) -> None:
+        """Take one name and value of a source.
 
         Raises:
-            ValueError: Its value cannot be.
+            ValueError: The value is invalid.
         """
         if isinstance(known, Unused):
             return
@@ -445,19 +445,21 @@ class _Found:
     def _so_far(self, key: str) -> Any:
         return self.values[key] if key in self.values else _default_at(self._shape, key)
 
-    def _check_twin(self, key: str, value: object, source: _Given, known: ForeignName) -> None:
+    def _check_twin(
+        self, key: str, value: object, source: _SourceValue, known: ForeignName
+    ) -> None:
         twin = self._sources.get(key)
         if twin is None or twin[0].place != source.place or source.place != _IN_FILE:
             return
         both_derived = isinstance(known, Derived) and isinstance(twin[1], Derived)
         if not both_derived and value != self.values[key]:
             raise ConfigError(
-                f"{key} is said twice: by {twin[0].name} ({twin[0].origin}) "
+                f"{key} is set twice: by {twin[0].name} ({twin[0].origin}) "
                 f"and by {source.name} ({source.origin}); leave one out"
             )
 
     def places(self, text: str) -> str:
-        """Where the settings were given that a complaint names, unless it says so itself."""
+        """The places of the settings that an error names, unless the error has them already."""
         places = [
             f"{source.name}={source.value} {source.origin}"
             for key, (source, _) in self._sources.items()
@@ -470,7 +472,7 @@ class _Found:
 _UNUSED_SHOWN: Final = 20
 
 
-def _unused_notice(unused: list[_Given], file: str | Path | None) -> str:
+def _unused_notice(unused: list[_SourceValue], file: str | Path | None) -> str:
     where = f"{file}: " if all(source.place == _IN_FILE for source in unused) else ""
     names = ", ".join(source.name for source in unused[:_UNUSED_SHOWN])
     if len(unused) > _UNUSED_SHOWN:
@@ -480,10 +482,10 @@ def _unused_notice(unused: list[_Given], file: str | Path | None) -> str:
 
 
 def rebuild(settings: S, values: Mapping[str, object]) -> S:
-    """Settings with other values for some keys, all of them converted already.
+    """Settings with other values for some keys; the values are converted already.
 
     Raises:
-        ConfigError: Together they cannot work.
+        ConfigError: The values cannot work together.
     """
     return _build(type(settings), "", values, settings)
 
@@ -494,13 +496,15 @@ def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | 
         key = prefix + name
         default = _default(field) if base is None else getattr(base, name)
         if _is_group(kind):
-            if default is dataclasses.MISSING or any(each.startswith(key + ".") for each in values):
+            if default is dataclasses.MISSING or any(
+                known.startswith(key + ".") for known in values
+            ):
                 inner = None if default is dataclasses.MISSING else default
                 chosen[name] = _build(kind, key + ".", values, inner)
         elif key in values:
             chosen[name] = values[key]
         elif default is dataclasses.MISSING:
-            raise ConfigError(f"{key} has no default and must be set, for one by {variable(key)}")
+            raise ConfigError(f"{key} has no default; set it, for example by {variable(key)}")
     return shape(**chosen) if base is None else dataclasses.replace(base, **chosen)
 
 
@@ -522,9 +526,9 @@ def _default_at(shape: type[Any], key: str) -> Any:
 
 
 def describe(shape: type[Any]) -> list[Setting]:
-    """Every setting of a tree, those of a group after those above it.
+    """Every setting of a tree; a group follows the settings beside it.
 
-    The text of a setting is the string that stands under it in the source.
+    The text of a setting is the string below it in the source.
     """
     return list(_described(shape, "", None))
 
@@ -540,13 +544,13 @@ def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]
         else:
             shown = "" if given is None else show(kind, given)
             yield Setting(prefix + name, _kind_name(kind), shown, texts.get(name, ""))
-    for each in groups:
-        yield from _described(*each)
+    for group in groups:
+        yield from _described(*group)
 
 
 def _kind_name(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return " or ".join(f'"{each}"' for each in get_args(kind))
+        return " or ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return f"list of {_kind_name(get_args(kind)[0])}"
     named = {bool: "true or false", int: "whole number", float: "number", str: "text"}

@@ -1,4 +1,4 @@
-"""Files of settings: TOML, and the properties that RocketMQ's ``broker.conf`` is written in."""
+"""Files of settings: TOML, and properties as in RocketMQ's ``broker.conf``."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _QUOTED: Final = re.compile(r"(\"|').*\1")
 
 
 class FileValue(NamedTuple):
-    """A value in a file, and its place as errors name it."""
+    """A value in a file, and the text that names its place in errors."""
 
     value: object
     origin: str
 
 
 def read_file(path: Path, keys: Collection[str]) -> dict[str, FileValue]:
-    """Read a file of settings; its name says what it is written in, or else its content does.
+    """Read a file of settings; its name tells its format, or else its content.
 
     Args:
         path: The file.
         keys: The keys of all settings: a TOML table is a group, unless a setting has its key.
 
     Raises:
-        ConfigError: The file cannot be read, or is not in the format that its name promises.
+        ConfigError: The file cannot be read, or is not in the format of its name.
     """
     try:
         data = path.read_bytes()
@@ -90,7 +90,7 @@ def _toml(path: Path, text: str, keys: Collection[str]) -> dict[str, FileValue]:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML file: {error}; {_HOW_TO_NAME}") from error
+        raise ConfigError(f"{path} is not a TOML file: {error}; {_HOW_TO_NAME}") from error
     found: dict[str, FileValue] = {}
     waiting = [("", tree)]
     for prefix, table in waiting:

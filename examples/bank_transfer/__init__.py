@@ -2,18 +2,19 @@
 
 ======================  ===========================================================
 ``money``               amounts: whole minor units of a currency
-``orders``              what a customer asks for, and what is refused
+``orders``              orders of customers, and the reasons to refuse them
 ``books``               a bank's tables: accounts, journal, transfers
-``booking``             what a transfer does to the books
-``databases``           engines, and tables made
-``icbc``                the bank that pays
-``ccb``                 the bank that is paid
+``booking``             the changes that a transfer makes in the books
+``queries``             the books read for the API and the pages
+``databases``           engines and tables
+``icbc``                the bank of the payer
+``ccb``                 the bank of the payee
 ``accounts``            accounts opened from the command line
 ``ways``                the same transfer by a half message, an outbox, and XA
 ``steps``               the nine steps of each transfer, as they happen
 ``listener``            the same in the form of RocketMQ's tutorials
-``faces``               what banks show by HTTP: an API and pages
+``web``                 the banks over HTTP: an API and pages
 ``service``             one bank as a program
-``tour``                all of it at once, with accidents, and the books audited
+``tour``                all of it at once, with accidents and an audit of the books
 ======================  ===========================================================
 """

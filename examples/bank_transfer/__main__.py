@@ -37,7 +37,7 @@ INTERRUPTED: Final = 130
 
 
 def arguments() -> ArgumentParser:
-    """What may be written on the command line."""
+    """The options of the command line."""
     parser = ArgumentParser(
         prog="python -m examples.bank_transfer",
         description="Two banks and their broker, many transfers, and programs that are killed "
@@ -45,15 +45,15 @@ def arguments() -> ArgumentParser:
     )
     programs = parser.add_subparsers(dest="program", metavar="PROGRAM")
     programs.add_parser("banks", help="run the broker and both banks until Ctrl-C, for their pages")
-    for name, what in (("icbc", "the bank that pays"), ("ccb", "the bank that is paid")):
+    for name, what in (("icbc", "the bank of the payer"), ("ccb", "the bank of the payee")):
         bank = programs.add_parser(name, help=f"run {what}")
         bank.add_argument("--database", required=True, help="a URL of PostgreSQL or SQLite")
         add = bank.add_argument
         add("--names", default="127.0.0.1:9876", help="the name servers (%(default)s)")
-        add("--listen", default="127.0.0.1:0", help="where to serve HTTP (a port that is free)")
-        add("--redis", default="", help="the URL of a Redis before the table of what is done")
-        add("--verbose", action="store_true", help="log what is booked, and the nine steps")
-        add("--no-steps", action="store_true", help="keep no steps, neither for pages nor the log")
+        add("--listen", default="127.0.0.1:0", help="where to serve HTTP (a free port)")
+        add("--redis", default="", help="the URL of a Redis in front of the table of finished work")
+        add("--verbose", action="store_true", help="log bookings and the nine steps")
+        add("--no-steps", action="store_true", help="record no steps, for pages or the log")
         if name == "icbc":
             add("--ccb", default="", help="CCB's database, for transfers by XA")
     add_tour(parser)
@@ -61,23 +61,22 @@ def arguments() -> ArgumentParser:
 
 
 def add_tour(parser: ArgumentParser) -> None:
-    """What may be said of the tour."""
+    """The options of the tour."""
     default = TourSettings()
     add = parser.add_argument
     add("--transfers", type=int, default=default.transfers, help="how many (%(default)s)")
     add("--accounts", type=int, default=default.accounts, help="at both banks (%(default)s)")
-    add("--rate", type=float, default=default.rate, help="transfers a second at most (no limit)")
+    add("--rate", type=float, default=default.rate, help="most transfers a second (no limit)")
     add("--concurrent", type=int, default=default.concurrent, help="at once (%(default)s)")
-    add("--seed", type=int, default=default.seed, help="another one, another story (%(default)s)")
+    add("--seed", type=int, default=default.seed, help="decides all that is random (%(default)s)")
     add(
         "--chaos", type=int, nargs="?", const=5, default=default.kills, metavar="KILLS",
-        help="how often each program is killed (%(default)s; 5 where no number is given)",
+        help="how often each program is killed (%(default)s; 5 without a number)",
     )  # fmt: skip
     add("--copies", type=int, default=default.copies, help="messages that come twice (%(default)s)")
     add(
-        "--way", action="append", choices=[str(each) for each in Way],
-        help="how transfers are made; several times for several, all that can be where it is not "
-        "given",
+        "--way", action="append", choices=[str(way) for way in Way],
+        help="how transfers are made; may be repeated (all ways that the databases allow)",
     )  # fmt: skip
     add(
         "--postgres", nargs="?", const=POSTGRES, default="", metavar="URL",
@@ -85,20 +84,20 @@ def add_tour(parser: ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--redis", nargs="?", const=REDIS, default="", metavar="URL",
-        help=f"have this Redis stand before the tables of what is done ({REDIS})",
+        help=f"put this Redis in front of the tables of finished work ({REDIS})",
     )  # fmt: skip
     add("--directory", type=Path, help="keep books, logs and messages in this new directory")
     add(
         "--no-reconcile", action="store_true",
-        help="do not reconcile the ledgers in the end, which takes a Java and half a minute",
+        help="do not reconcile the ledgers at the end, which needs Java and half a minute",
     )  # fmt: skip
 
 
 def tour_of(given: Namespace) -> TourSettings:
-    """The tour as it is given.
+    """The settings of the tour.
 
     Raises:
-        ConfigError: A value cannot work.
+        ConfigError: A value is invalid.
     """
     return TourSettings(
         transfers=given.transfers, accounts=given.accounts, rate=given.rate,
@@ -109,7 +108,7 @@ def tour_of(given: Namespace) -> TourSettings:
 
 
 def bank_of(given: Namespace) -> BankSettings:
-    """A bank as it is given."""
+    """The settings of a bank."""
     return BankSettings(
         name=given.program, database=given.database, names=given.names, listen=given.listen,
         redis=given.redis, other_database=getattr(given, "ccb", ""),
@@ -118,7 +117,7 @@ def bank_of(given: Namespace) -> BankSettings:
 
 
 def log_to_stderr(*, is_verbose: bool) -> None:
-    """Log what went wrong, or also what happens: the nine steps of each transfer among it."""
+    """Log warnings and errors; if verbose, also events and the nine steps of each transfer."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.DEBUG if is_verbose else logging.WARNING)
     level = logging.INFO if is_verbose else logging.WARNING
@@ -126,28 +125,32 @@ def log_to_stderr(*, is_verbose: bool) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
-async def until_told(work: Coroutine[Any, Any, T]) -> T:
-    """Do it; SIGTERM ends it as Ctrl-C does, and everything that was started with it."""
+async def until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """Run some work; SIGTERM cancels it, as Ctrl-C does."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 
 
 def main(asked: Sequence[str] | None = None) -> int:
-    """Run what is asked for, on the command line where it is not told here; the exit code."""
+    """Run the chosen program; returns the exit code.
+
+    Args:
+        asked: The arguments; by default those of the command line.
+    """
     restore_interrupt()
     given = arguments().parse_args(asked)
     log_to_stderr(is_verbose=getattr(given, "verbose", False))
     try:
         if given.program is None:
-            return asyncio.run(until_told(take(tour_of(given), Console())))
+            return asyncio.run(until_stopped(take(tour_of(given), Console())))
         if given.program == "banks":
-            asyncio.run(until_told(stay(tour_of(given), Console())))
+            asyncio.run(until_stopped(stay(tour_of(given), Console())))
         else:
             uvloop.run(run(bank_of(given)))
-    except (TxmqError, OSError, SQLAlchemyError, HTTPError) as problem:
-        why = printable(words(problem))
-        print(f"{given.program or 'the tour'} cannot be run: {why}", file=sys.stderr)
+    except (TxmqError, OSError, SQLAlchemyError, HTTPError) as error:
+        why = printable(words(error))
+        print(f"{given.program or 'the tour'} cannot run: {why}", file=sys.stderr)
         return CANNOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED

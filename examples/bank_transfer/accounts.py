@@ -1,6 +1,6 @@
 """Opens accounts: ``python -m examples.bank_transfer.accounts --database URL ICBC-A=30,000.00``.
 
-Those that are there already stay as they are.
+Existing accounts stay as they are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["arguments", "main"]
 
 
 def arguments() -> ArgumentParser:
-    """What may be written on the command line."""
+    """The options of the command line."""
     parser = ArgumentParser(
         prog="python -m examples.bank_transfer.accounts", description="Open accounts at a bank."
     )
     parser.add_argument("--database", required=True, help="a URL of PostgreSQL or SQLite")
-    parser.add_argument("--currency", default="CNY", choices=DIGITS, help="of all of them (CNY)")
+    parser.add_argument("--currency", default="CNY", choices=DIGITS, help="their currency (CNY)")
     parser.add_argument(
         "accounts", nargs="+", metavar="NUMBER=AMOUNT", help="such as ICBC-A=30,000.00"
     )
@@ -37,31 +37,31 @@ def arguments() -> ArgumentParser:
 
 
 def opening(text: str, currency: str) -> Opening:
-    """An account as it is written on the command line.
+    """An account from its text on the command line.
 
     Raises:
-        ValueError: It is written otherwise, or no account can be like this.
+        ValueError: The text has another form, or the account is invalid.
     """
     number, equals, amount = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r} has no amount; write NUMBER=AMOUNT, like ICBC-A=30,000.00")
     if not is_number(number):
-        raise ValueError(f"{number!r} is no account's number: {NUMBERS}")
+        raise ValueError(f"{number!r} is not an account number: {NUMBERS}")
     money = Money.read(amount, currency)
     if money.minor > BALANCE_MAX:
-        raise ValueError(f"no account holds more than {Money(BALANCE_MAX, currency)}")
+        raise ValueError(f"an account holds at most {Money(BALANCE_MAX, currency)}")
     return Opening(number, f"customer {number}", money.minor, currency)
 
 
 def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
-    """Open what is not there, and say what that was.
+    """Open the missing accounts, and return them.
 
     Raises:
         TxmqError: The database cannot be used.
         SQLAlchemyError: Likewise.
-        ValueError: One is named twice.
+        ValueError: An account is named twice.
     """
-    if len({each.number for each in wanted}) < len(wanted):
+    if len({account.number for account in wanted}) < len(wanted):
         raise ValueError("an account is named twice")
     create_books(database)
     made = engine(database)
@@ -70,24 +70,24 @@ def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
             there = set(session.scalars(select(Account.number)))
     finally:
         made.dispose()
-    missing = [each for each in wanted if each.number not in there]
+    missing = [account for account in wanted if account.number not in there]
     open_accounts(database, missing, SystemClock().wall_ms())
     return missing
 
 
 def main() -> None:
-    """Open what the command line names; end with 1 and a sentence where that fails."""
+    """Open the accounts of the command line; if that fails, exit with 1 and a sentence."""
     given = arguments().parse_args()
     try:
-        wanted = [opening(each, given.currency) for each in given.accounts]
+        wanted = [opening(account, given.currency) for account in given.accounts]
         opened = open_missing(given.database, wanted)
-    except (TxmqError, SQLAlchemyError, ValueError) as problem:
-        sys.exit(f"no account is opened: {words(problem)}")
-    for each in wanted:
-        if each in opened:
-            print(f"opened {each.number} with {Money(each.balance, each.currency)}")
+    except (TxmqError, SQLAlchemyError, ValueError) as error:
+        sys.exit(f"no account was opened: {words(error)}")
+    for account in wanted:
+        if account in opened:
+            print(f"opened {account.number} with {Money(account.balance, account.currency)}")
         else:
-            print(f"{each.number} is there already, and stays as it is")
+            print(f"{account.number} exists already, and stays as it is")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a transfer does to the books, each in one database transaction of the caller's."""
+"""The bookings of a transfer, each in a database transaction of the caller."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ __all__ = ["credit", "debit", "open_or_close", "pay_in", "refuse", "settle"]
 
 DAY_MS: Final = 86_400_000
 REASON_CHARS: Final = 200
-"""As many fit into the books."""
+"""The longest reason that fits into the books."""
 
 
 async def debit(
     session: AsyncSession, order: Order, now_ms: int, *, way: str, xid: str, state: State
 ) -> None:
-    """Take the money of a transfer from its payer; it is on its way then.
+    """Take the money of a transfer from its payer; then it is in flight.
 
     Raises:
-        Refused: The books stand against it; the caller rolls back.
-        IntegrityError: There is a transfer with this id.
+        Refused: The books do not allow it; the caller rolls back.
+        IntegrityError: A transfer with this id exists.
     """
-    # Its row first: who asks with the same id is refused by its key before an account is locked,
-    # and whoever ends a transfer locks in the same order. SQLite, which locks no rows, has its one
-    # writer from here on: what is read below stays so.
+    # The row comes first: a second order with the same id fails on its key before an account is
+    # locked, and the end of a transfer locks in the same order. SQLite locks no rows, but has one
+    # writer from here on, so the values read below do not change.
     await _open(session, order, now_ms, state, way=way, xid=xid)
     account = await _account(session, order.payer, order)
     today = now_ms // DAY_MS
     if account.sent_on == today + 1:
-        today += 1  # Another program's clock is past midnight already; the day begins once.
+        today += 1  # The clock of another program is past midnight already; a day begins once.
     sent = order.amount + (account.sent_today if account.sent_on == today else 0)
     if sent > DAY_MAX:
         most = Money(DAY_MAX, order.currency)
@@ -69,7 +69,7 @@ async def credit(
     """Give the money of a transfer to its payee.
 
     Raises:
-        Refused: The books stand against it.
+        Refused: The books do not allow it.
     """
     account = await _account(session, order.payee, order)
     if account.balance + order.amount > BALANCE_MAX:
@@ -80,23 +80,23 @@ async def credit(
 
 
 async def pay_in(session: AsyncSession, order: Order, now_ms: int) -> Advice:
-    """Give the money of a transfer to its payee, or note why it goes back; and what the other bank
-    is to be told.
+    """Give the money of a transfer to its payee, or record why it goes back; returns the advice for
+    the other bank.
     """
     try:
         await credit(session, order, now_ms)
-    except Refused as problem:
-        reason = str(problem)[:REASON_CHARS]
+    except Refused as error:
+        reason = str(error)[:REASON_CHARS]
         await _open(session, order, now_ms, State.RETURNED, reason=reason)
         return Advice(order.id, Outcome.RETURNED, reason)
     return Advice(order.id, Outcome.CREDITED)
 
 
 async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
-    """Note what the other bank did with a transfer, and give back what it could not use.
+    """Record the other bank's advice on a transfer, and give back money that it could not credit.
 
     Raises:
-        Refused: No such transfer was ever sent, or it has ended otherwise.
+        Refused: The transfer was never sent, or has ended otherwise.
     """
     row = await session.get(Transfer, advice.id, with_for_update=True)
     if row is None:
@@ -119,15 +119,15 @@ async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
 
 
 async def refuse(session: AsyncSession, order: Order, way: str, reason: str, now_ms: int) -> None:
-    """Note that a transfer was not made."""
+    """Record that a transfer was refused."""
     await _open(session, order, now_ms, State.REFUSED, way=way, reason=reason[:REASON_CHARS])
 
 
 async def open_or_close(session: AsyncSession, number: str, *, is_open: bool) -> None:
-    """Open an account again, or close it: then nothing is paid from it or into it.
+    """Open an account again, or close it: a closed account neither pays nor receives money.
 
     Raises:
-        Refused: There is no such account.
+        Refused: The account does not exist.
     """
     account = await session.get(Account, number, with_for_update=True)
     if account is None:
@@ -166,12 +166,12 @@ async def _open(
 async def _book(
     session: AsyncSession, order: Order, kind: Kind, account: str, amount: int, now_ms: int
 ) -> None:
-    """Write both sides: what the account has more, clearing has less."""
+    """Write both sides: the amount for the account, and its opposite for clearing."""
     both = ((account, amount), (CLEARING, -amount))
     await session.execute(insert(Entry), [
         {
-            "transfer": order.id, "kind": kind, "account": name, "amount": each,
+            "transfer": order.id, "kind": kind, "account": name, "amount": amount,
             "currency": order.currency, "booked_ms": now_ms,
         }
-        for name, each in both
+        for name, amount in both
     ])  # fmt: skip

@@ -1,8 +1,9 @@
 """A bank's books: accounts, a journal with two sides, and transfers with their state.
 
-What is in the journal is never changed and never removed, and the entries of one booking add up to
-nothing. A customer's balance stands on the account as well, where it can be locked. The bank's own
-accounts have no such row, which every transfer would wait for; their balance is their journal.
+Entries of the journal are never changed or removed, and the entries of one booking add up to zero.
+A customer's balance is in the account's row as well, where it can be locked. The bank's own
+accounts have no such row, because every transfer would wait for it; their balance is the sum of the
+journal.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ __all__ = [
 CAPITAL: Final = "capital"
 """Where the money of new accounts comes from."""
 CLEARING: Final = "clearing"
-"""What is on its way to the other bank, or has come from it."""
+"""Money that goes to the other bank, or came from it."""
 UNCLAIMED: Final = "unclaimed"
-"""What came back, and whose account takes it no more: it is closed, or full."""
+"""Money that came back, but its account is closed or full."""
 
 BALANCE_MAX: Final = 10**15
-"""No account holds more, so that also the sum over thousands of them fits into a BIGINT."""
+"""The most an account holds, so that the sum over thousands of accounts fits into a BIGINT."""
 
 
 class State(StrEnum):
-    """Where a transfer stands in one bank's books."""
+    """The state of a transfer in one bank's books."""
 
     REFUSED = "refused"
     SENT = "sent"
@@ -49,7 +50,7 @@ class State(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more becomes of it in this bank."""
+        """Whether the transfer has ended in this bank."""
         return not MOVES[self]
 
 
@@ -60,12 +61,12 @@ MOVES: Final[dict[State, frozenset[State]]] = {
     State.RETURNED: frozenset(),
     State.CREDITED: frozenset(),
 }
-"""What may become of a transfer. The bank that pays begins with REFUSED or SENT, or with SETTLED
-where both sides are one transaction; the bank that is paid with CREDITED or RETURNED."""
+"""The allowed moves. The payer's bank begins with REFUSED or SENT, or with SETTLED if both sides
+are one transaction; the payee's bank begins with CREDITED or RETURNED."""
 
 
 class Kind(StrEnum):
-    """Why something was booked."""
+    """The kind of a booking."""
 
     OPENING = "opening"
     DEBIT = "debit"
@@ -90,13 +91,13 @@ class Account(Base):
     sent_on: Mapped[int] = mapped_column(default=0)
     """The day of the last transfer, counted from 1970."""
     sent_today: Mapped[int] = mapped_column(BigInteger, default=0)
-    """What was sent on that day."""
+    """The amount sent on that day."""
 
     __table_args__ = (CheckConstraint("balance >= 0", name="accounts_balance"),)
 
 
 class Transfer(Base):
-    """What became of an order in this bank."""
+    """An order, and its state in this bank."""
 
     __tablename__ = "transfers"
 
@@ -108,9 +109,9 @@ class Transfer(Base):
     state: Mapped[State] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(String(200), default="")
     way: Mapped[str] = mapped_column(String(16), default="")
-    """How the other bank heard of it."""
+    """How the other bank was notified."""
     xid: Mapped[str] = mapped_column(String(64), default="")
-    """The transaction that it was made in, where it has one."""
+    """The id of its transaction, if it has one."""
     made_ms: Mapped[int] = mapped_column(BigInteger)
     ended_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
 
@@ -118,7 +119,7 @@ class Transfer(Base):
 
 
 class Entry(Base):
-    """One side of a booking: what an account has more, or less."""
+    """One side of a booking: a credit or debit of one account."""
 
     __tablename__ = "journal"
 
@@ -126,7 +127,7 @@ class Entry(Base):
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
     )
     transfer: Mapped[str | None] = mapped_column(ForeignKey(Transfer.id))
-    """None for what an account was opened with."""
+    """None for the first balance of an account."""
     kind: Mapped[Kind] = mapped_column(String(8))
     account: Mapped[str] = mapped_column(String(34))
     amount: Mapped[int] = mapped_column(BigInteger)

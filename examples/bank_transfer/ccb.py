@@ -1,4 +1,4 @@
-"""CCB, the bank that is paid: credits once what ICBC tells it, and says what became of it."""
+"""CCB, the bank of the payee: credits each order of ICBC once, and advises ICBC of the outcome."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ async def open_ccb(
     guard: SessionGuard[str, AsyncSession] | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[None]:
-    """CCB, as long as it is open.
+    """CCB, while it is open.
 
     Args:
         engine: Its database.
         client: The cluster.
-        guard: Sees that a transfer is credited once; a table of the database's where there is none.
+        guard: Makes each transfer credited once; by default a table of the database.
         clock: Where the time comes from.
     """
     clock = clock or SystemClock()
@@ -68,11 +68,11 @@ async def open_ccb(
     async def transfer_in(session: AsyncSession, message: ReceivedMessage) -> Later | None:
         try:
             order = order_in(message)
-        except Refused as problem:
-            # It makes no more sense when it comes again, and there is nobody to pay it back to.
-            return Later(DEAD_LETTER, reason=str(problem))
+        except Refused as error:
+            # A retry would not help, and there is no account to pay it back to.
+            return Later(DEAD_LETTER, reason=str(error))
         advice = await pay_in(session, order, clock.wall_ms())
-        # In the same transaction: what is credited is advised, and what is advised is credited.
+        # In the same transaction: every credit has an advice, and every advice a credit.
         await outbox.add(
             session,
             Message(

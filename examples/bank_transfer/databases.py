@@ -1,4 +1,4 @@
-"""Engines of a bank's database, and the tables in it; PostgreSQL or SQLite."""
+"""Engines for a bank's database, and its tables; PostgreSQL or SQLite."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ DRIVERS: Final = {
     "postgres": ("postgresql+psycopg", "postgresql+psycopg"),
     "sqlite": ("sqlite", "sqlite+aiosqlite"),
 }
-"""By the kind of database: the driver that blocks, and the one of asyncio."""
+"""By the kind of database: the blocking driver, and the one for asyncio."""
 
 POOL_S: Final = 20.0
-"""How long a transfer waits for a connection; then it is not made."""
+"""How long a transfer waits for a connection before it fails."""
 POSTGRES: Final = {"options": "-c lock_timeout=3s"}
-"""Who waits for an account that a killed program has left prepared must not keep its connection
-until there is none left for whoever ends that."""
+"""A killed program may leave an account locked by a prepared transaction. Transfers that wait for
+it must give up their connections, so that the recovery gets one."""
 
 RELAYING: Final = RelaySettings(lease_s=5.0, poll_s=0.1)
-"""A bank that was killed is back soon, and takes over from itself. SQLite tells nobody that there
-is something to be sent, so it is looked at often."""
+"""A killed bank is back soon, and takes over from itself. SQLite does not notify the relay of new
+rows, so the relay polls often."""
 
 SQLITE: Final = (
-    "PRAGMA journal_mode = WAL",  # Who reads keeps nobody from writing.
+    "PRAGMA journal_mode = WAL",  # Readers do not block writers.
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
     "PRAGMA busy_timeout = 20000",
@@ -60,7 +60,7 @@ SQLITE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """An account as it is opened."""
+    """An account to open."""
 
     number: str
     holder: str
@@ -70,7 +70,7 @@ class Opening:
 
 
 def engine(url: str) -> Engine:
-    """One that blocks.
+    """A blocking engine.
 
     Raises:
         ConfigError: The database is of another kind.
@@ -81,8 +81,8 @@ def engine(url: str) -> Engine:
 
 
 def async_engine(url: str, size: int = 16) -> AsyncEngine:
-    """One of asyncio, with so many connections; SQLite, which has one writer at a time, has one:
-    those who wait for it wait in a line, and nobody is passed over.
+    """An engine for asyncio, with a number of connections. SQLite has one writer at a time, so it
+    gets one connection: transfers wait for it in order, and none is passed over.
 
     Raises:
         ConfigError: The database is of another kind.
@@ -100,7 +100,7 @@ def async_engine(url: str, size: int = 16) -> AsyncEngine:
 
 
 def create_books(url: str) -> None:
-    """Make what is missing of a bank's tables, and of those that txmq stands on.
+    """Create the missing tables of a bank, and those of txmq.
 
     Raises:
         TxmqError: The database does not answer, or has other tables under these names.
@@ -109,10 +109,10 @@ def create_books(url: str) -> None:
     try:
         try:
             Base.metadata.create_all(made)
-        except SQLAlchemyError as problem:
+        except SQLAlchemyError as error:
             raise DatabaseFailed(
-                f"no books can be made in {made.url!r}: {words(problem)}"
-            ) from problem
+                f"the books cannot be created in {made.url!r}: {words(error)}"
+            ) from error
         create_fence(made, "txmq_fence", None)
         create_done(made)
         create_outbox(made, "txmq_outbox", None)
@@ -121,24 +121,24 @@ def create_books(url: str) -> None:
 
 
 def open_accounts(url: str, accounts: Iterable[Opening], now_ms: int) -> None:
-    """Open accounts; what they begin with is the bank's capital."""
+    """Open accounts; their first balance comes from the bank's capital."""
     made = engine(url)
     try:
         with Session(made) as session, session.begin():
-            for each in accounts:
+            for account in accounts:
                 session.add(Account(
-                    number=each.number, holder=each.holder, currency=each.currency,
-                    balance=each.balance, is_open=each.is_open,
+                    number=account.number, holder=account.holder, currency=account.currency,
+                    balance=account.balance, is_open=account.is_open,
                 ))  # fmt: skip
-                if each.balance:
+                if account.balance:
                     session.add_all(
                         Entry(
-                            transfer=None, kind=Kind.OPENING, account=account, amount=amount,
-                            currency=each.currency, booked_ms=now_ms,
+                            transfer=None, kind=Kind.OPENING, account=name, amount=amount,
+                            currency=account.currency, booked_ms=now_ms,
                         )
-                        for account, amount in (
-                            (each.number, each.balance),
-                            (CAPITAL, -each.balance),
+                        for name, amount in (
+                            (account.number, account.balance),
+                            (CAPITAL, -account.balance),
                         )
                     )  # fmt: skip
     finally:
@@ -146,18 +146,18 @@ def open_accounts(url: str, accounts: Iterable[Opening], now_ms: int) -> None:
 
 
 def driven(url: str, *, is_async: bool = False) -> URL:
-    """The URL with the driver that is used here.
+    """The URL with the driver of the banks.
 
     Raises:
-        ConfigError: The database is of another kind, or that is no URL.
+        ConfigError: The database is of another kind, or the URL is invalid.
     """
     try:
         given = make_url(url)
-    except (ArgumentError, ValueError):  # The latter for a port that is no number.
+    except (ArgumentError, ValueError):  # The latter for a port that is not a number.
         raise ConfigError(
-            "that is no URL of a database; write postgresql://user:password@host/name, or "
+            "the URL is not one of a database; write postgresql://user:password@host/name, or "
             "sqlite:///file"
-        ) from None  # There may be a password in what was said.
+        ) from None  # The original error may quote a password.
     kind = given.get_backend_name()
     if kind not in DRIVERS:
         raise ConfigError(f"the banks keep their books in PostgreSQL or SQLite, not in {kind}")
@@ -171,14 +171,14 @@ def _prepare(made: Engine) -> None:
     @event.listens_for(made, "connect")
     def connected(connection: Any, _: object) -> None:
         cursor = connection.cursor()
-        for each in SQLITE:
-            cursor.execute(each)
+        for pragma in SQLITE:
+            cursor.execute(pragma)
         cursor.close()
 
     @event.listens_for(made, "invalidate")
-    def given_up(connection: Any, _: object, problem: BaseException | None) -> None:
-        # Where whoever ran a statement was cancelled. A connection that is closed while a statement
-        # of it is open keeps its lock, until nobody holds that statement any more.
-        if isinstance(problem, asyncio.CancelledError):
+    def given_up(connection: Any, _: object, error: BaseException | None) -> None:
+        # The task of a statement was cancelled. A connection that is closed with an open statement
+        # keeps its lock until that statement is freed.
+        if isinstance(error, asyncio.CancelledError):
             with suppress(sqlite3.Error):
                 connection.rollback()

@@ -27,7 +27,7 @@ from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.ways.half_message import half_message
 from examples.bank_transfer.ways.outbox import outbox
-from examples.bank_transfer.ways.sent import Send
+from examples.bank_transfer.ways.send_result import Send
 from examples.bank_transfer.ways.xa import xa
 from txmq import (
     DEAD_LETTER,
@@ -51,11 +51,11 @@ GROUP: Final = "icbc-advices"
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """What the bank knows of a transfer that somebody asks for."""
+    """The bank's knowledge of a transfer."""
 
     order: Order
     state: State | None
-    """None where nobody knows yet; ask again."""
+    """None if it is not known yet; ask again."""
     xid: str = ""
     reason: str = ""
 
@@ -67,8 +67,8 @@ class ICBC:
         engine: Its database.
         client: The cluster.
         steps: Looks on.
-        guard: Sees that an advice is booked once; a table of the database's where there is none.
-        ccb: The other bank's database, for XA; that way is closed where there is none.
+        guard: Makes each advice booked once; by default a table of the database.
+        ccb: The other bank's database, for XA; without it that way is not available.
         clock: Where the time comes from.
     """
 
@@ -99,9 +99,9 @@ class ICBC:
             try:
                 advice = read_advice(message.body)
                 state = await settle(session, advice, self._clock.wall_ms())
-            except Refused as problem:
-                # It makes no more sense when it comes again: somebody has to look at it.
-                return Later(DEAD_LETTER, reason=str(problem))
+            except Refused as error:
+                # A retry would not help; an operator has to look at it.
+                return Later(DEAD_LETTER, reason=str(error))
             log.info("transfer %s is %s here: it was %s", advice.id, state, advice)
             return None
 
@@ -120,7 +120,7 @@ class ICBC:
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         await self._open.aclose()
@@ -138,8 +138,8 @@ class ICBC:
         Raises:
             Refused: The order makes no sense, or there is no such way here, or its id is another
                 transfer's.
-            OutcomeUnknown: Nobody knows yet whether it is made.
-            TransactionConflict: Both banks do not agree; somebody must look at it.
+            OutcomeUnknown: The outcome is not known yet.
+            TransactionConflict: The banks do not agree; an operator must look at it.
             TxmqError: It is not made now, because no broker or no database can be reached; what
                 became of it when it was asked for before cannot be seen in the books, either.
             SQLAlchemyError: Likewise.
@@ -147,13 +147,13 @@ class ICBC:
         self.see(order, way, drill)
         try:
             sent = await self._ways[way](order, drill)
-        except Refused as problem:
-            return await self._refuse(order, way, problem)
+        except Refused as error:
+            return await self._refuse(order, way, error)
         except TransactionConflict:
             raise
         except (TxmqError, SQLAlchemyError):
-            # Mostly there is one with this id. Whatever it was: who has asked before, and may have
-            # had no answer, must not hear that nothing is made if it is.
+            # Mostly a transfer with this id exists. In any case: a caller who repeats an order
+            # without an answer must not receive "not made" if the transfer is made.
             found = await self.find(order)
             if found is None:
                 raise
@@ -161,38 +161,38 @@ class ICBC:
         return Booked(order, sent.state, sent.xid)
 
     def see(self, order: Order, way: Way = Way.HALF, drill: Drill = Drill.NONE) -> None:
-        """See what can be seen without any book.
+        """Check an order without the books.
 
         Raises:
-            Refused: The order makes no sense, or there is no such way here.
+            Refused: The order makes no sense, or its way is not available here.
         """
         see_order(order)
         if drill and way is not Way.HALF:
-            raise Refused(Reason.BAD_ORDER, "drills are made with half messages")
+            raise Refused(Reason.BAD_ORDER, "drills need the way half")
         if way not in self._ways:
             raise Refused(
                 Reason.BAD_ORDER,
-                "there is no XA here: it needs the database of both banks, PostgreSQL",
+                "XA is not available here: it needs PostgreSQL databases at both banks",
             )
 
-    async def _refuse(self, order: Order, way: Way, problem: Refused) -> Booked:
-        """Note that a transfer was refused, unless it was made or refused before."""
+    async def _refuse(self, order: Order, way: Way, error: Refused) -> Booked:
+        """Record that a transfer was refused, unless it was made or refused before."""
         now_ms = self._clock.wall_ms()
         try:
             async with AsyncSession(self._engine) as session, session.begin():
-                await refuse(session, order, way, str(problem), now_ms)
+                await refuse(session, order, way, str(error), now_ms)
         except IntegrityError:
             found = await self.find(order)
             if found is None:
                 raise
             return found
-        return Booked(order, State.REFUSED, reason=str(problem))
+        return Booked(order, State.REFUSED, reason=str(error))
 
     async def find(self, order: Order) -> Booked | None:
-        """What became of a transfer; none where there is none.
+        """The result of a transfer; None if the books do not have it.
 
         Raises:
-            Refused: Its id is another transfer's.
+            Refused: Another transfer has its id.
         """
         async with AsyncSession(self._engine) as session:
             row = await session.get(Transfer, order.id)

@@ -8,10 +8,10 @@ in the tutorial, in Java          here
 ``TransactionConsumer``           :func:`examples.bank_transfer.ccb.open_ccb`, which credits
 ================================  ==================================================================
 
-The same with a decorated function is :mod:`examples.bank_transfer.ways.half_message`: there nobody
-has to write ``check_local_transaction``, because txmq keeps a table of its own for it.
+The same with a decorated function is :mod:`examples.bank_transfer.ways.half_message`: it needs no
+``check_local_transaction``, because txmq keeps a table of its own for checks.
 
-Of the nine steps of the transfer 5 and 6 stand in the listener, and the others in :func:`produce`.
+Of the nine steps of the transfer, 5 and 6 are in the listener, and the others in :func:`produce`.
 """
 
 from __future__ import annotations
@@ -58,65 +58,65 @@ from txmq.runtime.interrupts import restore_interrupt
 __all__ = ["GROUP", "ICBCTransactionListener", "main", "message_of", "produce"]
 
 GROUP: Final = "tpg-icbc"
-"""Not the tutorial's ``tpg``: that has other members, and members answer for each other."""
+"""Not the tutorial's ``tpg``: it may have other members, and members answer for each other."""
 TAG: Final = "TUTORIAL_TAG"
-"""The property with one of the tutorial's tags; the message's own is the bank that it is for."""
+"""The property with one of the tutorial's tags; the message's own tag names the bank it is for."""
 TAGS: Final = ("TAGA", "TAGB", "TAGC")
 INTERRUPTED: Final = 130
 
-# The tutorial's 20 s, and its thread pool: up to five checks at once, two hundred that wait.
+# The tutorial's 20 s, and its thread pool: up to five checks at once, and two hundred waiting.
 SETTINGS: Final = TransactionSettings(timeout_s=20, check_workers=5, check_queue=200)
 
 
 class ICBCTransactionListener:
-    """Debits in a transaction of the bank's database, and looks there when a broker asks.
+    """Debits in a transaction of the bank's database, and reads that database when a broker asks.
 
-    What decides is the transfer's row, whose key is the transfer's id. A debit inserts it with the
-    message's id, and a check that finds none inserts one that says "refused": whoever comes first
-    wins, and the other one fails on the key. So a check may overtake a debit, or come from a
-    process that knows nothing of it, or there may be two messages of one transfer.
+    The row of the transfer decides; its key is the transfer's id. A debit inserts it with the
+    message's id. A check that finds no row inserts one with the state "refused". The first insert
+    wins, and the second fails on the key. So a check may overtake a debit or run in another
+    process, and a transfer may have two messages.
 
     Args:
         engine: The bank's database.
-        clock: Where the time comes from.
+        clock: The time of bookings.
     """
 
     def __init__(self, engine: AsyncEngine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._clock = clock or SystemClock()
         self.answered: asyncio.Queue[str] = asyncio.Queue()
-        """The ids of messages that brokers have asked about and been told of."""
+        """The ids of messages whose checks were answered."""
 
     async def execute_local_transaction(
         self, message: HalfMessage, arg: Order
     ) -> LocalTransactionState:
-        """Step 5: called back once the half message is stored; takes the money of A."""
+        """Step 5: called when the half message is stored; takes the money of A."""
         tag = message.properties[TAG]
         print(f"half message stored: {tag} {message.id}")
-        # Step 6: what is returned is what the producer hears. What is raised instead, such as a
-        # connection that breaks during the commit, leaves open what became of it: a broker asks.
+        # Step 6: the producer receives the returned state. An exception instead, such as a broken
+        # connection during the commit, leaves the outcome unknown: a broker asks.
         try:
             await self._debit(message, arg)
-        except Refused as problem:
-            print(f"{tag} is refused: {problem}")
-            await self._refuse(arg, str(problem))
+        except Refused as error:
+            print(f"{tag} is refused: {error}")
+            await self._refuse(arg, str(error))
             return LocalTransactionState.ROLLBACK
         except IntegrityError:
-            print(f"{tag} comes too late: there is a transfer {arg.id}")
+            print(f"{tag} comes too late: transfer {arg.id} exists")
             return LocalTransactionState.ROLLBACK
         if tag == Drill.TAGC:
             return LocalTransactionState.UNKNOWN  # As if the answer to the commit were lost.
         return LocalTransactionState.COMMIT
 
     async def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
-        """Called when the broker was told "unknown", or nothing at all, perhaps by another process.
+        """Called when the broker received "unknown" or no answer, perhaps from another process.
 
-        It does not debit. It makes sure that nobody debits any more, and looks whether somebody has
-        with this very message; how far the transfer has come since makes no difference.
+        It does not debit. It makes a later debit impossible, and checks whether this message's
+        debit was committed; the further state of the transfer makes no difference.
         """
         print(f"checked: {message.properties[TAG]} {message.id}")
         order = read_order(message.body)
-        # A debit that is not committed keeps this waiting until it is, or is rolled back.
+        # This waits for a debit in progress, until it commits or rolls back.
         await self._refuse(order, "a broker asked before the debit was made")
         async with AsyncSession(self._engine) as session:
             row = await session.get(Transfer, order.id)
@@ -134,7 +134,7 @@ class ICBCTransactionListener:
                 raise Refused(Reason.DRILL, "the debit is written, and fails all the same")
 
     async def _refuse(self, order: Order, reason: str) -> None:
-        """Insert a row that says so, unless the transfer has one."""
+        """Insert a row with the state "refused", unless the transfer has one."""
         try:
             async with AsyncSession(self._engine) as session, session.begin():
                 await refuse(session, order, Way.HALF, reason, self._clock.wall_ms())
@@ -143,7 +143,7 @@ class ICBCTransactionListener:
 
 
 def message_of(order: Order, tag: str) -> Message:
-    """M: "credit B", for CCB, with the tag that the tutorial gives it."""
+    """M: "credit B", for CCB, with the tutorial's tag."""
     body = msgspec.json.encode(order)
     return Message(
         topic=TRANSFERS, tags="CCB", keys=(order.id,), body=body, properties={TAG: tag}
@@ -153,20 +153,20 @@ def message_of(order: Order, tag: str) -> Message:
 async def produce(names: str, engine: AsyncEngine, orders: Mapping[str, Order]) -> None:
     """Send a transfer for each tag; return once all are decided.
 
-    The tutorial's program shuts down at once, so that nobody is left whom the broker could ask.
+    The tutorial's program shuts down at once, so the broker has no producer to ask.
     """
     listener, undecided = ICBCTransactionListener(engine), dict[str, str]()
-    # What the setters and start() are there; leaving is its shutdown().
+    # This replaces the tutorial's setters and start(); leaving it replaces shutdown().
     async with TransactionProducer(GROUP, names, listener, SETTINGS) as producer:
         for tag, order in orders.items():
             message = message_of(order, tag)
-            # Steps 1 to 4: the transaction is opened and has an id, its message is sent, stored
-            # where CCB does not see it, and reported. Then the listener is called, with the order
-            # as its second argument, and 7: the producer hears what it says, 8: tells the broker,
-            # and 9: the message is seen, or gone.
+            # Steps 1 to 4: the transaction opens and gets an id; its message is sent, stored where
+            # CCB does not see it, and reported. Then the listener is called, with the order as its
+            # second argument. 7: the producer receives the result, 8: it tells the broker, and 9:
+            # CCB receives the message, or the message is gone.
             outcome = await producer.send_in_transaction(message, order)
-            said = "acknowledged" if outcome.is_acknowledged else "to be asked about"
-            print(f"result of {tag}: {outcome.state.name}, {said}, xid={outcome.xid}")
+            state = "acknowledged" if outcome.is_acknowledged else "to be asked about"
+            print(f"result of {tag}: {outcome.state.name}, {state}, xid={outcome.xid}")
             if not outcome.is_acknowledged:
                 undecided[outcome.xid] = tag
         while undecided:
@@ -178,18 +178,18 @@ def orders_of(given: Namespace) -> dict[str, Order]:
     """The same transfer for each tag, under ids of their own.
 
     Raises:
-        Refused: No bank would carry it out.
-        ValueError: There is no such amount.
+        Refused: The order is invalid.
+        ValueError: The amount is invalid.
     """
     amount, run = Money.read(given.amount, "CNY").minor, secrets.token_hex(4)
     made = {tag: Order(f"{tag}-{run}", given.payer, given.payee, amount) for tag in given.tags}
-    for each in made.values():
-        see_order(each)
+    for made_order in made.values():
+        see_order(made_order)
     return made
 
 
 def arguments() -> ArgumentParser:
-    """What may be written on the command line."""
+    """The options of the command line."""
     parser = ArgumentParser(
         prog="python -m examples.bank_transfer.listener",
         description="ICBC in the form of RocketMQ's tutorials: a listener and its producer.",
@@ -206,12 +206,12 @@ def arguments() -> ArgumentParser:
 
 
 async def run(given: Namespace) -> None:
-    """Make the tables where there are none, and produce.
+    """Create the missing tables, and produce.
 
     Raises:
         TxmqError: The cluster cannot be used.
-        TimeoutError: Not all was decided in time.
-        Refused, ValueError: Nobody would carry out what is asked for.
+        TimeoutError: Some transfers were not decided in time.
+        Refused, ValueError: An order is invalid.
     """
     orders = orders_of(given)
     await asyncio.to_thread(create_books, given.database)
@@ -224,7 +224,7 @@ async def run(given: Namespace) -> None:
 
 
 def main() -> None:
-    """Run what the command line asks for; end with 1 and a sentence where that fails."""
+    """Run the program; if it fails, exit with 1 and a sentence."""
     restore_interrupt()
     given = arguments().parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -234,11 +234,14 @@ def main() -> None:
     try:
         asyncio.run(run(given))
     except TimeoutError:
-        sys.exit(f"not all was decided within {given.wait:g} s; `txmq tx list` shows what is open")
+        sys.exit(
+            f"some transfers were not decided within {given.wait:g} s; "
+            "list open transactions with: txmq tx list"
+        )
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except (TxmqError, SQLAlchemyError, ValueError) as problem:
-        sys.exit(f"the transfers cannot be made: {words(problem)}")
+    except (TxmqError, SQLAlchemyError, ValueError) as error:
+        sys.exit(f"the transfers cannot be made: {words(error)}")
 
 
 if __name__ == "__main__":

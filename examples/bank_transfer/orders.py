@@ -1,8 +1,8 @@
-"""What a customer asks for, what banks tell each other, and what is refused; pure.
+"""Orders of customers, advices between banks, and the reasons to refuse them. Pure.
 
-An order is refused before anything is booked where it makes no sense by itself, and while it is
-booked where the books stand against it. Both are a :class:`Refused`, which undoes a transaction on
-both sides.
+An order that makes no sense is refused before any booking; an order that the books do not allow is
+refused while it is booked. Both raise :class:`Refused`, which rolls back the transaction on both
+sides.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = [
 ]
 
 TRANSFERS: Final = "transfers"
-"""The topic of what ICBC tells CCB."""
+"""The topic of orders from ICBC to CCB."""
 ADVICES: Final = "advices"
-"""The topic of what CCB answers."""
+"""The topic of CCB's advices to ICBC."""
 
 AMOUNT_MAX: Final = 5_000_000_00
-"""One transfer moves no more, in minor units."""
+"""The most one transfer moves, in minor units."""
 DAY_MAX: Final = 20_000_000_00
-"""The transfers of an account move no more on one day."""
+"""The most an account sends on one day."""
 
 NUMBERS: Final = "it has up to 34 capital letters, digits and -, and does not begin with -"
-"""What accounts are called."""
+"""The form of account numbers."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NUMBER: Final = re.compile(r"[A-Z0-9][A-Z0-9-]{0,33}", re.ASCII)
@@ -70,7 +70,7 @@ class Reason(StrEnum):
 
 
 class Refused(RollBack):
-    """A transfer that is not made; nothing of it stays in any book but that it was refused."""
+    """A transfer is refused; the books keep only the refusal."""
 
     def __init__(self, reason: Reason, about: str = "") -> None:
         super().__init__(f"{reason.value}: {about}" if about else reason.value)
@@ -78,25 +78,25 @@ class Refused(RollBack):
 
 
 class Drill(StrEnum):
-    """What is to happen to a transfer on purpose; the tags are those of RocketMQ's tutorial."""
+    """A deliberate failure of a transfer; the tags are those of RocketMQ's tutorial."""
 
     NONE = ""
     TAGA = "TAGA"
     """The debit is made: it commits, as without a drill."""
     TAGB = "TAGB"
-    """The debit fails after it was written: all of it is rolled back."""
+    """The debit fails after it was written: the transaction is rolled back."""
     TAGC = "TAGC"
-    """The debit is made, and nobody is told: the broker has to ask."""
+    """The debit commits, but the producer reports no result: the broker has to ask."""
     SLOW = "SLOW"
-    """The debit takes some seconds, for whoever wants to look on."""
+    """The debit takes some seconds, so that the steps can be watched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A transfer as it is asked for; also what the message to the other bank says."""
+    """An order for a transfer; also the body of the message to the other bank."""
 
     id: str
-    """Made up by who asks, and the same each time they ask for this transfer."""
+    """Chosen by the caller, and the same for each attempt at this transfer."""
     payer: str
     payee: str
     amount: int
@@ -105,12 +105,12 @@ class Order:
 
     @property
     def money(self) -> Money:
-        """The amount, to be shown."""
+        """The amount, for people."""
         return Money(self.amount, self.currency)
 
 
 class Outcome(StrEnum):
-    """What became of a transfer at the bank that is paid."""
+    """The outcome of a transfer at the payee's bank."""
 
     CREDITED = "credited"
     RETURNED = "returned"
@@ -118,10 +118,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the bank that is paid tells the one that pays."""
+    """The message from the payee's bank to the payer's."""
 
     id: str
-    """The transfer's."""
+    """The id of the transfer."""
     outcome: Outcome
     reason: str = ""
 
@@ -138,31 +138,31 @@ def read_order(body: bytes) -> Order:
     """The order in a message or a request.
 
     Raises:
-        Refused: There is none in it.
+        Refused: The body is not an order.
     """
     try:
         return _ORDERS.decode(body)
-    except _UNREADABLE as problem:
-        raise Refused(Reason.BAD_ORDER, str(problem)) from problem
+    except _UNREADABLE as error:
+        raise Refused(Reason.BAD_ORDER, str(error)) from error
 
 
 def read_advice(body: bytes) -> Advice:
     """The advice in a message.
 
     Raises:
-        Refused: There is none in it.
+        Refused: The body is not an advice.
     """
     try:
         advice = _ADVICES.decode(body)
-    except _UNREADABLE as problem:
-        raise Refused(Reason.BAD_ADVICE, str(problem)) from problem
+    except _UNREADABLE as error:
+        raise Refused(Reason.BAD_ADVICE, str(error)) from error
     if not is_id(advice.id):
-        raise Refused(Reason.BAD_ADVICE, f"{advice.id!r} is no id")
+        raise Refused(Reason.BAD_ADVICE, f"{advice.id!r} is not an id")
     return advice
 
 
 def is_id(text: str) -> bool:
-    """Whether a transfer may be called so."""
+    """Whether a transfer may have this id."""
     return _ID.fullmatch(text) is not None
 
 
@@ -172,24 +172,24 @@ def is_number(text: str) -> bool:
 
 
 def see_order(order: Order) -> None:
-    """See what can be seen without any book.
+    """Check an order without the books.
 
     Raises:
-        Refused: It is not to be carried out, by anybody.
+        Refused: The order makes no sense, or is over the limit.
     """
     if not is_id(order.id):
         raise Refused(
             Reason.BAD_ORDER,
-            f"{order.id!r} is no id: it has up to 64 letters, digits and - _ . and begins with a "
-            "letter or a digit",
+            f"{order.id!r} is not an id: it has up to 64 letters, digits and - _ . and begins with "
+            "a letter or a digit",
         )
     for number in (order.payer, order.payee):
         if not is_number(number):
-            raise Refused(Reason.BAD_ORDER, f"{number!r} is no account's number: {NUMBERS}")
+            raise Refused(Reason.BAD_ORDER, f"{number!r} is not an account number: {NUMBERS}")
     if order.currency not in DIGITS:
-        raise Refused(Reason.BAD_AMOUNT, f"{order.currency!r} is no currency of these banks")
+        raise Refused(Reason.BAD_AMOUNT, f"{order.currency!r} is not a currency of these banks")
     if order.amount <= 0:
-        raise Refused(Reason.BAD_AMOUNT, f"{order.amount} is not more than nothing")
+        raise Refused(Reason.BAD_AMOUNT, f"{order.amount} is not more than 0")
     if order.amount > AMOUNT_MAX:
         most = Money(AMOUNT_MAX, order.currency)
         raise Refused(Reason.OVER_LIMIT, f"one transfer moves {most} at most")

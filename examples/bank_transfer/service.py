@@ -1,4 +1,4 @@
-"""One bank as a program: its part in transfers, and its face by HTTP."""
+"""One bank as a program: its part in transfers, its API and its pages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from starlette.routing import BaseRoute, Route
 
 from examples.bank_transfer.ccb import open_ccb
 from examples.bank_transfer.databases import async_engine, create_books, driven
-from examples.bank_transfer.faces.api import api_of, paying_api_of
-from examples.bank_transfer.faces.desk import Desk
-from examples.bank_transfer.faces.door import Door
-from examples.bank_transfer.faces.looks import away, static_files
-from examples.bank_transfer.faces.pages import CustomerPages
-from examples.bank_transfer.faces.teller import TellerPage
 from examples.bank_transfer.icbc import ICBC
 from examples.bank_transfer.orders import ADVICES, TRANSFERS
-from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.queries import Queries
 from examples.bank_transfer.steps import Steps
+from examples.bank_transfer.web.api import api_of, paying_api_of
+from examples.bank_transfer.web.desk import Desk
+from examples.bank_transfer.web.page_templates import away, static_files
+from examples.bank_transfer.web.pages import CustomerPages
+from examples.bank_transfer.web.security import SecurityMiddleware
+from examples.bank_transfer.web.teller import TellerPage
 from txmq import Client
 from txmq.errors import ConfigError, TransportError
 from txmq.idempotent import RedisGuard, SessionGuard, UniqueKeyTable
@@ -41,20 +41,20 @@ __all__ = ["BankSettings", "redis_of", "run"]
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 256
-"""Under way at once; one more is told to come again."""
+"""Requests under way at once; one more receives "come again"."""
 AGAIN_S: Final = 0.5
 STOP_S: Final = 3
-"""How long an end waits for requests."""
+"""How long the end waits for requests."""
 LEASE_S: Final = 5.0
-"""How long Redis keeps the key of somebody who was killed; others wait for that."""
+"""How long Redis keeps the key of a consumer that was killed; others wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BankSettings:
-    """What a bank is started with.
+    """The settings of a bank.
 
     Raises:
-        ConfigError: The databases cannot do it.
+        ConfigError: The databases cannot take part in XA.
     """
 
     name: Literal["icbc", "ccb"]
@@ -62,16 +62,16 @@ class BankSettings:
     names: str
     listen: str
     redis: str = ""
-    """Stands before the table of what is done, where there is one."""
+    """The URL of a Redis in front of the table of finished work; none if empty."""
     other_database: str = ""
-    """The other bank's: for XA, and only for that."""
+    """The other bank's database, only for XA."""
     watches_steps: bool = True
-    """Whether the nine steps of transfers can be looked at."""
+    """Whether the bank records the nine steps of transfers."""
 
     def __post_init__(self) -> None:
-        """See that the databases can prepare, where they shall."""
-        for each in (self.database, self.other_database) if self.other_database else ():
-            if (kind := driven(each).get_backend_name()) != "postgresql":
+        """Check that the databases can prepare, if XA needs it."""
+        for database in (self.database, self.other_database) if self.other_database else ():
+            if (kind := driven(database).get_backend_name()) != "postgresql":
                 raise ConfigError(
                     f"transfers by XA need PostgreSQL at both banks, and one of them has {kind}: "
                     "leave the other bank's database out, or name two of PostgreSQL"
@@ -79,11 +79,11 @@ class BankSettings:
 
 
 async def run(settings: BankSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then end what is under way.
+    """Serve until SIGTERM or SIGINT, then finish the requests under way.
 
     Raises:
         TxmqError: The database, or the cluster, cannot be used.
-        OSError: The address cannot be listened at.
+        OSError: The bank cannot listen at the address.
     """
     await asyncio.to_thread(create_books, settings.database)
     host, port = split_address(settings.listen)
@@ -91,7 +91,9 @@ async def run(settings: BankSettings) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
         async with opened(settings, ending) as routes:
-            app = Door(Starlette(routes=routes, exception_handlers={SQLAlchemyError: away}))
+            app = SecurityMiddleware(
+                Starlette(routes=routes, exception_handlers={SQLAlchemyError: away})
+            )
             server = Server(uvicorn.Config(
                 app, log_level="warning", access_log=False, lifespan="off",
                 limit_concurrency=REQUESTS_MAX, timeout_graceful_shutdown=STOP_S,
@@ -101,65 +103,65 @@ async def run(settings: BankSettings) -> None:
                 server.should_exit = True
                 ending.set()
 
-            for each in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(each, end)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, end)
             await server.serve(sockets=[listening])
 
 
 class Server(uvicorn.Server):
-    """One that says when it is ready, and leaves signals to whoever runs it: behind it there is
-    more to be closed.
+    """A server that prints when it is ready, and leaves signals to the bank, which has more to
+    close.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
         await super().startup(sockets)
-        for each in sockets or ():
-            host, port = each.getsockname()[:2]
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
             print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None."""
+        """Capture no signals."""
         yield
 
 
 async def see_topics(client: Client) -> None:
-    """Make the topics that are missing; waits for a broker that can do so.
+    """Create the missing topics; wait until a broker can.
 
     Raises:
-        BrokerRefused: It does not.
+        BrokerRefused: The broker refuses.
     """
     while True:
         try:
             there = await client.admin.topics()
-            for each in (TRANSFERS, ADVICES):
-                if each not in there:
-                    await client.admin.create_topic(each)
-        except (ConfigError, TransportError) as problem:
-            log.warning("no broker can be reached yet: %s", problem)
+            for topic in (TRANSFERS, ADVICES):
+                if topic not in there:
+                    await client.admin.create_topic(topic)
+        except (ConfigError, TransportError) as error:
+            log.warning("no broker can be reached yet: %s", error)
             await asyncio.sleep(AGAIN_S)
         else:
             return
 
 
 def redis_of(url: str) -> Redis:
-    """A client of it; whether somebody is there is seen when it is used.
+    """A client of a Redis; it connects at its first use.
 
     Raises:
-        ConfigError: That is no URL of a Redis.
+        ConfigError: The URL is not one of a Redis.
     """
     try:
         return Redis.from_url(url)
-    except ValueError as problem:
+    except ValueError as error:
         raise ConfigError(
-            "that is no URL of a Redis; write one like redis://127.0.0.1:6379/0"
-        ) from problem
+            "the URL is not one of a Redis; write one like redis://127.0.0.1:6379/0"
+        ) from error
 
 
 @asynccontextmanager
 async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator[list[BaseRoute]]:
-    """The bank, as long as it is open; what it answers."""
+    """The bank, while it is open; yields its routes."""
     async with AsyncExitStack() as opening:
 
         def engine(url: str) -> AsyncEngine:
@@ -167,7 +169,7 @@ async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator
             opening.push_async_callback(made.dispose)
             return made
 
-        writing, reading = engine(settings.database), Reading(engine(settings.database))
+        writing, queries = engine(settings.database), Queries(engine(settings.database))
         client = await opening.enter_async_context(Client(settings.names))
         await see_topics(client)
         guard: SessionGuard[str, AsyncSession] = UniqueKeyTable(writing)
@@ -175,8 +177,8 @@ async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator
             redis = await opening.enter_async_context(redis_of(settings.redis))
             guard = RedisGuard(redis, lease_s=LEASE_S).before(UniqueKeyTable(writing))
         links = "/transfers/" if settings.name == "icbc" else "/api/transfers/"
-        teller = TellerPage(settings.name.upper(), writing, reading, links)
-        routes: list[BaseRoute] = [*api_of(reading), *teller.routes(), static_files()]
+        teller = TellerPage(settings.name.upper(), writing, queries, links)
+        routes: list[BaseRoute] = [*api_of(queries), *teller.routes(), static_files()]
         if settings.name == "ccb":
             await opening.enter_async_context(open_ccb(writing, client, guard=guard))
             routes.append(Route("/", RedirectResponse("/teller")))
@@ -185,6 +187,6 @@ async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator
             steps = opening.enter_context(Steps(is_on=settings.watches_steps))
             bank = ICBC(writing, client, steps=steps, guard=guard, ccb=other)
             await opening.enter_async_context(bank)
-            desk = await opening.enter_async_context(Desk(bank, reading))
-            routes += [*paying_api_of(bank), *CustomerPages(desk, reading, ending).routes()]
+            desk = await opening.enter_async_context(Desk(bank, queries))
+            routes += [*paying_api_of(bank), *CustomerPages(desk, queries, ending).routes()]
         yield routes

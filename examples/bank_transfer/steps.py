@@ -1,7 +1,7 @@
-"""The nine steps of each transfer, as they happen, for whoever looks on.
+"""The nine steps of each transfer, recorded as they happen.
 
-txmq writes them to its log at level DEBUG, and the records carry the transaction's id and the
-step's number; so a handler of the log is all it takes.
+txmq logs them at level DEBUG, and the log records carry the transaction's id and the number of the
+step; so a log handler can record them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ NINE: Final = (
     "The coordinator stores M as a half message, which CCB does not see",
     "The broker reports that M is stored",
     "The coordinator calls ICBC, which debits A",
-    "ICBC says what became of the debit",
-    "The transaction manager hears it",
+    "ICBC reports the result of the debit",
+    "The transaction manager receives it",
     "The transaction manager tells the coordinator: commit, or roll back",
     "Both follow: CCB sees M, and the debit stands; or M is gone, and so is the debit",
 )
-"""What they are in the story of customer A and customer B."""
+"""The steps in the story of customer A and customer B."""
 
 TRANSACTIONS_MAX: Final = 1_000
-"""The steps of older ones are forgotten."""
+"""The steps of older transactions are dropped."""
 
 LOGGERS: Final = ("txmq.transaction.story", "txmq.transaction.checks")
 
 
 class Step(NamedTuple):
-    """A step that was taken, or something that happened within it."""
+    """A step, or an event within a step."""
 
     number: int
-    """None of the nine where it is 0."""
+    """From 1 to 9; 0 for an event."""
     text: str
     at_s: float
     """When, in seconds since 1970."""
@@ -52,10 +52,10 @@ class _Story:
 
 
 class Steps(logging.Handler):
-    """``with``: looks on at all transactions of this process.
+    """``with``: records the steps of all transactions of this process.
 
     Args:
-        is_on: Whether it does; where it does not, txmq writes no such lines.
+        is_on: Whether it records; otherwise txmq does not log the steps.
     """
 
     def __init__(self, *, is_on: bool = True) -> None:
@@ -68,38 +68,38 @@ class Steps(logging.Handler):
 
     def __enter__(self) -> Self:
         if self._is_on:
-            for each in map(logging.getLogger, LOGGERS):
-                self._levels.append((each, each.level))
-                each.setLevel(logging.DEBUG)
-                each.addHandler(self)
+            for logger in map(logging.getLogger, LOGGERS):
+                self._levels.append((logger, logger.level))
+                logger.setLevel(logging.DEBUG)
+                logger.addHandler(self)
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for each, level in self._levels:
-            each.removeHandler(self)
-            each.setLevel(level)
+        for logger, level in self._levels:
+            logger.removeHandler(self)
+            logger.setLevel(level)
         self._levels.clear()
         self.close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep what belongs to a transaction; see :meth:`logging.Handler.emit`."""
+        """Keep the record if it belongs to a transaction; see :meth:`logging.Handler.emit`."""
         xid = getattr(record, "xid", None)
         if xid is None:
             return
         story = self._story(xid)
-        said = record.getMessage().partition(": ")[2] or record.getMessage()
-        story.steps.append(Step(getattr(record, "step", 0), said, record.created))
+        text = record.getMessage().partition(": ")[2] or record.getMessage()
+        story.steps.append(Step(getattr(record, "step", 0), text, record.created))
         story.more.set()
         story.more = asyncio.Event()
 
     def belong(self, transfer: str, xid: str, *, surely: bool = False) -> None:
-        """A transfer is tried in this transaction; surely, once it is debited there. What comes
-        later under the same id, and is not debited again, does not hide that.
+        """Note the transaction of a transfer; ``surely`` once it is debited there. A later attempt
+        with the same id, which is not debited again, does not replace it.
         """
         if self._is_on:
             if surely:
@@ -111,21 +111,21 @@ class Steps(logging.Handler):
             self._belongs = asyncio.Event()
 
     def of(self, transfer: str) -> list[Step]:
-        """What has happened so far."""
+        """The steps so far."""
         xid = self._xids.get(transfer)
         story = None if xid is None else self._stories.get(xid)
         return [] if story is None else list(story.steps)
 
     async def follow(self, transfer: str) -> AsyncIterator[Step]:
-        """What has happened, and what happens from now on; goes on until nobody asks any more."""
+        """The steps so far, and each further step, until the caller stops iterating."""
         while (xid := self._xids.get(transfer)) is None:
             await self._belongs.wait()
-        story, told = self._story(xid), 0
+        story, count = self._story(xid), 0
         while True:
             more = story.more
-            for each in story.steps[told:]:
-                told += 1
-                yield each
+            for step in story.steps[count:]:
+                count += 1
+                yield step
             await more.wait()
 
     def _story(self, xid: str) -> _Story:

@@ -87,7 +87,7 @@ console = Console()
 
 
 class Tour:
-    """What was acknowledged, and what is missing."""
+    """The acknowledged messages, and the missing ones."""
 
     def __init__(self) -> None:
         self.acknowledged: set[str] = set()
@@ -115,7 +115,7 @@ class Tour:
         console.print(f"for one: {example}\n", style="dim", highlight=False)
 
     async def look_again(self, names: str) -> None:
-        """See what the topics hold, now that the broker has been away."""
+        """Check the topics after the restart of the broker."""
         console.print("the broker stopped; the same directory again:")
         table = Table("topic", "messages")
         stored: set[str] = set()
@@ -128,8 +128,8 @@ class Tour:
                     self.missing.append(f"{topic} has {len(ids)} of {count}")
             found = await client.admin.query("testTopic", "key-7")
             progress = await client.admin.group_progress("cg", "testTopic")
-        lag = sum(each.lag for each in progress)
-        bodies = sorted(each.body.decode() for each in found)
+        lag = sum(queue.lag for queue in progress)
+        bodies = sorted(message.body.decode() for message in found)
         console.print(table)
         console.print(f"by key-7: {bodies}; the lag of group cg: {lag}")
         if len(found) != 2 or lag:
@@ -157,7 +157,7 @@ async def run(station: Station, names: str) -> list[str]:
 
 
 def ids_in(said: list[str]) -> set[str]:
-    """The ids of the messages that a producer was told are stored."""
+    """The ids of the messages that a broker has acknowledged."""
     return set(re.findall(r"\bid='(\w+)'", "\n".join(said)))
 
 
@@ -168,7 +168,7 @@ async def ids_stored(admin: Admin, topic: str) -> set[str]:
         offset, end = 0, await admin.max_offset(queue)
         while offset < end:
             pulled = await admin.pull(queue, offset, PULL_MESSAGES_MAX)
-            found.update(each.id for each in pulled.messages)
+            found.update(message.id for message in pulled.messages)
             offset = pulled.next_offset
     return found
 
@@ -180,11 +180,11 @@ async def send_texts(names: str) -> set[str]:
             Message(topic="TOPIC_TEST", tags="TAG_TEST", body=f"text {number}".encode())
             for number in range(TEXTS)
         ]
-        return {(await producer.send(each)).id for each in texts}
+        return {(await producer.send(text)).id for text in texts}
 
 
 async def main() -> int:
-    """Take the tour; the exit code is 0 only if nothing is missing."""
+    """Run the tour; the exit code is 0 only if no message is missing."""
     tour = Tour()
     with tempfile.TemporaryDirectory(prefix="txmq-tour-") as data:
         settings = BrokerSettings(
@@ -192,7 +192,7 @@ async def main() -> int:
             listen="127.0.0.1:0",
             names_listen="127.0.0.1:0",
             filter=FilterSettings(sql=True),
-            # Soon enough that nobody who takes the tour waits for the question.
+            # So soon that the tour does not wait for the check.
             transaction=CheckBackSettings(timeout=Duration(1.0)),
         )
         async with Broker(settings) as broker:
@@ -202,11 +202,11 @@ async def main() -> int:
             await tour.visit("messages consumed", CONSUMERS, broker.names)
         async with Broker(settings) as broker:
             await tour.look_again(broker.names)
-    for each in tour.missing:
-        console.print(f"[bold red]{each}[/bold red]")
+    for program in tour.missing:
+        console.print(f"[bold red]{program}[/bold red]")
     if not tour.missing:
         kept = len(tour.acknowledged)
-        console.print(f"[bold green]{kept} acknowledged, and not one is gone[/bold green]")
+        console.print(f"[bold green]{kept} acknowledged, and none is missing[/bold green]")
     return 1 if tour.missing else 0
 
 

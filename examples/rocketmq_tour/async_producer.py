@@ -18,11 +18,11 @@ SETTINGS = ProducerSettings(retries_nowait=0, queues_of_new_topics=2, timeout_s=
 
 def show(sent: asyncio.Future[SendResult]) -> None:
     """Called when the broker has answered, or will not."""
-    problem = sent.exception()
-    if problem is None:
+    error = sent.exception()
+    if error is None:
         print("result:", sent.result())
     else:
-        print("failed:", problem)
+        print("failed:", error)
 
 
 async def produce(names: str) -> None:

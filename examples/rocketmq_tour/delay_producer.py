@@ -1,4 +1,4 @@
-"""DelayProducer: send messages that nobody gets before some time has passed.
+"""DelayProducer: send messages that are delivered after a delay.
 
 How much time is what the broker's table has for the message's level: 10 seconds for level 3.
 """

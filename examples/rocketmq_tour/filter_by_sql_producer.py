@@ -1,4 +1,4 @@
-"""FilterBySQLProducer: messages that say how old somebody is."""
+"""FilterBySQLProducer: messages with an age as a property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FilterByTagConsumer: be called with the messages of two tags; the broker keeps the others."""
+"""FilterByTagConsumer: consume the messages of two tags; the broker does not send the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NormalConsumer: be called with every message of a topic, from its first one on."""
+"""NormalConsumer: consume every message of a topic, from the first on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OnewayProducer: send and hear nothing; the broker does not answer."""
+"""OnewayProducer: send without an answer of the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SETTINGS = ProducerSettings(timeout_s=20)
 
 
 async def produce(names: str) -> None:
-    """Send 100 messages that nobody confirms."""
+    """Send 100 messages without confirmation."""
     async with Producer("pg", names, SETTINGS) as producer:
         for i in range(100):
             body = f"Hi,RocketMQ Oneway Test {i}".encode()

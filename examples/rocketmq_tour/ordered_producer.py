@@ -1,4 +1,4 @@
-"""OrderedProducer: what belongs to one order goes to one queue, so it stays in order."""
+"""OrderedProducer: the messages of one order go to one queue, so they stay in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs of the tour share: their command line, and when a consumer ends."""
+"""The common parts of the tour's programs: the command line, and the end of consumers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Until", "run_consumer", "run_producer"]
 
 
 class Until:
-    """When a consumer is to end: at Ctrl-C, or once it has seen so many messages."""
+    """The end of a consumer: at Ctrl-C, or after a number of messages."""
 
     def __init__(self, count: int | None) -> None:
         self._left = count
@@ -40,7 +40,7 @@ class Until:
         await self._over.wait()
 
     def listen(self) -> None:
-        """Let Ctrl-C end the program as it should end; a second one ends it at once."""
+        """Let Ctrl-C stop the consumer; a second Ctrl-C ends the program at once."""
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
@@ -82,9 +82,9 @@ def _command_line() -> ArgumentParser:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    # Each result is shown as it comes, also where the output is no terminal.
+    # Print each result at once, even if the output is not a terminal.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         asyncio.run(main)
-    except TxmqError as problem:
-        sys.exit(f"{type(problem).__name__}: {problem}")
+    except TxmqError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

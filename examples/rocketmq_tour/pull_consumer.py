@@ -1,4 +1,4 @@
-"""ConsumerPullTest: pull by hand, queue by queue, and remember by oneself how far one has come."""
+"""ConsumerPullTest: pull queue by queue, and keep the offsets in the program."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["consume"]
 
 TOPIC = "TOPIC_TEST"
 HOLD_S = 1.0
-"""How long the broker waits for a message where a queue has no more; 20 s in the Java program."""
+"""How long the broker waits for a message if a queue has no more; 20 s in the Java program."""
 
 
 async def read_to_end(consumer: PullConsumer, queue: Queue, offset: int, until: Until) -> int:
-    """Show what a queue holds from an offset on; returns where to go on."""
+    """Show the messages of a queue from an offset on; returns the next offset."""
     while not until.is_over:
         pulled = await consumer.pull(queue, offset, 32, hold_s=HOLD_S)
         offset = pulled.next_offset

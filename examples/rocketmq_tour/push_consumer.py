@@ -25,8 +25,8 @@ async def consume(names: str, until: Until) -> None:
         until.saw(1)
         try:
             text = message.body.decode()
-        except UnicodeDecodeError as problem:
-            print(f"attempt {message.attempts} at {message.id} failed: {problem}")
+        except UnicodeDecodeError as error:
+            print(f"attempt {message.attempts} at {message.id} failed: {error}")
             return Later()
         print(
             f"consumed {message.id} topic: {message.topic} tag: {message.tags} "

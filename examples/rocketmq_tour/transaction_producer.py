@@ -1,6 +1,6 @@
 """TransactionProducer: messages that are seen only if a local transaction commits.
 
-The Java program shuts down at once, so that nobody is left whom the broker could ask about TAGC.
+The Java program shuts down at once, so that the broker has no producer to ask about TAGC.
 This one waits until it has been asked: a minute, unless the broker's ``transaction.timeout`` says
 otherwise.
 """

@@ -69,15 +69,15 @@ class Answer(NamedTuple):
 
 
 def see_balance(order: Transfer, left: int | None) -> None:
-    """See that an account can bear what was taken from it.
+    """Check the balance after the amount was taken.
 
     Raises:
-        RollBack: It cannot.
+        RollBack: The account does not allow it.
     """
     if left is None:
-        raise RollBack(f"there is no account {order.payer}")
+        raise RollBack(f"account {order.payer} does not exist")
     if order.amount <= 0:
-        raise RollBack("nothing is to be taken")
+        raise RollBack("the amount is not more than 0")
     if left < 0:
         raise RollBack("too little money")
 
@@ -90,17 +90,17 @@ def answer_of(outcome: TransactionOutcome) -> Answer:
         case TransactionState.ROLLED_BACK:
             return Answer(409, {"state": "refused", "reason": str(outcome.problem)})
         case TransactionState.UNKNOWN:
-            # Not an error: it may be booked. Whoever asks again with the same id finds out.
+            # Not an error: it may be booked. A repeated request with the same id finds out.
             return Answer(202, {"state": "not known yet", "xid": outcome.xid})
 
 
 def booked(order: Transfer, xid: str, payer: str, amount: int) -> Answer:
     """The answer to a transfer that is in the books already."""
     if (payer, amount) != (order.payer, order.amount):
-        return Answer(422, {"state": "refused", "reason": "this id is another transfer's"})
+        return Answer(422, {"state": "refused", "reason": "another transfer has this id"})
     return Answer(200, {"state": "booked", "xid": xid})
 
 
-def later(problem: Exception) -> Answer:
-    """The answer where nothing is booked, and asking again makes sense."""
-    return Answer(503, {"state": "not booked", "reason": str(problem)})
+def later(error: Exception) -> Answer:
+    """The answer if nothing is booked, and a repeated request makes sense."""
+    return Answer(503, {"state": "not booked", "reason": str(error)})

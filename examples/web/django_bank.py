@@ -28,7 +28,7 @@ from django.db import IntegrityError, connection, models  # noqa: E402
 
 
 class Account(models.Model):  # type: ignore[misc]
-    """Somebody's money."""
+    """An account and its balance."""
 
     name = models.CharField(max_length=32, primary_key=True)
     balance = models.BigIntegerField()
@@ -107,11 +107,11 @@ def transfer(request: HttpRequest) -> JsonResponse:
     if answer is None:
         try:
             answer = answer_of(transfer_out(order))
-        except IntegrityError as problem:
-            # Somebody asked twice at the same moment, and the other one was first.
-            answer = find(order) or later(problem)
-        except UNAVAILABLE as problem:
-            answer = later(problem)
+        except IntegrityError as error:
+            # The same request came twice at the same moment, and the other was first.
+            answer = find(order) or later(error)
+        except UNAVAILABLE as error:
+            answer = later(error)
     return JsonResponse(answer.body, status=answer.status)
 
 

@@ -66,11 +66,11 @@ def create_app(database: str, names: str) -> FastAPI:
         if answer is None:
             try:
                 answer = answer_of(await transfer_out(order))
-            except IntegrityError as problem:
-                # Somebody asked twice at the same moment, and the other one was first.
-                answer = await find(engine, order) or later(problem)
-            except UNAVAILABLE as problem:
-                answer = later(problem)
+            except IntegrityError as error:
+                # The same request came twice at the same moment, and the other was first.
+                answer = await find(engine, order) or later(error)
+            except UNAVAILABLE as error:
+                answer = later(error)
         return JSONResponse(answer.body, answer.status)
 
     @app.get("/health")

@@ -58,11 +58,11 @@ def create_app(engine: Engine, names: str) -> Flask:
         if answer is None:
             try:
                 answer = answer_of(transfer_out(order))
-            except IntegrityError as problem:
-                # Somebody asked twice at the same moment, and the other one was first.
-                answer = find(engine, order) or later(problem)
-            except UNAVAILABLE as problem:
-                answer = later(problem)
+            except IntegrityError as error:
+                # The same request came twice at the same moment, and the other was first.
+                answer = find(engine, order) or later(error)
+            except UNAVAILABLE as error:
+                answer = later(error)
         return answer.body, answer.status
 
     @app.get("/health")

@@ -357,4 +357,4 @@ def test_who_is_not_asked_in_time_says_so(icbc):
     code, lines, log = asyncio.run(scenario())
     assert code == 1
     assert lines[-1] == "waiting to be asked about TAGC"
-    assert log[-1].startswith("not all was decided within 0.2 s")
+    assert log[-1].startswith("some transfers were not decided within 0.2 s")

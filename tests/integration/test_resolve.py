@@ -202,7 +202,7 @@ def test_it_goes_on_when_database_and_broker_are_back(broker, bank_for, tmp_path
         postgres.order(
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         )
-        running.says("cannot answer now, so brokers wait: the database did not answer")
+        running.says("cannot answer now; brokers wait: the database did not answer")
         # It has left the group, so that nothing is spent in vain.
         wait_until(lambda: broker.log.read_text().count(NOBODY) > lonely)
         postgres.order(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

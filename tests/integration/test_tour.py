@@ -414,4 +414,4 @@ def test_the_whole_tour_misses_nothing():
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "540 acknowledged, and not one is gone" in done.stdout
+    assert "540 acknowledged, and none is missing" in done.stdout

@@ -233,7 +233,7 @@ def test_a_transfer_is_booked_or_refused_on_both_sides(site, bank, broker):
     status, first = ask(site, "t-1", 60)
     assert (status, first["state"]) == (200, "booked")
     assert ask(site, "t-2", 60) == (409, {"state": "refused", "reason": "too little money"})
-    assert ask(site, "t-3", 1, payer="B")[1]["reason"] == "there is no account B"
+    assert ask(site, "t-3", 1, payer="B")[1]["reason"] == "account B does not exist"
     assert ask(site, "t-4", -5)[0] == 409
 
     assert ask(site, "t-1", 60) == (200, first)

@@ -83,7 +83,7 @@ def test_what_is_wrongly_called_is_no_verdict(wrong):
             "--extract names the one extract of one date",
         ),
         (("--config", "RULES", "--spark", "x=1"), "'x=1' is no setting of Spark's"),
-        (("breaks", "--config", "RULES", "--class", "bad-luck"), "there is no class 'bad-luck'"),
+        (("breaks", "--config", "RULES", "--class", "bad-luck"), "class 'bad-luck' does not exist"),
     ],
     ids=lambda name: " ".join(name) if isinstance(name, tuple) else "",
 )

@@ -152,8 +152,8 @@ def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
     (held,) = Explanations(home / "results").in_force()
     assert (held.break_id, held.class_, held.by) == ("b2e1", "dead-letter", "Li")
     assert said == (
-        "b2e1 is explained from the next run on, as long as it is dead-letter and nothing about it "
-        "changes\n"
+        "b2e1 counts as explained from the next run on, as long as it is dead-letter and its facts "
+        "do not change\n"
     )
     known = item(**OLD)
     assert msgspec.to_builtins(held.figures) == {figure: known[figure] for figure in FIGURES}

@@ -32,7 +32,7 @@ def test_the_table_has_the_labels_of_each_figure(metric):
 
     assert lines
     for labels in lines:
-        assert re.findall(r'(\w+)="', labels) == ["name", *told[metric]]
+        assert re.findall(r'(\w+)="', labels) == sorted(["name", *told[metric]])
 
 
 def test_alerts_ask_for_figures_that_there_are():

@@ -324,8 +324,8 @@ def test_a_setting_by_two_names_must_be_the_same_in_both(conf):
     same = f"mapedFileSizeCommitLog={size}\nmappedFileSizeCommitLog={size}\n"
 
     assert conf.load(same).store.segment_size == size
-    assert "store.segment_size is said twice" in conf.complaint(same + "store.segment_size=1GiB")
-    assert "listen is said twice" in conf.complaint("listen=127.0.0.1:1\nlistenPort=2\n")
+    assert "store.segment_size is set twice" in conf.complaint(same + "store.segment_size=1GiB")
+    assert "listen is set twice" in conf.complaint("listen=127.0.0.1:1\nlistenPort=2\n")
 
 
 # Formats
@@ -359,7 +359,11 @@ def test_the_name_says_what_a_file_is_written_in_or_else_its_content(conf, tmp_p
         ("b.conf", "a=1\n[store]\nflush=sync", "b.conf, line 2: [store] is a table of TOML; the n"),
         ("b.conf", 'brokerName = "b"', "b.conf, line 1: in a properties file the quotes of broker"),
         ("b.conf", "a=1\nb=\\u12", "b.conf, line 2: an escape \\u takes four hexadecimal digits"),
-        ("b.toml", "brokerName=b", "b.toml is no TOML file: Invalid value (at line 1, column 12)"),
+        (
+            "b.toml",
+            "brokerName=b",
+            "b.toml is not a TOML file: Invalid value (at line 1, column 12)",
+        ),
         ("b.toml", "brokerName=b", "RocketMQ's broker.conf with .conf or .properties"),
     ],
 )

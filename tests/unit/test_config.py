@@ -162,7 +162,7 @@ FLSH, FLUSH, QUICK = "store.flsh=async", "flush=async", "store.flush=quick"
         ("nmae=x", "did you mean name?"),
         ("zzzzzz=1", "unknown setting zzzzzz (in argument zzzzzz=1)"),
         ("store=1", "store is a group of settings; set one of them, such as store.c"),
-        ("name", "'name' sets nothing; write key=value"),
+        ("name", "'name' is not a setting; write key=value"),
         (QUICK, f'cannot be \'quick\' (in argument {QUICK}); it takes "sync" or "async"'),
         ("hold_max=soon", "it takes a duration such as 20s"),
         ("hold_max=-5s", "it takes a duration"),
@@ -240,7 +240,7 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path):
         ("[inner]\npause = -1", "it takes a duration"),
         ("[inner]\nroom = true", "it takes a size"),
         ("[inner]\npause = 2024-01-01", "it takes a duration"),
-        ("name = ", "is no TOML file"),
+        ("name = ", "is not a TOML file"),
     ],
 )
 def test_a_file_of_the_wrong_types_is_refused(tmp_path, text, told):

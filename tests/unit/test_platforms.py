@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.handlers.handler_stage import on_sockets
-from txmq.cli.stopping import at_signals
+from txmq.cli.stop_signals import stop_at_signals
 from txmq.runtime.disk import LocalDisk
 from txmq_broker import app
 from txmq_broker.config import BrokerSettings
@@ -183,7 +183,7 @@ def test_a_loop_without_signal_handlers_leaves_ctrl_c_to_python(monkeypatch):
 
         monkeypatch.setattr(loop, "add_signal_handler", refuse)
         monkeypatch.setattr(loop, "remove_signal_handler", refuse)
-        with at_signals(asyncio.Event()):
+        with stop_at_signals(asyncio.Event()):
             assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
     asyncio.run(main())

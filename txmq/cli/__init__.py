@@ -1,9 +1,9 @@
 """The command line: one file per group of commands, joined in :mod:`txmq.cli.root`.
 
 Exit codes are the same everywhere: 0 done, 1 refused or failed, 2 wrongly called or wrongly set up.
-What a command was asked for goes to standard output, everything else to standard error.
+Results go to standard output, everything else to standard error.
 
-The modules that hold commands do not put off their annotations: typer reads them when it runs.
+Modules with commands evaluate their annotations at once, because typer reads them when it runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def main() -> int:
     sys.excepthook = print_failure  # Before typer is imported, which keeps it for later.
     restore_interrupt()
     try:
-        from txmq.cli.root import app  # Whoever uses txmq as a library has no need of typer.
-    except ModuleNotFoundError as problem:
-        if problem.name not in {"typer", "rich"}:
+        from txmq.cli.root import app  # A program that uses txmq as a library needs no typer.
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
             raise
-        sys.stderr.write(f"txmq: the command line needs {problem.name}: pip install 'txmq[cli]'\n")
+        sys.stderr.write(f"txmq: the command line needs {error.name}: pip install 'txmq[cli]'\n")
         return 1
     app(prog_name="txmq")
     return 0

@@ -1,10 +1,10 @@
-"""``txmq reconcile breaks``: what is not agreed, and what people say about it."""
+"""``txmq reconcile breaks``: the breaks of a day, and their explanations."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.asking import AsJson
+from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, say, table
 from txmq.cli.reconcile_options import (
     By,
@@ -41,14 +41,14 @@ def breaks(
         typer.Option("--status", metavar="new|open|changed|reopened|explained", help="Only these."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what is in flight, or explained.")
+        bool, typer.Option("--all", help="Also items in flight, and explained ones.")
     ] = False,
     unmasked: Annotated[
         bool, typer.Option("--unmasked", help="Show account numbers as they are.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """The breaks of a business date, oldest first; explain them, or take that back."""
+    """List the breaks of a business date, oldest first; explain them, or withdraw explanations."""
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
@@ -56,8 +56,8 @@ def breaks(
         from txmq.reconcile.item_list import items_of
 
         wanted = requested_days(config, day)
-        if class_ is not None and class_ not in {each.value for each in Class}:
-            raise ConfigError(f"there is no class {class_!r}; they are {', '.join(Class)}")
+        if class_ is not None and class_ not in {known.value for known in Class}:
+            raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
         run = run_of(wanted)
         found = items_of(
             wanted.rules.directory,
@@ -83,15 +83,15 @@ def _list(items: list[dict[str, Any]], run: "Run") -> None:
         ("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
         (
             (
-                each["break_id"],
-                each["class"],
-                each["status"],
-                each["age_days"],
-                amount(each["amount"], run.result.digits.get(each["currency"], 2)),
-                each["currency"],
-                *(each[name] or "" for name in ("key", "payer", "payee")),
+                item["break_id"],
+                item["class"],
+                item["status"],
+                item["age_days"],
+                amount(item["amount"], run.result.digits.get(item["currency"], 2)),
+                item["currency"],
+                *(item[name] or "" for name in ("key", "payer", "payee")),
             )
-            for each in items
+            for item in items
         ),
     )
 
@@ -101,11 +101,11 @@ def explain(
     break_id: Annotated[str, typer.Argument(help="The break, or the beginning of its id.")],
     *,
     by: By,
-    reason: Annotated[str, typer.Option("--reason", help="What it is, in words.")],
+    reason: Annotated[str, typer.Option("--reason", help="The explanation.")],
     day: Day = None,
     config: Config = None,
 ) -> None:
-    """Say what a break is; from the next run on it is none, as long as nothing about it changes."""
+    """Explain a break. It stops counting as one from the next run until its facts change."""
     with report_failures():
         from txmq.reconcile.explanations import Explanations
         from txmq.reconcile.item_list import find_item, items_of
@@ -116,8 +116,8 @@ def explain(
         now_ms = SystemClock().wall_ms()
         done = Explanations(directory).explain(find_item(items, break_id), by, reason, now_ms)
         say(
-            f"{done.break_id} is explained from the next run on, as long as it is {done.class_} "
-            "and nothing about it changes"
+            f"{done.break_id} counts as explained from the next run on, as long as it is "
+            f"{done.class_} and its facts do not change"
         )
 
 
@@ -126,13 +126,13 @@ def withdraw(
     break_id: Annotated[str, typer.Argument(help="The break, with its whole id.")],
     *,
     by: By,
-    reason: Annotated[str, typer.Option("--reason", help="Why it does not hold.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why the explanation is wrong.")],
     config: Config = None,
 ) -> None:
-    """Take back what was said about a break."""
+    """Withdraw the explanation of a break."""
     with report_failures():
         from txmq.reconcile.explanations import Explanations
 
         directory = rules_of(config).directory
         done = Explanations(directory).withdraw(break_id, by, reason, SystemClock().wall_ms())
-        say(f"{done.break_id} is not explained any more, from the next run on")
+        say(f"{done.break_id} counts as a break again from the next run on")

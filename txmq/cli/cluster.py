@@ -1,8 +1,8 @@
-"""``txmq cluster``: the brokers there are."""
+"""``txmq cluster``: clusters and their brokers."""
 
 import typer
 
-from txmq.cli.asking import NAMES_DEFAULT, AsJson, Names, ask
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.output import as_json, table
 from txmq.client import Admin
 from txmq.client.routes import MASTER
@@ -20,7 +20,7 @@ def cluster() -> None:
 
 @app.command("list")
 def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
-    """List brokers, with what those that answer say of themselves."""
+    """List brokers; those that answer with their version and rates."""
     rows = ask(names, _brokers)
     if json:
         as_json(rows)
@@ -39,9 +39,9 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
             if replica == MASTER:
                 try:
                     stats = await admin.broker_stats(broker.name)
-                except TxmqError as problem:
-                    # One that is down is what this list is for; it must not hide the others.
-                    stats = {"brokerVersionDesc": f"tells nothing: {str(problem).strip()}"}
+                except TxmqError as error:
+                    # This list must show brokers that are down, and still show the others.
+                    stats = {"brokerVersionDesc": f"does not answer: {str(error).strip()}"}
             rows.append(
                 {
                     "cluster": broker.cluster,
@@ -57,7 +57,7 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
 
 
 def _first(stats: dict[str, str], *keys: str) -> str:
-    # Three averages in one text: over 10 seconds, 1 minute, 10 minutes.
+    # The text has three averages: over 10 seconds, 1 minute, 10 minutes.
     for key in keys:
         if stats.get(key):
             return stats[key].split()[0]

@@ -1,4 +1,4 @@
-"""``txmq config``: what can be set; prints the reference page of the documentation."""
+"""``txmq config``: the settings; prints their reference page of the documentation."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from txmq.config import Alias, Derived, ForeignName, OneValue, Setting, Unused, 
 
 __all__ = ["app", "reference"]
 
-app = typer.Typer(no_args_is_help=True, help="What can be set.")
+app = typer.Typer(no_args_is_help=True, help="The settings of a broker.")
 
 _HEAD = """\
 # Configuration
@@ -27,10 +27,10 @@ A value comes from the first of these that gives one:
 4. the file that `--config`, `-c` or `TXMQ_CONFIG` names
 5. the default
 
-The file is TOML, where its name ends with `.toml`: a group is a table there, \
+A file whose name ends with `.toml` is TOML: a group is a table there, \
 `[store]`, then `flush = "async"`.
-Where its name ends with `.conf` or `.properties` it is in the format of Java's properties, as \
-RocketMQ's `broker.conf` is: `store.flush=async`, or [RocketMQ's names](#rocketmqs-names).
+A file whose name ends with `.conf` or `.properties` is in the format of Java's properties, like \
+RocketMQ's `broker.conf`: `store.flush=async`, or [RocketMQ's names](#rocketmqs-names).
 With any other ending, a table or a value in quotes makes it TOML.
 
 Durations are written `"500ms"`, `"20s"`, `"3h"`, `"2d"`; a plain number is seconds.
@@ -40,24 +40,24 @@ Sizes are written `"64KiB"`, `"1GiB"`, `"4MB"`; a plain number is bytes.
 _FOREIGN_HEAD = """\
 ## RocketMQ's names
 
-A `broker.conf` of Apache RocketMQ 4 or 5 is understood: \
+The broker reads a `broker.conf` of Apache RocketMQ 4 or 5: \
 [how to start with yours](../howto/from-rocketmq-broker.md).
-Its names work in TOML files and with `--set`, too; \
+Its names also work in TOML files and with `--set`; \
 a plain number has the unit that RocketMQ gives it.
 """
 _ONE_VALUE_HEAD = """
-These take one value only.
-Any other stops the start, as it would promise what does not exist.
+These accept one value only.
+With any other value the broker does not start, because it cannot do what the value promises.
 """
 _UNUSED_HEAD = """
-These have no meaning here.
-They are accepted with any value, and the start names them in one line.
+These have no effect here.
+The broker accepts them with any value, and names them in one line when it starts.
 """
 
 
 @app.callback()
 def config() -> None:
-    """What can be set."""
+    """The settings of a broker."""
 
 
 @app.command("reference")
@@ -67,15 +67,15 @@ def print_reference() -> None:
 
 
 def reference(settings: list[Setting], foreign: Mapping[str, ForeignName]) -> str:
-    """The reference page for some settings, and for the names that they have in RocketMQ."""
+    """The reference page of some settings, with their names in RocketMQ."""
     groups: dict[str, list[Setting]] = {}
-    for each in settings:
-        groups.setdefault(each.key.rpartition(".")[0], []).append(each)
+    for setting in settings:
+        groups.setdefault(setting.key.rpartition(".")[0], []).append(setting)
     pages = [_HEAD]
     for group, rows in groups.items():
         lines = [f"## {group or 'The broker'}", ""]
-        lines += ["| setting | default | what it takes | variable | |", "|---|---|---|---|---|"]
-        lines += [_row(each) for each in rows]
+        lines += ["| setting | default | values | variable | |", "|---|---|---|---|---|"]
+        lines += [_row(row) for row in rows]
         pages.append("\n".join(lines) + "\n")
     return "\n".join([*pages, _foreign_section(foreign)])
 
@@ -88,7 +88,7 @@ def _foreign_section(foreign: Mapping[str, ForeignName]) -> str:
         elif isinstance(meaning, Derived):
             keys = ", ".join(f"`{key}`" for key in meaning.keys)
             lines.append(f"| `{name}` | {keys} | {meaning.text} |")
-    lines += [_ONE_VALUE_HEAD, "| RocketMQ's name | what it takes | why |", "|---|---|---|"]
+    lines += [_ONE_VALUE_HEAD, "| RocketMQ's name | accepted value | why |", "|---|---|---|"]
     lines += [
         f"| `{name}` | {f'`{meaning.value}`' if meaning.value else 'nothing'} | {meaning.why} |"
         for name, meaning in foreign.items()

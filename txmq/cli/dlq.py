@@ -1,4 +1,4 @@
-"""``txmq dlq``: dead letters counted, shown, written to a file, and given to their group again."""
+"""``txmq dlq``: dead letters listed, shown, exported, and resent to their group."""
 
 import base64
 import getpass
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from txmq.cli.asking import (
+from txmq.cli.common import (
     FAILED,
     NAMES_DEFAULT,
     WRONGLY_CALLED,
@@ -43,7 +43,7 @@ from txmq.runtime.clock import SystemClock
 __all__ = ["app"]
 
 app = typer.Typer(
-    no_args_is_help=True, help="See which messages groups could not consume, and resend them."
+    no_args_is_help=True, help="Show messages that groups could not consume, and resend them."
 )
 
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
@@ -60,8 +60,8 @@ REFUSED: Final = "failed"
 UNTRIED: Final = "not tried"
 
 
-class _Wanted(NamedTuple):
-    """Which dead letters of a group are meant."""
+class _LetterFilter(NamedTuple):
+    """The selected dead letters of a group."""
 
     group: str
     begin_ms: int
@@ -71,7 +71,7 @@ class _Wanted(NamedTuple):
     def letters(
         self, admin: Admin, count: int | None = None
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """They, from the cluster."""
+        """The letters, from the cluster."""
         return admin.dead_letters(
             self.group,
             count=count,
@@ -81,8 +81,8 @@ class _Wanted(NamedTuple):
         )
 
 
-class _Outcome(NamedTuple):
-    """What became of one dead letter that was to be resent."""
+class _ResendResult(NamedTuple):
+    """The result of resending one dead letter."""
 
     id: str
     place: str
@@ -117,20 +117,20 @@ def list_(
         ["group", "messages", "oldest", "newest", "age of oldest"],
         [
             [
-                each.group,
-                each.messages,
-                _time(each.oldest_ms),
-                _time(each.newest_ms),
-                "" if each.oldest_ms is None else age_of(now_ms - each.oldest_ms),
+                letters.group,
+                letters.messages,
+                _time(letters.oldest_ms),
+                _time(letters.newest_ms),
+                "" if letters.oldest_ms is None else age_of(now_ms - letters.oldest_ms),
             ]
-            for each in found
+            for letters in found
         ],
     )
-    for each in found:
-        if each.closed_at:
+    for letters in found:
+        if letters.closed_at:
             say(
-                f"those of {each.group} at {', '.join(each.closed_at)} may not be read yet; "
-                f"'txmq dlq show {each.group}' says how to change that"
+                f"those of {letters.group} at {', '.join(letters.closed_at)} cannot be read yet; "
+                f"'txmq dlq show {letters.group}' says how to change that"
             )
 
 
@@ -138,10 +138,10 @@ def list_(
 def show(
     group: Group,
     message_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One of them, by its id or its place.")
+        str | None, typer.Argument(metavar="ID", help="One dead letter, by id or place.")
     ] = None,
     *,
-    limit: Annotated[int, typer.Option(min=1, help="How many, the oldest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="The most to show, the oldest first.")] = 50,
     since: Since = "earliest",
     until: Until = "latest",
     topic: Topic = None,
@@ -155,7 +155,7 @@ def show(
     wanted = _wanted(group, since, until, topic)
 
     async def read(admin: Admin) -> list[ReceivedMessage]:
-        found = [each async for each in wanted.letters(admin, limit + 1)]
+        found = [message async for message in wanted.letters(admin, limit + 1)]
         if not found:
             await check_group(admin, group)
         return found
@@ -163,14 +163,14 @@ def show(
     found = ask(names, read)
     shown = found[:limit]
     if json:
-        as_json([_fields(each) for each in shown])
+        as_json([_fields(message) for message in shown])
         return
     if not shown:
         say(f"group {group} has no dead letters of this kind")
         return
     now_ms = SystemClock().wall_ms()
     headings = ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"]
-    table(headings, [_row(each, now_ms) for each in shown])
+    table(headings, [_row(message, now_ms) for message in shown])
     if len(found) > limit:
         say(f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows")
 
@@ -179,7 +179,7 @@ def show(
 def export(
     group: Group,
     *,
-    to: Annotated[Path, typer.Option(help="The file, which must not be there yet.")],
+    to: Annotated[Path, typer.Option(help="The file, which must not exist yet.")],
     since: Since = "earliest",
     until: Until = "latest",
     topic: Topic = None,
@@ -191,18 +191,18 @@ def export(
     try:
         file = to.open("xb")
     except FileExistsError:
-        fail(f"{to} is there already; name another file, or remove it", WRONGLY_CALLED)
-    except OSError as problem:
-        fail(f"{to} cannot be written: {problem.strerror}", WRONGLY_CALLED)
+        fail(f"{to} exists already; name another file, or remove it", WRONGLY_CALLED)
+    except OSError as error:
+        fail(f"{to} cannot be written: {error.strerror}", WRONGLY_CALLED)
     is_whole = False
     try:
         with file:
             count = ask(names, partial(_write, wanted, file))
         is_whole = True
-    except OSError as problem:
-        fail(f"{to} cannot be written: {problem.strerror}")
+    except OSError as error:
+        fail(f"{to} cannot be written: {error.strerror}")
     finally:
-        # A file that looks whole and is not would be trusted.
+        # An incomplete file would look complete.
         if not is_whole:
             to.unlink(missing_ok=True)
     if json:
@@ -216,11 +216,11 @@ def export(
 def resend(
     group: Group,
     message_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="Which, by id or place.")
+        list[str] | None, typer.Argument(metavar="ID", help="The dead letters, by id or place.")
     ] = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="All that are there now and were not resent before.")
+        bool, typer.Option("--all", help="All that exist now and were not resent before.")
     ] = False,
     reason: Annotated[str, typer.Option(help="Why; kept with each message.")],
     operator: Annotated[
@@ -236,73 +236,75 @@ def resend(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Give dead letters to their group again, and to no other; they stay where they are."""
+    """Resend dead letters to their group, and to no other; the dead letters stay."""
     if bool(message_ids) == everything:
-        fail("name the dead letters to resend, or say --all", WRONGLY_CALLED)
+        fail("name the dead letters to resend, or add --all", WRONGLY_CALLED)
     if message_ids and (since, until, topic) != ("earliest", "latest", None):
-        fail("--since, --until and --topic choose among --all; leave out the ids", WRONGLY_CALLED)
+        fail("--since, --until and --topic work only with --all; leave out the ids", WRONGLY_CALLED)
     if not reason.strip():
-        fail("--reason is empty; say why", WRONGLY_CALLED)
+        fail("--reason is empty; give a reason", WRONGLY_CALLED)
     wanted = _wanted(group, since, until, topic)
     ask(names, lambda admin: check_group(admin, group))
     if everything and not yes:
-        there = sum(each.messages for each in ask(names, lambda a: a.dead_letter_groups(group)))
-        choice = "" if wanted == _wanted(group) else ", as far as they were chosen,"
-        confirm(f"give the {quantity(there, 'dead letter')}{choice} to {group} again?", yes=yes)
-    run = _Run(group, reason, operator or getpass.getuser(), force=force)
+        there = sum(
+            letters.messages for letters in ask(names, lambda a: a.dead_letter_groups(group))
+        )
+        choice = "" if wanted == _wanted(group) else ", if selected,"
+        confirm(f"resend the {quantity(there, 'dead letter')}{choice} to {group}?", yes=yes)
+    run = _Resend(group, reason, operator or getpass.getuser(), force=force)
     if message_ids:
         found = ask(names, partial(run.these, message_ids), changes=True)
     else:
         found = ask(names, partial(run.all, wanted), changes=True)
     if json:
-        as_json([each._asdict() for each in found])
+        as_json([result._asdict() for result in found])
     else:
         _tell(group, found)
     done = {RESENT, BEFORE} if everything else {RESENT}
-    if any(each.outcome not in done for each in found):
+    if any(result.outcome not in done for result in found):
         raise typer.Exit(FAILED)
 
 
-class _Run:
-    """One run of resending, and how each message of it fared."""
+class _Resend:
+    """One run of the command, and the result for each message."""
 
     def __init__(self, group: str, reason: str, operator: str, *, force: bool) -> None:
         self._group = group
         self._reason = reason
         self._operator = operator
         self._force = force
-        self._found: list[_Outcome] = []
+        self._found: list[_ResendResult] = []
         self._is_cut_off = False
 
-    async def these(self, message_ids: list[str], admin: Admin) -> list[_Outcome]:
-        """Resend those that are named; the rest is left where the way to a broker fails."""
-        for each in dict.fromkeys(message_ids):
+    async def these(self, message_ids: list[str], admin: Admin) -> list[_ResendResult]:
+        """Resend the named dead letters; stop when the connection to a broker fails."""
+        for message_id in dict.fromkeys(message_ids):
             if self._is_cut_off:
-                self._note(each, "", UNTRIED, "see above")
+                self._note(message_id, "", UNTRIED, "see above")
                 continue
             try:
-                message = await admin.dead_letter(self._group, each)
-            except TxmqError as problem:
-                self._failed(each, "", problem)
+                message = await admin.dead_letter(self._group, message_id)
+            except TxmqError as error:
+                self._failed(message_id, "", error)
             else:
                 await self._one(admin, message)
         return self._found
 
-    async def all(self, wanted: _Wanted, admin: Admin) -> list[_Outcome]:
-        """Resend those that are meant, until the way to a broker fails."""
+    async def all(self, wanted: _LetterFilter, admin: Admin) -> list[_ResendResult]:
+        """Resend the selected dead letters; stop when the connection to a broker fails."""
         letters = wanted.letters(admin)
         try:
             async with aclosing(letters) as found:
-                async for each in found:
-                    await self._one(admin, each)
+                async for message in found:
+                    await self._one(admin, message)
                     if self._is_cut_off:
-                        self._note("the rest", "", UNTRIED, "run it again: none goes twice")
+                        self._note("the rest", "", UNTRIED, "run it again: no message goes twice")
                         break
-        except TxmqError as problem:
+        except TxmqError as error:
             if not self._found:
                 raise
-            # What was done already must be told.
-            self._failed("the rest", "", problem)
+            # The results so far must be printed.
+            self._failed("the rest", "", error)
         if not self._found:
             await check_group(admin, self._group)
         return self._found
@@ -317,48 +319,48 @@ class _Run:
             stored = await admin.resend_dead_letter(
                 self._group, message, reason=self._reason, operator=self._operator, force=True
             )
-        except TxmqError as problem:
-            self._failed(message.id, message.offset_id, problem)
+        except TxmqError as error:
+            self._failed(message.id, message.offset_id, error)
             return
         safe = "" if stored.status is SendStatus.OK else f" ({stored.status.name.lower()})"
         self._note(message.id, message.offset_id, RESENT, f"as {stored.offset_id}{safe}")
 
-    def _failed(self, message_id: str, place: str, problem: TxmqError) -> None:
-        is_cut_off = isinstance(problem, TransportError)
-        in_doubt = is_cut_off and bool(place) and problem.effect is not Effect.NONE
+    def _failed(self, message_id: str, place: str, error: TxmqError) -> None:
+        is_cut_off = isinstance(error, TransportError)
+        in_doubt = is_cut_off and bool(place) and error.effect is not Effect.NONE
         outcome = DOUBTFUL if in_doubt else REFUSED
         self._is_cut_off = self._is_cut_off or is_cut_off
-        self._note(message_id, place, outcome, str(problem).strip())
+        self._note(message_id, place, outcome, str(error).strip())
 
     def _note(self, message_id: str, place: str, outcome: str, note: str) -> None:
-        self._found.append(_Outcome(message_id, place, outcome, note))
+        self._found.append(_ResendResult(message_id, place, outcome, note))
 
 
-def _tell(group: str, found: list[_Outcome]) -> None:
+def _tell(group: str, found: list[_ResendResult]) -> None:
     if not found:
         say(f"group {group} has no dead letters of this kind")
         return
     table(["id", "place", "outcome", "note"], found)
     counts = [
-        f"{sum(each.outcome == kind for each in found)} {kind}"
+        f"{sum(result.outcome == kind for result in found)} {kind}"
         for kind in (RESENT, BEFORE, REFUSED, DOUBTFUL)
-        if any(each.outcome == kind for each in found)
+        if any(result.outcome == kind for result in found)
     ]
     say(", ".join(counts))
-    if any(each.outcome == DOUBTFUL for each in found):
-        say("run it again for those in doubt: what did arrive is found, and does not go twice")
+    if any(result.outcome == DOUBTFUL for result in found):
+        say("run it again for those in doubt: messages that arrived are found, and not sent twice")
 
 
-async def _write(wanted: _Wanted, file: BinaryIO, admin: Admin) -> int:
-    there = sum(each.messages for each in await admin.dead_letter_groups(wanted.group))
+async def _write(wanted: _LetterFilter, file: BinaryIO, admin: Admin) -> int:
+    there = sum(letters.messages for letters in await admin.dead_letter_groups(wanted.group))
     if not there:
         await check_group(admin, wanted.group)
     count = 0
     on_terminal = sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
         task = bar.add_task("dead letters", total=there)
-        async for each in wanted.letters(admin):
-            file.write(msgspec.json.encode(_line(each)) + b"\n")
+        async for message in wanted.letters(admin):
+            file.write(msgspec.json.encode(_line(message)) + b"\n")
             count += 1
             bar.advance(task)
     return count
@@ -386,7 +388,7 @@ def _show_one(group: str, message_id: str, names: str, *, json: bool) -> None:
     fields["keys"] = " ".join(found.keys)
     fields["dead since"] = _time(found.stored_ms)
     fields["resent"] = "no" if copy is None else provenance(copy)
-    body = {each: fields.pop(each) for each in ("body", "body_base64") if each in fields}
+    body = {name: fields.pop(name) for name in ("body", "body_base64") if name in fields}
     listing(fields | body)
 
 
@@ -422,19 +424,19 @@ def _row(message: ReceivedMessage, now_ms: int) -> list[object]:
 
 def _wanted(
     group: str, since: str = "earliest", until: str = "latest", topic: str | None = None
-) -> _Wanted:
+) -> _LetterFilter:
     begin_ms, end_ms = _moment(since, "--since"), _moment(until, "--until")
     # Brokers' clocks may be ahead: no end is later than any of them.
     end_ms = TIME_MAX if end_ms == LATEST else end_ms
     begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
-    return _Wanted(group, begin_ms, end_ms, topic)
+    return _LetterFilter(group, begin_ms, end_ms, topic)
 
 
 def _moment(text: str, option: str) -> int:
     try:
         return moment_ms(text, SystemClock().wall_ms())
-    except ValueError as problem:
-        raise typer.BadParameter(f"{text!r}; write {problem}", param_hint=option) from problem
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
 
 
 def _time(time_ms: int | None) -> str:

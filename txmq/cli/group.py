@@ -1,10 +1,10 @@
-"""``txmq group``: consumer groups made, watched, moved and removed."""
+"""``txmq group``: consumer groups created, watched, moved and deleted."""
 
 from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.asking import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
 from txmq.cli.known_names import check_group, check_topic
 from txmq.cli.moments import moment_ms
 from txmq.cli.output import as_json, say, table
@@ -16,7 +16,7 @@ from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Make, watch, move and remove consumer groups.")
+app = typer.Typer(no_args_is_help=True, help="Create, watch, move and delete consumer groups.")
 
 Name = Annotated[str, typer.Argument(help="The group.")]
 
@@ -54,7 +54,7 @@ def create(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Make a consumer group, or change it; what is not named stays as it is."""
+    """Create or change a consumer group; settings that are not named stay."""
     ask(
         names,
         lambda admin: admin.create_group(
@@ -65,15 +65,15 @@ def create(
     if json:
         as_json({"group": name, "retries": retries, "enabled": enabled})
     else:
-        told = [] if retries is None else [quantity(retries, "retry", "retries")]
-        told += [] if enabled is None else ["may consume" if enabled else "may not consume"]
-        say("; ".join([f"group {name} is there", *told]))
+        settings = [] if retries is None else [quantity(retries, "retry", "retries")]
+        settings += [] if enabled is None else ["may consume" if enabled else "may not consume"]
+        say("; ".join([f"group {name} exists", *settings]))
 
 
 @app.command("list")
 def list_(
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Those of the system too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
@@ -81,8 +81,8 @@ def list_(
     """List consumer groups."""
     found = ask(names, lambda admin: admin.groups(cluster=cluster))
     rows = [
-        {"group": name, "enabled": each.consume_enable, "retries": each.retry_max_times}
-        for name, each in found.items()
+        {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
+        for name, config in found.items()
         if everything or not (name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX))
     ]
     if json:
@@ -102,16 +102,16 @@ def delete(
     name: Name,
     *,
     keep_offsets: Annotated[
-        bool, typer.Option("--keep-offsets", help="Remember how far it had come.")
+        bool, typer.Option("--keep-offsets", help="Keep its offsets, for a group of this name.")
     ] = False,
     yes: Yes = False,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Remove a consumer group."""
+    """Delete a consumer group."""
     ask(names, lambda admin: check_group(admin, name, cluster=cluster))
-    confirm(f"remove group {name}?", yes=yes)
+    confirm(f"delete group {name}?", yes=yes)
     ask(
         names,
         lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster),
@@ -120,7 +120,7 @@ def delete(
     if json:
         as_json({"group": name, "deleted": True})
     else:
-        say(f"group {name} is removed")
+        say(f"group {name} is deleted")
 
 
 @app.command()
@@ -132,19 +132,19 @@ def progress(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Show how far a group has come in each queue."""
+    """Show the consumer lag of a group in each queue."""
 
-    async def come(admin: Admin) -> list[QueueProgress]:
+    async def read(admin: Admin) -> list[QueueProgress]:
         found = await admin.group_progress(name, topic, cluster=cluster)
-        # Brokers say of a group they never saw what they say of one that has consumed nothing.
+        # Brokers answer the same for an unknown group and for one that has consumed nothing.
         if not found:
             await check_group(admin, name, cluster=cluster)
             if topic is not None:
                 await check_topic(admin, topic)
         return found
 
-    found = ask(names, come)
-    lag = sum(each.lag for each in found)
+    found = ask(names, read)
+    lag = sum(queue.lag for queue in found)
     if json:
         as_json(
             {
@@ -152,13 +152,13 @@ def progress(
                 "lag": lag,
                 "queues": [
                     {
-                        "queue": each.queue,
-                        "broker_offset": each.broker_offset,
-                        "group_offset": each.group_offset,
-                        "lag": each.lag,
-                        "consumed_ms": each.consumed_ms,
+                        "queue": queue.queue,
+                        "broker_offset": queue.broker_offset,
+                        "group_offset": queue.group_offset,
+                        "lag": queue.lag,
+                        "consumed_ms": queue.consumed_ms,
                     }
-                    for each in found
+                    for queue in found
                 ],
             }
         )
@@ -167,14 +167,14 @@ def progress(
         ["topic", "broker", "queue", "stored to", "consumed to", "behind"],
         [
             [
-                each.queue.topic,
-                each.queue.broker,
-                each.queue.number,
-                each.broker_offset,
-                each.group_offset,
-                each.lag,
+                queue.queue.topic,
+                queue.queue.broker,
+                queue.queue.number,
+                queue.broker_offset,
+                queue.group_offset,
+                queue.lag,
             ]
-            for each in found
+            for queue in found
         ],
     )
     say(f"{quantity(lag, 'message')} behind")
@@ -190,24 +190,24 @@ def reset(
         typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
     ],
     only_back: Annotated[
-        bool, typer.Option("--only-back", help="Skip nothing that is not consumed yet.")
+        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
     ] = False,
     yes: Yes = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Take a group to the messages stored at a moment; shows from where to where, and asks."""
+    """Move a group to the messages stored at a moment; shows the change, and asks."""
     try:
         time_ms = moment_ms(to, SystemClock().wall_ms())
-    except ValueError as problem:
-        raise typer.BadParameter(f"{to!r}; write {problem}", param_hint="--to") from problem
+    except ValueError as error:
+        raise typer.BadParameter(f"{to!r}; write {error}", param_hint="--to") from error
 
-    async def planned(admin: Admin) -> list[OffsetMove]:
+    async def plan_reset(admin: Admin) -> list[OffsetMove]:
         plan = await admin.plan_reset(name, topic, time_ms, force=not only_back)
         await check_group(admin, name)
         return plan
 
-    plan = ask(names, planned, topic=topic)
+    plan = ask(names, plan_reset, topic=topic)
     if not json:
         table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
     confirm(f"move group {name} in topic {topic}: {_consequence(plan)}?", yes=yes)
@@ -240,30 +240,30 @@ def _consequence(plan: list[OffsetMove]) -> str:
     changes = [move.after - move.before for move in plan if move.before is not None]
     skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
     parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []
-    parts += [f"{quantity(repeated, 'message')} given again"] if repeated else []
-    return ", ".join(parts) or "no message skipped or given again"
+    parts += [f"{quantity(repeated, 'message')} delivered again"] if repeated else []
+    return ", ".join(parts) or "no message skipped or delivered again"
 
 
 @app.command()
 def clients(
     name: Name, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
 ) -> None:
-    """Show the consumers of a group that are connected."""
+    """Show the connected consumers of a group."""
 
-    async def connected(admin: Admin) -> GroupConnections:
+    async def read(admin: Admin) -> GroupConnections:
         try:
             return await admin.group_connections(name, cluster=cluster)
         except ConsumerOffline:
             await check_group(admin, name, cluster=cluster)
             raise
 
-    found = ask(names, connected)
+    found = ask(names, read)
     if json:
         as_json(found)
         return
     table(
         ["client", "address", "language", "version"],
-        [[each.id, each.address, each.language, each.version] for each in found.clients],
+        [[client.id, client.address, client.language, client.version] for client in found.clients],
     )
     for topic, expression in found.subscriptions.items():
         say(f"subscribed to {topic}: {expression}")

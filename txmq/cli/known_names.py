@@ -18,12 +18,12 @@ async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
     """Pass if a topic exists.
 
     Args:
-        admin: Who asks the cluster.
+        admin: The connection to the cluster.
         name: The topic.
-        what: What the caller names by it.
+        what: What the error calls it.
 
     Raises:
-        TopicNotFound: It does not; the text has the nearest name and what to do.
+        TopicNotFound: It does not exist; the text has the nearest name and what to do.
         TransportError: No name server answers.
     """
     known = await admin.topics()
@@ -35,10 +35,10 @@ async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
 
 
 async def check_group(admin: Admin, name: str, *, cluster: str | None = None) -> None:
-    """Pass if a consumer group exists: by settings, topics of its own, offsets or consumers.
+    """Pass if a consumer group has settings, topics of its own, offsets or consumers.
 
     Raises:
-        GroupNotFound: It does not; the text has the nearest name and what to do.
+        GroupNotFound: It has none of them; the text has the nearest name and what to do.
         ConfigError: The cluster is unknown.
         TransportError: A name server or broker does not answer.
         BrokerRefused: A broker refuses.
@@ -59,14 +59,14 @@ async def check_group(admin: Admin, name: str, *, cluster: str | None = None) ->
         return
     raise GroupNotFound(
         f"group {name!r} does not exist{nearest(name, known)}; "
-        "all groups are shown by: txmq group list"
+        "list all groups with: txmq group list"
     )
 
 
 async def check_producer_group(admin: Admin, name: str) -> None:
     """Pass if a producer group has open transactions or connected producers.
 
-    Brokers remember nothing else of producers.
+    Brokers keep nothing else about producers.
 
     Raises:
         GroupNotFound: It has neither; the text has the nearest name that has open transactions.
@@ -79,14 +79,17 @@ async def check_producer_group(admin: Admin, name: str) -> None:
             return
         if await admin.producer_connections(name, cluster=cluster):
             return
-        known.update(each.group for each in await admin.transactions(limit=500, cluster=cluster))
+        known.update(
+            transaction.group
+            for transaction in await admin.transactions(limit=500, cluster=cluster)
+        )
     raise GroupNotFound(
         f"producer group {name!r} has no open transactions and no connected producers"
-        f"{nearest(name, known)}; the open transactions of all groups are shown by: txmq tx list"
+        f"{nearest(name, known)}; list the open transactions of all groups with: txmq tx list"
     )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that suggests the nearest of some names; empty where none is near."""
+    """A clause that suggests the nearest of some names; empty if no name is near."""
     found = get_close_matches(name, sorted(known), n=1)
     return f"; the nearest name is {found[0]!r}" if found else ""

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from txmq.cli.asking import FAILED, WRONGLY_CALLED, AsJson, Yes, confirm, fail, has_terminal
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, Yes, confirm, fail, has_terminal
 from txmq.cli.log_lines import BodyForm, plain_body, record_fields, record_line
 from txmq.cli.moments import LATEST, moment_ms
 from txmq.cli.output import as_json, note, say
@@ -63,7 +63,7 @@ Kinds = Annotated[
 
 _FOLDERS: Final = ("log", "index", "config")
 _ROUNDS_MAX: Final = 20
-"""Repairs in a row; each takes something away, so few are ever needed."""
+"""Repairs in a row; each removes something, so few are ever needed."""
 _RANGES_SHOWN: Final = 8
 
 Advance: TypeAlias = Callable[[int], None]
@@ -135,7 +135,7 @@ def dump(
         else:
             say(record_line(found, with_body=body))
 
-    run = _Reading(selection, limit)
+    run = _LogPass(selection, limit)
     with _opened(data) as disk:
         run.read(disk, write, has_bar=not sys.stdout.isatty())
     run.finish()
@@ -180,7 +180,7 @@ def export(
     if (to_file is None) == (bodies is None):
         fail("name either --file FILE or --bodies DIR", WRONGLY_CALLED)
     selection = _selection(topic, queue, since, until, key, transaction, from_, to, kind)
-    run = _Reading(selection, limit, is_export=True)
+    run = _LogPass(selection, limit, is_export=True)
     target = to_file or bodies
     assert target is not None, "one of both was given"
     with ExitStack() as stack:
@@ -260,7 +260,7 @@ def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
             f"{data} is not a broker's directory: it has no {_FOLDERS[0]} in it",
             WRONGLY_CALLED,
         )
-    # What the store would log, the findings say.
+    # The findings report what the store would log.
     logging.getLogger("txmq_broker").addHandler(logging.NullHandler())
     disk = _HeldDisk(data) if is_writer else ReadOnlyDisk(data)
     lock: Lock | None = None
@@ -270,7 +270,7 @@ def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
     except BlockingIOError:
         fail(f"{data.absolute()} is in use by {_holder(data)}; stop it first", WRONGLY_CALLED)
     except BrokenPipeError:
-        raise  # The reader of the output is gone; typer ends the program.
+        raise  # The reader of the output has closed its end; typer ends the program.
     except OSError as error:
         what = error.filename or data
         fail(f"{what} cannot be read: {error.strerror or error}", WRONGLY_CALLED)
@@ -280,7 +280,7 @@ def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
 
 
 class _HeldDisk(LocalDisk):
-    """A directory that this process has locked; parts of the broker may take it without waiting."""
+    """A directory that this process has locked; parts of the broker may lock it again."""
 
     def lock(self) -> Lock:
         return _HeldLock()
@@ -288,7 +288,7 @@ class _HeldDisk(LocalDisk):
 
 class _HeldLock:
     def release(self) -> None:
-        """Leave the directory to the one that has locked it."""
+        """Do nothing: the command holds the real lock."""
 
 
 def _holder(data: Path) -> str:
@@ -423,8 +423,8 @@ def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
 # Reading
 
 
-class _Reading:
-    """One pass over the log, and what it could not read."""
+class _LogPass:
+    """One pass over the log, with counts of records and of damaged parts."""
 
     def __init__(
         self, selection: "Selection", limit: int | None, *, is_export: bool = False
@@ -436,7 +436,7 @@ class _Reading:
         self.passed_over = 0
 
     def read(self, disk: LocalDisk, write: Callable[["LogRecord"], None], *, has_bar: bool) -> None:
-        """Give every wanted record to a function."""
+        """Pass every selected record to a function."""
         from txmq_broker.inspection.log_records import select
         from txmq_broker.store.log.identity import log_to_read
         from txmq_broker.store.log.reader import LogReader
@@ -458,7 +458,7 @@ class _Reading:
             log.close()
 
     def _wanted(self) -> "tuple[Selection, bool]":
-        """What to select: messages and the decisions that make some, unless others are named."""
+        """The records to read: messages and decisions that commit some, unless others are named."""
         from txmq_broker.inspection.log_records import RecordKind
 
         selection = self._selection
@@ -503,10 +503,10 @@ class _Reading:
         )
 
     def finish(self) -> None:
-        """End the program as it went.
+        """End the program with 1 if it passed over damage.
 
         Raises:
-            typer.Exit: Something had to be passed over.
+            typer.Exit: It passed over something.
         """
         if self.passed_over:
             raise typer.Exit(FAILED)

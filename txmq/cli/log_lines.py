@@ -1,4 +1,4 @@
-"""A record of a broker's log as a line: for people, and as JSON that loses nothing."""
+"""A record of a broker's log as a line: for people, and as JSON without any loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["BodyForm", "plain_body", "record_fields", "record_line"]
 
 BodyForm = Literal["none", "plain", "stored"]
-"""Whether a body is left out, as its producer gave it, or as it is stored."""
+"""No body, the body that its producer sent, or the stored bytes."""
 
 _ALGORITHMS = {SysFlag.LZ4: "lz4", SysFlag.ZSTD: "zstd"}
 _ALGORITHM_BITS = 0x700
@@ -56,7 +56,7 @@ def record_line(found: LogRecord, *, with_body: bool) -> str:
 
 
 def _special_parts(found: LogRecord) -> list[str]:
-    """What a line says of a record that is not a plain message."""
+    """The parts of a line for a record that is not a plain message."""
     decision, parts = found.decision, []
     if decision is not None:
         by = f"{decision.kind.name} by {decision.source.name}"
@@ -79,7 +79,7 @@ def _body_text(record: Record) -> str:
 
 
 def plain_body(record: Record) -> tuple[bytes, str]:
-    """A body as its producer gave it; where it cannot be decompressed, as it is stored and why."""
+    """The body that the producer sent; if it cannot be decompressed, the stored bytes and why."""
     try:
         return record.plain_body(), ""
     except (RemoteProtocolError, ConfigError) as error:
@@ -87,10 +87,10 @@ def plain_body(record: Record) -> tuple[bytes, str]:
 
 
 def record_fields(found: LogRecord, form: BodyForm) -> dict[str, object]:
-    """Everything a record says, for a line of JSON.
+    """All fields of a record, for a line of JSON.
 
-    A body stands under ``body`` where it is text and under ``body_base64`` where it is not.
-    ``compressed`` names how it is stored; the body itself is decompressed unless ``stored`` is set.
+    A body that is text is in ``body``, any other in ``body_base64``. ``compressed`` names the
+    algorithm of the stored bytes; the body is decompressed unless ``stored`` is set.
     """
     fields: dict[str, object] = {
         "kind": found.kind,
@@ -138,7 +138,7 @@ def record_fields(found: LogRecord, form: BodyForm) -> dict[str, object]:
     }
     pairs = "\x02".join(f"{name}\x01{value}" for name, value in named.items())
     if pairs != record.properties.removesuffix("\x02"):
-        # Something that the map does not hold, such as a name that occurs twice.
+        # The text has more than the map, such as a name that occurs twice.
         fields["properties_text"] = record.properties
     if record.sys_flag & SysFlag.COMPRESSED:
         fields["compressed"] = _ALGORITHMS.get(SysFlag(record.sys_flag & _ALGORITHM_BITS), "zlib")

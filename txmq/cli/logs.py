@@ -1,6 +1,6 @@
-"""How the log of a running program is written: ``key=value`` for people, JSON lines for machines.
+"""The format of a program's log: ``key=value`` for people, JSON lines for machines.
 
-Whatever a call passes as ``extra`` becomes fields of its line in either form.
+What a call passes as ``extra`` becomes fields of its line in both forms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def configure(form: Form, level: Level) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """``time LEVEL logger message key=value``, one record a line but for tracebacks."""
+    """``time LEVEL logger message key=value``, one line a record; a traceback has further lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See :meth:`logging.Formatter.format`."""
@@ -76,7 +76,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _one_line(record: logging.LogRecord) -> str:
-    # Clients choose their ids and reasons: none may look like another record or command a terminal.
+    # Clients choose ids and reasons: they must not forge a second record or control the terminal.
     return printable(record.getMessage().replace("\r", "\\r").replace("\n", "\\n"))
 
 

@@ -1,4 +1,4 @@
-"""``txmq message``: messages sent, recalled, fetched and looked up."""
+"""``txmq message``: messages sent, recalled, fetched and found."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.asking import (
+from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
@@ -48,22 +48,24 @@ def send(
         typer.Option("--property", help="A property, as name=value; may be repeated."),
     ] = None,
     delay_level: Annotated[
-        int, typer.Option(min=0, help="Deliver it after the time the broker has for this level.")
+        int, typer.Option(min=0, help="Deliver it after the broker's delay for this level.")
     ] = 0,
-    after: Annotated[str | None, typer.Option(help="Deliver it after so long, as in 90s.")] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Deliver it after this time, such as 90s.")
+    ] = None,
     queue: OneQueue = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Send a message."""
     if delay_level and after is not None:
-        fail("--delay-level and --after say the same thing; leave out one of them", WRONGLY_CALLED)
+        fail("--delay-level and --after exclude each other; leave out one", WRONGLY_CALLED)
     message = Message(
         topic=topic,
         body=sys.stdin.buffer.read() if body == "-" else os.fsencode(body),
         tags=tag,
         keys=tuple(key or ()),
-        properties=dict(_pair(each) for each in property_ or ()),
+        properties=dict(_pair(pair) for pair in property_ or ()),
         delay_level=delay_level,
         deliver_after_s=None if after is None else _seconds(after),
     )
@@ -74,7 +76,7 @@ def send(
         return
     named = f"id {receipt.id}, place {receipt.offset_id}"
     if delay_level or receipt.recall_handle is not None:
-        # Its offset is that of the queue in which it waits, and would not be found in its topic.
+        # The offset is that of the queue in which it waits; its topic has no such message.
         say(f"waits at {receipt.queue.broker} for its time; {named}")
     else:
         where = f"{receipt.queue.broker}:{receipt.queue.number}"
@@ -86,12 +88,12 @@ def send(
 @app.command()
 def recall(
     topic: Topic,
-    handle: Annotated[str, typer.Argument(help="What its sender was told to recall it by.")],
+    handle: Annotated[str, typer.Argument(help="The recall handle that its sender received.")],
     *,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Have a message that waits for its time never come."""
+    """Recall a delayed message, so that it is never delivered."""
     recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True, topic=topic)
     if json:
         as_json({"id": recalled})
@@ -105,28 +107,28 @@ def pull(
     *,
     queue: OneQueue = None,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="The first message wanted; the oldest if not given.")
+        int | None, typer.Option(min=0, help="The offset to begin at; by default the oldest.")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="The most messages of each queue.")] = 32,
     tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
-    hold_ms: Annotated[int, typer.Option(help="How long to wait where there are none.")] = 0,
+    hold_ms: Annotated[int, typer.Option(help="How long to wait if there are none.")] = 0,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Fetch messages without consuming them: no group's offset moves."""
 
-    async def fetched(admin: Admin) -> list[ReceivedMessage]:
+    async def fetch(admin: Admin) -> list[ReceivedMessage]:
         if queue is not None:
             queues: tuple[Queue, ...] = (queue_of(topic, queue),)
         else:
             queues = (await admin.route(topic)).readable
         pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags)
         found: list[ReceivedMessage] = []
-        for each in queues:
-            found += await _fetch(admin, each, offset, count, pulls)
+        for source in queues:
+            found += await _fetch(admin, source, offset, count, pulls)
         return found
 
-    _show(ask(names, fetched, topic=topic), json=json)
+    _show(ask(names, fetch, topic=topic), json=json)
 
 
 @app.command()
@@ -135,7 +137,7 @@ def view(
     *,
     topic: Annotated[
         str | None,
-        typer.Option(help="Look in this topic for the id its producer gave; else by its place."),
+        typer.Option(help="The topic, for an id that the producer gave; else it is a place."),
     ] = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
@@ -164,7 +166,7 @@ def query(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Look messages up by key."""
+    """Find messages by key."""
     _show(ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic), json=json)
 
 
@@ -177,25 +179,25 @@ def trace(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Show who sent and handled a message, as far as clients leave traces."""
+    """Show who sent and handled a message, if clients leave traces."""
 
-    async def told(admin: Admin) -> list[TraceRecord]:
+    async def read(admin: Admin) -> list[TraceRecord]:
         found = await admin.query(trace_topic, message_id)
-        records = [record for each in found for record in decode(each.body)]
-        wanted = [each for each in records if each.id == message_id and _is_of(topic, each)]
+        records = [record for message in found for record in decode(message.body)]
+        wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
         if not wanted:
             await check_topic(admin, topic)
         return wanted
 
-    # A trace message may be there twice, where its producer had no answer the first time.
-    found = dict.fromkeys(ask(names, told, topic=trace_topic))
+    # A trace message exists twice if its producer had no answer to the first send.
+    found = dict.fromkeys(ask(names, read, topic=trace_topic))
     records = sorted(found, key=lambda record: record.at_ms)
     if json:
-        as_json([trace_fields(each) for each in records])
+        as_json([trace_fields(record) for record in records])
     elif not records:
         say("no traces")
     else:
-        table(HEADINGS, [trace_row(each) for each in records])
+        table(HEADINGS, [trace_row(record) for record in records])
 
 
 def _is_of(topic: str, record: TraceRecord) -> bool:
@@ -205,7 +207,7 @@ def _is_of(topic: str, record: TraceRecord) -> bool:
 async def _fetch(
     admin: Admin, queue: Queue, offset: int | None, count: int, pull: Pull
 ) -> list[ReceivedMessage]:
-    # Pulls until enough came: brokers give a few at a time, and say where to go on.
+    # Brokers give a few messages at a time, and the offset to go on at.
     at = await admin.min_offset(queue) if offset is None else offset
     found: list[ReceivedMessage] = []
     while len(found) < count:
@@ -220,20 +222,20 @@ async def _fetch(
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise typer.BadParameter(f"{text!r} is no property; write name=value")
+        raise typer.BadParameter(f"{text!r} is not a property; write name=value")
     return name, value
 
 
 def _seconds(text: str) -> int:
     try:
         return math.ceil(parse_duration(text))
-    except ValueError as problem:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 5m or 2h") from problem
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error
 
 
 def _show(found: list[ReceivedMessage], *, json: bool) -> None:
     if json:
-        as_json([message_fields(each) for each in found])
+        as_json([message_fields(message) for message in found])
         return
     if not found:
         say("no messages")
@@ -242,14 +244,14 @@ def _show(found: list[ReceivedMessage], *, json: bool) -> None:
         ["broker", "queue", "offset", "id", "tag", "keys", "body"],
         [
             [
-                each.queue.broker,
-                each.queue.number,
-                each.offset,
-                each.id,
-                each.tags,
-                " ".join(each.keys),
-                each.body.decode(errors="backslashreplace"),
+                message.queue.broker,
+                message.queue.number,
+                message.offset,
+                message.id,
+                message.tags,
+                " ".join(message.keys),
+                message.body.decode(errors="backslashreplace"),
             ]
-            for each in found
+            for message in found
         ],
     )

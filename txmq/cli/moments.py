@@ -1,4 +1,4 @@
-"""Moments as people write them on a command line. Pure."""
+"""Points in time as users write them on a command line. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LATEST: Final = -1
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _MILLISECONDS_DIGITS: Final = 12
-"""A bare number from here on is milliseconds since 1970; before, nobody means September 2001."""
+"""A bare number with so many digits is milliseconds since 1970, from September 2001 on."""
 
 
 def moment_ms(text: str, now_ms: int) -> int:
     """Milliseconds since 1970 of a moment.
 
-    It may be ``earliest`` or ``latest``, a time such as ``2024-05-01T12:00`` (UTC unless it says
-    otherwise), milliseconds since 1970, or how long ago it was: ``2h``.
+    A moment is ``earliest`` or ``latest``, a time such as ``2024-05-01T12:00`` (UTC unless it names
+    a zone), milliseconds since 1970, or a duration before now: ``2h``.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The text has none of these forms.
     """
     text = text.strip()
     if text in _NAMED:

@@ -10,7 +10,7 @@ import txmq
 from txmq.cli import logs
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
-from txmq.cli.stopping import at_signals
+from txmq.cli.stop_signals import stop_at_signals
 from txmq.errors import TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
@@ -27,21 +27,23 @@ def names(
     ] = "127.0.0.1:9876",
     data: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Where it keeps what operators note; nowhere if absent."),
+        typer.Option(
+            metavar="DIR", help="Where it keeps the settings of operators; without it, in memory."
+        ),
     ] = None,
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
-    """Run a name server until it is told to stop."""
-    import uvloop  # Where there is none, the commands of a client still work.
+    """Run a name server until it is stopped."""
+    import uvloop  # Commands of a client also work on systems without it.
 
     logs.configure(log_format, log_level)
-    kept = Path(data).absolute() if data is not None else "nowhere: routes come from brokers"
+    kept = Path(data).absolute() if data is not None else "in memory: routes come from brokers"
     note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
     try:
         uvloop.run(_serve(listen, data))
-    except (TxmqError, OSError) as problem:
-        give_up(problem, started=False, addresses={"--listen": listen}, data=data)
+    except (TxmqError, OSError) as error:
+        give_up(error, started=False, addresses={"--listen": listen}, data=data)
 
 
 async def _serve(listen: str, data: str | None) -> None:
@@ -50,7 +52,7 @@ async def _serve(listen: str, data: str | None) -> None:
     host, port = split_address(listen)
     stopped = asyncio.Event()
     disk = None if data is None else LocalDisk(data)
-    with at_signals(stopped):
+    with stop_at_signals(stopped):
         async with NameServer(SystemNetwork(), SystemClock(), disk) as server:
             await server.open(host, port)
             say("ready names {}:{}".format(*server.address))

@@ -1,7 +1,7 @@
-"""What commands print: tables for people, one line of JSON for programs.
+"""The output of commands: tables for people, one line of JSON for programs.
 
-No other module of the commands writes to the standard streams, so that every name, key and reason
-from the wire passes :func:`txmq.printable.printable` on its way.
+No other module of the commands writes to the standard streams. So every name, key and reason from
+the wire passes through :func:`txmq.printable.printable`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 WIDTH: Final = 1000
-"""Columns where nobody looks: what goes into a file or a pipe is never cut to a screen's width."""
+"""Columns in a file or a pipe, where no line may be cut to the width of a screen."""
 
 
 def as_json(value: object) -> None:
@@ -41,7 +41,7 @@ def as_json(value: object) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line, whatever the names in it hold."""
+    """Print one line; control characters in it are escaped."""
     sys.stdout.write(printable(text) + "\n")
 
 
@@ -64,26 +64,26 @@ def note_lines(text: str) -> None:
 
 
 def flush() -> None:
-    """Hand what is printed to the program that reads it, which may wait at a pipe."""
+    """Send the printed lines now: a program may wait for them at a pipe."""
     sys.stdout.flush()
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print rows under headings; numbers stand to the right."""
+    """Print rows under headings; numbers are right-aligned."""
     kept = [list(row) for row in rows]
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, heading in enumerate(columns):
-        numeric = bool(kept) and all(isinstance(row[at], int) for row in kept)
-        drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for index, heading in enumerate(columns):
+        is_numeric = bool(kept) and all(isinstance(row[index], int) for row in kept)
+        drawn.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
     for row in kept:
         drawn.add_row(*(printable(str(cell)) for cell in row))
-    # A bracketed word in a name is no style, and ":name:" is no picture.
+    # A bracketed word in a name must not become a style, nor ":name:" an emoji.
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width, markup=False, highlight=False, emoji=False).print(drawn)
 
 
 def listing(fields: Mapping[str, object]) -> None:
-    """Print one thing, a field a line; the lines of a long text stay in the field's column."""
+    """Print one field a line; further lines of a long text stay in the same column."""
     for name, value in fields.items():
         first, *more = str(value).split("\n")
         say(f"{name:12} {first}")
@@ -92,7 +92,7 @@ def listing(fields: Mapping[str, object]) -> None:
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:
-    """A message for JSON; a body that is no text stands in base64 under a name of its own."""
+    """A message for JSON; a body that is not text is in ``body_base64``."""
     fields: dict[str, object] = {
         "topic": message.topic,
         "queue": message.queue,

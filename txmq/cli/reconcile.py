@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from txmq.cli import breaks
-from txmq.cli.asking import AsJson
+from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
     Config,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from txmq.cli.asking import fail
+from txmq.cli.common import fail
 from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
 from txmq.runtime.clock import SystemClock
@@ -40,7 +40,14 @@ __all__ = [
 NOT_RUN: Final = 3
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
-_EXTRA: Final = {"pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "jinja2"}
+_EXTRA: Final = {
+    "pyspark",
+    "py4j",
+    "pyarrow",
+    "adbc_driver_postgresql",
+    "jinja2",
+    "prometheus_client",
+}
 
 
 class ReconcileGroup(TyperGroup):

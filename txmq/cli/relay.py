@@ -1,4 +1,4 @@
-"""``txmq relay``: publishes what is committed to an outbox, until it is told to stop."""
+"""``txmq relay``: publishes the committed messages of an outbox, until it is stopped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.asking import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
-from txmq.cli.figures import figures_at
+from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
 from txmq.cli.known_names import check_topic
+from txmq.cli.metrics_server import metrics_server
 from txmq.cli.output import flush, say
-from txmq.cli.schema import Database, told
-from txmq.cli.stopping import at_signals
+from txmq.cli.schema import Database, database_errors
+from txmq.cli.stop_signals import stop_at_signals
 from txmq.client import Admin, Session
 from txmq.errors import (
     DatabaseFailed,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["relay"]
 
 COUNT_S: Final = 5.0
-"""Who scrapes mostly waits for 10 s."""
+"""Prometheus waits for 10 s by default."""
 PORT_MAX: Final = 65_535
 LEASE_MAX_S: Final = 3_600.0
 
@@ -44,17 +44,18 @@ def relay(
     database: Database,
     outbox: Annotated[str, typer.Option("--outbox", help="The outbox table.")] = "txmq_outbox",
     schema: Annotated[
-        str | None, typer.Option("--schema", help="Where it is, unless where sessions look first.")
+        str | None,
+        typer.Option("--schema", help="Its schema; by default the first in the search path."),
     ] = None,
     group: Annotated[
-        str, typer.Option("--group", help="The producer group that messages are sent by.")
+        str, typer.Option("--group", help="The producer group that sends the messages.")
     ] = "txmq_relay",
     on_poison: Annotated[
         str,
         typer.Option(
             metavar="block|skip|dead_letter",
-            help="What becomes of a row whose message nobody takes: its lane waits, or it is put "
-            "aside with the reason, or it goes to another topic.",
+            help="What to do with a row whose message no broker accepts: its lane waits, or the "
+            "row is put aside with the reason, or its message goes to another topic.",
         ),
     ] = "block",
     dead_letter_topic: Annotated[
@@ -66,50 +67,54 @@ def relay(
             "--lease",
             min=0.1,
             max=LEASE_MAX_S,
-            help="Seconds after which others do what a dead one did.",
+            help="Lease in seconds. When it expires, another relay takes over the rows of a relay "
+            "that died.",
         ),
     ] = 10.0,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="HOST:PORT", help="Where to show figures to Prometheus."),
+        typer.Option(
+            "--metrics", metavar="HOST:PORT", help="Where to serve metrics to Prometheus."
+        ),
     ] = None,
     names: Names = NAMES_DEFAULT,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more than warnings.")] = False,
 ) -> None:
-    """Publish what is committed to an outbox, and share the work with others that do.
+    """Publish the committed messages of an outbox; several relays share the work.
 
-    It says "ready" in a line of its own. SIGTERM ends it once what is on its way has arrived.
+    It prints a line that begins with "ready". After SIGTERM it waits for messages that are being
+    sent, and ends.
     """
     logs.configure("text", "info" if verbose else "warning")
-    with told():
+    with database_errors():
         from txmq.databases.engines import engine_of
         from txmq.outbox.settings import RelaySettings
         from txmq.outbox.table import Outbox
 
         settings = RelaySettings(
-            on_poison=on_poison,  # type: ignore[arg-type]  # which it looks at itself
+            on_poison=on_poison,  # type: ignore[arg-type]  # which checks it itself
             dead_letter_topic=dead_letter_topic,
             group=group,
             lease_s=lease,
         )
         engine = engine_of(database)
         where = None if metrics is None else _address(metrics)
-        plan = Plan(engine, Outbox(outbox, schema), names, settings, where)
+        plan = RelayPlan(engine, Outbox(outbox, schema), names, settings, where)
         try:
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
                 runner.run(_run(plan))
-        except (LocalProtocolError, LimitExceeded) as problem:
-            fail(str(problem), WRONGLY_CALLED)
-        except TopicNotFound as problem:
-            fail(str(problem))
-        except OSError as problem:
-            fail(f"no figures can be shown at {metrics}: {problem}")
+        except (LocalProtocolError, LimitExceeded) as error:
+            fail(str(error), WRONGLY_CALLED)
+        except TopicNotFound as error:
+            fail(str(error))
+        except OSError as error:
+            fail(f"cannot serve metrics at {metrics}: {error}")
         finally:
             engine.dispose()
 
 
-class Plan(NamedTuple):
-    """What was asked for."""
+class RelayPlan(NamedTuple):
+    """The options of the command."""
 
     engine: Any
     outbox: Outbox
@@ -121,16 +126,16 @@ class Plan(NamedTuple):
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > PORT_MAX:
-        fail(f"{text!r} is no address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
+        fail(f"{text!r} is not an address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
     return host.strip("[]"), int(port)
 
 
-async def _run(plan: Plan) -> None:
+async def _run(plan: RelayPlan) -> None:
     from txmq.outbox.relay import Relay
 
     await _check_dead_letter_topic(plan)
     stopped = asyncio.Event()
-    with at_signals(stopped):
+    with stop_at_signals(stopped):
         async with AsyncExitStack() as stack:
             working = Relay(plan.engine, plan.names, plan.settings, outbox=plan.outbox)
             await stack.enter_async_context(working)
@@ -138,7 +143,7 @@ async def _run(plan: Plan) -> None:
             line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
             if plan.metrics is not None:
                 host, port = await stack.enter_async_context(
-                    figures_at(*plan.metrics, lambda: _page(working))
+                    metrics_server(*plan.metrics, lambda: _page(working))
                 )
                 line += f" metrics http://{host}:{port}/metrics"
             say(line)
@@ -149,11 +154,11 @@ async def _run(plan: Plan) -> None:
     say(f"{tally.published} published, {tally.failed} failed, {lost} lost")
 
 
-async def _check_dead_letter_topic(plan: Plan) -> None:
-    # A misspelt one would be noticed with the first message that no broker takes.
+async def _check_dead_letter_topic(plan: RelayPlan) -> None:
+    # Otherwise a misspelt topic would be noticed only with the first message that no broker takes.
     if not plan.settings.dead_letter_topic:
         return
-    with suppress(TransportError):  # A relay waits for brokers that are away.
+    with suppress(TransportError):  # A relay waits for brokers that do not answer.
         async with Session(plan.names) as session:
             name = plan.settings.dead_letter_topic
             await check_topic(Admin(session), name, "the dead-letter topic")
@@ -166,5 +171,5 @@ async def _page(relay: Relay) -> str:
         async with asyncio.timeout(COUNT_S):
             waiting = await relay.waiting()
     except (DatabaseFailed, TimeoutError):
-        waiting = None  # What is known is told all the same.
+        waiting = None  # The page still has the counters of this relay.
     return exposition(relay.tally, waiting)

@@ -1,8 +1,8 @@
-"""``txmq resolve``: answers checks for services that are dead, with nothing but their database.
+"""``txmq resolve``: answers checks for services that are down, from their database alone.
 
-It joins the producer group, and its answers come from the fence, as those of any manager do. Where
-the database goes away it leaves the group until that is back: brokers then wait for somebody whom
-they can ask, and no check is spent.
+It joins the producer group, and answers from the fence as every transaction manager does. While
+the database does not answer, it leaves the group: brokers then wait for a member that they can ask,
+and spend no check.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.asking import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, fail, sentence_of
+from txmq.cli.common import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, fail, sentence_of
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.output import as_json, note, say
-from txmq.cli.schema import FenceName, SchemaName, told
-from txmq.cli.stopping import at_signals
+from txmq.cli.schema import FenceName, SchemaName, database_errors
+from txmq.cli.stop_signals import stop_at_signals
 from txmq.cli.xa import is_named, xa_resource_of
 from txmq.client.client import Client
 from txmq.client.envelope import check_name
@@ -54,15 +54,15 @@ __all__ = ["resolve"]
 T = TypeVar("T")
 
 LOOK_S: Final = 0.25
-"""How often it is looked what has been done."""
+"""How often it looks at its progress."""
 SAY_S: Final = 5.0
-"""How often it is said."""
+"""How often it prints its progress."""
 KEEP_IN_TOUCH_S: Final = 5.0
-"""Brokers that come back are met this soon: nothing else would be said to them."""
+"""How soon it meets a broker that comes back: nothing else is sent to such a broker."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 HANDLER_S: Final = 120.0
-"""Longer than a whole batch of checks takes of which each waits for a lock."""
+"""Longer than a whole batch of checks takes if each of them waits for a lock."""
 STOP_S: Final = 5.0
 
 
@@ -73,36 +73,40 @@ def resolve(
         list[str],
         typer.Option(
             envvar="TXMQ_DATABASE",
-            help="The database, such as postgresql://user@host/bank; or, where transactions are "
-            "over several, each of them as NAME=URL, and first the one with the fence.",
+            help="The database, such as postgresql://user@host/bank. For transactions over several "
+            "databases: each as NAME=URL, the one with the fence first.",
         ),
     ],
     fence: FenceName = "txmq_fence",
     schema: SchemaName = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when the group has nothing open any more.")
+        bool, typer.Option("--until-empty", help="End when the group has no open transactions.")
     ] = False,
     workers: Annotated[
-        int, typer.Option(min=1, help="Checks worked on at once; they share database transactions.")
+        int, typer.Option(min=1, help="Checks answered at once; they share database transactions.")
     ] = CHECKS_PER_PRODUCER_MAX,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but the end.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log what is not known, and why.")] = (
-        False
-    ),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log the checks without a decision, and why.")
+    ] = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Answer brokers that ask about transactions of services that are dead, until told to stop.
+    """Answer brokers that ask about transactions of services that are down, until it is stopped.
 
-    It needs the database of the services, and nothing else of them. With --until-empty the exit
-    code says whether all is decided: 0, or 1 where transactions are parked or it was stopped.
+    It needs only the database of the services. With --until-empty the exit code is 0 if all
+    transactions are decided, and 1 if some are parked or it was stopped.
     """
     logs.configure("text", "warning" if verbose else "error")
-    with told(), _told_of_names(), resource_of(database, fence, schema) as resource:
+    with (
+        database_errors(),
+        cluster_errors(),
+        resource_of(database, fence, schema) as resource,
+    ):
         check_name("producer group", group, GROUP_CHARS_MAX)
-        plan = Plan(group, names, workers, until_empty, quiet)
+        plan = ResolvePlan(group, names, workers, until_empty, quiet)
         with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            summary = runner.run(Resolving(plan, resource).run())
+            summary = runner.run(Resolver(plan, resource).run())
     if json:
         as_json(asdict(summary))
     else:
@@ -115,10 +119,10 @@ def resolve(
 def resource_of(
     databases: list[str], fence: str, schema: str | None
 ) -> Iterator[SQLResource[Any] | XAResource[Any]]:
-    """What answers: the database behind its fence, or several by their names.
+    """The resource that answers: one database with its fence, or several by name.
 
     Raises:
-        ConfigError: That is no URL of a database that can have a fence, or a name is none.
+        ConfigError: A URL is not one of a database that can have a fence, or a name is invalid.
     """
     from txmq.databases.engines import engine_of
     from txmq.transaction.resources import SQLResource
@@ -139,19 +143,19 @@ def resource_of(
 
 
 @contextmanager
-def _told_of_names() -> Iterator[None]:
+def cluster_errors() -> Iterator[None]:
     try:
         yield
-    except (LocalProtocolError, LimitExceeded) as problem:
-        fail(str(problem), WRONGLY_CALLED)
-    except RequestNotSupported as problem:
-        fail(f"this broker cannot say what is open, so leave out --until-empty: {problem}")
-    except TransportError as problem:
-        fail(sentence_of(problem))
+    except (LocalProtocolError, LimitExceeded) as error:
+        fail(str(error), WRONGLY_CALLED)
+    except RequestNotSupported as error:
+        fail(f"this broker cannot list open transactions, so leave out --until-empty: {error}")
+    except TransportError as error:
+        fail(sentence_of(error))
 
 
-class Plan(NamedTuple):
-    """What was asked for."""
+class ResolvePlan(NamedTuple):
+    """The options of the command."""
 
     group: str
     names: str
@@ -161,8 +165,8 @@ class Plan(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Summary:
-    """What was answered; and where brokers could say it, what is left."""
+class ResolveSummary:
+    """The answers; and the transactions that are left, if brokers can list them."""
 
     committed: int
     rolled_back: int
@@ -180,31 +184,31 @@ class Summary:
             f"{self.rolled_back} rolled back; {self.unknown} answered with unknown"
         )
         if self.conflicts:
-            line += f"; {self.conflicts} had been decided otherwise before, look into the log"
+            line += f"; {self.conflicts} had been decided otherwise before, see the log"
         if self.left == count == self.unknown == self.conflicts == 0:
-            line += "; nothing of this group was open; txmq tx list shows what is"
+            line += "; this group had no open transactions; list those of all with: txmq tx list"
         if self.left:
-            line += f"; {quantity(self.left, 'is', 'are')} left, which txmq tx list shows"
+            line += f"; {quantity(self.left, 'is', 'are')} left; list with: txmq tx list"
         return line
 
 
-class Left(NamedTuple):
-    """What is open, of all brokers that are known."""
+class OpenCount(NamedTuple):
+    """The open transactions of the group, at all known brokers."""
 
     all: int
     waiting: int
-    """Of these for an answer, at least; others are parked."""
+    """At least so many wait for an answer; the others are parked."""
 
 
-class Resolving:
+class Resolver:
     """One run of the command.
 
     Args:
-        plan: What was asked for.
-        resource: What answers.
+        plan: The options of the command.
+        resource: Answers the checks.
     """
 
-    def __init__(self, plan: Plan, resource: SQLResource[Any] | XAResource[Any]) -> None:
+    def __init__(self, plan: ResolvePlan, resource: SQLResource[Any] | XAResource[Any]) -> None:
         self._plan = plan
         self._resource = resource
         keep = ClientSettings(heartbeat_s=KEEP_IN_TOUCH_S, route_refresh_s=KEEP_IN_TOUCH_S)
@@ -213,34 +217,34 @@ class Resolving:
         self._stopped = asyncio.Event()
         self._before: list[TransactionTally] = []
         self._met: dict[str, None] = {}
-        """All brokers by name, also those that are gone since."""
-        self._left: Left | None = None
+        """The names of all brokers seen, also of those that are gone now."""
+        self._left: OpenCount | None = None
         self._silent = ""
 
-    async def run(self) -> Summary:
+    async def run(self) -> ResolveSummary:
         """Answer until it is time to stop.
 
         Raises:
-            ResourceError: The database cannot answer, from the beginning.
+            ResourceError: The database could not answer at the start.
             TransportError: No name server answers.
-            RequestNotSupported: A broker cannot say whether anything is open.
+            RequestNotSupported: A broker cannot list open transactions.
         """
-        begun = self._clock.monotonic()
-        with at_signals(self._stopped):
+        began_s = self._clock.monotonic()
+        with stop_at_signals(self._stopped):
             is_done = await self._until_stopped()
         tally = self._tally()
-        return Summary(
+        return ResolveSummary(
             committed=tally["checks_committed"],
             rolled_back=tally["checks_rolled_back"],
             unknown=tally["checks_unknown"],
             conflicts=tally["conflicts"],
             left=None if self._left is None else self._left.all,
-            seconds=round(self._clock.monotonic() - begun, 3),
+            seconds=round(self._clock.monotonic() - began_s, 3),
             is_good=not tally["conflicts"] and (is_done or not self._plan.is_until_empty),
         )
 
     async def _until_stopped(self) -> bool:
-        """Answer; whether nothing is left to be answered."""
+        """Answer; returns whether no transaction is left."""
         async with self._client:
             await self._client.admin.cluster()
             await self._unless_stopped(self._resource.verify())
@@ -251,8 +255,8 @@ class Resolving:
             return self._left is not None and not self._left.all
 
     async def _say_if_unknown(self) -> None:
-        # It is no error: brokers know nothing either of a group whose transactions are all decided.
-        with suppress(TxmqError):  # RocketMQ's brokers cannot say it, and others may be away.
+        # Not an error: brokers forget a group when all its transactions are decided.
+        with suppress(TxmqError):  # RocketMQ's brokers cannot list groups; others may be down.
             try:
                 await check_producer_group(self._client.admin, self._plan.group)
             except GroupNotFound as error:
@@ -265,14 +269,14 @@ class Resolving:
             try:
                 async with self._member():
                     if self._resource.identity != identity:
-                        raise DatabaseFailed("another fence is there now; start this anew")
+                        raise DatabaseFailed("the fence was replaced by another; start this again")
                     backoff.reset()
                     is_done = await self._look_on()
-            except (ResourceError, TransportError) as problem:
+            except (ResourceError, TransportError) as error:
                 if self._resource.identity != identity:
                     raise
-                why = str(problem).partition("\n")[0]
-                self._say(f"cannot answer now, so brokers wait: {why}")
+                why = str(error).partition("\n")[0]
+                self._say(f"cannot answer now; brokers wait: {why}")
                 await self._pause(backoff.next_pause())
 
     @asynccontextmanager
@@ -292,10 +296,10 @@ class Resolving:
             yield manager
 
     async def _look_on(self) -> bool:
-        """Say what is done until nothing is left; whether that is so.
+        """Print the progress until no transaction is left; returns whether none is.
 
         Raises:
-            ResourceError: The database is gone.
+            ResourceError: The database does not answer any more.
         """
         said_at, said, seen = self._clock.monotonic(), self._tally(), self._tally()
         while True:
@@ -305,7 +309,7 @@ class Resolving:
                 return False
             now = self._tally()
             if now["checks_unknown"] > seen["checks_unknown"]:
-                # That it cannot tell may have to do with one transaction, or with all.
+                # The cause of an unknown answer may be one transaction, or the whole database.
                 await self._unless_stopped(self._resource.verify())
             is_idle, is_due = now == seen, self._clock.monotonic() - said_at >= SAY_S
             seen = now
@@ -317,19 +321,20 @@ class Resolving:
                 self._say_progress(now, said, self._clock.monotonic() - said_at)
                 said_at, said = self._clock.monotonic(), now
 
-    # What is open
+    # Open transactions
 
     async def _masters(self) -> dict[str, str | None]:
-        """Where the master of each broker is that was ever met; nowhere if that is gone."""
+        """The master's address of each broker ever seen; None if it is gone."""
         found = {
-            each.name: each.addresses.get(MASTER) for each in await self._client.admin.cluster()
+            broker.name: broker.addresses.get(MASTER)
+            for broker in await self._client.admin.cluster()
         }
         self._met.update(dict.fromkeys(found))
         return {name: found.get(name) for name in self._met}
 
     async def _ask_what_is_left(self) -> None:
-        """See what brokers say is open; nothing is known where one of them does not answer."""
-        left = Left(0, 0)
+        """Count the open transactions; the count is None if a broker does not answer."""
+        left = OpenCount(0, 0)
         header = ListTransactions("prepared", self._plan.group, 0, 1)
         silent = ""
         try:
@@ -342,24 +347,24 @@ class Resolving:
                     address, RequestCode.LIST_TRANSACTIONS, header
                 )
                 found = OpenTransactions.read(answer.body)
-                left = Left(left.all + found.of_group, left.waiting + len(found.transactions))
+                left = OpenCount(left.all + found.of_group, left.waiting + len(found.transactions))
         except RequestNotSupported:
             self._left = None
             if self._plan.is_until_empty:
                 raise
             return
-        except TxmqError as problem:
-            silent = str(problem)
+        except TxmqError as error:
+            silent = str(error)
         self._left = None if silent else left
         if silent and not self._silent:
-            self._say(f"a broker does not answer, and is waited for: {silent}")
+            self._say(f"waiting for a broker that does not answer: {silent}")
         self._silent = silent
 
-    # What is said
+    # Output
 
     def _tally(self) -> dict[str, int]:
-        names = [each.name for each in fields(self._before[0])] if self._before else []
-        return {name: sum(getattr(each, name) for each in self._before) for name in names}
+        names = [field.name for field in fields(self._before[0])] if self._before else []
+        return {name: sum(getattr(tally, name) for tally in self._before) for name in names}
 
     def _say(self, text: str) -> None:
         if not self._plan.is_quiet:
@@ -381,7 +386,7 @@ class Resolving:
         await self._unless_stopped(asyncio.sleep(seconds))
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for something, and no longer than until it is time to stop."""
+        """Wait for some work, at most until it is time to stop."""
         working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopped.wait())
         try:

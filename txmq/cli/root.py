@@ -36,8 +36,8 @@ app.add_typer(schema.app, name="schema")
 app.add_typer(config.app, name="config")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
         say(f"txmq {txmq.__version__}")
         raise typer.Exit
 
@@ -46,7 +46,7 @@ def _version(asked: bool) -> None:
 def root(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which this is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A message broker that speaks Apache RocketMQ's protocol, and what one asks of a cluster."""
+    """A message broker that speaks Apache RocketMQ's protocol, and commands for clusters."""

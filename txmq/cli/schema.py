@@ -1,4 +1,4 @@
-"""``txmq schema``: the tables that txmq needs in an application's database."""
+"""``txmq schema``: txmq's tables in the database of an application."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,34 +8,35 @@ from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.asking import WRONGLY_CALLED, fail
+from txmq.cli.common import WRONGLY_CALLED, fail
 from txmq.cli.output import say, say_lines
 from txmq.config import parse_duration
 from txmq.errors import ConfigError, ResourceError
 from txmq.quantity import quantity
 
-__all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "told"]
+__all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "database_errors"]
 
 app = typer.Typer(
-    no_args_is_help=True, help="The tables that txmq needs in a database: make them, clean them."
+    no_args_is_help=True, help="Create and clean the tables that txmq needs in a database."
 )
 
-_EXTRA: Final = {"sqlalchemy", "psycopg"}
+_EXTRA: Final = {"sqlalchemy", "psycopg", "prometheus_client"}
 
 Database = Annotated[
     str,
     typer.Option(envvar="TXMQ_DATABASE", help="The database, such as postgresql://user@host/bank."),
 ]
 FenceName = Annotated[str, typer.Option("--fence", help="The fence table.")]
-DoneName = Annotated[str, typer.Option("--done", help="The table of what is done.")]
+DoneName = Annotated[str, typer.Option("--done", help="The table of finished work.")]
 OutboxName = Annotated[str, typer.Option("--outbox", help="The outbox table.")]
 SchemaName = Annotated[
-    str | None, typer.Option("--schema", help="Where it is, unless where sessions look first.")
+    str | None,
+    typer.Option("--schema", help="Its schema; by default the first in the search path."),
 ]
 
 
-class Wanted(Enum):
-    """What a database is to have."""
+class TableKind(Enum):
+    """The kinds of tables."""
 
     FENCE = "fence"
     DONE = "done"
@@ -43,10 +44,10 @@ class Wanted(Enum):
 
 
 Choice = Annotated[
-    list[Wanted] | None,
+    list[TableKind] | None,
     typer.Argument(
-        help="fence, for whoever sends in transactions (the default); done, for idempotent "
-        "consumers; outbox, for messages that a relay sends.",
+        help="fence, for producers of transactions (the default); done, for idempotent consumers; "
+        "outbox, for messages that a relay sends.",
         show_default=False,
     ),
 ]
@@ -62,25 +63,25 @@ def create(
     outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
 ) -> None:
-    """Make the tables where they are missing, and see that they can be used."""
-    with told():
+    """Create the tables that are missing, and check that all can be used."""
+    with database_errors():
         from txmq.databases.engines import engine_of
         from txmq.idempotent.schema import create_done
         from txmq.outbox.schema import create_outbox
         from txmq.transaction.resources.schema import create_fence
 
-        makers = {
-            Wanted.FENCE: (create_fence, fence),
-            Wanted.DONE: (create_done, done),
-            Wanted.OUTBOX: (create_outbox, outbox),
+        creators = {
+            TableKind.FENCE: (create_fence, fence),
+            TableKind.DONE: (create_done, done),
+            TableKind.OUTBOX: (create_outbox, outbox),
         }
         engine = engine_of(database)
         shown = engine.url.render_as_string(hide_password=True)
         try:
-            for make, name in [makers[each] for each in tables or [Wanted.FENCE]]:
-                is_new = make(engine, name, schema)
+            for create_table, name in [creators[kind] for kind in tables or [TableKind.FENCE]]:
+                is_new = create_table(engine, name, schema)
                 named = f"{schema}.{name}" if schema else name
-                say(f"{named} {'is made' if is_new else 'was there'} in {shown}, and can be used")
+                say(f"{named} {'is created' if is_new else 'exists'} in {shown}, and can be used")
         finally:
             engine.dispose()
 
@@ -95,19 +96,19 @@ def sql(
     outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
 ) -> None:
-    """Print the statements that make the tables, for a migration of your own."""
-    with told():
+    """Print the statements that create the tables, for a migration of your own."""
+    with database_errors():
         from txmq.idempotent.done_table import DoneTable
         from txmq.outbox.table import Outbox
         from txmq.transaction.resources.fence import Fence
 
-        made = {
-            Wanted.FENCE: Fence(fence, schema).ddl,
-            Wanted.DONE: DoneTable(done, schema).ddl,
-            Wanted.OUTBOX: Outbox(outbox, schema).ddl,
+        statements_of = {
+            TableKind.FENCE: Fence(fence, schema).ddl,
+            TableKind.DONE: DoneTable(done, schema).ddl,
+            TableKind.OUTBOX: Outbox(outbox, schema).ddl,
         }
-        for each in tables or [Wanted.FENCE]:
-            for statement in made[each](dialect):
+        for kind in tables or [TableKind.FENCE]:
+            for statement in statements_of[kind](dialect):
                 say_lines(f"{statement};\n")
 
 
@@ -116,17 +117,17 @@ def clean(
     *,
     database: Database,
     older_than: Annotated[
-        str, typer.Option(help="How old what goes has to be, such as 7d or 120h.")
+        str, typer.Option(help="Remove rows that are older than this, such as 7d or 120h.")
     ],
     horizon: Annotated[
         str | None,
-        typer.Option(help="How long a message can come again; 101h unless you know better."),
+        typer.Option(help="How long a message can be delivered again; 101h by default."),
     ] = None,
     done: DoneName = "txmq_done",
     schema: SchemaName = None,
 ) -> None:
-    """Remove the rows of what was done long ago; for a timer, once a day."""
-    with told():
+    """Remove old rows of finished work; run it from a timer, once a day."""
+    with database_errors():
         from txmq.databases.engines import engine_of
         from txmq.idempotent import UniqueKeyTable
 
@@ -137,31 +138,31 @@ def clean(
             removed = asyncio.run(guard.clean(older_s, horizon_s=least_s))
         finally:
             engine.dispose()
-        say(f"{quantity(removed, 'row is', 'rows are')} gone from {done}")
+        say(f"{quantity(removed, 'row')} removed from {done}")
 
 
 def _seconds(text: str) -> float:
     try:
         return parse_duration(text)
-    except ValueError as problem:
-        raise ConfigError(f"{text!r} is not {problem}") from None
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not {error}") from None
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Say in one line why something cannot be done with a database.
+def database_errors() -> Iterator[None]:
+    """Print an error of a database in one line, and end the program.
 
     Raises:
-        typer.Exit: It cannot.
+        typer.Exit: The database cannot do it.
     """
     try:
         yield
-    except ConfigError as problem:
-        fail(str(problem), WRONGLY_CALLED)
-    except ResourceError as problem:
-        fail(str(problem))
-    except ModuleNotFoundError as problem:
-        # Whoever runs a broker has no need of a database.
-        if problem.name not in _EXTRA:
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
+    except ResourceError as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        # A broker runs without these packages.
+        if error.name not in _EXTRA:
             raise
-        fail(f"this command needs {problem.name}: pip install 'txmq[sql]'")
+        fail(f"this command needs {error.name}: pip install 'txmq[sql]'")

@@ -1,7 +1,7 @@
-"""``txmq serve``: a broker, with its own name server unless it is told of others.
+"""``txmq serve``: a broker, with its own name server unless others are given.
 
-Only this module and :mod:`txmq.cli.names` know that brokers can be built, and only when one is
-asked for: commands of a client load no broker.
+Only the commands that need the broker import it, and only when they run: commands of a client load
+no broker.
 """
 
 import errno
@@ -17,7 +17,7 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.asking import FAILED, WRONGLY_CALLED, fail
+from txmq.cli.common import FAILED, WRONGLY_CALLED, fail
 from txmq.cli.output import flush, note_lines, say
 from txmq.config import ForeignName, load
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
@@ -46,11 +46,11 @@ LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
 LOG_LEVEL_VARIABLE: Final = "TXMQ_LOG_LEVEL"
 
 NOT_SETTINGS: Final = (CONFIG_VARIABLE, LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE)
-"""Variables of the command line that are no settings of the broker."""
+"""Variables of the command line that are not settings of the broker."""
 
 LogForm = Annotated[
     logs.Form,
-    typer.Option("--log-format", envvar=LOG_FORMAT_VARIABLE, help="How log lines are written."),
+    typer.Option("--log-format", envvar=LOG_FORMAT_VARIABLE, help="The format of log lines."),
 ]
 LogLevel = Annotated[
     logs.Level,
@@ -58,13 +58,13 @@ LogLevel = Annotated[
         "--log-level",
         envvar=LOG_LEVEL_VARIABLE,
         case_sensitive=False,
-        help="The least important lines that are written.",
+        help="Write log lines of this level and above.",
     ),
 ]
 
 _FLUSH_MEANS: Final = {
-    "sync": "a send is answered when it would survive a power cut",
-    "async": "a send is answered when it is written; a power cut may take what came last",
+    "sync": "a send is answered when its message survives a power cut",
+    "async": "a send is answered when it is written; a power cut may take the last messages",
 }
 
 
@@ -73,13 +73,13 @@ def serve(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", show_default="txmq-data", help="What holds everything it keeps."
+            metavar="DIR", show_default="txmq-data", help="The directory of all its data."
         ),
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", show_default="127.0.0.1:10911", help="Where clients reach it."
+            metavar="HOST:PORT", show_default="127.0.0.1:10911", help="Where clients connect."
         ),
     ] = None,
     names_listen: Annotated[
@@ -96,7 +96,7 @@ def serve(
             "--names",
             "-n",
             metavar="ADDRS",
-            help="Name servers elsewhere (separated by ';'), in place of its own; also TXMQ_NAMES.",
+            help="Other name servers (separated by ';') instead of its own; also TXMQ_NAMES.",
         ),
     ] = None,
     flush: Annotated[
@@ -104,8 +104,8 @@ def serve(
         typer.Option(
             metavar="sync|async",
             show_default="sync",
-            help="When a send is answered: once it would survive a power cut (sync), or once it "
-            "is written, so that a power cut may take what came last (async).",
+            help="When a send is answered: once its message survives a power cut (sync), or once "
+            "it is written, so that a power cut may take the last messages (async).",
         ),
     ] = None,
     config: Annotated[
@@ -123,7 +123,7 @@ def serve(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Any setting, by our name or RocketMQ's; may be repeated.",
+            help="A setting, by its name here or in RocketMQ; may be repeated.",
         ),
     ] = None,
     name: Annotated[
@@ -140,23 +140,24 @@ def serve(
         str | None,
         typer.Option(
             metavar="REASON",
-            help="Start although a part of the log is missing, and record why in the log. No "
-            "offset is given a second time.",
+            help="Start although a part of the log is missing, and record the reason in the log. "
+            "Offsets are never used twice.",
         ),
     ] = None,
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
-    """Run a broker until it is told to stop; SIGTERM drains it.
+    """Run a broker until it is stopped; SIGTERM drains it.
 
-    Settings come from the file, TXMQ_* variables, --set and the other options, each over the last.
-    All of them are in docs/reference/configuration.md; `txmq config reference` prints that page.
+    Settings come from the file, TXMQ_* variables, --set and the other options; a later source
+    overrides an earlier one. `txmq config reference` prints all settings, as
+    docs/reference/configuration.md does.
     """
     if not __debug__:
         fail("a broker checks itself by assertions; run it without python -O", WRONGLY_CALLED)
     if names is not None and names_listen is not None:
-        fail("--names and --names-listen exclude each other: elsewhere or here", WRONGLY_CALLED)
-    named = {
+        fail("--names and --names-listen exclude each other; leave out one", WRONGLY_CALLED)
+    options = {
         "data": data,
         "listen": listen,
         "names_listen": names_listen,
@@ -165,10 +166,10 @@ def serve(
         "name": name,
         "cluster": cluster,
     }
-    given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
     if names_listen is not None:
-        # Who asks for a name server here does not mean the one other commands find in TXMQ_NAMES.
-        given.append("names=")
+        # A name server of its own excludes the one that other commands find in TXMQ_NAMES.
+        arguments.append("names=")
     logs.configure(log_format, log_level)
     try:
         settings = load(
@@ -176,35 +177,35 @@ def serve(
             file=config,
             environ=os.environ,
             reserved=NOT_SETTINGS,
-            arguments=[*(set_ or ()), *given],
+            arguments=[*(set_ or ()), *arguments],
             aliases=foreign_names(),
             notice=log.warning,
         )
-    except ConfigError as problem:
-        fail(str(problem), WRONGLY_CALLED)
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
     if accept_loss is not None and not accept_loss.strip():
-        fail("--accept-loss needs a reason, which is recorded in the log", WRONGLY_CALLED)
+        fail("--accept-loss needs a reason, which the broker records in its log", WRONGLY_CALLED)
     note_lines(banner(settings))
     keep_freed_memory()
     raise typer.Exit(_run(settings, accept_loss))
 
 
 def settings_shape() -> "type[BrokerSettings]":
-    """What a broker can be told."""
+    """The settings of a broker."""
     from txmq_broker.config import BrokerSettings
 
     return BrokerSettings
 
 
 def foreign_names() -> Mapping[str, ForeignName]:
-    """RocketMQ's names for what a broker can be told."""
+    """RocketMQ's names for the settings of a broker."""
     from txmq_broker.rocketmq_settings import NAMES
 
     return NAMES
 
 
 def banner(settings: "BrokerSettings") -> str:
-    """What an operator wants to read first: what this is, and where its data lies."""
+    """The first lines an operator reads: the version, the addresses and the data directory."""
     listen = settings.listen
     if settings.advertise:
         listen += f", advertised as {settings.advertise}"
@@ -222,39 +223,39 @@ def banner(settings: "BrokerSettings") -> str:
 
 
 def give_up(
-    problem: Exception, *, started: bool, addresses: Mapping[str, str], data: str | None
+    error: Exception, *, started: bool, addresses: Mapping[str, str], data: str | None
 ) -> NoReturn:
-    """End the program with the one sentence that tells an operator what to change.
+    """End the program with one sentence that tells the operator what to change.
 
     Args:
-        problem: Why it ends.
+        error: Why it ends.
         started: Whether it has served.
-        addresses: Where it was to listen, by the option that says so.
-        data: The directory it was to have.
+        addresses: The addresses to listen at, by option.
+        data: The directory of its data.
 
     Raises:
         typer.Exit: Always.
     """
-    if isinstance(problem, ConfigError):
-        fail(str(problem), WRONGLY_CALLED)
-    what = str(problem)
-    if isinstance(problem, OSError) and problem.strerror:
-        what = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
-        what = _taken(problem, addresses) or what
-    if isinstance(problem, DirectoryInUse) and data is not None:
+    if isinstance(error, ConfigError):
+        fail(str(error), WRONGLY_CALLED)
+    what = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        what = _taken(error, addresses) or what
+    if isinstance(error, DirectoryInUse) and data is not None:
         what += f": {Path(data).absolute()}"
     if data is not None:
         what = what.replace("--data DIR", f"--data {shlex.quote(str(Path(data).absolute()))}")
     fail(f"{'stopped' if started else 'cannot start'}: {what}", FAILED)
 
 
-def _taken(problem: OSError, addresses: Mapping[str, str]) -> str | None:
-    # The event loop tells the address only in its text: "... address ('127.0.0.1', 9876): ...".
-    if problem.errno != errno.EADDRINUSE:
+def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
+    # Only the text of the error has the address: "... address ('127.0.0.1', 9876): ...".
+    if error.errno != errno.EADDRINUSE:
         return None
-    told = re.search(r"\('[^']*', (\d+)", str(problem))
+    port = re.search(r"\('[^']*', (\d+)", str(error))
     for option, address in addresses.items():
-        if told is None or split_address(address)[1] == int(told[1]):
+        if port is None or split_address(address)[1] == int(port[1]):
             return f"{address} is taken; choose another {option}"
     return None
 
@@ -284,8 +285,8 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
         addresses["--names-listen"] = settings.names_listen
     try:
         code = app.run(settings, ready=ready, accept_loss=accept_loss)
-    except (TxmqError, OSError) as problem:
-        give_up(problem, started=started, addresses=addresses, data=settings.data)
+    except (TxmqError, OSError) as error:
+        give_up(error, started=started, addresses=addresses, data=settings.data)
     log.info("stopped", extra={"code": code})
     return code
 

@@ -1,11 +1,11 @@
-"""``txmq reconcile signoff``: two names under a day's result."""
+"""``txmq reconcile signoff``: two people sign the result of a day."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from txmq.cli.asking import AsJson
+from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, say, table
 from txmq.cli.reconcile_options import (
     Config,
@@ -30,14 +30,15 @@ def signoff(
     day: Day = None,
     config: Config = None,
     role: Annotated[
-        str | None, typer.Option("--as", metavar="preparer|reviewer", help="In which part.")
+        str | None,
+        typer.Option("--as", metavar="preparer|reviewer", help="The role of the signer."),
     ] = None,
-    by: Annotated[str, typer.Option("--by", help="Whose name it is.")] = "",
-    note: Annotated[str, typer.Option("--note", help="What is to be said with it.")] = "",
+    by: Annotated[str, typer.Option("--by", help="The name of the signer.")] = "",
+    note: Annotated[str, typer.Option("--note", help="A note to keep with the signature.")] = "",
     show: Annotated[bool, typer.Option("--show", help="Show who has signed.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Sign a day's result: one person prepares it, somebody else reviews it."""
+    """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
         from txmq.reconcile.results import Results
         from txmq.reconcile.signatures import Signatures
@@ -46,16 +47,16 @@ def signoff(
         run, signatures = run_of(wanted), Signatures(wanted.rules.directory)
         if not show:
             if role not in {"preparer", "reviewer"}:
-                raise ConfigError("say who signs: --as preparer or --as reviewer, or only --show")
+                raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
             Results(wanted.rules.directory).verify(run)
             sign = signatures.prepare if role == "preparer" else signatures.review
             signed = sign(run, by, SystemClock().wall_ms(), note)
-            _tell(wanted, msgspec.structs.replace(run, sign_off=signed))
+            _publish(wanted, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, signatures, json=json)
 
 
-def _tell(wanted: RequestedDays, run: "Run") -> None:
-    """Have the names stand wherever the result stands."""
+def _publish(wanted: RequestedDays, run: "Run") -> None:
+    """Add the names wherever the result is kept."""
     from txmq.reconcile.report.page import page
     from txmq.reconcile.report.summary_json import as_json as summary
     from txmq.reconcile.results import Results
@@ -76,8 +77,8 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
     state, given = signatures.state(run), signatures.all(run.result.business_date)
     outdated = signatures.outdated(run)
     if json:
-        told = {"state": state, "outdated": outdated, "result_digest": run.result_digest}
-        as_json({**told, "signatures": given})
+        about = {"state": state, "outdated": outdated, "result_digest": run.result_digest}
+        as_json({**about, "signatures": given})
         return
     say(f"{run.result.business_date}: {state}, {run.result.verdict}, {run.result_digest}")
     if outdated is not None:
@@ -90,12 +91,12 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
         ("as", "by", "at", "result", "note"),
         (
             (
-                each.role,
-                each.by,
-                moment(each.at_ms),
-                "this one" if each.result_digest == run.result_digest else "another one",
-                each.note,
+                signature.role,
+                signature.by,
+                moment(signature.at_ms),
+                "this one" if signature.result_digest == run.result_digest else "another one",
+                signature.note,
             )
-            for each in given
+            for signature in given
         ),
     )

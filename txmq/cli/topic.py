@@ -1,11 +1,11 @@
-"""``txmq topic``: topics made, changed, shown and removed."""
+"""``txmq topic``: topics created, changed, shown and deleted."""
 
 from shlex import quote
 from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.asking import (
+from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
@@ -18,7 +18,7 @@ from txmq.cli.asking import (
 )
 from txmq.cli.known_names import check_topic
 from txmq.cli.output import as_json, note, say, table
-from txmq.cli.topic_change import Change
+from txmq.cli.topic_change import TopicChange
 from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.envelope import check_name
@@ -29,7 +29,7 @@ from txmq.quantity import quantity
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Make, change, show and remove topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, change, show and delete topics.")
 
 Name = Annotated[str, typer.Argument(help="The topic.")]
 
@@ -43,23 +43,23 @@ def create(
     queues: Annotated[int, typer.Option(min=1, help="Queues at each broker.")] = 8,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
-    perm: Annotated[str, typer.Option(help="What it allows: rw, r or w.")] = "rw",
+    perm: Annotated[str, typer.Option(help="Its permission: rw, r or w.")] = "rw",
     order: Annotated[
         bool, typer.Option("--order", help="Keep its queues while a broker is away.")
     ] = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Make a topic, and return when clients can find it; `txmq topic update` changes one."""
+    """Create a topic, and return when clients can find it; `txmq topic update` changes one."""
     allowed = _perm_of(perm)
 
-    async def made(admin: Admin) -> Route:
+    async def create_topic(admin: Admin) -> Route:
         await _check_new(admin, name, queues, broker, cluster)
         return await admin.create_topic(
             name, queues, broker, cluster=cluster, perm=allowed, order=order
         )
 
-    route = ask(names, made, changes=True)
+    route = ask(names, create_topic, changes=True)
     if json:
         as_json({"topic": name, "queues": queues, "brokers": route.brokers})
     else:
@@ -70,7 +70,7 @@ def create(
 async def _check_new(
     admin: Admin, name: str, queues: int, broker: str | None, cluster: str | None
 ) -> None:
-    """Pass if none of the brokers has the topic where it is to be made."""
+    """Pass if no broker that is to have the topic has it already."""
     check_name("topic", name)
     try:
         route = await admin.route(name)
@@ -78,9 +78,7 @@ async def _check_new(
         return
     known = await admin.cluster()
     chosen = {
-        each.name
-        for each in known
-        if broker in (None, each.name) and cluster in (None, each.cluster)
+        at.name for at in known if broker in (None, at.name) and cluster in (None, at.cluster)
     }
     if having := sorted(chosen & set(route.addresses)):
         only = f" --broker {quote(broker)}" if broker is not None else ""
@@ -95,26 +93,28 @@ def update(
     name: Name,
     *,
     queues: Annotated[int | None, typer.Option(min=1, help="Queues at each broker.")] = None,
-    perm: Annotated[str | None, typer.Option(help="What it allows: rw, r or w.")] = None,
+    perm: Annotated[str | None, typer.Option(help="Its permission: rw, r or w.")] = None,
     order: Annotated[
         bool | None,
         typer.Option("--order/--no-order", help="Keep its queues while a broker is away."),
     ] = None,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Take queues away, in two steps: run it twice.")
+        bool, typer.Option("--shrink", help="Remove queues, in two steps: run it twice.")
     ] = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Change a topic; what is not named stays as it is.
+    """Change a topic; settings that are not named stay.
 
-    Fewer queues need --shrink and two runs. The first closes the queues for new messages. The
-    second, when all groups have consumed what is in them, removes the queues.
+    Fewer queues need --shrink and two runs. The first run closes the queues for new messages. The
+    second run removes the queues, when all groups have consumed their messages.
     """
     if (queues, perm, order) == (None, None, None):
         fail("name what to change: --queues, --perm or --order", WRONGLY_CALLED)
-    wanted = Change(name, queues, None if perm is None else _perm_of(perm), order, broker, shrink)
+    wanted = TopicChange(
+        name, queues, None if perm is None else _perm_of(perm), order, broker, shrink
+    )
     done = ask(names, wanted.make, changes=True, topic=name)
     if json:
         as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
@@ -124,7 +124,7 @@ def update(
     if queues is not None and any(config.read_queue_nums > queues for config in done.values()):
         say(
             f"new messages go to the first {quantity(queues, 'queue')} only; when all groups have "
-            "consumed what is in the others, and at least 30 s from now, remove those with: "
+            "consumed the messages of the others, and at least 30 s from now, remove those with: "
             f"{wanted.command}"
         )
 
@@ -132,7 +132,7 @@ def update(
 def _perm_of(text: str) -> Perm:
     allowed = _PERMS.get(text)
     if allowed is None:
-        raise typer.BadParameter(f"{text!r} is none of rw, r, w", param_hint="--perm")
+        raise typer.BadParameter(f"{text!r} is not one of rw, r, w", param_hint="--perm")
     return allowed
 
 
@@ -148,7 +148,7 @@ def _described(config: TopicConfig) -> str:
 def list_(
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="Those of the system, retries and dead letters too.")
+        bool, typer.Option("--all", help="Also topics of the system, retries and dead letters.")
     ] = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
@@ -170,7 +170,7 @@ def list_(
 
 @app.command()
 def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
-    """Show what is in the queues of a topic."""
+    """Show the queues of a topic."""
     found = ask(names, lambda admin: admin.topic_status(name), topic=name)
     if json:
         as_json(found)
@@ -179,13 +179,13 @@ def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) ->
         ["broker", "queue", "oldest", "next", "messages"],
         [
             [
-                each.queue.broker,
-                each.queue.number,
-                each.min_offset,
-                each.max_offset,
-                each.max_offset - each.min_offset,
+                queue.queue.broker,
+                queue.queue.number,
+                queue.min_offset,
+                queue.max_offset,
+                queue.max_offset - queue.min_offset,
             ]
-            for each in found
+            for queue in found
         ],
     )
 
@@ -198,8 +198,8 @@ def route(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> 
         {
             "broker": broker,
             "addresses": found.addresses[broker],
-            "readable": sum(each.broker == broker for each in found.readable),
-            "writable": sum(each.broker == broker for each in found.writable),
+            "readable": sum(queue.broker == broker for queue in found.readable),
+            "writable": sum(queue.broker == broker for queue in found.writable),
         }
         for broker in sorted(found.addresses)
     ]
@@ -224,11 +224,11 @@ def delete(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Remove a topic and its messages everywhere."""
+    """Delete a topic and its messages at all brokers."""
     ask(names, lambda admin: check_topic(admin, name))
-    confirm(f"remove topic {name} with all its messages?", yes=yes)
+    confirm(f"delete topic {name} with all its messages?", yes=yes)
     ask(names, lambda admin: admin.delete_topic(name), changes=True, topic=name)
     if json:
         as_json({"topic": name, "deleted": True})
     else:
-        say(f"topic {name} is removed")
+        say(f"topic {name} is deleted")

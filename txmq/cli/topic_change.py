@@ -1,4 +1,4 @@
-"""A change of a topic's settings, which loses sight of no message on the way."""
+"""A change of a topic's settings that hides no message."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from txmq.message import Queue
 from txmq.protocol.bodies import TopicConfig
 from txmq.quantity import quantity
 
-__all__ = ["Change"]
+__all__ = ["TopicChange"]
 
 NAMED_MAX: Final = 5
-"""Queues and groups that one sentence names; the others are counted."""
+"""Queues and groups that one sentence names; it counts the others."""
 
 
-class Change(NamedTuple):
-    """What is to be changed; what is ``None`` stays as it is."""
+class TopicChange(NamedTuple):
+    """The settings to change; those that are ``None`` stay."""
 
     topic: str
     queues: int | None
@@ -31,18 +31,18 @@ class Change(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command that takes the queues away, or goes on with it."""
+        """The command that removes the queues, or goes on with it."""
         only = f" --broker {quote(self.broker)}" if self.broker is not None else ""
         return f"txmq topic update {quote(self.topic)} --queues {self.queues}{only} --shrink"
 
     async def make(self, admin: Admin) -> dict[str, TopicConfig]:
-        """Make the change, or its first step; the settings that are in force now, by broker.
+        """Make the change, or its first step; returns the settings in force now, by broker.
 
-        Fewer queues are reached in RocketMQ's two steps: the number of queues to write is lowered
-        first, that of queues to read once all groups have consumed what is in the others.
+        Fewer queues take RocketMQ's two steps. The first lowers the number of queues to write. The
+        second lowers the number of queues to read, once all groups have consumed the others.
 
         Raises:
-            TopicNotFound: No broker has the topic, or not the one that is named.
+            TopicNotFound: No broker has the topic, or the named broker does not.
             IllegalOperation: Messages would be hidden.
             TransportError: A broker does not answer; others may have made the change.
             BrokerRefused: A broker refuses; others may have made the change.
@@ -101,8 +101,8 @@ class Change(NamedTuple):
             return "The others are empty."
         return f"The others would be hidden. {_sentence_of(left)}"
 
-    async def _left(self, admin: Admin, configs: dict[str, TopicConfig]) -> _Left:
-        assert self.queues is not None, "it is about their number"
+    async def _left(self, admin: Admin, configs: dict[str, TopicConfig]) -> _Remaining:
+        assert self.queues is not None, "only a change of the number of queues comes here"
         stored = {
             found.queue: found
             for found in await admin.topic_status(self.topic)
@@ -121,18 +121,18 @@ class Change(NamedTuple):
                 lags[group] = lag
         if stored and not groups:
             lags[""] = sum(found.max_offset - found.min_offset for found in stored.values())
-        return _Left(stored, lags)
+        return _Remaining(stored, lags)
 
 
-class _Left(NamedTuple):
-    """What is in the queues that shall go."""
+class _Remaining(NamedTuple):
+    """The messages in the queues to remove."""
 
     stored: dict[Queue, QueueStatus]
     lags: dict[str, int]
-    """Messages that are not consumed by group; under no name where no group consumes them."""
+    """Messages not consumed yet, by group; under the name "" if no group consumes them."""
 
 
-def _sentence_of(left: _Left) -> str:
+def _sentence_of(left: _Remaining) -> str:
     counts = {
         f"{queue.broker}:{queue.number}": found.max_offset - found.min_offset
         for queue, found in left.stored.items()

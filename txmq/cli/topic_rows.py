@@ -1,4 +1,4 @@
-"""What ``txmq topic list`` shows of each topic, gathered from all brokers."""
+"""The rows of ``txmq topic list``, summed over all brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txmq.protocol.topics import DLQ, RETRY
 __all__ = ["Rows", "fields_of", "permission_of", "topic_rows"]
 
 ASKED_TOGETHER_MAX: Final = 16
-"""Topics whose messages are asked for at once."""
+"""Topics whose messages are counted at the same time."""
 
 _OF_THE_SYSTEM: Final = (
     "TBW102",
@@ -33,7 +33,7 @@ _OF_THE_SYSTEM: Final = (
 
 
 class Rows(NamedTuple):
-    """The topics, and the brokers that are missing in their numbers."""
+    """The topics, and the brokers that the numbers do not include."""
 
     rows: list[dict[str, Any]]
     silent: dict[str, str]
@@ -41,9 +41,9 @@ class Rows(NamedTuple):
 
 
 async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
-    """All topics by name; those of the system too if everything is wanted.
+    """All topics by name; topics of the system only if everything is wanted.
 
-    A broker that does not answer is left out of the numbers and named.
+    The numbers leave out a broker that does not answer, and the result names it.
 
     Raises:
         TransportError: No name server answers.
@@ -51,9 +51,9 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
     brokers = await admin.cluster()
     names = await admin.topics()
     if not everything:
-        # Brokers keep a topic in their own name and one in their cluster's.
-        own = {each.name for each in brokers} | {each.cluster for each in brokers}
-        own |= {f"{each.cluster}_REPLY_TOPIC" for each in brokers}
+        # Each broker has a topic of its own name and one of its cluster's name.
+        own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+        own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
         names = [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
     silent: dict[str, str] = {}
     configs: dict[str, list[TopicConfig]] = {}
@@ -75,7 +75,7 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
             try:
                 queues = await admin.topic_status(name)
             except TxmqError:
-                return None  # Its broker is silent, or it is being removed right now.
+                return None  # Its broker does not answer, or the topic is being deleted.
         return sum(queue.max_offset - queue.min_offset for queue in queues)
 
     counts = await asyncio.gather(*map(messages, names))
@@ -100,7 +100,7 @@ def fields_of(config: TopicConfig) -> dict[str, Any]:
 
 
 def permission_of(configs: Iterable[TopicConfig]) -> str:
-    """What a topic allows: ``rw``, ``r``, ``w`` or ``none``; several where brokers differ."""
+    """The permission of a topic: ``rw``, ``r``, ``w`` or ``none``; several if brokers differ."""
     words = (
         ("r" if config.perm & Perm.READ else "") + ("w" if config.perm & Perm.WRITE else "")
         for config in configs

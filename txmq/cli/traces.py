@@ -21,7 +21,7 @@ HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more
 
 
 def trace_fields(record: TraceRecord) -> dict[str, object]:
-    """A record for JSON; what it tells of stands first."""
+    """A record for JSON; its event comes first."""
     fields: dict[str, object] = {"event": _event(record), **asdict(record)}
     for name in ("kind", "outcome"):
         if name in fields:
@@ -33,7 +33,7 @@ def trace_row(record: TraceRecord) -> list[object]:
     """A record as a line of a table, under :data:`HEADINGS`."""
     match record:
         case SendRecord():
-            ended: list[object] = [_yes(is_so=record.is_success), record.cost_ms]
+            ended: list[object] = [_yes_or_no(is_yes=record.is_success), record.cost_ms]
             more = f"{record.kind.name.lower()}, {quantity(record.body_bytes, 'byte')}"
             if record.store_host:
                 more += f", at {record.store_host}"
@@ -41,7 +41,7 @@ def trace_row(record: TraceRecord) -> list[object]:
             ended = ["", ""]
             more = f"attempt {record.attempts + 1}"
         case HandlerEnd():
-            ended = [_yes(is_so=record.is_success), record.cost_ms]
+            ended = [_yes_or_no(is_yes=record.is_success), record.cost_ms]
             more = record.outcome.name.lower().replace("_", " ")
         case DecisionRecord():
             ended = ["", ""]
@@ -53,8 +53,8 @@ def _event(record: TraceRecord) -> str:
     return type(record).__name__.lower()
 
 
-def _yes(*, is_so: bool) -> str:
-    return "yes" if is_so else "no"
+def _yes_or_no(*, is_yes: bool) -> str:
+    return "yes" if is_yes else "no"
 
 
 def _time(at_ms: int) -> str:

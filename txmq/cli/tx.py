@@ -1,4 +1,4 @@
-"""``txmq tx``: transactions that nobody has decided, looked at and decided by hand."""
+"""``txmq tx``: open transactions, shown and decided by hand."""
 
 import getpass
 from collections import Counter
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from txmq.cli.asking import (
+from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
@@ -27,18 +27,16 @@ from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="See which transactions are open, and decide them by hand."
-)
+app = typer.Typer(no_args_is_help=True, help="Show open transactions, and decide them by hand.")
 
 Id = Annotated[
-    str, typer.Argument(metavar="ID", help="The transaction's id, or its half message's place.")
+    str, typer.Argument(metavar="ID", help="The id of the transaction, or of its half message.")
 ]
-Reason = Annotated[str, typer.Option(help="Why; kept in the broker's log as long as the log is.")]
+Reason = Annotated[str, typer.Option(help="Why; the broker keeps it in its log.")]
 Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
-Broker = Annotated[str | None, typer.Option(help="The broker, where several have it open.")]
+Broker = Annotated[str | None, typer.Option(help="The broker, if several have it open.")]
 
 
 @app.command("list")
@@ -48,7 +46,7 @@ def list_(
         str, typer.Option(metavar="prepared|parked", help="Only those in this state.")
     ] = "",
     group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many of each broker.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
@@ -58,7 +56,7 @@ def list_(
     if state not in ("", "prepared", "parked"):
         fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
 
-    async def listed(admin: Admin) -> list[OpenTransaction]:
+    async def read(admin: Admin) -> list[OpenTransaction]:
         found = await admin.transactions(
             state=state, group=group, limit=limit, broker=broker, cluster=cluster
         )
@@ -66,7 +64,7 @@ def list_(
             await check_producer_group(admin, group)
         return found
 
-    found = ask(names, listed)
+    found = ask(names, read)
     if json:
         as_json(found)
         return
@@ -75,8 +73,11 @@ def list_(
         return
     now_ms = SystemClock().wall_ms()
     headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
-    table(headings, [_row(each, now_ms) for each in found])
-    if any(count >= limit for count in Counter(each.queue.broker for each in found).values()):
+    table(headings, [_row(transaction, now_ms) for transaction in found])
+    if any(
+        count >= limit
+        for count in Counter(transaction.queue.broker for transaction in found).values()
+    ):
         shown = quantity(limit, "of a broker is", "of a broker are")
         say(f"{shown} shown; there may be more, which --limit shows")
 
@@ -104,15 +105,14 @@ def show(
         "age": age,
         "checks": f"{found.checks} without a decision",
         "group": found.group,
-        "origin": found.origin
-        or "not known: it had sent no heartbeat, or the broker was restarted",
+        "origin": found.origin or "unknown: it had sent no heartbeat, or the broker was restarted",
         "topic": found.queue.topic,
         "queue": f"{found.queue.broker}:{found.queue.number}",
         "half": f"{found.half_offset}, place {found.offset_id}",
         "keys": " ".join(found.keys),
     }
     shown = message_fields(message)
-    fields |= {each: shown[each] for each in ("body", "body_base64") if each in shown}
+    fields |= {name: shown[name] for name in ("body", "body_base64") if name in shown}
     listing(fields)
 
 
@@ -159,7 +159,7 @@ def recheck(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Have the producers of a transaction asked again, parked or not."""
+    """Have the broker ask the producers of a transaction again, even if it is parked."""
     ask(
         names,
         lambda admin: admin.recheck_transaction(name, broker=broker, cluster=cluster),
@@ -168,7 +168,7 @@ def recheck(
     if json:
         as_json({"transaction": name, "recheck_requested": True})
     else:
-        say(f"the producers of {name} are asked now, or as soon as one of them is connected")
+        say(f"the broker asks the producers of {name} now, or as soon as one of them connects")
 
 
 def _decide(

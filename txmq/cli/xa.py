@@ -1,4 +1,4 @@
-"""``txmq xa``: what transactions over several databases have left prepared, seen and ended."""
+"""``txmq xa``: prepared transactions of several databases, listed and recovered."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from txmq.cli import logs
-from txmq.cli.asking import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, note, say, table
-from txmq.cli.schema import FenceName, SchemaName, told
-from txmq.cli.stopping import at_signals
+from txmq.cli.schema import FenceName, SchemaName, database_errors
+from txmq.cli.stop_signals import stop_at_signals
 from txmq.config import parse_duration
 from txmq.errors import ConfigError, DatabaseFailed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "databases_of", "is_named", "xa_resource_of"]
 
 app = typer.Typer(
-    no_args_is_help=True, help="See and end what transactions over several databases left prepared."
+    no_args_is_help=True, help="List and end prepared transactions over several databases."
 )
 
 Databases = Annotated[
@@ -33,11 +33,11 @@ Databases = Annotated[
         "--database",
         envvar="TXMQ_XA_DATABASES",
         metavar="NAME=URL",
-        help="Each database by the name its services give it; the first has the fence.",
+        help="Each database by the name that services give it; the first has the fence.",
     ),
 ]
 Horizon = Annotated[
-    str, typer.Option(help="What is undecided for longer is rolled back by a recovery.")
+    str, typer.Option(help="A recovery rolls back transactions that are undecided for longer.")
 ]
 
 ROUND_S: Final = 30.0
@@ -51,38 +51,38 @@ def list_(
     fence: FenceName = "txmq_fence",
     schema: SchemaName = None,
     horizon: Horizon = "5m",
-    everybodys: Annotated[
-        bool, typer.Option("--all", help="Also what is not ours, and is never touched.")
+    is_complete: Annotated[
+        bool, typer.Option("--all", help="Also those of other programs, which stay untouched.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """List what is prepared, what the fence says, and what a recovery would do."""
+    """List prepared transactions with the fence's decision and what a recovery would do."""
     limit_s = _seconds("--horizon", horizon)
-    with told(), xa_resource_of(database, fence, schema) as resource:
+    with database_errors(), xa_resource_of(database, fence, schema) as resource:
 
         async def look() -> Look:
             await resource.verify(only_fence=True)
-            return await resource.look(limit_s, also_others=everybodys)
+            return await resource.look(limit_s, also_others=is_complete)
 
         found = asyncio.run(look())
-    rows = [_fields(each) for each in found.waiting]
+    rows = [_fields(branch) for branch in found.waiting]
     if json:
         as_json(rows)
     elif rows:
         headings = ["database", "id", "age", "fence", "recovery", "owner"]
-        table(headings, [_row(each) for each in rows])
+        table(headings, [_row(row) for row in rows])
     elif not found.silent:
         say("nothing is prepared")
     if found.silent:
-        said = (f"{name} did not answer: {why}" for name, why in found.silent.items())
-        fail(" ".join("; ".join(said).split()))
+        reasons = (f"{name} did not answer: {why}" for name, why in found.silent.items())
+        fail(" ".join("; ".join(reasons).split()))
 
 
 def _fields(found: InDoubtBranch) -> dict[str, Any]:
     from txmq.transaction.resources.prepared import Duty
 
     is_ours = found.duty is not Duty.NONE
-    fence = "undecided" if found.decided is None else _SAID[found.decided.name]
+    fence = "undecided" if found.decided is None else _DECISIONS[found.decided.name]
     return {
         "database": found.branch,
         "id": found.xid if is_ours else "",
@@ -96,11 +96,11 @@ def _fields(found: InDoubtBranch) -> dict[str, Any]:
 
 def _row(fields: dict[str, Any]) -> list[object]:
     name = fields["id"] or fields["gid"]
-    said = [fields[each] for each in ("fence", "recovery", "owner")]
-    return [fields["database"], name, age_of(fields["age_ms"]), *said]
+    rest = [fields[key] for key in ("fence", "recovery", "owner")]
+    return [fields["database"], name, age_of(fields["age_ms"]), *rest]
 
 
-_SAID: Final = {"COMMIT": "committed", "ROLLBACK": "rolled back"}
+_DECISIONS: Final = {"COMMIT": "committed", "ROLLBACK": "rolled back"}
 
 
 @app.command()
@@ -110,129 +110,126 @@ def recover(
     fence: FenceName = "txmq_fence",
     schema: SchemaName = None,
     horizon: Horizon = "5m",
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Do it again and again, until told to stop.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat it until it is stopped.")] = False,
     every: Annotated[str, typer.Option(help="How often, with --watch.")] = "30s",
     json: AsJson = False,
 ) -> None:
-    """Commit what is decided so, roll back what is not; `txmq xa list` shows it before.
+    """End prepared transactions as the fence has decided; `txmq xa list` shows them before.
 
-    The exit code is 0 only if nothing that is to be ended is left. With --watch databases may go
-    away and come back.
+    The exit code is 0 only if none is left that should have ended. With --watch databases may stop
+    and come back.
     """
-    plan = Plan(_seconds("--horizon", horizon), _seconds("--every", every), json)
+    plan = RecoveryPlan(_seconds("--horizon", horizon), _seconds("--every", every), json)
     logs.configure("text", "error")
-    with told(), xa_resource_of(database, fence, schema) as resource:
+    with database_errors(), xa_resource_of(database, fence, schema) as resource:
         if watch:
             asyncio.run(_watch(resource, plan))
             return
         done = asyncio.run(_once(resource, plan))
-    _tell(done, plan)
+    _print_result(done, plan)
     if not done.is_complete:
         raise typer.Exit(FAILED)
 
 
-class Plan(NamedTuple):
-    """What was asked for."""
+class RecoveryPlan(NamedTuple):
+    """The options of the command."""
 
     horizon_s: float
     every_s: float
     is_json: bool
 
 
-async def _once(resource: XAResource[Any], plan: Plan) -> Recovered:
+async def _once(resource: XAResource[Any], plan: RecoveryPlan) -> Recovered:
     await resource.verify(only_fence=True)
     return await resource.recover(plan.horizon_s)
 
 
-async def _watch(resource: XAResource[Any], plan: Plan) -> None:
+async def _watch(resource: XAResource[Any], plan: RecoveryPlan) -> None:
     stopped = asyncio.Event()
     working = asyncio.ensure_future(_rounds(resource, plan))
     stopping = asyncio.ensure_future(stopped.wait())
-    with at_signals(stopped):
+    with stop_at_signals(stopped):
         try:
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 working.result()
         finally:
-            for each in (working, stopping):
-                each.cancel()
+            for task in (working, stopping):
+                task.cancel()
             with suppress(asyncio.CancelledError):
                 await working
 
 
-async def _rounds(resource: XAResource[Any], plan: Plan) -> None:
-    said = ""
+async def _rounds(resource: XAResource[Any], plan: RecoveryPlan) -> None:
+    printed = ""
     while True:
-        problem = ""
+        trouble = ""
         try:
             done = await _once(resource, plan)
-        except DatabaseFailed as failed:
-            problem = str(failed)
+        except DatabaseFailed as error:
+            trouble = str(error)
         else:
             if done.committed or done.rolled_back:
-                _tell(done, plan)
-            problem = _left_over(done)
-        if problem and problem != said:
-            note(f"txmq: {problem}")
-        elif said and not problem:
+                _print_result(done, plan)
+            trouble = _trouble(done)
+        if trouble and trouble != printed:
+            note(f"txmq: {trouble}")
+        elif printed and not trouble:
             note("all databases answer again")
-        said = problem
+        printed = trouble
         await asyncio.sleep(plan.every_s)
 
 
-def _tell(done: Recovered, plan: Plan) -> None:
+def _print_result(done: Recovered, plan: RecoveryPlan) -> None:
     if plan.is_json:
         as_json(done._asdict())
         return
-    left = f"; {done.left} left to whoever runs them" if done.left else ""
+    left = f"; {done.left} left to the programs that run them" if done.left else ""
     say(f"{done.committed} committed, {done.rolled_back} rolled back{left}")
-    if problem := _left_over(done):
-        note(f"txmq: {problem}")
+    if trouble := _trouble(done):
+        note(f"txmq: {trouble}")
 
 
-def _left_over(done: Recovered) -> str:
-    said = [f"{done.failed} could not be ended now"] if done.failed else []
-    said += [f"{', '.join(done.silent)} did not answer"] if done.silent else []
-    return "; ".join(said)
+def _trouble(done: Recovered) -> str:
+    parts = [f"{done.failed} could not be ended now"] if done.failed else []
+    parts += [f"{', '.join(done.silent)} did not answer"] if done.silent else []
+    return "; ".join(parts)
 
 
 def _seconds(option: str, text: str) -> float:
     try:
         return float(parse_duration(text))
-    except ValueError as problem:
-        fail(f"{option} is {problem}, not {text!r}", WRONGLY_CALLED)
+    except ValueError as error:
+        fail(f"{option} is {error}, not {text!r}", WRONGLY_CALLED)
 
 
 def databases_of(named: list[str]) -> dict[str, str]:
-    """URLs by the names that are given with them.
+    """URLs by name.
 
     Raises:
-        ConfigError: One has no name, or one has two.
+        ConfigError: A URL has no name, or two have the same.
     """
     found: dict[str, str] = {}
-    for each in named:
-        name, _, url = each.partition("=")
-        if not is_named(each):
+    for text in named:
+        name, _, url = text.partition("=")
+        if not is_named(text):
             raise ConfigError(
-                f"{_shown(each)} has no name; write it as services do, such as "
+                f"{_without_password(text)} has no name; write it as services do, such as "
                 "icbc=postgresql://user@host/bank"
             )
         if name in found:
-            raise ConfigError(f"{name} is there twice")
+            raise ConfigError(f"{name} is given twice; give each database one name")
         found[name] = url
     return found
 
 
 def is_named(database: str) -> bool:
-    """Whether a name stands before the URL."""
+    """Whether a name precedes the URL."""
     name, equals, _ = database.partition("=")
     return bool(equals) and "://" not in name
 
 
-def _shown(url: str) -> str:
-    """Without what may be a password."""
+def _without_password(url: str) -> str:
     return repr(url) if "@" not in url else f"'...@{url.rpartition('@')[2]}'"
 
 
@@ -241,7 +238,7 @@ def xa_resource_of(named: list[str], fence: str, schema: str | None) -> Iterator
     """The databases, the first with its fence.
 
     Raises:
-        ConfigError: One is none that prepares transactions, or a name is none.
+        ConfigError: A database cannot prepare transactions, or a name is invalid.
     """
     from txmq.databases.engines import engine_of
     from txmq.transaction.resources import XAResource

@@ -1,13 +1,19 @@
-"""Figures of a relay in the text that Prometheus reads. Pure."""
+"""The metrics of a relay in the text that Prometheus reads. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from txmq.metrics_text import metrics_text
 from txmq.outbox.tally import Backlog, RelayTally
 
 __all__ = ["exposition"]
 
+_PREFIX: Final = "txmq_relay_"
 _COUNTERS: Final = {
     "published": "Rows whose messages a broker has stored.",
     "requests": "Sends that were answered.",
@@ -29,20 +35,19 @@ def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
         tally: What one relay has done.
         waiting: What is in the outbox; nothing where the database does not answer.
     """
-    lines: list[str] = []
+    return metrics_text(_metrics(tally, waiting))
+
+
+def _metrics(tally: RelayTally, waiting: Backlog | None) -> Iterator[Metric]:
     for name, meaning in _COUNTERS.items():
-        lines += _lines(f"{name}_total", "counter", meaning, getattr(tally, name))
+        yield CounterMetricFamily(_PREFIX + name, meaning, getattr(tally, name))
     for name, meaning in _GAUGES.items():
-        lines += _lines(name, "gauge", meaning, getattr(tally, name))
+        yield GaugeMetricFamily(_PREFIX + name, meaning, getattr(tally, name))
     if waiting is not None:
-        lines += _lines("rows_waiting", "gauge", "Rows to be published.", waiting.rows)
-        lines += _lines(
-            "oldest_row_seconds", "gauge", "The age of the oldest of these.", waiting.oldest_s
+        yield GaugeMetricFamily(f"{_PREFIX}rows_waiting", "Rows to be published.", waiting.rows)
+        yield GaugeMetricFamily(
+            f"{_PREFIX}oldest_row_seconds", "The age of the oldest of these.", waiting.oldest_s
         )
-        lines += _lines("rows_failed", "gauge", "Rows that were put aside.", waiting.failed)
-    return "\n".join([*lines, ""])
-
-
-def _lines(name: str, kind: str, meaning: str, value: float) -> list[str]:
-    full = f"txmq_relay_{name}"
-    return [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", f"{full} {value}"]
+        yield GaugeMetricFamily(
+            f"{_PREFIX}rows_failed", "Rows that were put aside.", waiting.failed
+        )

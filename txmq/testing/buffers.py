@@ -1,21 +1,21 @@
-"""What one end of a connection has sent and received, the system's buffers included.
+"""The bytes that one end of a connection has sent and received, with the system's buffers.
 
-The receiving side acknowledges bytes when its protocol has taken them. Bytes that are sent and not
-acknowledged are bounded by the window; the rest waits in the sender's buffer, whose high-water mark
-pauses the writer. So a reader that pauses is felt by the writer, as it is with TCP.
+The receiving side acknowledges bytes when its protocol has taken them. The window bounds the bytes
+that are sent and not acknowledged; the rest waits in the sender's buffer, whose high-water mark
+pauses the writer. So a reader that pauses slows the writer, as with TCP.
 """
 
 from __future__ import annotations
 
-from txmq.testing.wire import Mark, Ways, Wire
+from txmq.testing.wire import PacketMark, Ways, Wire
 
-__all__ = ["HIGH_WATER", "Inbox", "Outbox"]
+__all__ = ["HIGH_WATER", "ReceiveBuffer", "SendBuffer"]
 
 HIGH_WATER = 64 * 1024
 """asyncio's own value."""
 
 
-class Outbox:
+class SendBuffer:
     """The sending half of one end."""
 
     __slots__ = (
@@ -50,19 +50,19 @@ class Outbox:
             self.travelling += size
             self.wire.send(piece)
         if self.waiting and self.wire.is_idle():
-            # All that was sent has arrived and nobody takes it. A probe finds out whether anybody
-            # is still there: a host that has restarted since knows nothing of this connection.
+            # Everything sent has arrived, and the reader takes nothing. A probe finds out whether
+            # the peer still exists: a restarted host knows nothing of this connection.
             self.wire.send(b"")
         if self.ending and not self.waiting and not self._ended:
             self._ended = True
-            self.wire.send(Mark.END)
+            self.wire.send(PacketMark.END)
 
     def _piece(self) -> int:
         limit = (64, 1460, 16384, 65536)[self._ways.entropy.below(4)]
         return 1 + self._ways.entropy.below(limit)
 
 
-class Inbox:
+class ReceiveBuffer:
     """The receiving half of one end."""
 
     __slots__ = ("end_told", "ended", "paused", "received", "scheduled")

@@ -1,7 +1,7 @@
-"""Handlers tried with everything that a consumer may do to them: messages that come several times,
-out of order, at the same moment, and consumers that die in between.
+"""Tests of handlers: each message comes several times, out of order and concurrently, and consumers
+die in the middle.
 
-A handler of yours, with the database that it works in::
+A test of a handler, with the database that it works in::
 
     from txmq.testing.deliveries import Deliveries, received
 
@@ -11,8 +11,8 @@ A handler of yours, with the database that it works in::
         report.see_once(bills_by_order())
 
 Where a handler has a guard (:func:`txmq.idempotent.guard.idempotent`), consumers die inside it too:
-between the claim and the function, and between the function and the commit. What is put around it
-by further decorators is passed by then, so give it as ``idempotent`` made it.
+between the claim and the function, and between the function and the commit. Further decorators
+around it are skipped then, so pass the function as ``idempotent`` returned it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from txmq.errors import ConfigError, UsageError
 from txmq.idempotent.guard import is_async
 from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
-from txmq.testing.killing import Killed, Point, guarded_of
-from txmq.testing.reports import Attempted, End, Report
-from txmq.testing.rounds import Call, Delivery, Rounds
+from txmq.testing.kill_points import Killed, Point, guarded_of
+from txmq.testing.reports import DeliveryAttempt, End, Report
+from txmq.testing.rounds import Call, Rounds, ScheduledDelivery
 
-__all__ = ["Attempted", "Deliveries", "End", "Killed", "Point", "Report", "received"]
+__all__ = ["Deliveries", "DeliveryAttempt", "End", "Killed", "Point", "Report", "received"]
 
 M = TypeVar("M")
 
 CRASHES_MAX: Final = 0.9
-"""With more of them a message would be tried for ever."""
+"""With a larger share a message would be retried for ever."""
 
 _TOGETHER: Final = 0.5
-"""How many deliveries of a message come side by side, so that callers have them at once."""
+"""The share of a message's deliveries that come in a row, so that callers get them concurrently."""
 
 
 def received(
     topic: str, body: bytes, key: str = "", *, tags: str = "", **properties: str
 ) -> ReceivedMessage:
-    """A message as a handler is given it; the same arguments make the same message."""
-    told = "\0".join([topic, key, tags, *(f"{name}={properties[name]}" for name in properties)])
-    found = blake2b(body, digest_size=16, key=blake2b(told.encode()).digest()).hexdigest().upper()
+    """A message as a handler receives it; the same arguments make the same message."""
+    head = "\0".join([topic, key, tags, *(f"{name}={properties[name]}" for name in properties)])
+    digest = blake2b(body, digest_size=16, key=blake2b(head.encode()).digest())
+    message_id = digest.hexdigest().upper()
     return ReceivedMessage(
         topic=topic,
         body=body,
@@ -58,8 +59,8 @@ def received(
         queue=Queue(topic, "test", 0),
         offset=QueueOffset(0),
         position=LogPosition(0),
-        id=found,
-        offset_id=found,
+        id=message_id,
+        offset_id=message_id,
         born_ms=0,
         stored_ms=0,
         attempts=0,
@@ -67,31 +68,31 @@ def received(
 
 
 class Deliveries(Generic[M]):
-    """Every message several times, in an order by lot, to several callers at once.
+    """Delivers every message several times, in random order, to several concurrent callers.
 
-    A delivery is over when the handler has returned and its caller has lived on. One that died, or
-    whose handler has raised or said :class:`txmq.Later`, comes again behind others: ``attempts`` of
-    a message is counted up then. Where somebody else is at work on its key, or a version in between
-    is missing, it rests a little longer each time. After 16 failures it is given up, as it would be
-    by a consumer.
+    A delivery is over when the handler has returned and its caller has survived. If the caller
+    died, or the handler raised or returned :class:`txmq.Later`, the message comes again after
+    others, with ``attempts`` counted up. If another caller works on its key, or a version before it
+    is missing, the delivery rests a little longer each time. After 16 failures it is given up, as a
+    consumer would.
 
-    The seed says in which order messages come and who dies where. Threads and databases have a will
-    of their own, so that a run is not the same to the last step.
+    The seed decides the order of messages and where callers die. Threads and databases add their
+    own timing, so a run does not repeat to the last step.
 
     Args:
-        messages: What is delivered: messages as handlers get them, see :func:`received`, or what
-            else your function is called with.
-        times: How often each.
-        seed: Decides what is left to chance.
-        callers: How many at once.
-        crashes: How many of the attempts end with the death of their caller, from 0 to 0.9.
-        patience_s: How long a delivery may rest in all because it is not its turn: longer than the
-            lease of a consumer that has died, where your guard has leases.
-        key: What is to have one effect; by default the key of the handler's guard, or the message's
-            ``key`` where it has no guard.
+        messages: What to deliver: messages as handlers get them, see :func:`received`, or other
+            arguments of your function.
+        times: How often each message comes.
+        seed: Decides everything that is left to chance.
+        callers: How many callers run concurrently.
+        crashes: The share of attempts in which the caller dies, from 0 to 0.9.
+        patience_s: How long a delivery may rest in all because it is not its turn. If your guard
+            has leases, it must be longer than the lease of a consumer that died.
+        key: The key that is to have one effect; by default the key of the handler's guard, or the
+            message's ``key`` if it has no guard.
 
     Raises:
-        ConfigError: There is nothing to deliver, or a number that cannot work.
+        ConfigError: There is nothing to deliver, or a number is out of range.
     """
 
     def __init__(
@@ -113,28 +114,28 @@ class Deliveries(Generic[M]):
         self._patience_s = patience_s
         self._key = key
         if not self._messages or times < 1 or callers < 1:
-            raise ConfigError("there are messages, times and callers, at least one of each")
+            raise ConfigError("give at least one message, and at least 1 for times and callers")
         if not 0 <= crashes <= CRASHES_MAX:
-            raise ConfigError(f"crashes are from 0 to {CRASHES_MAX} of all attempts")
+            raise ConfigError(f"crashes is a share from 0 to {CRASHES_MAX}, not {crashes}")
 
     def run(
         self, handler: Callable[[M], object], *, pause: Callable[[float], object] = time.sleep
     ) -> Report:
-        """Deliver to a function that blocks, by threads.
+        """Deliver to a blocking function, with threads.
 
         Args:
             handler: The function.
-            pause: Called with seconds where a caller has nothing to do.
+            pause: Called with seconds when a caller has nothing to do.
 
         Returns:
-            What came of it; ask it whether all is well.
+            The report; it checks the effects.
 
         Raises:
             UsageError: It is an async function.
-            BaseException: What the handler has raised and no consumer survives.
+            BaseException: The handler raised an error that no consumer survives.
         """
         if is_async(handler):
-            raise UsageError("an async function is delivered to by run_async()")
+            raise UsageError("the handler is an async function; use run_async()")
         rounds = self._rounds(handler)
 
         def call(caller: int) -> None:
@@ -143,7 +144,7 @@ class Deliveries(Generic[M]):
                     pause(found)
                     continue
                 with found:
-                    found.said(found.handler()(found.message))
+                    found.returned(found.handler()(found.message))
 
         with ThreadPoolExecutor(self._callers, "caller") as threads:
             list(threads.map(call, range(1, self._callers + 1)))
@@ -155,14 +156,14 @@ class Deliveries(Generic[M]):
         *,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> Report:
-        """The same for an async function, by tasks.
+        """The same for an async function, with tasks.
 
         Raises:
-            UsageError: It is none.
-            BaseException: What the handler has raised and no consumer survives.
+            UsageError: It is a blocking function.
+            BaseException: The handler raised an error that no consumer survives.
         """
         if not is_async(handler):
-            raise UsageError("a function that blocks is delivered to by run()")
+            raise UsageError("the handler is a blocking function; use run()")
         rounds = self._rounds(handler)
 
         async def call(caller: int) -> None:
@@ -171,7 +172,7 @@ class Deliveries(Generic[M]):
                     await pause(found)
                     continue
                 with found:
-                    found.said(await found.handler()(found.message))
+                    found.returned(await found.handler()(found.message))
 
         async with asyncio.TaskGroup() as callers:
             for caller in range(1, self._callers + 1):
@@ -187,17 +188,17 @@ class Deliveries(Generic[M]):
             patience_s=self._patience_s,
         )
 
-    def _shuffled(self, handler: Callable[[M], object]) -> list[Delivery]:
-        """All deliveries in their order: some of a message in a row, some anywhere."""
+    def _shuffled(self, handler: Callable[[M], object]) -> list[ScheduledDelivery]:
+        """All deliveries in order: some of a message in a row, others anywhere."""
         key = self._key or _key_of(handler)
         chance = SeededEntropy(self._seed).fork("order")
-        placed: list[tuple[float, Delivery]] = []
+        placed: list[tuple[float, ScheduledDelivery]] = []
         for number, message in enumerate(self._messages):
             home, of = chance.fraction(), key(message)
             for copy in range(1, self._times + 1):
                 place = home if chance.chance(_TOGETHER) else chance.fraction()
-                placed.append((place, Delivery(message, of, number, copy)))
-        placed.sort(key=lambda each: each[0])
+                placed.append((place, ScheduledDelivery(message, of, number, copy)))
+        placed.sort(key=lambda pair: pair[0])
         return [delivery for _, delivery in placed]
 
 

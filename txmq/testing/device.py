@@ -1,4 +1,4 @@
-"""The inside of a :class:`MemoryDisk`: its files, its health, and who may still touch it."""
+"""The inside of a :class:`MemoryDisk`: its files, its faults, and which handles are still valid."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Device:
         return twin
 
     def check(self, generation: int | None = None) -> None:
-        """Raise where the machine is gone, or has crashed since a handle was taken."""
+        """Raise if the machine is gone, or has crashed since a handle was taken."""
         if self.unplugged:
             raise PowerCut
         if generation is not None and generation != self.generation:
@@ -73,7 +73,7 @@ class Device:
         self.void_handles()
 
     def announce(self, kind: str, path: str, position: int = 0, size: int = 0) -> None:
-        """Tell the hook what is about to happen; afterwards the power may be off."""
+        """Notify the hook of an operation before it happens; the hook may cut the power."""
         self.check()
         generation = self.generation
         self.events += 1
@@ -90,7 +90,7 @@ class Device:
         return pages
 
     def write(self, path: str, pages: Pages, position: int, data: bytes) -> None:
-        """Write to a file; where that fails, some of it may have been written."""
+        """Write to a file; a failing write may have written a part."""
         self.announce("write", path, position, len(data))
         try:
             self.faults.check("write")
@@ -122,7 +122,7 @@ class Device:
         pages.settle(staged)
 
     def sync_folder(self, path: str) -> None:
-        """Make durable that a name is there, or that it is not."""
+        """Make durable that a name exists, or that it does not."""
         self.announce("sync folder", path)
         self.faults.check("sync")
         self.tree.keep(path)
@@ -147,7 +147,7 @@ class MemoryFile:
         self._closed = False
 
     def check(self) -> None:
-        """Raise where the file cannot be used any more."""
+        """Raise if the file cannot be used any more."""
         self._device.check(self._generation)
         if self._closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
@@ -192,7 +192,7 @@ class MemoryLock:
 
     def release(self) -> None:
         """See :meth:`txmq.runtime.Lock.release`."""
-        # A lock that a crash has voided must not open the door that its successor holds shut.
+        # A lock that a crash has voided must not release the lock of its successor.
         if self._generation == self._device.generation:
             self._device.locked = False
             self._generation = -1

@@ -26,8 +26,8 @@ class MemoryDisk:
     """An :class:`txmq.runtime.Disk` without a machine under it.
 
     Args:
-        entropy: Decides how much of a failing write is done, how long a sync takes and, where
-            :meth:`crash` is given none, what a crash leaves.
+        entropy: Decides how much of a failing write is done, how long a sync takes and, unless
+            :meth:`crash` gets its own, what a crash leaves.
     """
 
     def __init__(self, entropy: SeededEntropy | None = None) -> None:
@@ -169,14 +169,14 @@ class MemoryDisk:
         self._device.faults.fail("sync", times, error)
 
     def fail_writes(self, times: int | None = None, error: int = errno.EIO) -> None:
-        """Let everything that changes files fail, so often or until :meth:`repair`.
+        """Let every change of files fail, so many times or until :meth:`repair`.
 
-        With ``EROFS`` it is a disk that was remounted read-only: nothing of the write is done.
+        With ``EROFS`` the disk acts as if remounted read-only: nothing of a write is done.
         """
         self._device.faults.fail("write", times, error)
 
     def fail_reads(self, times: int | None = None, error: int = errno.EIO) -> None:
-        """Let reads fail, so often or until :meth:`repair`."""
+        """Let reads fail, so many times or until :meth:`repair`."""
         self._device.faults.fail("read", times, error)
 
     def repair(self) -> None:
@@ -184,17 +184,17 @@ class MemoryDisk:
         self._device.faults.repair()
 
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
-        """Turn over one bit of a file, on the platter as well.
+        """Flip one bit of a file, in its durable copy as well.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: The file does not exist.
         """
         self._pages(path).flip(position, bit)
 
     def crash(self, entropy: SeededEntropy | None = None, loss: Loss = Loss.ANY) -> None:
-        """Lose power and come back: all that was synced is there, of the rest an arbitrary part.
+        """Lose power and come back: synced bytes are kept, and an arbitrary part of the rest.
 
-        Files and locks taken before raise ``StaleHandleError`` from now on. Failures are over.
+        Files and locks taken before raise ``StaleHandleError`` from now on. Failures end.
 
         Args:
             entropy: Decides what is lost; by default the disk's own.
@@ -206,7 +206,7 @@ class MemoryDisk:
         self._device.crash(entropy, loss)
         self._syncing_until = 0.0
 
-    # --- for those who look at it, or run machines on it ---
+    # --- for tests and machines ---
 
     @property
     def events(self) -> int:
@@ -214,10 +214,10 @@ class MemoryDisk:
         return self._device.events
 
     def durable(self, path: str) -> bytes:
-        """What there would be of a file if everything unsynced were lost.
+        """The content of a file if everything unsynced were lost.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: The file does not exist.
         """
         return self._pages(path).durable()
 
@@ -228,9 +228,9 @@ class MemoryDisk:
         return twin
 
     def succeed(self) -> MemoryDisk:
-        """Hand over to a twin, hook included; everything done to this object raises ``PowerCut``.
+        """Hand over to a twin, with the hook; every use of this object raises ``PowerCut`` then.
 
-        So whatever a dead program still holds cannot reach the disk of the program after it.
+        So the handles of a dead program cannot reach the disk of the next program.
         """
         twin = self.clone()
         twin.on_write = self.on_write
@@ -247,11 +247,11 @@ class MemoryDisk:
 def power_cuts(
     disk: MemoryDisk, work: Callable[[MemoryDisk], object]
 ) -> Iterator[tuple[DiskEvent | None, MemoryDisk]]:
-    """Every point of some work at which the power may go.
+    """Every point of some work at which the power may fail.
 
-    The work is done once, on a clone. For each operation on the disk there is a pair: what was
-    about to happen, and the disk as it was just before. The last pair has no event: the work is
-    done. None of the disks is crashed yet; call ``crash`` on each, once or with several seeds.
+    The work runs once, on a clone. Each operation on the disk gives a pair: the event, and the disk
+    just before it. The last pair has no event: the work is done. No disk is crashed yet; call
+    ``crash`` on each, once or with several seeds.
     """
     points: list[tuple[DiskEvent | None, MemoryDisk]] = []
     worked = disk.clone()

@@ -31,9 +31,9 @@ class SeededEntropy:
         return self._random.random() < probability
 
     def fork(self, name: str) -> SeededEntropy:
-        """An independent source; it depends on the seed and the name, not on what was drawn here.
+        """An independent source, which depends on the seed and the name, not on earlier draws.
 
-        Parts that draw from forks of their own do not disturb each other: a new draw in one
-        leaves the fate of the others as it was.
+        Parts that draw from their own forks do not disturb each other: a new draw in one part
+        does not change the numbers of the others.
         """
         return SeededEntropy(f"{self._seed}/{name}")

@@ -1,4 +1,4 @@
-"""What a simulation can fail with, and the signals with which it stops the programs inside it."""
+"""The errors of a simulation, and the signals that stop the programs inside it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
 
 
 class SimulationError(AssertionError):
-    """A run that did not go as a run must; the note on it says how to repeat it."""
+    """A run failed; the note on the error says how to repeat it."""
 
 
 class DeadlockError(SimulationError):
-    """Nothing is scheduled, yet the main task waits. The text says what each task awaits."""
+    """The main task waits, and no event is scheduled. The text says what each task awaits."""
 
 
 class LivelockError(SimulationError):
@@ -38,7 +38,7 @@ class LeakedTaskError(SimulationError):
 
 
 class UnhandledError(SimulationError):
-    """A task or callback failed and nobody looked at the error, which is the cause of this one."""
+    """A task or callback failed and its error was never retrieved; it is the cause of this one."""
 
 
 class NotRepeatableError(SimulationError):
@@ -46,11 +46,11 @@ class NotRepeatableError(SimulationError):
 
 
 class RealWorldError(RuntimeError):
-    """Simulated code reached for a thread, a socket, a process or a blocking sleep."""
+    """Simulated code used a thread, a socket, a process or a blocking sleep."""
 
 
 class MachineCrashedError(Exception):
-    """The machine went down under the program that is being awaited."""
+    """The machine of the awaited program crashed."""
 
 
 class StaleHandleError(OSError):

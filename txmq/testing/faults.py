@@ -1,4 +1,4 @@
-"""What is wrong with a disk: failing operations, a limited size, slow syncs."""
+"""The faults of a disk: failing operations, a limited size, slow syncs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Operation = Literal["read", "write", "sync"]
 
 @dataclass(slots=True)
 class Faults:
-    """The state of a disk's health. A fresh one is healthy, boundless and instant.
+    """The faults of one disk. At first it has none, and is boundless and instant.
 
     Attributes:
         capacity: Bytes the disk holds, in whole pages; nothing means no limit.
@@ -50,7 +50,7 @@ class Faults:
         """Count one operation of a kind.
 
         Raises:
-            OSError: It is one of those that fail.
+            OSError: This operation fails.
         """
         if operation not in self._failing:
             return

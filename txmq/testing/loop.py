@@ -1,16 +1,16 @@
 """A deterministic asyncio event loop on virtual time.
 
 The loop is asyncio's own ``SelectorEventLoop`` over a selector that waits by moving a counter. So
-plain asyncio code runs in it unchanged, thousands of times faster than the clock, and the same way
-every time:
+plain asyncio code runs in it unchanged, thousands of times faster than real time, and every run is
+the same:
 
 - tasks and futures hash by their number in this loop. ``TaskGroup`` and ``asyncio.wait`` walk sets,
   and by default the order would follow memory addresses;
 - cyclic garbage is collected at fixed turns, so finalisers run at the same moment in every run;
-- threads, sockets and blocking sleeps are refused (see ``guard``).
+- threads, sockets and blocking sleeps are refused (see ``real_world``).
 
-Invariant: what belongs to a program (see ``program``) runs only while that program lives. Killing a
-program is therefore like ``kill -9``: no ``finally`` block, no callback.
+Invariant: tasks and callbacks of a program (see ``program``) run only while the program lives.
+Killing a program is therefore like ``kill -9``: no ``finally`` block, no callback.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from txmq.testing.failures import (
     RealWorldError,
     VirtualTimeoutError,
 )
-from txmq.testing.guard import real_world_closed
-from txmq.testing.program import PROGRAM, Step
+from txmq.testing.program import PROGRAM, ProgramStep
+from txmq.testing.real_world import real_world_closed
 from txmq.testing.stacks import waits
 from txmq.testing.trace import Trace
 
@@ -173,7 +173,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         program = PROGRAM.get() if context is None else context.get(PROGRAM)
         if program is None:
             return super().call_soon(callback, *args, context=context)
-        step = Step(program, context, callback, args)
+        step = ProgramStep(program, context, callback, args)
         step.handle = super().call_soon(step, context=step.context)
         return step.handle
 
@@ -188,7 +188,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         program = PROGRAM.get() if context is None else context.get(PROGRAM)
         if program is None:
             return super().call_at(when, callback, *args, context=context)
-        step = Step(program, context, callback, args)
+        step = ProgramStep(program, context, callback, args)
         step.handle = timer = super().call_at(when, step, context=step.context)
         return timer
 

@@ -1,8 +1,8 @@
 """A machine: four ports, the programs that run on them, and the power switch.
 
-A crash stops every program of the machine where it stands: no ``finally`` block runs, no callback,
-no timer. Its ports are replaced by new ones, and the old are dead, so that nothing a dead program
-still holds can touch the disk or the network again.
+A crash stops every program of the machine at once: no ``finally`` block, callback or timer runs.
+The machine gets new ports and the old ones are dead, so that a dead program cannot touch the disk
+or the network again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Machine:
 
     Attributes:
         clock: The :class:`txmq.runtime.Clock` port; its wall clock can be jumped.
-        network: The :class:`txmq.runtime.Network` port of the present life.
-        disk: The :class:`txmq.runtime.Disk` port of the present life, and its faults.
+        network: The :class:`txmq.runtime.Network` port since the last boot.
+        disk: The :class:`txmq.runtime.Disk` port since the last boot, and its faults.
         entropy: The :class:`txmq.runtime.Entropy` port.
     """
 
@@ -63,11 +63,11 @@ class Machine:
         return self.network.alive
 
     def run(self, main: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Start a program: a task that, with all that it starts, dies when the machine does.
+        """Start a program: a task that dies with the machine, and everything it starts does too.
 
         Returns:
             A task outside the machine. It ends as the program ends, or with
-            ``MachineCrashedError``; cancelling that task cancels the program and waits for its end.
+            ``MachineCrashedError``; cancelling it cancels the program and waits for its end.
 
         Raises:
             MachineCrashedError: The machine is down.
@@ -89,13 +89,13 @@ class Machine:
         return watcher
 
     def crash(self, loss: Loss = Loss.ANY) -> None:
-        """Cut the power: programs stop where they stand, peers hear nothing, unsynced bytes go.
+        """Cut the power: programs stop at once, peers receive nothing, unsynced bytes may be lost.
 
         Args:
             loss: What may be lost of the bytes that were not synced.
 
         Raises:
-            PowerCut: A program of this very machine called it, and ends here.
+            PowerCut: A program of this machine called it, and ends here.
         """
         if self.is_up:
             self.halt()
@@ -103,13 +103,13 @@ class Machine:
         self._stop_caller()
 
     def kill(self) -> None:
-        """Kill its programs as ``kill -9`` does; the system lives on.
+        """Kill its programs as ``kill -9`` does; the operating system stays up.
 
-        Written bytes are all kept, locks are released, connections end or are reset. The machine
-        is up again at once: new programs can be started.
+        All written bytes are kept, locks are released, connections end or are reset. New programs
+        can start at once.
 
         Raises:
-            PowerCut: A program of this very machine called it, and ends here.
+            PowerCut: A program of this machine called it, and ends here.
         """
         if self.is_up:
             self.halt(silently=False)
@@ -123,10 +123,10 @@ class Machine:
         self._boot()
 
     def halt(self, *, silently: bool = True) -> None:
-        """Stop every program where it stands and leave the machine down; the disk loses nothing.
+        """Stop every program at once and leave the machine down; the disk loses nothing.
 
         Args:
-            silently: Whether peers hear nothing; see :meth:`SimulatedNetwork.crash`.
+            silently: Whether peers receive nothing; see :meth:`SimulatedNetwork.crash`.
         """
         programs, self._programs = self._programs, {}
         self._paused = False
@@ -140,9 +140,9 @@ class Machine:
                 killed.set_result(None)
 
     def pause(self) -> None:
-        """Let its programs stand still, as a stopped process or a blocked event loop does.
+        """Pause its programs, like a stopped process or a blocked event loop.
 
-        The system lives on: bytes that arrive are kept until its buffers are full.
+        The operating system stays up: it keeps bytes that arrive until its buffers are full.
         """
         self._loop.trace.record("pause", self.name)
         self._paused = True
@@ -150,7 +150,7 @@ class Machine:
             program.pause()
 
     def resume(self) -> None:
-        """Let its programs go on, with everything that has come due in the meantime."""
+        """Let its programs go on; timers that are overdue fire now."""
         self._loop.trace.record("resume", self.name)
         self._paused = False
         for program in self._programs:
@@ -186,6 +186,6 @@ class Machine:
             return task.result()
         me = asyncio.current_task()
         assert me is not None
-        # A crash is wanted: that nobody looks at what it ended is no fault.
+        # The scenario wanted the crash: an error that it does not retrieve is not a failure.
         me.add_done_callback(asyncio.Task.exception)
         raise MachineCrashedError(f"{self.name} went down under {program.name}")

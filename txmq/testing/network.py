@@ -1,4 +1,4 @@
-"""A network in memory: hosts, connections between them, and everything that happens to those.
+"""A network in memory: hosts, the connections between them, and their faults.
 
 Addresses are strings as in ``connect``; a host may also be called by its name. Nothing is shared
 with the real network, and time is the loop's.
@@ -17,7 +17,7 @@ from txmq.testing.entropy import SeededEntropy
 from txmq.testing.failures import PowerCut
 from txmq.testing.loop import SimulatedLoop
 from txmq.testing.transport import SimulatedTransport
-from txmq.testing.wire import Conditions, Mark, Ways, Wire
+from txmq.testing.wire import Conditions, PacketMark, Ways, Wire
 
 __all__ = ["HostNetwork", "SimulatedNetwork"]
 
@@ -26,7 +26,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  compared with, never bound
 _HERE = ("127.0.0.1", "localhost", "::1")
 _FIRST_PORT = 32768
-"""Where ports that nobody chose begin, as on Linux."""
+"""The first port that the system chooses itself, as on Linux."""
 
 
 class _Connection(NamedTuple):
@@ -129,9 +129,9 @@ class SimulatedNetwork:
 
         Args:
             host: Its address or name.
-            silently: As by a power cut: peers hear nothing until they send, and connects are not
-                answered until :meth:`host` brings it back. Otherwise as by ``kill -9``: the peers'
-                connections end or are reset, and connects are refused.
+            silently: Whether it goes as by a power cut: peers notice only when they send, and a
+                connect has no answer until :meth:`host` brings it back. Otherwise it goes as by
+                ``kill -9``: the peers' connections end or are reset, and connects are refused.
         """
         address = self.resolve(host)
         self._trace.record("crash", address, silently)
@@ -139,7 +139,7 @@ class SimulatedNetwork:
         if port is None or not port.alive:
             return
         port.alive = False
-        port.doors.clear()
+        port.listeners.clear()
         if silently:
             self.ways.down[address] = None
         for connection in list(self._connections.values()):
@@ -149,7 +149,7 @@ class SimulatedNetwork:
         self._reconsider()
 
     def close(self) -> None:
-        """Forget every host and connection, and with them the programs that they serve."""
+        """Drop every host and connection, and the programs that they refer to."""
         self._hosts.clear()
         self._connections.clear()
 
@@ -165,13 +165,13 @@ class SimulatedNetwork:
         target = source if host in _HERE else self.resolve(host)
         await self._shake_hands(source, target)
         port.check()
-        door = self._find_door(target, number)
-        if door is None or (door.only_here and target != source):
+        listener = self._find_listener(target, number)
+        if listener is None or (listener.is_local and target != source):
             raise ConnectionRefusedError(
                 errno.ECONNREFUSED, f"{os.strerror(errno.ECONNREFUSED)}: {host}:{number}"
             )
         own = (source, port.free_port())
-        connection = self._connect(copy_context(), own, (target, number), door)
+        connection = self._connect(copy_context(), own, (target, number), listener)
         protocol = factory()
         connection.client.attach(protocol)
         return protocol
@@ -192,16 +192,20 @@ class SimulatedNetwork:
             await asyncio.sleep(min(pause, left))
             pause *= 2
 
-    def _find_door(self, target: str, number: int) -> _Door | None:
+    def _find_listener(self, target: str, number: int) -> _Listener | None:
         host = self._hosts.get(target)
-        return host.doors.get(number) if host is not None else None
+        return host.listeners.get(number) if host is not None else None
 
     def _connect(
-        self, context: Context, own: tuple[str, int], other: tuple[str, int], door: _Door
+        self,
+        context: Context,
+        own: tuple[str, int],
+        other: tuple[str, int],
+        listener: _Listener,
     ) -> _Connection:
         there = Wire(self.ways, own[0], other[0])
         back = Wire(self.ways, other[0], own[0])
-        accepting = door.context.copy()
+        accepting = listener.context.copy()
         client = SimulatedTransport(self.ways, there, (own, other), context)
         server = SimulatedTransport(self.ways, back, (other, own), accepting)
         there.arrive, back.arrive = server.arrived, client.arrived
@@ -216,12 +220,12 @@ class SimulatedNetwork:
 
         client.on_gone = server.on_gone = forget
         self._trace.record("connect", number, *own, *other)
-        self.ways.loop.call_soon(door.accept, server, context=accepting)
+        self.ways.loop.call_soon(listener.accept, server, context=accepting)
         return connection
 
-    def _last_word(self) -> Mark:
+    def _last_word(self) -> PacketMark:
         # A killed process's kernel closes its sockets: an end, or a reset where bytes were unread.
-        return Mark.END if self.ways.entropy.chance(0.5) else Mark.RESET
+        return PacketMark.END if self.ways.entropy.chance(0.5) else PacketMark.RESET
 
     def _reconsider(self) -> None:
         for connection in list(self._connections.values()):
@@ -239,25 +243,27 @@ class HostNetwork:
     def __init__(self, network: SimulatedNetwork, address: str) -> None:
         self.address = address
         self.alive = True
-        self.doors: dict[int, _Door] = {}
+        self.listeners: dict[int, _Listener] = {}
         self._network = network
         self._next_port = _FIRST_PORT
 
     def check(self) -> None:
-        """Raise where the host is down."""
+        """Raise if the host is down."""
         if not self.alive:
             raise PowerCut
 
-    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> _Door:
+    async def listen(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> _Listener:
         """See :meth:`txmq.runtime.Network.listen`."""
         self.check()
         if host not in (*_EVERYWHERE, *_HERE) and self._network.resolve(host) != self.address:
             raise OSError(errno.EADDRNOTAVAIL, f"{os.strerror(errno.EADDRNOTAVAIL)}: {host}")
         number = port or self.free_port()
-        if number in self.doors:
+        if number in self.listeners:
             raise OSError(errno.EADDRINUSE, f"{os.strerror(errno.EADDRINUSE)}: {host}:{number}")
-        door = self.doors[number] = _Door(self, factory, (host, number))
-        return door
+        listener = self.listeners[number] = _Listener(self, factory, (host, number))
+        return listener
 
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> P:
         """See :meth:`txmq.runtime.Network.connect`."""
@@ -270,27 +276,27 @@ class HostNetwork:
             self._next_port += 1
             if self._next_port > 65535:
                 self._next_port = _FIRST_PORT
-            if self._next_port not in self.doors:
+            if self._next_port not in self.listeners:
                 return self._next_port
 
 
-class _Door:
+class _Listener:
     def __init__(
         self, host: HostNetwork, factory: Callable[[], asyncio.Protocol], address: tuple[str, int]
     ) -> None:
         self.address = address
-        self.only_here = address[0] in _HERE
-        # Connections are served in the context of whoever opened the door, and die with it.
+        self.is_local = address[0] in _HERE
+        # Connections run in the context of the program that opened the listener, and die with it.
         self.context = copy_context()
         self._host = host
         self._factory = factory
 
     def accept(self, transport: SimulatedTransport) -> None:
-        if self._host.doors.get(self.address[1]) is not self:
+        if self._host.listeners.get(self.address[1]) is not self:
             transport.abort()
         elif not transport.is_gone():
             transport.attach(self._factory())
 
     def close(self) -> None:
-        if self._host.doors.get(self.address[1]) is self:
-            del self._host.doors[self.address[1]]
+        if self._host.listeners.get(self.address[1]) is self:
+            del self._host.listeners[self.address[1]]

@@ -1,8 +1,8 @@
-"""One file's bytes twice over: as the system shows them, and as the platter has them.
+"""Two versions of one file's bytes: as the system shows them, and as they are durable.
 
 The unit is a page of 4096 bytes, as in an operating system's page cache. Pages are immutable
 ``bytes`` and a missing page is zeros, so a copy of a file is a copy of two dicts, and "unchanged
-since" is an identity test. Nothing in here does I/O or raises; faults are the disk's business.
+since" is an identity test. This module does no I/O and raises nothing; the disk has the faults.
 
 Invariant: a page that is neither dirty nor doomed is the same object in both versions.
 """
@@ -113,7 +113,7 @@ class Pages:
         self.size = size
 
     def flip(self, position: int, bit: int) -> None:
-        """Turn over one bit, on the platter as well."""
+        """Flip one bit, in the durable version as well."""
         page, offset = divmod(position, PAGE)
         same = self._now.get(page) is self._safe.get(page)
         for version in (self._now, self._safe):
@@ -129,9 +129,9 @@ class Pages:
         return Staged(self._staged, {page: self._now.get(page) for page in self._dirty}, self.size)
 
     def settle(self, staged: Staged) -> None:
-        """End a sync well. Bytes written since it began are as undurable as before."""
+        """End a sync with success. Bytes written since it began are still not durable."""
         if staged.number < self._settled:
-            return  # a later sync was faster, and it had taken everything this one did
+            return  # a later sync was faster, and covered everything that this one did
         self._settled = staged.number
         self.safe_size = staged.size
         for page, content in staged.pages.items():
@@ -141,7 +141,7 @@ class Pages:
                 self._doomed.discard(page)
 
     def fail(self, staged: Staged) -> None:
-        """End a sync badly, as Linux does: the pages count as clean, yet were never written.
+        """End a sync with an error, as Linux does: the pages count as clean, yet were not written.
 
         They read as before and the next sync does not touch them; a crash may take them.
         """
@@ -154,8 +154,8 @@ class Pages:
 
         Args:
             entropy: Decides what is lost.
-            loss: What may be lost; ``Loss.ANY`` is the caller's to resolve.
-            last: Position and size of the last write, where it went to this file.
+            loss: What may be lost; the caller resolves ``Loss.ANY``.
+            last: Position and size of the last write, if it went to this file.
         """
         assert loss is not Loss.ANY
         unsafe = sorted(self._dirty | self._doomed)
@@ -203,7 +203,7 @@ class Pages:
                 return self._filled(page, entropy.token(PAGE))
 
     def _filled(self, page: int, filling: bytes) -> bytes:
-        """The page with a filling wherever nothing was ever promised to be durable."""
+        """The page, with a filling in all bytes that no sync has made durable."""
         old, new = self._safe.get(page, _ZEROS), self._now.get(page, _ZEROS)
         promised = max(0, min(self.safe_size - page * PAGE, PAGE))
         if old[:promised] == new[:promised]:

@@ -1,7 +1,8 @@
 """Which program the running code belongs to, and what that means for everything it starts.
 
 The program is a context variable, so tasks, callbacks and timers inherit it. The simulated loop
-wraps each of them in a :class:`Step`, which runs only while the program lives and is not paused.
+wraps each of them in a :class:`ProgramStep`, which runs only while the program lives and is not
+paused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeVarTuple, Unpack
 
 from txmq.testing.failures import PowerCut
 
-__all__ = ["PROGRAM", "Program", "Step"]
+__all__ = ["PROGRAM", "Program", "ProgramStep"]
 
 Ts = TypeVarTuple("Ts")
 
@@ -27,7 +28,7 @@ class Program:
         self.name = name
         self.alive = True
         self.finished = False
-        self._held: list[Step] | None = None
+        self._held: list[ProgramStep] | None = None
 
     def kill(self) -> None:
         """Never let anything of it run again."""
@@ -45,7 +46,7 @@ class Program:
         for step in held:
             step.again()
 
-    def holds(self, step: Step) -> bool:
+    def holds(self, step: ProgramStep) -> bool:
         """Whether the program stands still; then it takes the step later."""
         if self._held is None:
             return False
@@ -53,7 +54,7 @@ class Program:
         return True
 
 
-class Step:
+class ProgramStep:
     """A callback of a program, and the handle by which it can still be cancelled."""
 
     __slots__ = ("_args", "_callback", "_program", "context", "handle")

@@ -1,4 +1,4 @@
-"""What came of deliveries: each attempt in the order of their ends, and whether all is well."""
+"""Reports of deliveries: all attempts in the order of their ends, and a check of the effects."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-__all__ = ["Attempted", "End", "Report"]
+from txmq.quantity import quantity
+
+__all__ = ["DeliveryAttempt", "End", "Report"]
 
 _KEYS_SHOWN: Final = 5
-"""Of how many keys an error tells the whole story: the first few say what is wrong."""
+"""For how many keys an error lists all attempts; the first few show what is wrong."""
 
 
 class End(Enum):
@@ -18,61 +20,61 @@ class End(Enum):
 
     ACKNOWLEDGED = "acknowledged"
     LATER = "to come again later"
-    """It said so, or it was not its turn: :class:`~txmq.errors.KeyInProgress`,
-    :class:`~txmq.errors.VersionGap`."""
+    """The handler returned ``Later``, or it was not the delivery's turn:
+    :class:`~txmq.errors.KeyInProgress`, :class:`~txmq.errors.VersionGap`."""
     KILLED = "killed"
     RAISED = "raised"
     REFUSED = "for the dead letters"
 
 
-class Attempted(NamedTuple):
+class DeliveryAttempt(NamedTuple):
     """One attempt to deliver a message."""
 
     key: Hashable
-    """Of the effect that the message is to have."""
+    """The key of the message's effect."""
     message: int
-    """Which of the messages, from 0."""
+    """The number of the message, from 0."""
     copy: int
-    """Which of its deliveries, from 1."""
+    """The number of the delivery, from 1."""
     attempt: int
-    """How often this one had been tried before."""
+    """The number of attempts at this delivery before."""
     caller: int
     end: End
     words: str = ""
-    """Where it was killed, or what it raised or said."""
+    """Where it was killed, or what it raised or returned."""
 
     def __str__(self) -> str:
-        """As errors tell it."""
-        who = f"message {self.message}, delivery {self.copy}, attempt {self.attempt}"
-        said = f": {self.words}" if self.words else ""
-        return f"{who}, caller {self.caller}: {self.end.value}{said}"
+        """The text for errors."""
+        name = f"message {self.message}, delivery {self.copy}, attempt {self.attempt}"
+        reason = f": {self.words}" if self.words else ""
+        return f"{name}, caller {self.caller}: {self.end.value}{reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of deliveries."""
+    """The result of a run of deliveries."""
 
     seed: int
-    """The same seed kills at the same points again; threads may take turns otherwise."""
+    """The same seed kills at the same points again; threads may run in another order."""
     keys: tuple[Hashable, ...]
-    """What there is to have an effect."""
-    attempts: tuple[Attempted, ...]
-    """In the order in which they ended."""
-    stuck: tuple[Attempted, ...]
-    """The last attempts at those deliveries that never got through."""
+    """The keys that should have an effect."""
+    attempts: tuple[DeliveryAttempt, ...]
+    """All attempts, in the order in which they ended."""
+    stuck: tuple[DeliveryAttempt, ...]
+    """The last attempt of each delivery that never succeeded."""
 
-    def ended(self, end: End) -> tuple[Attempted, ...]:
-        """The attempts that ended so."""
-        return tuple(each for each in self.attempts if each.end is end)
+    def ended(self, end: End) -> tuple[DeliveryAttempt, ...]:
+        """The attempts with this end."""
+        return tuple(attempt for attempt in self.attempts if attempt.end is end)
 
     def see_once(self, effects: Mapping[Hashable, int]) -> None:
-        """See that every key had its effect, once, and that every delivery got through.
+        """Check that every key has exactly one effect, and that every delivery succeeded.
 
         Args:
-            effects: How many effects there are, by key, as your database tells it.
+            effects: The number of effects in your database, by key.
 
         Raises:
-            AssertionError: It is not so; the text tells what happened to the first such keys.
+            AssertionError: The check failed; the text lists the attempts for the first such keys.
         """
         wrong = {key: effects.get(key, 0) for key in self.keys if effects.get(key, 0) != 1}
         known = set(self.keys)
@@ -84,21 +86,17 @@ class Report:
         yield f"seed {self.seed}, {_many(self.keys, 'key')}, {_many(self.attempts, 'attempt')}:"
         if wrong:
             never = sum(1 for count in wrong.values() if not count)
-            yield f"{_many(wrong, 'key')} had not one effect, {never} of them none"
+            yield f"{_many(wrong, 'key')} did not have exactly one effect, {never} of them had none"
         if self.stuck:
-            yield f"{len(self.stuck)} of the deliveries never got through"
+            yield f"{_many(self.stuck, 'delivery', 'deliveries')} never succeeded"
         if strange:
             shown = ", ".join(repr(key) for key in list(strange)[:_KEYS_SHOWN])
             yield f"{_many(strange, 'key')} had an effect and no message: {shown}"
-        stuck = dict.fromkeys(each.key for each in self.stuck)
+        stuck = dict.fromkeys(attempt.key for attempt in self.stuck)
         for key in list({**wrong, **stuck})[:_KEYS_SHOWN]:
-            yield f"  {key!r} had {_counted(wrong.get(key, 1), 'effect')}:"
-            yield from (f"    {each}" for each in self.attempts if each.key == key)
+            yield f"  {key!r} had {quantity(wrong.get(key, 1), 'effect')}:"
+            yield from (f"    {attempt}" for attempt in self.attempts if attempt.key == key)
 
 
-def _many(each: Sized, noun: str) -> str:
-    return _counted(len(each), noun)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _many(values: Sized, one: str, many: str = "") -> str:
+    return quantity(len(values), one, many or f"{one}s")

@@ -1,6 +1,7 @@
-"""Deliveries that callers share until each has got through: whose turn it is, and what came of it.
+"""Deliveries that callers share until each has succeeded: which is next, and how each attempt
+ended.
 
-Nothing here waits or calls anybody, so it serves threads and tasks alike.
+This module neither waits nor calls handlers, so threads and tasks can use it alike.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any, Final, Self
 from txmq.errors import KeyConflict, KeyInProgress, VersionGap
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
-from txmq.testing.killing import Killed, Point, mortal, points_of
-from txmq.testing.reports import Attempted, End, Report
+from txmq.testing.kill_points import Killed, Point, mortal, points_of
+from txmq.testing.reports import DeliveryAttempt, End, Report
 
-__all__ = ["Call", "Delivery", "Rounds"]
+__all__ = ["Call", "Rounds", "ScheduledDelivery"]
 
 RETRIES_MAX: Final = 16
 """How often a delivery may fail and come again: as often as a group's messages do."""
@@ -31,18 +32,17 @@ REST_S: Final = 0.002
 """The first rest of a delivery; each further one is twice as long."""
 
 TURN_REST_MAX_S: Final = 0.25
-"""The longest rest where it is not its turn: nobody waits much longer than for the end of a lease.
-"""
+"""The longest rest of a delivery that waits for its turn: little longer than a lease."""
 
 RETRY_REST_MAX_S: Final = 0.05
-"""The longest rest after a failure: what a moment does not heal is told soon."""
+"""The longest rest after a failure: an error that persists is reported soon."""
 
 LOOK_S: Final = 0.002
-"""When to look again while others have all that is left."""
+"""When to look again while other callers have all deliveries that are left."""
 
 
 @dataclass(slots=True)
-class Delivery:
+class ScheduledDelivery:
     """A message on its way; it has one caller at a time."""
 
     message: Any
@@ -55,7 +55,7 @@ class Delivery:
     rested_s: float = 0.0
 
     def rest_s(self, end: End, patience_s: float) -> float | None:
-        """When it comes again after such an end; never where there is no sense in it."""
+        """How long it rests after such an end; None if it does not come again."""
         if end is End.KILLED:
             return 0.0
         if end is End.RAISED:
@@ -74,17 +74,17 @@ class Rounds:
     """All deliveries.
 
     Args:
-        handler: Who gets them.
-        deliveries: In which order.
-        seed: Decides who is killed where.
-        crashes: How many are.
+        handler: Receives the messages.
+        deliveries: The deliveries in their order.
+        seed: Decides which callers are killed, and where.
+        crashes: The share of attempts that are killed.
         patience_s: How long a delivery may rest in all because it is not its turn.
     """
 
     def __init__(
         self,
         handler: Callable[..., Any],
-        deliveries: list[Delivery],
+        deliveries: list[ScheduledDelivery],
         *,
         seed: int,
         crashes: float,
@@ -95,19 +95,19 @@ class Rounds:
         self._seed = seed
         self._crashes = crashes
         self._patience_s = patience_s
-        self._keys = tuple(dict.fromkeys(each.key for each in deliveries))
+        self._keys = tuple(dict.fromkeys(delivery.key for delivery in deliveries))
         self._ready = deque(deliveries)
-        self._resting: list[tuple[float, int, Delivery]] = []
+        self._resting: list[tuple[float, int, ScheduledDelivery]] = []
         self._at_work = 0
-        self._attempts: list[Attempted] = []
-        self._stuck: list[Attempted] = []
-        self._problem: BaseException | None = None
+        self._attempts: list[DeliveryAttempt] = []
+        self._stuck: list[DeliveryAttempt] = []
+        self._fatal: BaseException | None = None
         self._lock = threading.Lock()
 
     def take(self, caller: int) -> Call | float | None:
-        """What a caller has to do: a call, or to rest so many seconds, or nothing any more."""
+        """The next work of a caller: a call, or the seconds to rest, or None if all is done."""
         with self._lock:
-            if self._problem is not None:
+            if self._fatal is not None:
                 return None
             now = time.monotonic()
             while self._resting and self._resting[0][0] <= now:
@@ -119,17 +119,17 @@ class Rounds:
                 return self._resting[0][0] - now
             return LOOK_S if self._at_work else None
 
-    def _call(self, delivery: Delivery, caller: int) -> Call:
+    def _call(self, delivery: ScheduledDelivery, caller: int) -> Call:
         named = f"{self._seed}/{delivery.number}/{delivery.copy}/{delivery.attempts}"
         chance, point = SeededEntropy(named), None
         if chance.chance(self._crashes):
             point = self._points[chance.below(len(self._points))]
         return Call(self, self._handler, delivery, caller, point)
 
-    def ended(self, delivery: Delivery, caller: int, end: End, words: str) -> None:
-        """Note what came of a call."""
+    def ended(self, delivery: ScheduledDelivery, caller: int, end: End, words: str) -> None:
+        """Record the end of a call."""
         with self._lock:
-            attempted = Attempted(
+            attempted = DeliveryAttempt(
                 delivery.key, delivery.number, delivery.copy, delivery.attempts, caller, end, words
             )
             self._attempts.append(attempted)
@@ -142,31 +142,31 @@ class Rounds:
             elif end in {End.LATER, End.RAISED}:
                 self._stuck.append(attempted)
 
-    def stop(self, problem: BaseException) -> None:
-        """Deliver nothing more, for a reason that no consumer survives."""
+    def stop(self, error: BaseException) -> None:
+        """Deliver nothing more, because of an error that no consumer survives."""
         with self._lock:
             self._at_work -= 1
-            self._problem = self._problem or problem
+            self._fatal = self._fatal or error
 
     def report(self) -> Report:
-        """What came of it all.
+        """The report of all deliveries.
 
         Raises:
-            BaseException: What no consumer survives.
+            BaseException: The error that no consumer survives.
         """
-        if self._problem is not None:
-            raise self._problem
+        if self._fatal is not None:
+            raise self._fatal
         return Report(self._seed, self._keys, tuple(self._attempts), tuple(self._stuck))
 
 
 class Call:
-    """``with``: one attempt; whatever comes out of the block is noted, and goes no further."""
+    """``with``: one attempt; an error of the block is recorded, and not raised."""
 
     def __init__(
         self,
         rounds: Rounds,
         handler: Callable[..., Any],
-        delivery: Delivery,
+        delivery: ScheduledDelivery,
         caller: int,
         point: Point | None,
     ) -> None:
@@ -179,27 +179,27 @@ class Call:
 
     @property
     def message(self) -> Any:
-        """What the handler is called with."""
+        """The argument of the handler."""
         message = self._delivery.message
         if isinstance(message, ReceivedMessage):
             return replace(message, attempts=self._delivery.attempts)
         return message
 
     def handler(self) -> Callable[..., Any]:
-        """Who is called, if the caller lives to do it."""
+        """The handler to call, unless the caller dies before."""
         if self._point is Point.CALLED:
             raise Killed(Point.CALLED)
         return mortal(self._handler, self._point)
 
-    def said(self, said: object) -> None:
-        """Take what the handler has returned."""
+    def returned(self, result: object) -> None:
+        """Take the result of the handler."""
         if self._point is Point.ENDED:
             raise Killed(Point.ENDED)
-        if said is Later:
-            said = Later()  # As consumers take it.
-        if isinstance(said, Later):
-            self._end = End.REFUSED if said.level == DEAD_LETTER else End.LATER
-            self._words = said.reason
+        if result is Later:
+            result = Later()  # As consumers take it.
+        if isinstance(result, Later):
+            self._end = End.REFUSED if result.level == DEAD_LETTER else End.LATER
+            self._words = result.reason
 
     def __enter__(self) -> Self:
         return self
@@ -207,38 +207,38 @@ class Call:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Note how it ended."""
-        if problem is not None:
-            if not _is_survived(problem):
-                self._rounds.stop(problem)
-                # Whoever cancels or interrupts us is told by the usual way.
-                return not isinstance(problem, asyncio.CancelledError)
-            self._end, self._words = _judged(problem)
+        """Record how it ended."""
+        if error is not None:
+            if not _is_survived(error):
+                self._rounds.stop(error)
+                # The cancelled task itself raises CancelledError on.
+                return not isinstance(error, asyncio.CancelledError)
+            self._end, self._words = _end_of(error)
         self._rounds.ended(self._delivery, self._caller, self._end, self._words)
         return True
 
 
-def _is_survived(problem: BaseException) -> bool:
-    """Whether a consumer goes on after it; the end of a killed one is that of its message alone."""
-    if isinstance(problem, asyncio.CancelledError):
+def _is_survived(error: BaseException) -> bool:
+    """Whether a consumer goes on after an error; a killed one ends only this delivery."""
+    if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()
         except RuntimeError:
-            return True  # In a thread nobody is cancelled but what the handler has waited for.
+            return True  # In a thread, only work that the handler waited for was cancelled.
         return task is not None and not task.cancelling()
-    return isinstance(problem, Exception | Killed)
+    return isinstance(error, Exception | Killed)
 
 
-def _judged(problem: BaseException) -> tuple[End, str]:
-    words = "".join(format_exception_only(problem)).strip()
-    if isinstance(problem, Killed):
-        return End.KILLED, str(problem)
-    if isinstance(problem, KeyInProgress | VersionGap):
+def _end_of(error: BaseException) -> tuple[End, str]:
+    words = "".join(format_exception_only(error)).strip()
+    if isinstance(error, Killed):
+        return End.KILLED, str(error)
+    if isinstance(error, KeyInProgress | VersionGap):
         return End.LATER, words
-    if isinstance(problem, KeyConflict):
+    if isinstance(error, KeyConflict):
         return End.REFUSED, words
     return End.RAISED, words
 

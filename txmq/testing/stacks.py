@@ -1,4 +1,4 @@
-"""Where waiting tasks wait, in words."""
+"""Descriptions of what waiting tasks wait for."""
 
 from __future__ import annotations
 

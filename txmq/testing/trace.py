@@ -1,4 +1,4 @@
-"""What happened in a run, boiled down to a hash: two runs of one seed must have the same."""
+"""The events of a run as a hash: two runs of one seed must have the same."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Trace"]
 class Trace:
     """A running hash of labelled events, each with its virtual time; optionally the events too.
 
-    Facts are hashed by their ``str``, so they must not contain addresses or anything else that
-    differs between two processes.
+    Facts are hashed by their ``str``, so they must not contain memory addresses or other values
+    that differ between two processes.
     """
 
     def __init__(self, *, keep: bool = False) -> None:

@@ -1,7 +1,7 @@
 """One end of a simulated connection: an asyncio transport over two wires.
 
-Packets arrive in no program's context (the kernel's, so to speak); every call to the protocol is
-made in the context of the program that owns it, and therefore dies with it.
+Packets arrive in the context of no program, like in a kernel. Calls to a protocol run in the
+context of the program that owns it, and die with that program.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextvars import Context
 from enum import Enum
 
-from txmq.testing.buffers import HIGH_WATER, Inbox, Outbox
-from txmq.testing.wire import Mark, Packet, Ways, Wire
+from txmq.testing.buffers import HIGH_WATER, ReceiveBuffer, SendBuffer
+from txmq.testing.wire import Packet, PacketMark, Ways, Wire
 
 __all__ = ["Address", "SimulatedTransport"]
 
@@ -40,8 +40,8 @@ class SimulatedTransport(asyncio.Transport):
         self.on_gone: Callable[[], None] = _nothing
         self._ways = ways
         self._context = context
-        self._outbox = Outbox(ways, wire)
-        self._inbox = Inbox()
+        self._outgoing = SendBuffer(ways, wire)
+        self._incoming = ReceiveBuffer()
         self._state = _State.OPEN
         self._protocol: asyncio.BaseProtocol | None = None
         self._giving_up: asyncio.TimerHandle | None = None
@@ -59,16 +59,16 @@ class SimulatedTransport(asyncio.Transport):
             raise TypeError(f"data must be bytes, not {type(data).__name__}")
         if self._state is not _State.OPEN:
             return
-        if self._outbox.ending:
+        if self._outgoing.ending:
             raise RuntimeError("Cannot call write() after write_eof()")
-        self._outbox.waiting += data
+        self._outgoing.waiting += data
         self._push()
         self._pause_if_full()
 
     def write_eof(self) -> None:
         """See :meth:`asyncio.WriteTransport.write_eof`."""
         if self._state is _State.OPEN:
-            self._outbox.ending = True
+            self._outgoing.ending = True
             self._push()
 
     def can_write_eof(self) -> bool:
@@ -77,11 +77,11 @@ class SimulatedTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         """See :meth:`asyncio.WriteTransport.get_write_buffer_size`."""
-        return len(self._outbox.waiting)
+        return len(self._outgoing.waiting)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         """See :meth:`asyncio.WriteTransport.get_write_buffer_limits`."""
-        return self._outbox.low, self._outbox.high
+        return self._outgoing.low, self._outgoing.high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """See :meth:`asyncio.WriteTransport.set_write_buffer_limits`.
@@ -95,21 +95,21 @@ class SimulatedTransport(asyncio.Transport):
             low = high // 4
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self._outbox.high, self._outbox.low = high, low
+        self._outgoing.high, self._outgoing.low = high, low
         self._pause_if_full()
 
     def pause_reading(self) -> None:
         """See :meth:`asyncio.ReadTransport.pause_reading`."""
-        self._inbox.paused = True
+        self._incoming.paused = True
 
     def resume_reading(self) -> None:
         """See :meth:`asyncio.ReadTransport.resume_reading`."""
-        self._inbox.paused = False
+        self._incoming.paused = False
         self._schedule()
 
     def is_reading(self) -> bool:
         """See :meth:`asyncio.ReadTransport.is_reading`."""
-        return self._state is _State.OPEN and not self._inbox.paused
+        return self._state is _State.OPEN and not self._incoming.paused
 
     def is_closing(self) -> bool:
         """See :meth:`asyncio.BaseTransport.is_closing`."""
@@ -124,7 +124,7 @@ class SimulatedTransport(asyncio.Transport):
     def abort(self) -> None:
         """See :meth:`asyncio.WriteTransport.abort`."""
         if self._state is not _State.GONE:
-            self._outbox.wire.send(Mark.RESET)
+            self._outgoing.wire.send(PacketMark.RESET)
             self._end(None)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -148,16 +148,16 @@ class SimulatedTransport(asyncio.Transport):
         """Take a packet off the wire."""
         if self._state is _State.GONE:
             if isinstance(packet, bytes):
-                self._outbox.wire.send(Mark.RESET)
+                self._outgoing.wire.send(PacketMark.RESET)
         elif isinstance(packet, bytes):
-            self._inbox.received += packet
+            self._incoming.received += packet
             self._schedule()
         elif isinstance(packet, int):
-            self._outbox.travelling -= packet
-            if self._outbox.waiting or self._outbox.paused:
+            self._outgoing.travelling -= packet
+            if self._outgoing.waiting or self._outgoing.paused:
                 self._ways.loop.call_soon(self._progress, context=self._context)
-        elif packet is Mark.END:
-            self._inbox.ended = True
+        elif packet is PacketMark.END:
+            self._incoming.ended = True
             self._schedule()
         else:
             self.lose(errno.ECONNRESET)
@@ -170,62 +170,66 @@ class SimulatedTransport(asyncio.Transport):
 
     def drop_packets(self) -> None:
         """Lose what is on the wire from here."""
-        self._outbox.wire.cut()
+        self._outgoing.wire.cut()
 
-    def vanish(self, last: Mark | None) -> None:
-        """Be gone without a word to the program, which is dead; the peer may hear a last packet."""
+    def vanish(self, last: PacketMark | None) -> None:
+        """End without a call to the program, which is dead; the peer may receive a last packet."""
         if self._state is not _State.GONE:
             self._leave()
             if last is not None:
-                self._outbox.wire.send(last)
+                self._outgoing.wire.send(last)
 
     def is_gone(self) -> bool:
         """Whether nothing more will happen at this end."""
         return self._state is _State.GONE
 
     def way_closed(self) -> None:
-        """Start to lose patience if bytes are under way and the way is closed."""
-        if self._giving_up is None and self._outbox.travelling and not self._outbox.wire.is_open():
+        """Start the timeout if bytes are under way and the way is closed."""
+        if (
+            self._giving_up is None
+            and self._outgoing.travelling
+            and not self._outgoing.wire.is_open()
+        ):
             self._giving_up = self._ways.loop.call_later(
                 self._ways.conditions.give_up_s, self._give_up, context=self._ways.context
             )
 
     def way_opened(self) -> None:
         """Send again what was held."""
-        if self._outbox.wire.is_open() and self._giving_up is not None:
+        if self._outgoing.wire.is_open() and self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
-        self._outbox.wire.resume()
+        self._outgoing.wire.resume()
 
     # --- inside ---
 
     def _push(self) -> None:
-        self._outbox.push()
+        self._outgoing.push()
         self.way_closed()
 
     def _pause_if_full(self) -> None:
-        if len(self._outbox.waiting) > self._outbox.high and not self._outbox.paused:
-            self._outbox.paused = True
+        if len(self._outgoing.waiting) > self._outgoing.high and not self._outgoing.paused:
+            self._outgoing.paused = True
             self.get_protocol().pause_writing()
 
     def _progress(self) -> None:
         if self._state is _State.GONE:
             return
         self._push()
-        if self._outbox.paused and len(self._outbox.waiting) <= self._outbox.low:
-            self._outbox.paused = False
+        if self._outgoing.paused and len(self._outgoing.waiting) <= self._outgoing.low:
+            self._outgoing.paused = False
             self.get_protocol().resume_writing()
         self._finish_if_empty()
 
     def _finish_if_empty(self) -> None:
-        if self._state is not _State.CLOSING or self._outbox.waiting:
+        if self._state is not _State.CLOSING or self._outgoing.waiting:
             return
-        if self._inbox.received:
+        if self._incoming.received:
             # Closing with bytes unread is a reset, as Linux does it.
-            self._outbox.wire.send(Mark.RESET)
+            self._outgoing.wire.send(PacketMark.RESET)
         else:
-            self._outbox.ending = True
-            self._outbox.push()
+            self._outgoing.ending = True
+            self._outgoing.push()
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -236,38 +240,38 @@ class SimulatedTransport(asyncio.Transport):
 
     def _leave(self) -> None:
         self._state = _State.GONE
-        self._outbox.waiting.clear()
-        self._inbox.received.clear()
+        self._outgoing.waiting.clear()
+        self._incoming.received.clear()
         if self._giving_up is not None:
             self._giving_up.cancel()
         self.on_gone()
 
     def _give_up(self) -> None:
         self._giving_up = None
-        if self._outbox.travelling:
+        if self._outgoing.travelling:
             self.lose(errno.ETIMEDOUT)
 
     def _schedule(self) -> None:
-        inbox = self._inbox
-        idle = inbox.paused or inbox.scheduled or not (inbox.received or inbox.ended)
+        incoming = self._incoming
+        idle = incoming.paused or incoming.scheduled or not (incoming.received or incoming.ended)
         if idle or self._state is not _State.OPEN or self._protocol is None:
             return
-        inbox.scheduled = True
+        incoming.scheduled = True
         self._ways.loop.call_soon(self._deliver, context=self._context)
 
     def _deliver(self) -> None:
-        inbox = self._inbox
-        inbox.scheduled = False
-        if self._state is not _State.OPEN or inbox.paused:
+        incoming = self._incoming
+        incoming.scheduled = False
+        if self._state is not _State.OPEN or incoming.paused:
             return
-        if inbox.received:
-            data = bytes(inbox.received[:_READ_MAX])
-            del inbox.received[:_READ_MAX]
-            self._outbox.wire.send(len(data))
+        if incoming.received:
+            data = bytes(incoming.received[:_READ_MAX])
+            del incoming.received[:_READ_MAX]
+            self._outgoing.wire.send(len(data))
             _feed(self.get_protocol(), data)
             self._schedule()
-        elif inbox.ended and not inbox.end_told:
-            inbox.end_told = True
+        elif incoming.ended and not incoming.end_told:
+            incoming.end_told = True
             protocol = self.get_protocol()
             assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
             if not protocol.eof_received():

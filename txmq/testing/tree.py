@@ -1,7 +1,7 @@
-"""A directory tree twice over: which names there are, and which of them would survive a crash.
+"""Two versions of a directory tree: the names that exist, and those that survive a crash.
 
-Knows names and contents, nothing of faults or handles. A name becomes durable by ``keep``, as by an
-fsync of its folder; until then a crash may show the old state of the name or the new one.
+It knows names and contents, but no faults and no handles. ``keep`` makes a name durable, like an
+fsync of its folder; before that, a crash may leave the old state of the name or the new one.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Tree:
         self._now[path] = pages
 
     def drop(self, path: str) -> None:
-        """Take a name away."""
+        """Remove a name."""
         self._now.pop(path, None)
 
     def keep(self, path: str) -> None:
-        """Make durable that the name is there, or that it is not."""
+        """Make durable that the name exists, or that it does not."""
         if path in self._now:
             self._safe[path] = self._now[path]
         else:
@@ -71,7 +71,7 @@ class Tree:
         return sum(pages.allocated() for pages in self._now.values()) * PAGE
 
     def crash(self, entropy: SeededEntropy, loss: Loss, last: tuple[str, int, int] | None) -> None:
-        """Lose power: of names and bytes that were not durable, chance decides what is left."""
+        """Lose power: chance decides which names and bytes that were not durable are left."""
         for path in sorted({*self._now, *self._safe}):
             if self._now.get(path) is not self._safe.get(path):
                 self._settle_name(path, lost=_lost(entropy, loss))

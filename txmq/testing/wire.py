@@ -1,7 +1,7 @@
 """Ways between hosts, and one direction of one connection on such a way.
 
-A wire keeps what it is given in order and hands it over later. While its way is closed it holds
-everything, as TCP does by sending again; when the way opens, what was held arrives a little later.
+A wire delivers packets later, in their order. While its way is closed it holds them, as TCP does by
+sending again; when the way opens, they arrive a little later.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from enum import Enum
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.loop import SimulatedLoop
 
-__all__ = ["Conditions", "Mark", "Packet", "Ways", "Wire"]
+__all__ = ["Conditions", "Packet", "PacketMark", "Ways", "Wire"]
 
 
-class Mark(Enum):
-    """Packets that say something about the connection."""
+class PacketMark(Enum):
+    """Packets that end a connection."""
 
     END = "end"
     """No more bytes will come."""
     RESET = "reset"
-    """The connection is no more."""
+    """The connection is gone."""
 
 
-Packet = bytes | int | Mark
+Packet = bytes | int | PacketMark
 """Bytes, or how many bytes of the other direction were taken by the reader, or a mark."""
 
 
@@ -61,7 +61,7 @@ class Ways:
         self.loop = loop
         self.entropy = entropy
         self.conditions = conditions
-        # What happens between machines belongs to no program, so that no crash stops it.
+        # Events between machines belong to no program, so that no crash stops them.
         self.context = Context()
         self.closed: dict[tuple[str, str], None] = {}
         self.down: dict[str, None] = {}
@@ -90,7 +90,7 @@ class Wire:
     __slots__ = ("_queue", "_timer", "_ways", "arrive", "source", "target")
 
     arrive: Callable[[Packet], None]
-    """What is done with a packet at the far end; set before the first is sent."""
+    """Called with each packet at the far end; set before the first packet is sent."""
 
     def __init__(self, ways: Ways, source: str, target: str) -> None:
         self.source = source
@@ -104,7 +104,7 @@ class Wire:
         return self._ways.both_open(self.source, self.target)
 
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no packet is under way."""
         return not self._queue
 
     def send(self, packet: Packet) -> None:

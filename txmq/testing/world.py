@@ -1,8 +1,8 @@
 """A world: one seed, one loop, one network, some machines, and one run.
 
-The run fails when the main task fails, when anything else fails and nobody looks at it, when tasks
-outlive the program that started them, when everything waits for nothing, and when the virtual time
-is up. Whatever it fails with carries a note: the line that repeats the run.
+The run fails when the main task fails, when another task fails and its error is never retrieved,
+when tasks outlive the program that started them, when all tasks wait and no event is scheduled, and
+when the virtual time is up. The error has a note: the line that repeats the run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class World:
 
     @property
     def trace(self) -> Trace:
-        """What has happened so far."""
+        """The events so far."""
         return self.loop.trace
 
     def now(self) -> float:
@@ -157,7 +157,7 @@ class World:
             raise LeakedTaskError("tasks left behind:\n  " + "\n  ".join(waits(leaked)))
 
     def _collect(self, main: asyncio.Task[Any]) -> None:
-        """Note down the failures of tasks at which nobody has looked."""
+        """Record the failures of tasks whose errors were never retrieved."""
         for task in self.loop.tasks():
             if task is not main and _unseen(task):
                 where = f"{task.get_name()}: nobody looked at its exception"

@@ -1,17 +1,17 @@
 """All of it at once: a broker, two banks, many customers, accidents, and an auditor.
 
 ==================  ===============================================================
-``settings``        what can be chosen
+``settings``        the options
 ``world``           the programs, and the databases of the banks
 ``programs``        one program: started, killed, started again
-``orders``          what the customers want, by lot
-``customers``       who ask for it, again and again until they have an answer
-``accidents``       who is killed when, and which message comes twice
-``audit``           both books read at any moment, and what is wrong with them
-``record``          what has happened so far
-``view``            that, live on a terminal; or as lines where there is none
-``report``          what it came to
-``reconciliation``  the three ledgers of it, reconciled as each night of a bank
+``orders``          random orders of the customers
+``customers``       customers who repeat their orders until they have an answer
+``accidents``       which program is killed when, and which message comes twice
+``audit``           the books of both banks, read at any moment, and their mistakes
+``record``          the events so far
+``view``            the record, live on a terminal; or as lines without one
+``report``          the results
+``reconciliation``  its three ledgers, reconciled as every night at a bank
 ``run``             the tour from beginning to end
 ==================  ===============================================================
 """

@@ -1,7 +1,7 @@
-"""Accidents: who is killed when, and which message comes twice; by lot.
+"""Random accidents: which program is killed when, and which message comes twice.
 
-They are told by how many customers have had their answer, not by the clock, so the same seed has
-them at the same places of the story on every machine.
+They happen after a number of answers to customers, not at a time. So the same seed has them at the
+same places of the story on every machine.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ __all__ = ["Accident", "Accidents", "plan"]
 
 LOOK_S: Final = 0.02
 LAST: Final = 0.9
-"""Behind this share of the transfers nothing happens any more."""
+"""No accident happens after this share of the transfers."""
 ATTEMPTS_MAX: Final = 5
-"""A postman who finds no broker, or no message, comes back so often."""
+"""How often a copy is tried if the broker or the message is not found."""
 
 
 class Accident(NamedTuple):
-    """Something that happens once so many customers have had their answer."""
+    """A kill, or a message delivered twice, after a number of answers."""
 
     after: int
     name: str
-    """Of the program that is killed; "" where a message comes twice."""
+    """The name of the program that is killed; "" for a message that comes twice."""
 
 
 def plan(
     transfers: int, programs: Sequence[str], kills: int, copies: int, seed: int
 ) -> list[Accident]:
-    """What happens, in its order."""
+    """All accidents in order."""
     lot = random.Random(f"accidents of {seed}")  # noqa: S311 - a lot, and no secret
     last = max(1, int(transfers * LAST))
-    names = [each for each in programs for _ in range(kills)] + [""] * copies
-    return sorted(Accident(lot.randrange(last), each) for each in names)
+    names = [name for name in programs for _ in range(kills)] + [""] * copies
+    return sorted(Accident(lot.randrange(last), name) for name in names)
 
 
 class Accidents:
-    """Has them happen.
+    """Makes the accidents happen.
 
     Args:
-        programs: Who may be killed.
-        names: The name server, for the postman.
-        record: Where it is seen how far the story is.
-        mark: That of the transfers.
+        programs: The programs that may be killed.
+        names: The name server, to send messages again.
+        record: The number of answers so far.
+        mark: The mark of the transfers.
         seed: Decides which messages come twice.
     """
 
@@ -61,18 +61,18 @@ class Accidents:
         self, programs: Sequence[Program], names: str, record: Record, mark: str, seed: int
     ) -> None:
         self._mark = mark
-        self._programs = {each.name: each for each in programs}
+        self._programs = {program.name: program for program in programs}
         self._names = names
         self._record = record
         self._lot = random.Random(f"copies of {seed}")  # noqa: S311 - a lot, and no secret
 
     async def happen(self, planned: Sequence[Accident]) -> None:
-        """Each at its place; returns when all have happened."""
+        """Make each accident happen at its place; returns when all have happened."""
         async with Client(self._names) as client, Producer("postman", client) as producer:
-            for each in planned:
-                await self._record.until_asked(each.after)
-                if each.name:
-                    await self._kill(self._programs[each.name])
+            for accident in planned:
+                await self._record.until_asked(accident.after)
+                if accident.name:
+                    await self._kill(self._programs[accident.name])
                 else:
                     await self._deliver_again(client, producer)
 
@@ -84,16 +84,16 @@ class Accidents:
         self._record.tell(f"{program.name} is back")
 
     async def _deliver_again(self, client: Client, producer: Producer) -> None:
-        """Send a message again that CCB has had already, or is about to have: with its id, since it
-        is the same one, and no second order.
+        """Send a message again that CCB has received already, or is about to: with the same id,
+        because it is the same message, and not a second order.
         """
         for _ in range(ATTEMPTS_MAX):
             transfer = id_of(self._mark, self._lot.randrange(max(1, self._record.asked)))
             try:
-                for each in await client.admin.query(TRANSFERS, transfer):
+                for message in await client.admin.query(TRANSFERS, transfer):
                     copy = Message(
-                        topic=TRANSFERS, tags=each.tags, keys=each.keys, body=each.body,
-                        properties={UNIQUE_KEY: each.id},
+                        topic=TRANSFERS, tags=message.tags, keys=message.keys, body=message.body,
+                        properties={UNIQUE_KEY: message.id},
                     )  # fmt: skip
                     await producer.send(copy)
                     self._record.copies += 1

@@ -1,16 +1,14 @@
-"""The auditor: reads both banks' books at any moment, and says whether money was made or lost.
+"""The auditor: reads both banks' books at any moment, and detects money that was created or lost.
 
-The two databases have no moment in common, so the books are read in an order that makes up for it:
-CCB's first. What CCB has credited by then was debited at ICBC before, so ICBC's books, which are
-read after that, show it; what they show beyond it is on its way. Each bank's books are read in one
-snapshot.
+The two databases have no common snapshot, so the auditor reads CCB's books first, in one snapshot,
+and then ICBC's, in another. A transfer that CCB has credited was debited at ICBC before, so ICBC's
+books show it. Transfers that only ICBC's books show are in flight.
 
-Balances, journal and transfers are written at different places, and must tell the same story::
+Balances, journal and transfers are written at different places, and must agree::
 
-    customers' money at both banks + what is on its way + what nobody claims = what there was
+    customers' money at both banks + money in flight + unclaimed money = money at the beginning
 
-What is on its way is told by the transfers, and once more by the clearing accounts of both
-journals.
+The transfers tell the money in flight, and so do the clearing accounts of both journals.
 """
 
 from __future__ import annotations
@@ -38,16 +36,25 @@ from examples.bank_transfer.databases import engine
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.ways import Way
 
-__all__ = ["Auditor", "Books", "Line", "Moved", "Sheet", "judged", "matched", "unkept"]
+__all__ = [
+    "Auditor",
+    "Books",
+    "Line",
+    "Sheet",
+    "TransferTotal",
+    "combine",
+    "find_broken_answers",
+    "find_mismatches",
+]
 
 INNER: Final = (CAPITAL, CLEARING, UNCLAIMED)
 SHOWN_MAX: Final = 10
-"""More mistakes of a kind are not read."""
+"""The most mistakes of one kind that are read."""
 LEFT: Final = (State.SENT, State.SETTLED)
 """A transfer in these states has left its payer."""
 
 
-class Moved(NamedTuple):
+class TransferTotal(NamedTuple):
     """Transfers of one state."""
 
     number: int
@@ -56,26 +63,26 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What one bank's books say at one moment; money by currency."""
+    """One bank's books at one moment; money by currency."""
 
     name: str
     balances: Mapping[str, int]
-    """What the customers' accounts say."""
+    """The sums of the customers' accounts."""
     journal: Mapping[tuple[str, str], int]
-    """What the journal says, by currency and account of the bank's own; "" is all customers."""
-    moved: Mapping[tuple[str, State, bool], Moved]
+    """The sums of the journal, by currency and the bank's own account; "" is all customers."""
+    moved: Mapping[tuple[str, State, bool], TransferTotal]
     """The transfers, by currency, state, and whether XA made them."""
     mistakes: tuple[str, ...] = ()
-    """What is wrong inside this bank."""
+    """The contradictions inside this bank."""
 
     def amount(self, currency: str, *states: State, by_xa: bool) -> int:
-        """What transfers of some states move."""
-        found = (self.moved.get((currency, each, by_xa)) for each in states)
-        return sum(each.amount for each in found if each is not None)
+        """The amount of the transfers in some states."""
+        found = (self.moved.get((currency, state, by_xa)) for state in states)
+        return sum(total.amount for total in found if total is not None)
 
     def count(self, *states: State) -> int:
-        """How many transfers of some states there are."""
-        return sum(each.number for (_, state, _), each in self.moved.items() if state in states)
+        """The number of transfers in some states."""
+        return sum(total.number for (_, state, _), total in self.moved.items() if state in states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +93,12 @@ class Sheet:
     ccb: Books
     opening: Mapping[str, int]
     in_flight: Mapping[str, int]
-    """What is on its way between them, by currency."""
+    """The money between them, by currency."""
     mistakes: tuple[str, ...]
 
 
 class Line(NamedTuple):
-    """A transfer in one bank's books, with what the journal has of it."""
+    """A transfer in one bank's books, with its journal entries."""
 
     payer: str
     payee: str
@@ -123,39 +130,40 @@ class Auditor:
             ccb = read(connection, "CCB")
         with snapshot(self._icbc) as connection:
             icbc = read(connection, "ICBC")
-        return judged(icbc, ccb, self._opening)
+        return combine(icbc, ccb, self._opening)
 
     def match(self, told: Mapping[str, str]) -> list[str]:
-        """Every transfer at both banks, one by one; what is wrong, once nothing moves any more.
+        """Compare every transfer at both banks, when no transfer is in flight; returns the
+        mistakes.
 
         Args:
-            told: What customers were told of their transfers.
+            told: The answers that customers received.
         """
         with snapshot(self._ccb) as connection:
             ccb = lines(connection)
         with snapshot(self._icbc) as connection:
             icbc = lines(connection)
-        return [*matched(icbc, ccb), *unkept(icbc, told)]
+        return [*find_mismatches(icbc, ccb), *find_broken_answers(icbc, told)]
 
     def close(self) -> None:
-        """Let go of both databases."""
+        """Close both databases."""
         self._icbc.dispose()
         self._ccb.dispose()
 
     def _opened(self) -> Mapping[str, int]:
-        """What the accounts were opened with."""
+        """The money that the accounts were opened with."""
         total: Counter[str] = Counter()
         wanted = select(Entry.currency, func.sum(Entry.amount)).group_by(Entry.currency)
         wanted = wanted.where(Entry.kind == Kind.OPENING, Entry.account != CAPITAL)
-        for each in (self._icbc, self._ccb):
-            with snapshot(each) as connection:
+        for bank in (self._icbc, self._ccb):
+            with snapshot(bank) as connection:
                 for currency, amount in connection.execute(wanted):
                     total[currency] += int(amount)
         return dict(total)
 
 
-def judged(icbc: Books, ccb: Books, opening: Mapping[str, int]) -> Sheet:
-    """What both books say together; CCB's were read before ICBC's."""
+def combine(icbc: Books, ccb: Books, opening: Mapping[str, int]) -> Sheet:
+    """Combine both books; CCB's were read before ICBC's."""
     mistakes = [*icbc.mistakes, *ccb.mistakes]
     in_flight: dict[str, int] = {}
     for currency in sorted({*icbc.balances, *ccb.balances, *opening}):
@@ -165,7 +173,7 @@ def judged(icbc: Books, ccb: Books, opening: Mapping[str, int]) -> Sheet:
             for by_xa in (False, True)
         )
         in_flight[currency] = by_message + by_xa
-        # XA commits at both banks, and who looks in between may see either of them first.
+        # XA commits at both banks, and a reader in between may see either commit first.
         if by_message < 0:
             mistakes.append(f"{Money(-by_message, currency)} were credited, and never debited")
         mistakes += _missing(icbc, ccb, currency, opening.get(currency, 0), in_flight[currency])
@@ -179,7 +187,7 @@ def _missing(icbc: Books, ccb: Books, currency: str, opening: int, in_flight: in
     if missing:
         what = "are missing" if missing > 0 else "are there too many"
         yield f"{Money(abs(missing), currency)} {what}"
-    clearing = sum(each.journal.get((currency, CLEARING), 0) for each in (icbc, ccb))
+    clearing = sum(books.journal.get((currency, CLEARING), 0) for books in (icbc, ccb))
     if clearing != in_flight:
         told, booked = Money(in_flight, currency), Money(clearing, currency)
         yield f"on its way are {told} by the transfers, and {booked} by the journals"
@@ -190,11 +198,11 @@ ENDS: Final = {
     State.RETURNED: State.RETURNED,
     State.REFUSED: None,
 }
-"""Where a transfer that has ended at ICBC stands at CCB."""
+"""The state at CCB of a transfer that has ended at ICBC."""
 
 
-def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
-    """What is wrong between two banks where nothing moves any more, transfer by transfer."""
+def find_mismatches(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
+    """The mistakes between two banks, transfer by transfer, when no transfer is in flight."""
     for number, ours in icbc.items():
         theirs = ccb.get(number)
         if ours.state not in ENDS:
@@ -212,9 +220,9 @@ def matched(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterator[str]:
         yield from _misbooked(number, theirs, "CCB")
 
 
-def unkept(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
-    """Where customers were told what is not so; on a transfer that both lost both banks agree."""
-    states = {each.value: each for each in State}
+def find_broken_answers(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
+    """Wrong answers to customers; these detect a transfer that both banks have lost."""
+    states = {state.value: state for state in State}
     for number, said in told.items():
         if (state := states.get(said)) is None:
             continue  # They had no answer.
@@ -244,10 +252,10 @@ def _misbooked(number: str, line: Line, bank: str) -> Iterator[str]:
 
 @contextmanager
 def snapshot(of: Engine) -> Iterator[Connection]:
-    """All that is read inside is of one moment."""
+    """Everything read inside this context is from one snapshot."""
     if of.dialect.name == "sqlite":
         with of.connect() as connection:
-            # Without it each statement would be read at a moment of its own.
+            # Without it each statement would read at its own moment.
             connection.exec_driver_sql("BEGIN")
             yield connection
         return
@@ -256,7 +264,7 @@ def snapshot(of: Engine) -> Iterator[Connection]:
 
 
 def read(connection: Connection, name: str) -> Books:
-    """What a bank's books say, and where they contradict themselves."""
+    """A bank's books, and their contradictions."""
     balances = select(Account.currency, func.sum(Account.balance)).group_by(Account.currency)
     owner = case((Entry.account.in_(INNER), Entry.account), else_="").label("owner")
     journal = select(Entry.currency, owner, func.sum(Entry.amount)).group_by(Entry.currency, owner)
@@ -269,7 +277,7 @@ def read(connection: Connection, name: str) -> Books:
         {currency: int(amount) for currency, amount in connection.execute(balances)},
         {(currency, of): int(amount) for currency, of, amount in connection.execute(journal)},
         {
-            (currency, State(state), bool(by_xa)): Moved(count, int(amount))
+            (currency, State(state), bool(by_xa)): TransferTotal(count, int(amount))
             for currency, state, by_xa, count, amount in connection.execute(moved)
         },
         tuple(_contradictions(connection, name)),
@@ -305,7 +313,7 @@ def _contradictions(connection: Connection, name: str) -> Iterator[str]:
 
 
 def lines(connection: Connection) -> dict[str, Line]:
-    """Every transfer, with what the journal has of it."""
+    """Every transfer, with its journal entries."""
     booked: dict[str, list[tuple[Kind, str, int]]] = {}
     entries = select(Entry.transfer, Entry.kind, Entry.account, Entry.amount).order_by(Entry.id)
     entries = entries.where(Entry.transfer.is_not(None), Entry.account != CLEARING)

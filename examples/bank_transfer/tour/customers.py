@@ -1,7 +1,7 @@
-"""Customers who ask ICBC for transfers, again and again until they have an answer.
+"""Customers who order transfers at ICBC, and repeat each order until they have an answer.
 
-With the same id it is safe to ask again, whatever became of the first time; that is all a customer
-has to know about transactions.
+With the same id it is safe to repeat an order, whatever the first attempt did; a customer need not
+know more about transactions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PAUSE_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 ANSWER_S: Final = 30.0
 GIVE_UP_S: Final = 120.0
-"""A customer who has had no answer by then goes to a teller."""
+"""When a customer without an answer gives up."""
 
 
 class Customers:
     """``async with``.
 
     Args:
-        icbc: Where ICBC's API is.
-        record: Where it is written down what they were told.
+        icbc: The URL of ICBC's API.
+        record: Receives their answers.
         concurrent: How many wait at once.
-        rate: How many transfers they want in a second at most; any number where it is 0.
+        rate: The most transfers a second; 0 means no limit.
     """
 
     def __init__(self, icbc: str, record: Record, *, concurrent: int, rate: float) -> None:
@@ -51,7 +51,7 @@ class Customers:
         await self._http.aclose()
 
     async def ask_all(self, wanted: Iterable[Wish]) -> None:
-        """Have each of them asked for."""
+        """Order all of them."""
         left = iter(wanted)
         began_s = time.monotonic()
         begun = 0
@@ -70,7 +70,7 @@ class Customers:
                 group.create_task(one_after_the_other())
 
     async def ask(self, wish: Wish) -> str:
-        """Have one asked for; what it came to."""
+        """Order one transfer; returns its state."""
         asking = [self._answer(wish) for _ in range(wish.times)]
         told = set(await asyncio.gather(*asking))
         if len(told) > 1 and not told <= {"sent", "settled", "returned"}:
@@ -80,12 +80,12 @@ class Customers:
         return state
 
     async def all_steps(self, transfer: str) -> list[Step]:
-        """The steps of a transfer, once the last has been taken: nine, or the answer to a check."""
+        """The steps of a transfer, after the last: the ninth, or the answer to a check."""
         until_s = time.monotonic() + GIVE_UP_S
         while True:
             answer = await self._http.get(f"/api/transfers/{transfer}/steps")
-            steps = [Step(**each) for each in answer.raise_for_status().json()]
-            is_open = any("unknown" in each.text for each in steps if each.number == len(NINE))
+            steps = [Step(**fields) for fields in answer.raise_for_status().json()]
+            is_open = any("unknown" in step.text for step in steps if step.number == len(NINE))
             last = steps[-1].number if steps else -1
             if last == (0 if is_open else len(NINE)) or time.monotonic() > until_s:
                 return steps
@@ -124,7 +124,7 @@ class Customers:
         return "problem"
 
     async def _look(self, wish: Wish) -> str:
-        """What the books say where the bank did not know what it has done."""
+        """The state in the books, if the bank did not know it when it answered."""
         try:
             answer = await self._http.get(f"/api/transfers/{wish.id}")
         except httpx.HTTPError:

@@ -1,6 +1,6 @@
-"""What the customers want, by lot: most of it sensible, some of it not.
+"""Random orders of the customers: most of them valid, some of them not.
 
-The same seed gives the same accounts and the same wishes.
+The same seed gives the same accounts and the same orders.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from examples.bank_transfer.ways import Way
 __all__ = ["Wish", "accounts", "id_of", "story", "wishes"]
 
 OPENING: Final = 1_000_000_00
-"""What an account begins with, in fen."""
+"""The first balance of an account, in fen."""
 AMOUNT: Final = 10_000_00
-"""What customer A sends to customer B."""
+"""The amount that customer A sends to customer B."""
 
 
 class Wish(NamedTuple):
@@ -31,14 +31,14 @@ class Wish(NamedTuple):
     way: Way
     drill: Drill = Drill.NONE
     times: int = 1
-    """How often it is asked for at the same moment."""
+    """How many times it is ordered at the same moment."""
 
 
 def story(mark: str) -> tuple[Wish, ...]:
     """Customer A sends 10,000 to customer B: it commits, it rolls back, it is checked.
 
     Args:
-        mark: The tour's. A Redis may still know the transfers of the tour before.
+        mark: The mark of this tour: a Redis may still have the transfers of an earlier tour.
     """
     return tuple(
         Wish(f"{mark}-{drill}", "ICBC-0", "CCB-0", AMOUNT, Way.HALF, drill)
@@ -52,7 +52,7 @@ def id_of(mark: str, number: int) -> str:
 
 
 def accounts(bank: str, count: int) -> Iterator[Opening]:
-    """A bank's accounts: number 0 is that of the story, and the last two of CCB cannot be used."""
+    """A bank's accounts: number 0 is in the story, and the last two of CCB cannot be used."""
     for number in range(count):
         holder = {"ICBC-0": "customer A", "CCB-0": "customer B"}.get(
             f"{bank}-{number}", f"customer {number} of {bank}"
@@ -66,7 +66,7 @@ def accounts(bank: str, count: int) -> Iterator[Opening]:
 def wishes(
     mark: str, count: int, accounts: int, ways: tuple[Way, ...], seed: int
 ) -> Iterator[Wish]:
-    """What is wanted, one after the other."""
+    """The orders, one after the other."""
     lot = random.Random(f"wishes of {seed}")  # noqa: S311 - a lot, and no secret
     for number in range(count):
         payer = f"ICBC-{lot.randrange(accounts)}"

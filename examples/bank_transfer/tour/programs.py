@@ -19,15 +19,15 @@ __all__ = ["NotStarted", "Program", "free_port"]
 START_S: Final = 30.0
 STOP_S: Final = 20.0
 PORTS: Final = range(20_000, 32_000)
-"""Below those that systems give to whoever connects: a program that was killed finds its own free
+"""Below the ports that systems give to outgoing connections: a killed program finds its port free
 again."""
 PR_SET_PDEATHSIG: Final = 1
 LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
-"""Loaded here: a child that has not begun yet may load nothing."""
+"""Loaded here, because a child process must not load libraries before it starts."""
 
 
 class NotStarted(TxmqError):
-    """A program did not say that it is ready; its log says why."""
+    """A program did not become ready; its log says why."""
 
 
 class Program:
@@ -49,14 +49,14 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is."""
+        """Whether the program runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start it, and wait until it is ready.
 
         Raises:
-            NotStarted: It is not.
+            NotStarted: It did not become ready.
         """
         with self._log.open("ab") as log:
             self._process = process = await asyncio.create_subprocess_exec(
@@ -79,17 +79,17 @@ class Program:
             raise NotStarted(f"{self.name} is not ready: {self._last_words()}")
 
     async def kill(self) -> None:
-        """End it as a power cut does."""
+        """Kill it, as a power cut does."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Let it finish what it has begun, for a while."""
+        """Stop it; it has a while to finish its work."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     await self._end(signal.SIGTERM)
         finally:
-            if self.is_running:  # Also where nobody waits any longer.
+            if self.is_running:  # Also if the caller was cancelled.
                 await self.kill()
 
     async def _end(self, by: signal.Signals) -> None:
@@ -104,16 +104,16 @@ class Program:
 
 
 def die_with_us() -> None:
-    """Whoever kills the tour leaves nothing behind."""
+    """Die with the tour, even if the tour is killed."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port(taken: set[int]) -> int:
-    """A port of loopback that nobody listens at; it is ``taken`` then.
+    """A free port of loopback; it is added to ``taken``.
 
     Raises:
-        NotStarted: There is none.
+        NotStarted: No port is free.
     """
     for port in random.sample(PORTS, len(PORTS)):
         if port in taken:

@@ -1,7 +1,7 @@
-"""Behind the tour: both banks' books and the broker's log are reconciled, as each night of a bank.
+"""After the tour: both banks' books and the broker's log are reconciled, as every night at a bank.
 
-It is done by ``txmq reconcile``, in a process of its own, by the rules that stand in ``recon.toml``
-beside this package.
+``txmq reconcile`` does it in a process of its own, by the rules in ``recon.toml`` beside this
+package.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["reconcile"]
 
 RULES: Final = Path(__file__).parents[1] / "recon.toml"
 REPORT: Final = Path("bank-reconciliation.html")
-"""Where the report is kept if all else goes away."""
+"""Where the report is kept if the tour's directory is removed."""
 SMALL: Final = (
-    # A tour is little work, which is done before compiling it thoroughly has paid off.
+    # A tour is so little work that thorough compilation would not pay off.
     "--memory", "1g",
     "--spark", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "--spark", "spark.sql.codegen.wholeStage=false",
@@ -52,8 +52,8 @@ async def reconcile(
     Args:
         world: What the tour has left; its programs are stopped.
         seconds: How long ago it began.
-        console: Where it is said.
-        keeps_report: Whether the report is copied to where the tour was begun.
+        console: Where it prints.
+        keeps_report: Whether to copy the report to the working directory.
     """
     if missing := await asyncio.to_thread(what_is_missing):
         say(console, f"the ledgers are not reconciled: {missing}")
@@ -76,24 +76,24 @@ async def reconcile(
 
 
 def keep(runs: Path, console: Console) -> None:
-    """Copy the report of a date to where it stays, and say where that is."""
+    """Copy the report of a date to a place that stays, and print the place."""
     for report in runs.glob("*/report.html"):
         try:
             shutil.copyfile(report, REPORT)
-        except OSError as problem:
-            say(console, f"the report goes away with the tour: {problem}")
+        except OSError as error:
+            say(console, f"the report is removed with the tour: {error}")
         else:
             say(console, f"the report is kept: {REPORT.resolve()}")
 
 
 def what_is_missing() -> str:
-    """A sentence on what Spark needs and this machine has not; "" where it has all."""
+    """A sentence on what Spark needs and this machine lacks; "" if it lacks nothing."""
     if find_spec("pyspark") is None:
         return "this needs pyspark: pip install 'txmq[spark]'"
     try:
         check_java(os.environ)
-    except ReconcileRefused as problem:
-        return str(problem)
+    except ReconcileRefused as error:
+        return str(error)
     return ""
 
 
@@ -115,7 +115,7 @@ def written(world: World) -> tuple[Path, dict[str, str]]:
 
 
 async def run(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Run ``txmq reconcile``, which says by itself what it does; its exit code."""
+    """Run ``txmq reconcile``, which prints its own progress; returns its exit code."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "txmq", "reconcile", *arguments,
         env=dict(environ), stdin=asyncio.subprocess.DEVNULL,
@@ -124,7 +124,7 @@ async def run(arguments: list[str], environ: Mapping[str, str]) -> int:
     try:
         return await process.wait()
     finally:
-        if process.returncode is None:  # Somebody ends the tour meanwhile.
+        if process.returncode is None:  # The tour was cancelled meanwhile.
             process.terminate()
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):

@@ -1,4 +1,4 @@
-"""What has happened on the tour so far; whoever shows it looks here."""
+"""The record of the tour so far, for the view and the report."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ class Record:
     wanted: int = 0
     began_s: float = field(default_factory=time.monotonic)
     asked: int = 0
-    """Wishes that have their answer."""
+    """Orders that have their answer."""
     heard: dict[str, str] = field(default_factory=dict)
-    """What was said of each transfer."""
+    """The answer for each transfer."""
     retries: int = 0
-    """How often somebody had to ask again."""
+    """How often a customer had to repeat an order."""
     kills: Counter[str] = field(default_factory=Counter)
     copies: int = 0
     looks: int = 0
     """How often the auditor has read both books."""
     sheet: Sheet | None = None
-    """What they said last."""
+    """The result of the last audit."""
     mistakes: list[str] = field(default_factory=list)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     told: int = 0
     """How many events there were."""
     stories: dict[str, list[Step]] = field(default_factory=dict)
-    """The steps of transfers that were looked at."""
+    """The steps of the transfers in the story."""
     asked_s: float = 0.0
     """When the last answer came."""
     ended_s: float = 0.0
-    """When nothing moved any more."""
+    """When no transfer was in flight any more."""
     phase: str = "the programs start"
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def seconds(self) -> float:
-        """How long it has gone on."""
+        """The duration so far."""
         return time.monotonic() - self.began_s
 
     def answer(self, transfer: str, state: str) -> None:
-        """A customer has had an answer."""
+        """A customer received an answer."""
         self.asked += 1
         self.asked_s = self.seconds
         self.heard[transfer] = state
@@ -70,12 +70,12 @@ class Record:
         self._more = asyncio.Event()
 
     async def until_asked(self, count: int) -> None:
-        """Wait until so many have."""
+        """Wait until so many orders have their answer."""
         while self.asked < count:
             await self._more.wait()
 
     def tell(self, text: str, *, is_bad: bool = False) -> None:
-        """Something has happened."""
+        """Record an event."""
         self.told += 1
         self.events.append(Event(self.seconds, text, is_bad))
 
@@ -83,11 +83,11 @@ class Record:
         """The auditor has read both books."""
         self.looks += 1
         self.sheet = sheet
-        for each in sheet.mistakes:
-            self.mistake(each)
+        for mistake in sheet.mistakes:
+            self.mistake(mistake)
 
     def mistake(self, text: str) -> None:
-        """Money was made or lost, or somebody says so; said once."""
+        """Record a mistake, such as lost money; each text once."""
         if text not in self.mistakes:
             self.mistakes.append(text)
             self.tell(text, is_bad=True)

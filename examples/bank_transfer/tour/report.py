@@ -1,4 +1,4 @@
-"""What the tour came to: the nine steps, the balance sheet, and whether money was conserved."""
+"""The results of the tour: the nine steps, the balance sheet, and whether money was conserved."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def report(record: Record, console: Console) -> None:
         console.print(balances(record.sheet))
         console.print(transfers(record))
     console.print(figures(record))
-    for each in record.mistakes[:MISTAKES_SHOWN]:
-        console.print(each, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    for mistake in record.mistakes[:MISTAKES_SHOWN]:
+        console.print(mistake, style="bold red", highlight=False, markup=False, soft_wrap=True)
     if len(record.mistakes) > MISTAKES_SHOWN:
         console.print(f"[bold red]and {len(record.mistakes) - MISTAKES_SHOWN} more[/bold red]")
     if not record.mistakes:
@@ -62,13 +62,13 @@ def story(name: str, steps: list[Step]) -> Table:
     """The steps of one transfer, in the words of the story and in those of txmq's log."""
     table = Table(title=f"{name}: customer A sends 10,000 to customer B", title_justify="left")
     for column in ("", "step", "txmq says", "ms"):
-        # An id that is too wide goes on in the next line: it is looked for by the whole of it.
+        # A long id continues on the next line, because users search for the whole of it.
         is_right = column == "ms"
         table.add_column(column, justify="right" if is_right else "left", overflow="fold")
-    for each in steps:
-        told = NINE[each.number - 1] if each.number else ""
-        after_ms = (each.at_s - steps[0].at_s) * 1000
-        table.add_row(str(each.number or ""), told, each.text, f"{after_ms:.1f}")
+    for step in steps:
+        told = NINE[step.number - 1] if step.number else ""
+        after_ms = (step.at_s - steps[0].at_s) * 1000
+        table.add_row(str(step.number or ""), told, step.text, f"{after_ms:.1f}")
     return table
 
 
@@ -80,7 +80,7 @@ def figures(record: Record) -> Table:
     kills = sum(record.kills.values())
     rows = [
         ("transfers asked for", f"{record.asked}"),
-        *((f"  and answered with {each!r}", f"{count}") for each, count in
+        *((f"  and answered with {answer!r}", f"{count}") for answer, count in
           sorted(Counter(record.heard.values()).items())),
         ("asked for again, for want of an answer", f"{record.retries}"),
         ("programs killed, and started again", f"{kills}"),

@@ -24,7 +24,7 @@ from txmq.quantity import quantity
 __all__ = ["first", "stay", "take"]
 
 LOOK_S: Final = 0.05
-"""Between two looks of the auditor, who works a fifth of the time at most."""
+"""Between two audits; the auditor works a fifth of the time at most."""
 
 
 async def take(settings: TourSettings, console: Console) -> int:
@@ -47,29 +47,29 @@ async def take(settings: TourSettings, console: Console) -> int:
                 keeps_report = settings.directory is None
                 agree = await reconcile(world, record.seconds, console, keeps_report=keeps_report)
             verdict(record, console, ledgers_agree=agree)
-    except BaseExceptionGroup as problem:
-        raise first(problem) from problem  # What else has failed was ended by it.
+    except BaseExceptionGroup as error:
+        raise first(error) from error  # The other errors follow from the first.
     finally:
         await end(view)
     return 1 if record.mistakes or agree is False else 0
 
 
 async def end(view: asyncio.Task[None]) -> None:
-    """Nothing more is shown."""
+    """End the view."""
     view.cancel()
     with suppress(asyncio.CancelledError):
         await view
 
 
-def first(problem: BaseException) -> BaseException:
-    """What went wrong first, of all that did at once: groups of tasks stand within each other."""
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem
+def first(error: BaseException) -> BaseException:
+    """The first error of nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def stay(settings: TourSettings, console: Console) -> None:
-    """Run the broker and both banks, for whoever wants to look at their pages, until cancelled.
+    """Run the broker and both banks, so that users can look at their pages, until cancelled.
 
     Raises:
         NotStarted: A program, or a server that is needed, is not there.
@@ -83,7 +83,7 @@ async def stay(settings: TourSettings, console: Console) -> None:
 
 
 async def visit(settings: TourSettings, world: World, record: Record) -> None:
-    """What happens while all of it runs."""
+    """The part of the tour while all programs run."""
     auditor = Auditor(world.icbc_database, world.ccb_database)
     customers = Customers(
         world.icbc_url, record, concurrent=settings.concurrent, rate=settings.rate
@@ -97,14 +97,14 @@ async def visit(settings: TourSettings, world: World, record: Record) -> None:
             await everything_ended(settings.patience_s, record)
             looking.cancel()
         record.look(await asyncio.to_thread(auditor.look))
-        for each in await asyncio.to_thread(auditor.match, record.heard):
-            record.mistake(each)
+        for mistake in await asyncio.to_thread(auditor.match, record.heard):
+            record.mistake(mistake)
     finally:
         auditor.close()
 
 
 async def keep_looking(auditor: Auditor, record: Record) -> None:
-    """Look at both banks' books all the time, until cancelled."""
+    """Audit both banks' books again and again, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         began_s = loop.time()
@@ -126,12 +126,12 @@ async def tell_stories(mark: str, customers: Customers, record: Record) -> None:
 
 
 async def crowd(settings: TourSettings, world: World, customers: Customers, record: Record) -> None:
-    """Many customers want something, while accidents happen."""
+    """Many customers order transfers, while accidents happen."""
     record.phase = "many customers, and accidents"
     record.wanted += settings.transfers
     each_bank = settings.accounts // 2
     wanted = wishes(world.mark, settings.transfers, each_bank, settings.chosen_ways, settings.seed)
-    programs = [each.name for each in world.programs]
+    programs = [program.name for program in world.programs]
     planned = plan(settings.transfers, programs, settings.kills, settings.copies, settings.seed)
     accidents = Accidents(world.programs, world.names, record, world.mark, settings.seed)
     async with asyncio.TaskGroup() as group:
@@ -140,7 +140,7 @@ async def crowd(settings: TourSettings, world: World, customers: Customers, reco
 
 
 async def everything_ended(patience_s: float, record: Record) -> None:
-    """Wait until nothing is on its way any more, as long as something moves."""
+    """Wait until no transfer is in flight; give up if nothing changes for a while."""
     first, seen, moved_s = record.looks + 1, None, record.seconds
     while True:
         sheet = record.sheet

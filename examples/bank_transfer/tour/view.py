@@ -1,4 +1,4 @@
-"""What happens, live on a terminal; as lines where there is none."""
+"""The events, live on a terminal; or as lines without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["View"]
 
 TURN_S: Final = 0.2
 LINES_S: Final = 5.0
-"""How often it is said how far it is, where nobody sees it live."""
+"""How often a line with the progress is printed, without a terminal."""
 EVENTS_SHOWN: Final = 8
 FRAME: Final = 2
 """Lines of a panel that are not its own."""
@@ -32,8 +32,8 @@ class View:
     """Shows a record until it is cancelled.
 
     Args:
-        record: What is shown.
-        console: Where.
+        record: The record to show.
+        console: Where to show it.
     """
 
     def __init__(self, record: Record, console: Console) -> None:
@@ -61,8 +61,8 @@ class View:
     async def _lines(self) -> None:
         turns = 0
         while True:
-            for each in self._news():
-                self._say(each.at_s, each.text)
+            for event in self._news():
+                self._say(event.at_s, event.text)
             if turns * TURN_S >= LINES_S:
                 turns = 0
                 record = self._record
@@ -92,33 +92,33 @@ class View:
         if record.sheet is not None:
             parts += [balances(record.sheet), transfers(record)]
         events = Text("\n").join(
-            Text(f"{each.at_s:6.1f} s  {each.text}", style="bold red" if each.is_bad else "")
-            for each in list(record.events)[-self._room(parts) :]
+            Text(f"{event.at_s:6.1f} s  {event.text}", style="bold red" if event.is_bad else "")
+            for event in list(record.events)[-self._room(parts) :]
         )
         parts.append(Panel(events, title="events", title_align="left"))
         return Group(*parts)
 
     def _room(self, above: list[RenderableType]) -> int:
-        """How many events there is room for: what stands behind the last line is not seen."""
+        """The number of events that fit on the screen."""
         taken = len(self._console.render_lines(Group(*above))) + FRAME
         return max(1, min(EVENTS_SHOWN, self._console.height - taken))
 
 
 def balances(sheet: Sheet) -> Table:
-    """Where the money is."""
+    """A table of where the money is."""
     table = Table(title="where the money is", title_justify="left")
     table.add_column("")
     places: dict[str, list[str]] = {}
     for currency, opening in sheet.opening.items():
         table.add_column(currency, justify="right")
-        here, there = (each.balances.get(currency, 0) for each in (sheet.icbc, sheet.ccb))
+        here, there = (books.balances.get(currency, 0) for books in (sheet.icbc, sheet.ccb))
         unclaimed = sheet.icbc.journal.get((currency, UNCLAIMED), 0)
         flying = sheet.in_flight.get(currency, 0)
         for place, amount in (
             ("with customers of ICBC", here),
             ("on its way", flying),
             ("with customers of CCB", there),
-            ("claimed by nobody", unclaimed),
+            ("unclaimed", unclaimed),
             ("together", here + flying + there + unclaimed),
             ("at the beginning", opening),
         ):
@@ -130,10 +130,10 @@ def balances(sheet: Sheet) -> Table:
 
 
 def transfers(record: Record) -> Table:
-    """Transfers by their state at each bank, and what was done to the programs."""
+    """A table of transfers by state at each bank, and of kills."""
     table = Table(title="transfers", title_justify="left")
     sheet = record.sheet
-    assert sheet is not None, "somebody has looked"
+    assert sheet is not None, "the auditor has read the books"
     for column in ("", *State, "killed"):
         table.add_column(str(column), justify="right" if column else "left")
     for name, books in (("ICBC", sheet.icbc), ("CCB", sheet.ccb)):
@@ -143,7 +143,7 @@ def transfers(record: Record) -> Table:
 
 
 def _counts(books: Books) -> list[str]:
-    return [str(books.count(each) or "") for each in State]
+    return [str(books.count(state) or "") for state in State]
 
 
 def _in_flight(sheet: Sheet | None) -> str:

@@ -30,7 +30,7 @@ __all__ = ["World", "opened"]
 log = logging.getLogger(__name__)
 
 BROKER_SETTINGS: Final = (
-    # Soon enough that nobody who takes the tour waits for a question, or for a second try.
+    # So soon that the tour does not wait for checks or retries.
     "transaction.timeout=2s",
     "transaction.check_interval=2s",
     # Asked so often, who does not know yet would be given up after half a minute: an ICBC that was
@@ -65,8 +65,8 @@ class World:
 
     async def stop(self) -> None:
         """Stop the programs, the banks before their broker; databases and files stay."""
-        for each in reversed(self.programs):
-            await each.stop()
+        for program in reversed(self.programs):
+            await program.stop()
 
 
 @asynccontextmanager
@@ -94,8 +94,8 @@ async def opened(settings: TourSettings) -> AsyncIterator[World]:
             for name, url in zip(("ICBC", "CCB"), books, strict=True)
         ))  # fmt: skip
         world = _world(settings, directory, books)
-        for each in reversed(world.programs):
-            closing.push_async_callback(each.stop)
+        for program in reversed(world.programs):
+            closing.push_async_callback(program.stop)
         await world.broker.start()
         await asyncio.gather(world.icbc.start(), world.ccb.start())
         yield world
@@ -107,13 +107,13 @@ async def see_redis(url: str) -> None:
 
     Raises:
         ConfigError: That is no URL.
-        NotStarted: Nobody answers.
+        NotStarted: The Redis does not answer.
     """
     async with redis_of(url) as redis:
         try:
             await redis.ping()
-        except RedisError as problem:
-            raise NotStarted(f"no Redis answers: {words(problem)}") from problem
+        except RedisError as error:
+            raise NotStarted(f"no Redis answers: {words(error)}") from error
 
 
 @contextmanager
@@ -132,14 +132,14 @@ def databases(settings: TourSettings, directory: Path) -> Iterator[tuple[str, st
     with ExitStack() as dropping:
         try:
             with server(given).connect() as connection:
-                for each in (icbc, ccb):
-                    connection.execute(text(f"CREATE DATABASE {each.database}"))
-                    dropping.callback(_drop, given, each)
-        except SQLAlchemyError as problem:
+                for bank in (icbc, ccb):
+                    connection.execute(text(f"CREATE DATABASE {bank.database}"))
+                    dropping.callback(_drop, given, bank)
+        except SQLAlchemyError as error:
             raise NotStarted(
                 f"no database can be made at {given!r}, give the URL of a PostgreSQL whose user "
-                f"may: {words(problem)}"
-            ) from problem
+                f"may: {words(error)}"
+            ) from error
         yield icbc.render_as_string(hide_password=False), ccb.render_as_string(hide_password=False)
 
 
@@ -158,8 +158,8 @@ def _drop(given: URL, books: URL) -> None:
                 connection.exec_driver_sql(f"ROLLBACK PREPARED '{quoted}'")
         with server(given).connect() as connection:
             connection.execute(text(f"DROP DATABASE {books.database} WITH (FORCE)"))
-    except SQLAlchemyError as problem:
-        log.warning("%s is left behind: %s", books.database, words(problem))
+    except SQLAlchemyError as error:
+        log.warning("%s is left behind: %s", books.database, words(error))
 
 
 def _open_bank(name: str, url: str, count: int) -> None:
@@ -176,15 +176,15 @@ def _world(settings: TourSettings, directory: Path, books: tuple[str, str]) -> W
         if settings.redis:
             given += ["--redis", settings.redis]
         if settings.directory is not None:
-            given.append("--verbose")  # Somebody may want to read of each step afterwards.
+            given.append("--verbose")  # The kept log then has each step.
         return Program(
             name.upper(), "examples.bank_transfer", [name, *given], directory / f"{name}.log"
         )
 
     serving = ["serve", "--data", str(directory / "broker"), "--listen", broker]
     serving += ["--names-listen", names]
-    for each in BROKER_SETTINGS:
-        serving += ["--set", each]
+    for setting in BROKER_SETTINGS:
+        serving += ["--set", setting]
     other = ["--ccb", books[1]] if Way.XA in settings.chosen_ways else []
     return World(
         secrets.token_hex(3), *books, names,

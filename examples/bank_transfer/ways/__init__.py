@@ -1,4 +1,4 @@
-"""The same transfer in three ways, which differ in what makes both banks agree."""
+"""The same transfer in three ways, which differ in how both banks agree."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Way"]
 
 
 class Way(StrEnum):
-    """What makes the debit at one bank and the credit at the other one fact."""
+    """How the debit at one bank and the credit at the other become one fact."""
 
     HALF = "half"
-    """A half message, which is seen if the debit commits."""
+    """A half message, which CCB receives if the debit commits."""
     OUTBOX = "outbox"
     """A message that is committed with the debit, and sent by a relay."""
     XA = "xa"

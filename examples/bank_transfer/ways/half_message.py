@@ -1,4 +1,4 @@
-"""The transfer with a half message: the debit's commit is what makes CCB see the message."""
+"""The transfer with a half message: CCB receives the message when the debit commits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.bank_transfer.books import State
 from examples.bank_transfer.orders import TRANSFERS, Drill, Order, Reason, Refused
 from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
-from examples.bank_transfer.ways.sent import Send, Sent, sent_by
+from examples.bank_transfer.ways.send_result import Send, SendResult, result_of
 from txmq import Client, ManagerSettings, SQLResource, TransactionManager
 from txmq.runtime.clock import Clock
 
@@ -22,14 +22,14 @@ __all__ = ["half_message"]
 
 GROUP: Final = "icbc-transfer"
 SLOW_S: Final = 3.0
-"""How long a debit takes that somebody wants to look on at."""
+"""How long a debit takes whose steps are to be watched."""
 
 
 @asynccontextmanager
 async def half_message(
     engine: AsyncEngine, client: Client, clock: Clock, steps: Steps
 ) -> AsyncIterator[Send]:
-    """A transaction manager; all that have one open answer for each other's transfers."""
+    """A transaction manager; all managers of the group answer checks of each other's transfers."""
     tm = TransactionManager(GROUP, client, SQLResource(engine), ManagerSettings(repeats_end=True))
 
     @tm.transactional(
@@ -47,25 +47,24 @@ async def half_message(
         steps.belong(order.id, xid, surely=True)
         await practise(session, drill)
 
-    async def send(order: Order, drill: Drill) -> Sent:
-        return sent_by(await transfer_out(order, drill), State.SENT)
+    async def send(order: Order, drill: Drill) -> SendResult:
+        return result_of(await transfer_out(order, drill), State.SENT)
 
     async with tm:
         yield send
 
 
 async def practise(session: AsyncSession, drill: Drill) -> None:
-    """Have something happen on purpose, inside the local transaction.
+    """Carry out a drill inside the local transaction.
 
     Raises:
-        Refused: That was the drill.
+        Refused: The drill says so.
     """
     if drill is Drill.TAGB:
         await session.flush()
         raise Refused(Reason.DRILL, "the debit is written, and fails all the same")
     if drill is Drill.TAGC:
-        # Who commits without the manager leaves it in the dark: it says UNKNOWN, and the broker
-        # asks.
+        # The manager does not see this commit: it reports UNKNOWN, and the broker asks.
         await session.commit()
     if drill is Drill.SLOW:
         await asyncio.sleep(SLOW_S)

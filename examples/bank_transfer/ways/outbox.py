@@ -14,7 +14,7 @@ from examples.bank_transfer.books import State
 from examples.bank_transfer.databases import RELAYING
 from examples.bank_transfer.orders import TRANSFERS, Drill, Order
 from examples.bank_transfer.ways import Way
-from examples.bank_transfer.ways.sent import Send, Sent
+from examples.bank_transfer.ways.send_result import Send, SendResult
 from txmq import Client, Message, Outbox, Relay
 from txmq.databases.failures import is_settled
 from txmq.runtime.clock import Clock
@@ -24,12 +24,10 @@ __all__ = ["outbox"]
 
 @asynccontextmanager
 async def outbox(engine: AsyncEngine, client: Client, clock: Clock) -> AsyncIterator[Send]:
-    """An outbox in the bank's own database, and a relay beside it; no broker is asked for a
-    transfer.
-    """
+    """An outbox in the bank's own database, and a relay; a transfer needs no broker."""
     table = Outbox()
 
-    async def send(order: Order, _: Drill) -> Sent:
+    async def send(order: Order, _: Drill) -> SendResult:
         body = msgspec.json.encode(order)
         message = Message(topic=TRANSFERS, tags="CCB", keys=(order.id,), body=body)
         now_ms = clock.wall_ms()
@@ -41,12 +39,12 @@ async def outbox(engine: AsyncEngine, client: Client, clock: Clock) -> AsyncIter
                 await session.flush()
                 is_asked = True
                 await session.commit()
-            except DBAPIError as problem:
-                if is_asked and not is_settled(problem):
-                    # What became of the COMMIT is open. Whoever asks again with this id finds out.
-                    return Sent(None)
+            except DBAPIError as error:
+                if is_asked and not is_settled(error):
+                    # The result of the COMMIT is unknown. A second order with this id finds out.
+                    return SendResult(None)
                 raise
-        return Sent(State.SENT)
+        return SendResult(State.SENT)
 
     async with Relay(engine, client, RELAYING, outbox=table):
         yield send

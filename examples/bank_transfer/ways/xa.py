@@ -13,7 +13,7 @@ from examples.bank_transfer.books import State
 from examples.bank_transfer.orders import TRANSFERS, Drill, Order
 from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
-from examples.bank_transfer.ways.sent import Send, Sent, sent_by
+from examples.bank_transfer.ways.send_result import Send, SendResult, result_of
 from txmq import Client, ManagerSettings, TransactionManager, XAResource
 from txmq.runtime.clock import Clock
 
@@ -26,13 +26,13 @@ GROUP: Final = "icbc-xa"
 async def xa(
     icbc: AsyncEngine, ccb: AsyncEngine, client: Client, clock: Clock, steps: Steps
 ) -> AsyncIterator[Send]:
-    """A transaction manager over both banks' databases, which are PostgreSQL's. What CCB cannot
-    credit is never debited.
+    """A transaction manager over the databases of both banks, which are PostgreSQL. A transfer that
+    CCB cannot credit is never debited.
     """
     resource = XAResource({"icbc": icbc, "ccb": ccb})
     tm = TransactionManager(GROUP, client, resource, ManagerSettings(repeats_end=True))
 
-    # Nobody has to do anything about this message: it is for whoever wants to know.
+    # This message needs no consumer; it informs programs that are interested.
     @tm.transactional(topic=TRANSFERS, tags="XA", keys=lambda order: order.id)
     async def transfer(banks: Mapping[str, AsyncSession], order: Order) -> None:
         current = tm.current()
@@ -43,8 +43,8 @@ async def xa(
         steps.belong(order.id, xid, surely=True)
         await credit(banks["ccb"], order, now_ms, way=Way.XA, xid=xid)
 
-    async def send(order: Order, _: Drill) -> Sent:
-        return sent_by(await transfer(order), State.SETTLED)
+    async def send(order: Order, _: Drill) -> SendResult:
+        return result_of(await transfer(order), State.SETTLED)
 
     async with tm:
         yield send

@@ -91,7 +91,7 @@ def test_the_nine_steps_are_seen_while_they_happen(customer, stage):
 
     expect(taken(page)).to_have_count(9)
     expect(state(page)).to_have_text("settled")
-    expect(page.locator("#live")).to_contain_text("This is all of it")
+    expect(page.locator("#live")).to_contain_text("This transfer has ended")
     assert page.locator("#steps .story").all_inner_texts() == list(NINE)
     said = page.locator("#steps .time").all_text_contents()
     times = [float(each.split()[-2].replace(",", "")) for each in said]
@@ -164,19 +164,19 @@ def test_a_form_that_is_sent_eight_times_at_once_is_one_transfer(stage, http):
     assert len(stage.icbc.rows(JOURNAL, id=form["id"])) == 2
     other = http.post(f"{stage.icbc.url}/transfers", data={**form, "amount": "4"})
     assert other.status_code == 409
-    assert "this form made another transfer already" in other.text.lower()
+    assert "this form has made another transfer already" in other.text.lower()
     assert form["id"] not in other.text, "sent again, it is a transfer of its own"
 
 
 def test_a_form_with_a_mistake_comes_back_as_it_was_typed(customer, complaints):
     page = customer("ICBC-001", "<b>CCB</b>", "12.345")
 
-    expect(page.locator("#why")).to_contain_text("CNY has 2 digits behind the point, not 3")
+    expect(page.locator("#why")).to_contain_text("CNY has 2 digits after the point, not 3")
     expect(page.locator("#amount")).to_have_value("12.345")
     expect(page.locator("#payee")).to_have_value("<b>CCB</b>")
     fill(page, "ICBC-001", "CCB-001", "1", way="outbox", drill="TAGA")
     page.click("button[type=submit]")
-    expect(page.locator("#why")).to_contain_text("drills are made with half messages")
+    expect(page.locator("#why")).to_contain_text("drills need the way half")
     expect(page.locator("input[name=drill][value=TAGA]")).to_be_checked()
     assert ["422" in each for each in complaints] == [True, True]
     complaints.clear()
@@ -226,7 +226,7 @@ def test_without_javascript_the_page_says_what_is_known(stage, browser):
         fill(page, "ICBC-005", "CCB-005", "5", drill="TAGA")
         page.click("button[type=submit]")
 
-        expect(page.locator("#live")).to_contain_text("Reload it to see more")
+        expect(page.locator("#live")).to_contain_text("Reload it for news")
         until(lambda: page.reload() and state(page).inner_text() == "settled", "it is not settled")
         expect(taken(page)).to_have_count(9)
         expect(page.locator("#books tbody tr")).to_have_count(2)
@@ -241,7 +241,7 @@ def test_a_restart_forgets_steps_but_no_transfer(customer, stage, browser_page, 
     stage.icbc.stop()
 
     assert stage.icbc.rows(STATES, id=id_of(page)) == [("sent",)]
-    expect(page.locator("#live")).to_contain_text("asking again")
+    expect(page.locator("#live")).to_contain_text("trying again")
     stage.icbc.start()
     expect(page.locator("#live")).to_contain_text("Live")
     expect(page.locator("#steps")).to_contain_text("gone")
@@ -306,7 +306,7 @@ def test_a_transfer_that_nobody_knows_has_a_page_that_says_so(stage, http):
     answer = http.get(f"{stage.icbc.url}/transfers/<i>nobody")
 
     assert answer.status_code == 404
-    assert "There is no such transfer" in answer.text
+    assert "This transfer does not exist" in answer.text
     assert "<i>" not in answer.text
     assert http.get(f"{stage.icbc.url}/transfers/nobody/events").status_code == 404
 

@@ -9,9 +9,9 @@ from starlette.applications import Starlette
 
 from examples.bank_transfer.books import UNCLAIMED, Entry, State
 from examples.bank_transfer.databases import Opening
-from examples.bank_transfer.faces.door import Door
 from examples.bank_transfer.orders import TRANSFERS, Order
 from examples.bank_transfer.service import BankSettings, opened
+from examples.bank_transfer.web.security import SecurityMiddleware
 from tests.unit.bank.books_stage import Books
 from txmq import Client, Message, Producer
 from txmq.config import Duration
@@ -76,7 +76,7 @@ class Banks:
             other_database=self.books["ccb"].url if is_xa else "",
         )  # fmt: skip
         routes = await stack.enter_async_context(opened(settings, asyncio.Event()))
-        transport = httpx.ASGITransport(Door(Starlette(routes=routes)))
+        transport = httpx.ASGITransport(SecurityMiddleware(Starlette(routes=routes)))
         self.http[name] = await stack.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url=f"http://{name}", timeout=PATIENCE_S)
         )

@@ -115,7 +115,9 @@ def test_a_handler_without_a_guard_is_caught(blocking):
 
     report = deliveries(20).run(bill)
 
-    with pytest.raises(AssertionError, match="20 keys had not one effect, 0 of them none"):
+    with pytest.raises(
+        AssertionError, match="20 keys did not have exactly one effect, 0 of them had none"
+    ):
         report.see_once(effects.by_key())
 
 
@@ -125,7 +127,9 @@ def test_marking_what_is_done_before_it_is_done_is_caught(blocking):
 
     report = deliveries(100).run(bill)
 
-    with pytest.raises(AssertionError, match=r"(\d+) keys had not one effect, \1 of them none"):
+    with pytest.raises(
+        AssertionError, match=r"(\d+) keys did not have exactly one effect, \1 of them had none"
+    ):
         report.see_once(effects.by_key())
 
 
@@ -145,5 +149,7 @@ def test_looking_before_the_work_and_marking_after_it_is_caught(blocking):
 
     report = deliveries(100).run(bill)
 
-    with pytest.raises(AssertionError, match=r"\d+ keys had not one effect, 0 of them none"):
+    with pytest.raises(
+        AssertionError, match=r"\d+ keys did not have exactly one effect, 0 of them had none"
+    ):
         report.see_once(effects.by_key())

@@ -371,9 +371,9 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
         add(book, *numbered("counted", 3))
         wait_until(lambda: book.count() == 0)
         page = urllib.request.urlopen(address, timeout=10).read().decode()
-        assert "\ntxmq_relay_published_total 3\n" in page
-        assert "\ntxmq_relay_rows_waiting 0\n" in page
-        assert "\ntxmq_relay_slots 64\n" in page
+        assert "\ntxmq_relay_published_total 3.0\n" in page
+        assert "\ntxmq_relay_rows_waiting 0.0\n" in page
+        assert "\ntxmq_relay_slots 64.0\n" in page
         program.stop()
 
     async def elsewhere():

@@ -79,7 +79,7 @@ def test_who_may_still_decide_is_left_until_the_horizon(banks):
 
     assert (young.exit_code, young.stdout) == (
         0,
-        "0 committed, 0 rolled back; 2 left to whoever runs them\n",
+        "0 committed, 0 rolled back; 2 left to the programs that run them\n",
     )
     assert {(row["fence"], row["recovery"]) for row in listed} == {("undecided", "wait")}
     assert json.loads(old.stdout)["rolled_back"] == 2

@@ -52,8 +52,8 @@ class Books:
 
     def empty(self):
         with self.looking.begin() as connection:
-            for each in TABLES:
-                connection.execute(text(f"DELETE FROM {each}"))
+            for table in TABLES:
+                connection.execute(text(f"DELETE FROM {table}"))
 
     @contextlib.asynccontextmanager
     async def engine(self):
@@ -92,7 +92,7 @@ class Books:
 
     def transfers(self):
         with Session(self.looking) as session:
-            return {each.id: each for each in session.scalars(select(Transfer))}
+            return {transfer.id: transfer for transfer in session.scalars(select(Transfer))}
 
     def balances(self):
         with self.looking.connect() as connection:
@@ -103,8 +103,8 @@ class Books:
         wanted = select(*by, func.sum(Entry.amount)).group_by(*by)
         with self.looking.connect() as connection:
             return {
-                tuple(each) if each[1:] else each[0]: int(amount)
-                for *each, amount in connection.execute(wanted)
+                tuple(keys) if keys[1:] else keys[0]: int(amount)
+                for *keys, amount in connection.execute(wanted)
             }
 
     def faults(self):

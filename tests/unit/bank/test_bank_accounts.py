@@ -14,17 +14,17 @@ def test_an_account_is_opened_as_it_is_written():
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("icbc-a=5", "'icbc-a' is no account's number: it has up to 34"),
-        ("capital=5", "'capital' is no account's number"),
-        ("=5", "'' is no account's number"),
-        ("A" * 35 + "=5", "is no account's number"),
+        ("icbc-a=5", "'icbc-a' is not an account number: it has up to 34"),
+        ("capital=5", "'capital' is not an account number"),
+        ("=5", "'' is not an account number"),
+        ("A" * 35 + "=5", "is not an account number"),
         ("ICBC-A", "'ICBC-A' has no amount; write NUMBER=AMOUNT"),
-        ("ICBC-A=-5", "'-5' is no amount"),
-        ("ICBC-A=10,000,000,000,000.01", "no account holds more than 10,000,000,000,000.00 CNY"),
+        ("ICBC-A=-5", "'-5' is not an amount"),
+        ("ICBC-A=10,000,000,000,000.01", "an account holds at most 10,000,000,000,000.00 CNY"),
     ],
 )
 def test_an_account_that_cannot_be_is_not_opened(written, words):
-    with pytest.raises(ValueError, match="account|amount") as problem:
+    with pytest.raises(ValueError, match="account|amount") as error:
         opening(written, "CNY")
 
-    assert words in str(problem.value)
+    assert words in str(error.value)

@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 
 from examples.bank_transfer.books import State
 from examples.bank_transfer.databases import Opening
-from examples.bank_transfer.faces.api import BODY_BYTES_MAX, STATUS, api_of, paying_api_of
 from examples.bank_transfer.icbc import Booked
 from examples.bank_transfer.orders import AMOUNT_MAX, Drill, Order, Reason, Refused, see_order
-from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.queries import Queries
 from examples.bank_transfer.ways import Way
+from examples.bank_transfer.web.api import BODY_BYTES_MAX, STATUS, api_of, paying_api_of
 from tests.unit.bank.books_stage import Books, sqlite_in
 from txmq.errors import (
     BrokerBusy,
@@ -76,7 +76,9 @@ def test_what_is_asked_for_is_what_the_bank_hears():
     assert bank.asked[1] == (ORDER, Way.HALF, Drill.NONE)
 
 
-@pytest.mark.parametrize("state", [*(each for each in State if each is not State.CREDITED), None])
+@pytest.mark.parametrize(
+    "state", [*(state for state in State if state is not State.CREDITED), None]
+)
 def test_a_state_has_its_status(state):
     answer = post(Bank(Booked(ORDER, state, "X", "why")), ASKED)
 
@@ -86,7 +88,7 @@ def test_a_state_has_its_status(state):
 
 
 @pytest.mark.parametrize(
-    ("problem", "status"),
+    ("error", "status"),
     [
         (Refused(Reason.SAME_ID, "t-1"), 409),
         (Refused(Reason.BAD_ORDER, "no such way"), 422),
@@ -103,10 +105,10 @@ def test_a_state_has_its_status(state):
         (DEAD, 503),
         (PoolTimeout("QueuePool limit"), 503),
     ],
-    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
+    ids=lambda answer: type(answer).__name__ if isinstance(answer, Exception) else str(answer),
 )
-def test_a_problem_has_its_status(problem, status):
-    answer = post(Bank(problem), ASKED)
+def test_a_problem_has_its_status(error, status):
+    answer = post(Bank(error), ASKED)
 
     assert answer.status_code == status
     assert ("retry-after" in answer.headers) is (status == 503)
@@ -145,22 +147,22 @@ def test_a_body_that_is_no_order_reaches_no_book(body):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"amount": "NaN"}, "no such amount can be sent: 'NaN' is no amount"),
-        ({"amount": "1e5"}, "is no amount"),
-        ({"amount": "-5"}, "is no amount"),
-        ({"amount": "0.00"}, "0 is not more than nothing"),
-        ({"amount": "0.001"}, "CNY has 2 digits behind the point, not 3"),
-        ({"amount": "1.5", "currency": "JPY"}, "JPY has 0 digits behind the point, not 1"),
-        ({"amount": "9" * 10_000}, "is more money than there is"),
+        ({"amount": "NaN"}, "no such amount can be sent: 'NaN' is not an amount"),
+        ({"amount": "1e5"}, "is not an amount"),
+        ({"amount": "-5"}, "is not an amount"),
+        ({"amount": "0.00"}, "0 is not more than 0"),
+        ({"amount": "0.001"}, "CNY has 2 digits after the point, not 3"),
+        ({"amount": "1.5", "currency": "JPY"}, "JPY has 0 digits after the point, not 1"),
+        ({"amount": "9" * 10_000}, "has more than 15 digits"),
         ({"amount": str(AMOUNT_MAX)}, "one transfer moves 5,000,000.00 CNY at most"),
-        ({"currency": "GBP"}, "'GBP' is no currency of these banks"),
-        ({"currency": ""}, "is no currency"),
-        ({"id": ""}, "is no id"),
-        ({"id": "a\x00"}, "is no id"),
-        ({"id": "a" * 65}, "is no id: it has up to 64 letters"),
-        ({"payer": "a-1"}, "'a-1' is no account's number: it has up to 34 capital letters"),
-        ({"payee": "B 1"}, "is no account's number"),
-        ({"payee": "clearing"}, "is no account's number"),
+        ({"currency": "GBP"}, "'GBP' is not a currency of these banks"),
+        ({"currency": ""}, "is not a currency"),
+        ({"id": ""}, "is not an id"),
+        ({"id": "a\x00"}, "is not an id"),
+        ({"id": "a" * 65}, "is not an id: it has up to 64 letters"),
+        ({"payer": "a-1"}, "'a-1' is not an account number: it has up to 34 capital letters"),
+        ({"payee": "B 1"}, "is not an account number"),
+        ({"payee": "clearing"}, "is not an account number"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused_in_words(change, words):
@@ -237,14 +239,14 @@ def test_what_the_books_say_is_shown(tmp_path):
 
     async def look():
         async with books.engine() as engine:
-            routes = api_of(Reading(engine))
+            routes = api_of(Queries(engine))
             transport = httpx.ASGITransport(Starlette(routes=routes))
             async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
                 paths = [
                     "accounts/A-1", "accounts/A-9", "accounts/%00", "accounts/a%00%ff",
                     "transfers/t-9", "transfers/%00", f"transfers/{'t' * 2_000}", "health",
                 ]  # fmt: skip
-                return [await client.get(f"/api/{each}") for each in paths]
+                return [await client.get(f"/api/{path}") for path in paths]
 
     account, *missing, health = asyncio.run(look())
 
@@ -252,7 +254,7 @@ def test_what_the_books_say_is_shown(tmp_path):
         "number": "A-1", "holder": "Zhang San", "is_open": True, "balance": 10_000_00,
         "currency": "CNY",
     }  # fmt: skip
-    assert {each.status_code for each in missing} == {404}
+    assert {answer.status_code for answer in missing} == {404}
     assert health.json() == {"state": "well"}
     books.close()
 

@@ -35,9 +35,9 @@ def books(tmp_path):
 
 
 def refused(books, order, now_ms=NOON_MS):
-    with pytest.raises(Refused) as problem:
+    with pytest.raises(Refused) as error:
         books.do(debit, order, now_ms, **HALF)
-    return problem.value
+    return error.value
 
 
 def test_a_debit_is_on_its_way(books):
@@ -109,11 +109,11 @@ def test_a_day_has_its_limit_and_midnight_begins_another(books):
     midnight_ms = NOON_MS + DAY_MS // 2
     books.do(debit, Order("t-1", "A-2", "B", DAY_MAX), midnight_ms - 1, **HALF)
 
-    problem = refused(books, Order("t-2", "A-2", "B", 1), midnight_ms - 1)
+    error = refused(books, Order("t-2", "A-2", "B", 1), midnight_ms - 1)
     books.do(debit, Order("t-3", "A-2", "B", DAY_MAX), midnight_ms, **HALF)
 
-    assert problem.reason is Reason.OVER_LIMIT
-    assert "20,000,000.00 CNY" in str(problem)
+    assert error.reason is Reason.OVER_LIMIT
+    assert "20,000,000.00 CNY" in str(error)
     assert refused(books, Order("t-4", "A-2", "B", 1), midnight_ms).reason is Reason.OVER_LIMIT
 
 
@@ -192,10 +192,10 @@ def test_an_advice_of_what_was_never_sent_changes_nothing(books, outcome):
     books.do(refuse, Order("t-0", "A-1", "B-1", 100), "half", "no", NOON_MS)
     before = books.balances()
 
-    for each in ("t-0", "t-9"):
-        with pytest.raises(Refused) as problem:
-            books.do(settle, Advice(each, outcome), NOON_MS)
-        assert problem.value.reason is Reason.BAD_ADVICE
+    for transfer in ("t-0", "t-9"):
+        with pytest.raises(Refused) as error:
+            books.do(settle, Advice(transfer, outcome), NOON_MS)
+        assert error.value.reason is Reason.BAD_ADVICE
 
     assert books.balances() == before
     assert books.faults() == []
@@ -261,8 +261,8 @@ def test_who_reads_a_balance_to_change_it_is_the_only_writer(books, tmp_path):
                 try:
                     rival.execute("UPDATE accounts SET balance = 0 WHERE number = 'A-1'")
                     rival.commit()
-                except sqlite3.OperationalError as problem:
-                    locked.append(str(problem))
+                except sqlite3.OperationalError as error:
+                    locked.append(str(error))
 
     async def spend():
         async with books.engine() as engine:
@@ -297,11 +297,11 @@ def test_who_is_cancelled_within_a_statement_keeps_no_lock(books, tmp_path, stat
             spending = asyncio.create_task(spend(engine))
             try:
                 await spending
-            except asyncio.CancelledError as problem:
+            except asyncio.CancelledError as error:
                 # Whoever still looks at what happened has the frames, and all that is in them.
                 with contextlib.closing(sqlite3.connect(tmp_path / "bank.db", timeout=0)) as rival:
                     rival.execute("BEGIN IMMEDIATE")
-                return problem
+                return error
 
     assert run(cancelled()) is not None
     assert books.transfers() == {}

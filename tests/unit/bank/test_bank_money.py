@@ -28,7 +28,7 @@ def test_less_than_nothing_is_shown_and_never_read(minor, currency):
     written, _, _ = str(Money(-minor, currency)).partition(" ")
 
     assert written == "-" + str(Money(minor, currency)).partition(" ")[0]
-    with pytest.raises(ValueError, match="is no amount"):
+    with pytest.raises(ValueError, match="is not an amount"):
         Money.read(written, currency)
 
 
@@ -72,7 +72,7 @@ def test_yuan_are_a_hundred_fen(text, minor):
 )
 @pytest.mark.parametrize("currency", CURRENCIES)
 def test_what_is_odd_is_no_amount(text, currency):
-    with pytest.raises(ValueError, match="is no amount"):
+    with pytest.raises(ValueError, match="is not an amount"):
         Money.read(text, currency)
 
 
@@ -81,22 +81,22 @@ def test_what_is_odd_is_no_amount(text, currency):
     [("0.001", "CNY"), ("1.000", "EUR"), ("1.0", "JPY"), ("1.00000000000000000001", "USD")],
 )
 def test_there_are_no_coins_that_small(text, currency):
-    with pytest.raises(ValueError, match="digits behind the point"):
+    with pytest.raises(ValueError, match="digits after the point"):
         Money.read(text, currency)
 
 
 @pytest.mark.parametrize("zeros", [16, 100, 4_290, 10_000, 100_000])
 @pytest.mark.parametrize("one", ["1{}", "1{}.00"])
 def test_more_money_than_there_is_is_refused_in_our_words(zeros, one):
-    with pytest.raises(ValueError, match="is more money than there is"):
+    with pytest.raises(ValueError, match="has more than 15 digits"):
         Money.read(one.format("0" * zeros), "CNY")
 
 
 @pytest.mark.parametrize("currency", ["", "cny", "CNY ", "GBP", "\x00", "C" * 1_000])
 def test_other_currencies_are_not_known(currency):
-    with pytest.raises(ValueError, match="is no currency of these banks"):
+    with pytest.raises(ValueError, match="is not a currency of these banks"):
         Money.read("1", currency)
-    with pytest.raises(ValueError, match="is no currency of these banks"):
+    with pytest.raises(ValueError, match="is not a currency of these banks"):
         Money(1, currency)
 
 

@@ -45,7 +45,7 @@ def test_a_good_order_travels_unchanged(order):
     assert read_order(msgspec.json.encode(order)) == order
 
 
-@given(st.builds(Advice, orders.map(lambda each: each.id), st.sampled_from(Outcome), st.text()))
+@given(st.builds(Advice, orders.map(lambda order: order.id), st.sampled_from(Outcome), st.text()))
 def test_an_advice_travels_unchanged(advice):
     assert read_advice(msgspec.json.encode(advice)) == advice
 
@@ -65,8 +65,8 @@ def test_values_of_all_kinds_are_one_or_are_refused(read, given):
         found = read(msgspec.json.encode(given))
         if isinstance(found, Order):
             see_order(found)
-    except Refused as problem:
-        said = problem.reason
+    except Refused as error:
+        said = error.reason
 
     assert said is None or said in SENSELESS
 
@@ -178,8 +178,8 @@ def test_an_advice_of_what_can_be_no_transfer_is_refused(of):
 
 
 def test_what_is_refused_rolls_back_and_says_why():
-    problem = Refused(Reason.UNKNOWN_ACCOUNT, "A-9")
+    error = Refused(Reason.UNKNOWN_ACCOUNT, "A-9")
 
-    assert isinstance(problem, RollBack)
-    assert str(problem) == "there is no such account: A-9"
+    assert isinstance(error, RollBack)
+    assert str(error) == "there is no such account: A-9"
     assert str(Refused(Reason.DRILL)) == "the drill says so"

@@ -14,7 +14,7 @@ def reachable(first):
     found, new = set(), set(first)
     while new:
         found |= new
-        new = {after for each in new for after in MOVES[each]} - found
+        new = {after for state in new for after in MOVES[state]} - found
     return found
 
 
@@ -23,7 +23,7 @@ def test_every_state_has_its_moves():
 
 
 def test_every_state_can_be_reached():
-    paying, paid = (reachable(each) for each in FIRST.values())
+    paying, paid = (reachable(state) for state in FIRST.values())
 
     assert paying | paid == set(State)
     assert State.CREDITED not in paying
@@ -31,12 +31,12 @@ def test_every_state_can_be_reached():
 
 
 def test_a_final_state_is_left_by_nothing():
-    final = {each for each in State if each.is_final}
+    final = {state for state in State if state.is_final}
 
     assert final == set(State) - {State.SENT}
     assert not any(after in MOVES[before] for before, after in product(final, State))
 
 
 def test_from_everywhere_there_is_an_end():
-    for each in State:
-        assert any(after.is_final for after in reachable({each}))
+    for state in State:
+        assert any(after.is_final for after in reachable({state}))

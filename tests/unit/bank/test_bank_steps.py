@@ -20,13 +20,13 @@ def steps():
 
 def tell(xid, *numbers):
     stories = Stories(lambda: None)
-    for each in Told:
-        if each.value[0] in numbers:
-            stories.tell(xid, each, "M" if "%s" in each.value[2] else "")
+    for step in Told:
+        if step.value[0] in numbers:
+            stories.tell(xid, step, "M" if "%s" in step.value[2] else "")
 
 
 def numbers(steps, transfer):
-    return [each.number for each in steps.of(transfer)]
+    return [step.number for step in steps.of(transfer)]
 
 
 def test_there_are_nine():
@@ -40,7 +40,7 @@ def test_the_steps_of_a_transfer_are_those_of_its_transaction(steps):
 
     found = steps.of("t-1")
 
-    assert [each.number for each in found] == [1, 2, 3]
+    assert [step.number for step in found] == [1, 2, 3]
     assert found[0].text == "it is opened by group M"
     assert found[0].at_s <= found[2].at_s
 
@@ -58,7 +58,7 @@ def test_what_happens_within_a_step_has_no_number(steps):
     steps.belong("t-1", "X")
     CHECKS.debug("the check of %s was answered with %s", "X", "COMMIT", extra={"xid": "X"})
 
-    assert [tuple(each[:2]) for each in steps.of("t-1")] == [
+    assert [tuple(step[:2]) for step in steps.of("t-1")] == [
         (0, "the check of X was answered with COMMIT")
     ]
 
@@ -80,7 +80,7 @@ def test_old_ones_are_forgotten(steps):
 
 
 def test_logs_are_left_as_they_were():
-    before = [(each.level, list(each.handlers)) for each in (STORY, CHECKS)]
+    before = [(logger.level, list(logger.handlers)) for logger in (STORY, CHECKS)]
 
     with Steps():
         assert STORY.isEnabledFor(logging.DEBUG)
@@ -88,7 +88,7 @@ def test_logs_are_left_as_they_were():
             pass
         assert STORY.isEnabledFor(logging.DEBUG)
 
-    assert [(each.level, list(each.handlers)) for each in (STORY, CHECKS)] == before
+    assert [(logger.level, list(logger.handlers)) for logger in (STORY, CHECKS)] == before
 
 
 def test_switched_off_it_asks_for_no_lines():
@@ -108,9 +108,9 @@ def test_who_follows_sees_what_was_and_what_comes(steps):
         seen, all_seen = [], asyncio.Event()
 
         async def look():
-            async for each in steps.follow("t-1"):
-                seen.append(each.number)
-                if each.number == 9:
+            async for step in steps.follow("t-1"):
+                seen.append(step.number)
+                if step.number == 9:
                     all_seen.set()
 
         looking = asyncio.create_task(look())

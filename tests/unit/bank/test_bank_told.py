@@ -16,11 +16,14 @@ NOBODY = "redis://127.0.0.1:1/0"
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (["icbc", "--database", "icbc.db"], "that is no URL of a database; write postgresql://"),
+        (
+            ["icbc", "--database", "icbc.db"],
+            "the URL is not one of a database; write postgresql://",
+        ),
         (["icbc", "--database", "mysql://a/b"], "PostgreSQL or SQLite, not in mysql"),
         (["icbc", "--database", "sqlite:///nowhere/b.db", "--ccb", "sqlite://"], "by XA need"),
-        (["--postgres", "banks"], "is no URL of a database"),
-        (["--redis", "banks"], "is no URL of a Redis; write one like redis://"),
+        (["--postgres", "banks"], "is not one of a database"),
+        (["--redis", "banks"], "is not one of a Redis; write one like redis://"),
         (["--redis", NOBODY], "no Redis answers: "),
         (["--way", "xa"], "give --postgres URL"),
         (["--transfers", "0"], "transfers is at least 1"),
@@ -50,10 +53,10 @@ def open_accounts(monkeypatch, database, *named):
     ("named", "words"),
     [
         (["ICBC-A"], "write NUMBER=AMOUNT"),
-        (["ICBC-A="], "is no amount; write one like 10,000.00"),
-        (["icbc-a=1"], "is no account's number"),
-        (["capital=1"], "is no account's number"),
-        (["=1"], "is no account's number"),
+        (["ICBC-A="], "is not an amount; write one like 10,000.00"),
+        (["icbc-a=1"], "is not an account number"),
+        (["capital=1"], "is not an account number"),
+        (["=1"], "is not an account number"),
         (["ICBC-A=1", "ICBC-A=2"], "named twice"),
     ],
 )
@@ -61,7 +64,7 @@ def test_an_account_that_no_transfer_could_use_is_not_opened(monkeypatch, tmp_pa
     with pytest.raises(SystemExit) as ended:
         open_accounts(monkeypatch, f"sqlite:///{tmp_path / 'icbc.db'}", *named)
 
-    assert str(ended.value).startswith("no account is opened: ")
+    assert str(ended.value).startswith("no account was opened: ")
     assert words in str(ended.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -74,7 +77,7 @@ def test_an_account_that_is_there_stays_as_it_is(monkeypatch, tmp_path, capsys):
 
     assert capsys.readouterr().out.splitlines() == [
         "opened ICBC-A with 1.00 CNY",
-        "ICBC-A is there already, and stays as it is",
+        "ICBC-A exists already, and stays as it is",
         "opened ICBC-B with 3.00 CNY",
     ]
 
@@ -90,7 +93,7 @@ def test_a_program_that_ends_at_once_says_why(tmp_path, caplog):
     log = tmp_path / "log"
     program = Program("ICBC", "examples.bank_transfer", ["icbc", "--database", "none"], log)
 
-    with pytest.raises(NotStarted, match="ICBC is not ready: icbc cannot be run: that is no URL"):
+    with pytest.raises(NotStarted, match="ICBC is not ready: icbc cannot run: the URL is not one"):
         asyncio.run(program.start())
 
     assert not program.is_running

@@ -12,7 +12,7 @@ from examples.bank_transfer.booking import debit, pay_in, refuse, settle
 from examples.bank_transfer.books import State
 from examples.bank_transfer.databases import Opening, async_engine, create_books, open_accounts
 from examples.bank_transfer.orders import Advice, Order, Outcome
-from examples.bank_transfer.tour.audit import Auditor, judged, read, snapshot
+from examples.bank_transfer.tour.audit import Auditor, combine, read, snapshot
 from examples.bank_transfer.ways import Way
 
 NOW_MS = 1_700_000_000_000
@@ -32,8 +32,8 @@ class Banks:
         self.engines = [async_engine(url) for url in self.urls]
 
     def close(self):
-        for each in self.engines:
-            self.runner.run(each.dispose())
+        for engine in self.engines:
+            self.runner.run(engine.dispose())
         self.runner.close()
 
     def auditor(self):
@@ -186,8 +186,8 @@ def test_a_fraud_is_named(banks, auditor, fraud):
 
     found = mistakes(auditor)
     assert found
-    for each in named:
-        assert each in found
+    for name in named:
+        assert name in found
 
 
 def test_a_forged_message_that_was_credited_is_named(banks, auditor):
@@ -273,7 +273,7 @@ def test_books_that_are_read_one_after_the_other_agree(long_lived, turns, data):
         with snapshot(auditor._icbc) as connection:
             icbc = read(connection, "ICBC")
 
-        assert judged(icbc, ccb, opening).mistakes == ()
+        assert combine(icbc, ccb, opening).mistakes == ()
     finally:
         auditor.close()
 
@@ -287,4 +287,4 @@ def test_the_other_order_would_see_money_that_nobody_has_sent(banks, auditor):
     with snapshot(auditor._ccb) as connection:
         ccb = read(connection, "CCB")
 
-    assert "0.07 CNY were credited, and never debited" in judged(icbc, ccb, opening).mistakes
+    assert "0.07 CNY were credited, and never debited" in combine(icbc, ccb, opening).mistakes

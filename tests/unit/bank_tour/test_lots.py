@@ -23,18 +23,18 @@ def test_the_same_seed_wants_the_same():
 def test_wishes_are_of_all_kinds():
     wanted = list(wishes("m", 2_000, 100, ALL, 0))
 
-    assert len({each.id for each in wanted}) == 2_000
-    assert {each.way for each in wanted} == set(Way)
-    assert {each.drill for each in wanted} == {Drill.NONE, Drill.TAGB, Drill.TAGC}
-    assert {"CCB-NOBODY", "CCB-CLOSED", "CCB-EURO"} < {each.payee for each in wanted}
-    assert "ICBC-NOBODY" in {each.payer for each in wanted}
-    assert {each.times for each in wanted} == {1, 3}
-    assert all(each.way is Way.HALF for each in wanted if each.drill)
+    assert len({order.id for order in wanted}) == 2_000
+    assert {order.way for order in wanted} == set(Way)
+    assert {order.drill for order in wanted} == {Drill.NONE, Drill.TAGB, Drill.TAGC}
+    assert {"CCB-NOBODY", "CCB-CLOSED", "CCB-EURO"} < {order.payee for order in wanted}
+    assert "ICBC-NOBODY" in {order.payer for order in wanted}
+    assert {order.times for order in wanted} == {1, 3}
+    assert all(order.way is Way.HALF for order in wanted if order.drill)
 
 
 def test_accounts_are_as_many_as_wanted_and_two_that_cannot_be_used():
-    assert [each.number for each in accounts("ICBC", 3)] == ["ICBC-0", "ICBC-1", "ICBC-2"]
-    assert [each.number for each in accounts("CCB", 1)] == ["CCB-0", "CCB-CLOSED", "CCB-EURO"]
+    assert [account.number for account in accounts("ICBC", 3)] == ["ICBC-0", "ICBC-1", "ICBC-2"]
+    assert [account.number for account in accounts("CCB", 1)] == ["CCB-0", "CCB-CLOSED", "CCB-EURO"]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -42,13 +42,15 @@ def test_each_program_is_killed_as_often_as_wanted_and_before_the_end(seed):
     planned = plan(2_000, PROGRAMS, kills=5, copies=20, seed=seed)
 
     assert planned == plan(2_000, PROGRAMS, kills=5, copies=20, seed=seed)
-    assert Counter(each.name for each in planned) == {**dict.fromkeys(PROGRAMS, 5), "": 20}
-    assert [each.after for each in planned] == sorted(each.after for each in planned)
+    assert Counter(accident.name for accident in planned) == {**dict.fromkeys(PROGRAMS, 5), "": 20}
+    assert [accident.after for accident in planned] == sorted(
+        accident.after for accident in planned
+    )
     assert planned[-1].after < 1_800
 
 
 def test_one_transfer_is_enough_for_an_accident():
-    assert {each.after for each in plan(1, PROGRAMS, kills=2, copies=1, seed=0)} == {0}
+    assert {accident.after for accident in plan(1, PROGRAMS, kills=2, copies=1, seed=0)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -58,10 +60,10 @@ def test_one_transfer_is_enough_for_an_accident():
         ({"accounts": 3}, "accounts is at least 4"),
         ({"concurrent": 0}, "concurrent is at least 1"),
         ({"kills": -1}, "kills is at least 0"),
-        ({"rate": -1.0}, "rate of -1.0"),
-        ({"rate": float("nan")}, "rate of nan"),
-        ({"rate": float("inf")}, "rate of inf"),
-        ({"patience_s": float("nan")}, "patience for nan"),
+        ({"rate": -1.0}, "rate is at least 0 and finite, not -1.0"),
+        ({"rate": float("nan")}, "rate is at least 0 and finite, not nan"),
+        ({"rate": float("inf")}, "rate is at least 0 and finite, not inf"),
+        ({"patience_s": float("nan")}, "patience_s is more than 0, not nan"),
         ({"ways": (Way.XA,)}, "XA needs PostgreSQL"),
     ],
 )

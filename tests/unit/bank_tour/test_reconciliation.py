@@ -61,7 +61,7 @@ def test_rules_stand_beside_the_files_they_are_for_wherever_those_are_moved(tmp_
     read = read_rules(elsewhere, variables)
 
     assert variables == {}
-    assert [each.database for each in read.bank] == [
+    assert [bank.database for bank in read.bank] == [
         f"sqlite:///{elsewhere.parent / name}" for name in ("icbc.db", "ccb.db")
     ]
     assert read.log.directory == str(elsewhere.parent / "broker")
@@ -73,7 +73,7 @@ def test_a_password_is_told_and_not_written(tmp_path):
     rules, variables = written(left(tmp_path, *urls))
 
     assert "secret" not in rules.read_text()
-    assert [each.database for each in read_rules(rules, variables).bank] == urls
+    assert [bank.database for bank in read_rules(rules, variables).bank] == urls
 
 
 def test_the_example_is_read_as_it_stands():
@@ -81,5 +81,5 @@ def test_the_example_is_read_as_it_stands():
 
     read = read_rules(RULES, dict.fromkeys(names, "postgresql:///x"))
 
-    assert [each.name for each in read.bank] == ["icbc", "ccb"]
+    assert [bank.name for bank in read.bank] == ["icbc", "ccb"]
     assert read.day.grace_ms == 0

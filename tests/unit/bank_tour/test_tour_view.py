@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from examples.bank_transfer.books import State
-from examples.bank_transfer.tour.audit import Books, Moved, Sheet
+from examples.bank_transfer.tour.audit import Books, Sheet, TransferTotal
 from examples.bank_transfer.tour.record import Record
 from examples.bank_transfer.tour.report import report, verdict
 from examples.bank_transfer.tour.view import LINES_S, View
@@ -22,7 +22,7 @@ def screen(**how):
 @pytest.fixture
 def record():
     made = Record(wanted=20)
-    books = Books("", {"CNY": 5, "EUR": 5}, {}, {("CNY", State.SENT, False): Moved(1, 2)})
+    books = Books("", {"CNY": 5, "EUR": 5}, {}, {("CNY", State.SENT, False): TransferTotal(1, 2)})
     made.sheet = Sheet(books, books, {"CNY": 10, "EUR": 10}, {"CNY": 0}, ())
     for number in range(20):
         made.tell(f"event {number}.")

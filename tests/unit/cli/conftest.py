@@ -51,7 +51,7 @@ def txmq(monkeypatch):
     """Run a command as ``txmq("topic", "list")``; the result has exit_code, stdout and stderr."""
 
     def run(*arguments, **more):
-        return CliRunner().invoke(app, [str(each) for each in arguments], **more)
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], **more)
 
     return run
 
@@ -69,4 +69,4 @@ def asking(txmq, cluster):
 @pytest.fixture
 def terminal(monkeypatch):
     """Have commands take the input of a test for that of somebody at a terminal."""
-    monkeypatch.setattr("txmq.cli.asking.has_terminal", lambda: True)
+    monkeypatch.setattr("txmq.cli.common.has_terminal", lambda: True)

@@ -5,7 +5,7 @@ import json
 import pytest
 import typer
 
-from txmq.cli.asking import ask
+from txmq.cli.common import ask
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
 from txmq.protocol import command
 from txmq.protocol.bodies import (
@@ -89,7 +89,7 @@ def test_a_topic_is_not_removed_by_accident(asking, cluster, terminal):
 
     assert refused.exit_code == 1
     assert topics(asking("topic", "list", "--json")) == ["T"]
-    assert told(asking("topic", "delete", "T", "--yes")) == "topic T is removed\n"
+    assert told(asking("topic", "delete", "T", "--yes")) == "topic T is deleted\n"
     assert told(asking("topic", "list")) == "no topics\n"
     assert as_json(asking("topic", "list", "--json")) == []
 
@@ -116,7 +116,7 @@ def test_groups_of_the_system_are_listed_on_demand(asking, cluster):
     for name in ("g", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS"):
         cluster.brokers[0].groups[name] = GroupConfig(name)
 
-    assert [each["group"] for each in as_json(asking("group", "list", "--json"))] == ["g"]
+    assert [row["group"] for row in as_json(asking("group", "list", "--json"))] == ["g"]
     assert len(as_json(asking("group", "list", "--all", "--json"))) == 3
 
 
@@ -124,7 +124,7 @@ def test_the_progress_of_a_group_nobody_knows_is_an_error(asking, cluster):
     failed(
         asking("group", "progress", "nosuch"),
         1,
-        "txmq: group 'nosuch' does not exist; all groups are shown by: txmq group list\n",
+        "txmq: group 'nosuch' does not exist; list all groups with: txmq group list\n",
     )
     told(asking("group", "create", "g"))
 
@@ -152,7 +152,7 @@ def test_a_group_is_moved_to_a_moment(asking, cluster, moment, offset):
 
     found = as_json(asking("group", "reset", "g", "T", "--to", moment, "--yes", "--json"))
 
-    assert [each["offset"] for each in found] == [0, offset]
+    assert [row["offset"] for row in found] == [0, offset]
     assert "broker-b" in told(asking("group", "reset", "g", "T", "--to", moment, "--yes"))
 
 
@@ -245,7 +245,7 @@ def test_a_pull_goes_on_until_it_has_enough(asking, cluster):
 
     found = as_json(asking("message", "pull", "T", *queue, "--count", 35, "--offset", 2, "--json"))
 
-    assert [each["body"] for each in found] == [str(n) for n in range(2, 37)]
+    assert [row["body"] for row in found] == [str(n) for n in range(2, 37)]
 
 
 def test_a_pull_can_choose_by_tag(asking, cluster):
@@ -255,7 +255,7 @@ def test_a_pull_can_choose_by_tag(asking, cluster):
 
     found = as_json(asking("message", "pull", "T", "--tags", "A", "--json"))
 
-    assert [each["offset"] for each in found] == [0, 2]
+    assert [row["offset"] for row in found] == [0, 2]
 
 
 class Request:
@@ -304,7 +304,7 @@ def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
 def test_a_message_is_sent_for_later_in_one_way(asking, cluster):
     cluster.add_topic("T")
     twice = asking("message", "send", "T", "x", "--delay-level", 1, "--after", "1s")
-    failed(twice, 2, "--delay-level and --after say the same thing")
+    failed(twice, 2, "--delay-level and --after exclude each other")
     assert not [code for _, code, _ in cluster.asked if code == 310]
 
 
@@ -321,7 +321,7 @@ def test_no_messages_are_told_to_people_only(asking, cluster):
 def test_brokers_are_listed(asking, cluster):
     found = as_json(asking("cluster", "list", "--json"))
 
-    assert [(each["broker"], each["version"]) for each in found] == [
+    assert [(row["broker"], row["version"]) for row in found] == [
         ("broker-a", "broker-a"),
         ("broker-b", "broker-b"),
     ]
@@ -356,9 +356,9 @@ IN_DOUBT = "(it may have taken effect all the same)"
 
 
 def test_only_what_changes_something_and_got_no_answer_is_in_doubt():
-    def why(problem, **more):
+    def why(error, **more):
         async def failing(admin):
-            raise problem
+            raise error
 
         with pytest.raises(typer.Exit), contextlib.redirect_stderr(io.StringIO()) as err:
             ask("127.0.0.1:1", failing, **more)

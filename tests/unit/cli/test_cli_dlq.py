@@ -32,8 +32,8 @@ def bury(names, *ids, body=b"pay %s", attempts=17, topic="Transfers"):
         await admin.create_topic(DEAD, queues=1)
         await admin.create_topic(RETRY, queues=1)
         (address,) = (await session.route(DEAD)).addresses.popitem()[1].values()
-        for each in ids:
-            named = {"UNIQ_KEY": each, "KEYS": f"k-{each}", "TAGS": "pay"}
+        for message_id in ids:
+            named = {"UNIQ_KEY": message_id, "KEYS": f"k-{message_id}", "TAGS": "pay"}
             named |= {"RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": "0A" * 16}
             header = SendMessageV2(
                 producer_group="g",
@@ -47,7 +47,7 @@ def bury(names, *ids, body=b"pay %s", attempts=17, topic="Transfers"):
                 properties=render(named),
                 reconsume_times=attempts,
             )
-            text = body.replace(b"%s", each.encode())
+            text = body.replace(b"%s", message_id.encode())
             await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=text)
 
     asked(names, put)
@@ -103,7 +103,7 @@ def test_groups_are_listed_with_how_old_theirs_are(dlq, txmq_broker):
     (found,) = json.loads(dlq("list", "--group", "g", "--json"))
 
     rows = [line.split() for line in lines if "+00:00" in line]
-    assert [each[:2] for each in rows] == [["g", "2"]]
+    assert [row[:2] for row in rows] == [["g", "2"]]
     assert (found["group"], found["messages"], found["by_broker"]) == ("g", 2, {"broker-a": 2})
     assert found["oldest_ms"] <= found["newest_ms"]
     unknown = dlq("list", "--group", "gg", code=1)
@@ -116,8 +116,8 @@ def test_a_groups_dead_letters_are_shown(dlq, txmq_broker):
     table = dlq("show", "g")
     found = json.loads(dlq("show", "g", "--json"))
 
-    assert all(each in table for each in ("A1", "A2", "A3", "Transfers", "17", "k-A1"))
-    assert [each["id"] for each in found] == ["A1", "A2", "A3"]
+    assert all(word in table for word in ("A1", "A2", "A3", "Transfers", "17", "k-A1"))
+    assert [row["id"] for row in found] == ["A1", "A2", "A3"]
     assert (found[0]["attempts"], found[0]["origin_topic"]) == (17, "Transfers")
     cut = dlq("show", "g", "--limit", 2)
     assert "k-A3" not in cut  # an id may hold anything that looks like hexadecimal
@@ -130,7 +130,7 @@ def test_they_are_chosen_by_time_and_topic(dlq, txmq_broker):
     bury(txmq_broker.names, "B1", topic="Refunds")
 
     def ids(*options):
-        return [each["id"] for each in json.loads(dlq("show", "g", "--json", *options))]
+        return [row["id"] for row in json.loads(dlq("show", "g", "--json", *options))]
 
     assert ids("--since", "1h") == ["A1", "B1"]
     assert ids("--until", "1h") == []
@@ -175,7 +175,7 @@ def test_what_may_not_be_read_is_named_with_what_to_do(asking, cluster):
     listed = asking("dlq", "list").stdout
     shown = asking("dlq", "show", "g")
 
-    assert "those of g at broker-a, broker-b may not be read yet" in listed
+    assert "those of g at broker-a, broker-b cannot be read yet" in listed
     assert shown.exit_code == 1
     assert f"txmq topic update '{DEAD}' --perm rw" in shown.stderr
 
@@ -229,7 +229,7 @@ def test_no_file_is_written_over_and_none_is_left_half_written(dlq, txmq_broker,
     file = tmp_path / "dead.jsonl"
     file.write_text("mine")
 
-    assert "is there already" in dlq("export", "g", "--to", str(file), code=2)
+    assert "exists already" in dlq("export", "g", "--to", str(file), code=2)
     assert file.read_text() == "mine"
     other = tmp_path / "other.jsonl"
     assert "group 'x' does not exist" in dlq("export", "x", "--to", str(other), code=1)
@@ -262,7 +262,7 @@ def test_some_are_resent_for_a_reason(dlq, txmq_broker):
 
     assert "2 resent\n" in said
     copies = retried(txmq_broker.names)
-    assert [each.id for each in copies] == ["A1", "A3"]
+    assert [copy.id for copy in copies] == ["A1", "A3"]
     assert copies[0].body == b"pay A1"
     assert copies[0].attempts == 0
     assert copies[0].properties["TXMQ_RESENT_BY"] == "ann"
@@ -286,12 +286,12 @@ def test_all_are_resent_once_and_only_after_a_yes(dlq, txmq_broker, terminal):
     dlq("resend", "g", "A2", "--reason", "first")
 
     asked_first = dlq("resend", "g", "--all", "--reason", "r", code=1, input="n\n")
-    assert "give the 3 dead letters to g again?" in asked_first
+    assert "resend the 3 dead letters to g?" in asked_first
     assert len(retried(txmq_broker.names)) == 1
     found = json.loads(dlq("resend", "g", "--all", "--reason", "r", "--yes", "--json"))
     again = dlq("resend", "g", "--all", "--reason", "r", input="y\n")
 
-    assert [each["outcome"] for each in found] == ["resent", "resent before", "resent"]
+    assert [row["outcome"] for row in found] == ["resent", "resent before", "resent"]
     assert "3 resent before\n" in again
     assert len(retried(txmq_broker.names)) == 3
 
@@ -303,7 +303,7 @@ def test_of_all_only_the_chosen_are_resent(dlq, txmq_broker, terminal):
     said = dlq("resend", "g", "--all", "--topic", "Refunds", "--reason", "r", input="y\n")
 
     assert "1 resent\n" in said
-    assert [each.id for each in retried(txmq_broker.names)] == ["B1"]
+    assert [message.id for message in retried(txmq_broker.names)] == ["B1"]
     none = dlq("resend", "g", "--all", "--topic", "x", "--reason", "r", "--yes")
     assert none == "group g has no dead letters of this kind\n"
 
@@ -316,7 +316,7 @@ def test_each_failure_is_told_and_the_others_go(dlq, txmq_broker):
         dlq("resend", "g", "A1", "B1", "C1", "--reason", "r", "--json", code=1).splitlines()[0]
     )
 
-    assert [each["outcome"] for each in found] == ["resent", "failed", "failed"]
+    assert [row["outcome"] for row in found] == ["resent", "failed", "failed"]
     assert "which topic it was for" in found[1]["note"]
     assert "has no dead letter C1" in found[2]["note"]
 
@@ -343,8 +343,8 @@ def test_a_broker_that_goes_away_leaves_the_rest_untried(asking, cluster, monkey
     cluster.add_topic(RETRY, queues=1)
 
     async def put(admin, session):
-        for each in ("A1", "A2", "A3"):
-            named = {"RETRY_TOPIC": "T", "UNIQ_KEY": each}
+        for body in ("A1", "A2", "A3"):
+            named = {"RETRY_TOPIC": "T", "UNIQ_KEY": body}
             await admin.send(Message(topic=DEAD, body=b"x", properties=named), queue)
 
     asked(cluster.names, put)
@@ -363,7 +363,7 @@ def test_a_broker_that_goes_away_leaves_the_rest_untried(asking, cluster, monkey
         broker.queues.pop((RETRY, 0), None)
         result = asking("dlq", "resend", "g", *words, "--reason", "r", "--json")
 
-        outcomes = [each["outcome"] for each in json.loads(result.stdout)]
+        outcomes = [row["outcome"] for row in json.loads(result.stdout)]
         assert (result.exit_code, outcomes) == (1, ["resent", "in doubt", "not tried"])
     told = asking("dlq", "resend", "g", "A2", "--reason", "r").stdout
     assert "run it again for those in doubt" in told

@@ -32,7 +32,7 @@ def test_it_shows_from_where_to_where_and_asks(asking, orders, terminal):
         ["broker-a", "0", "2", "0"], ["broker-b", "0", "never", "consumed"],
     ]  # fmt: skip
     assert moves(kept)[0][4] == "-2"
-    question = "move group billing in topic Orders: 2 messages given again?"
+    question = "move group billing in topic Orders: 2 messages delivered again?"
     assert question in kept.stderr
     assert orders.brokers[0].offsets["billing", "Orders", 0] == 2
 
@@ -80,7 +80,7 @@ def test_an_unknown_group_is_an_error_with_the_nearest_name(asking, orders, argu
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         "txmq: group 'biling' does not exist; the nearest name is 'billing'; "
-        "all groups are shown by: txmq group list\n"
+        "list all groups with: txmq group list\n"
     )
     assert ("biling", "Orders", 0) not in orders.brokers[0].offsets
 

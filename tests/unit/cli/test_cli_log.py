@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from txmq import LocalTransactionState, Message, Producer, TransactionProducer
-from txmq.cli import asking, log
+from txmq.cli import common, log
 from txmq.cli.serve import give_up
 from txmq.errors import CorruptRecord
 from txmq.runtime.disk import LocalDisk, ReadOnlyDisk
@@ -443,7 +443,7 @@ def test_a_repair_asks_and_shows_what_will_be_lost(txmq, data, monkeypatch):
     assert done.exit_code == 2
     assert "add --yes" in done.stderr
     monkeypatch.setattr(log, "has_terminal", lambda: True)
-    monkeypatch.setattr(asking, "has_terminal", lambda: True)
+    monkeypatch.setattr(common, "has_terminal", lambda: True)
     done = txmq("log", "verify", "--data", data, "--repair", input="n\n")
     assert done.exit_code == 1
     assert f"cut the log at position {cut_position(record)}; it loses" in done.stderr

@@ -111,7 +111,7 @@ def test_what_belongs_to_another_database_is_left_and_said(resolve, broker, tmp_
     result = resolve("--until-empty", "--quiet")
 
     assert result.exit_code == 1
-    assert "1 is left, which txmq tx list shows" in result.stdout
+    assert "1 is left; list with: txmq tx list" in result.stdout
     assert "answering" not in result.stderr
 
 
@@ -121,7 +121,9 @@ def test_other_groups_are_none_of_its_business(resolve, broker, tmp_path):
     result = resolve("--until-empty")
 
     assert result.exit_code == 0
-    assert result.stdout.endswith("; nothing of this group was open; txmq tx list shows what is\n")
+    assert result.stdout.endswith(
+        "; this group had no open transactions; list those of all with: txmq tx list\n"
+    )
     misspelt = resolve("--until-empty", group="ccbb")
     assert "no connected producers; the nearest name is 'ccb'" in misspelt.stderr
 
@@ -147,7 +149,7 @@ def test_a_broker_that_cannot_be_asked_is_not_taken_for_empty(
         found = await plain(self)
         if len(calls) > 6:
             return found
-        return [replace(each, addresses={1: "127.0.0.1:1"}) for each in found if is_slave_left]
+        return [replace(broker, addresses={1: "127.0.0.1:1"}) for broker in found if is_slave_left]
 
     monkeypatch.setattr(Admin, "cluster", without_master)
 
@@ -163,7 +165,7 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
 ):
     prepare(broker.names, 1, fence_of(tmp_path))
     verify, calls, tallies = SQLResource.verify, [], []
-    look_on = module.Resolving._look_on
+    look_on = module.Resolver._look_on
 
     async def away(self):
         calls.append(self)
@@ -176,7 +178,7 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
         return await look_on(self)
 
     monkeypatch.setattr(SQLResource, "verify", away)
-    monkeypatch.setattr(module.Resolving, "_look_on", looked)
+    monkeypatch.setattr(module.Resolver, "_look_on", looked)
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
 
@@ -190,7 +192,7 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, monkeypatch):
     ids = prepare(broker.names, 2, fence_of(tmp_path))
-    plain = module.Resolving._ask_what_is_left
+    plain = module.Resolver._ask_what_is_left
     sent = []
 
     async def looked(self):
@@ -200,7 +202,7 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
             sent.append(how)
             os.kill(os.getpid(), how)
 
-    monkeypatch.setattr(module.Resolving, "_ask_what_is_left", looked)
+    monkeypatch.setattr(module.Resolver, "_ask_what_is_left", looked)
     monkeypatch.setattr(module, "SAY_S", 0.0)
 
     others = threading.active_count()

@@ -25,8 +25,8 @@ def test_create_makes_the_fence_once(txmq, database, tmp_path):
     )
 
     assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
-    assert "txmq_fence is made in sqlite:" in first.stdout
-    assert "txmq_fence was there in sqlite:" in second.stdout
+    assert "txmq_fence is created in sqlite:" in first.stdout
+    assert "txmq_fence exists in sqlite:" in second.stdout
     assert {"txmq_fence", "txmq_fence_mark", "txmq_fence_created"} <= tables(tmp_path)
 
 
@@ -36,7 +36,7 @@ def test_create_completes_a_half_made_fence(txmq, database, tmp_path):
     connection.execute("DROP TABLE txmq_fence_mark")
     connection.close()
 
-    assert "is made" in txmq("schema", "create", "--database", database).stdout
+    assert "is created" in txmq("schema", "create", "--database", database).stdout
 
 
 def test_create_says_why_a_fence_cannot_be_used(txmq, database, tmp_path):
@@ -58,7 +58,7 @@ def test_the_statements_make_the_same_tables(txmq, database, tmp_path):
     connection.executescript(printed)
     connection.close()
 
-    assert "was there" in txmq("schema", "create", "--database", database).stdout
+    assert " exists in" in txmq("schema", "create", "--database", database).stdout
 
 
 def test_create_makes_what_is_asked_for(txmq, database, tmp_path):
@@ -66,9 +66,9 @@ def test_create_makes_what_is_asked_for(txmq, database, tmp_path):
     second = txmq("schema", "create", "done", "--done", "seen", "--database", database)
 
     assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
-    assert "seen is made in sqlite:" in first.stdout
-    assert "txmq_fence is made in sqlite:" in first.stdout
-    assert "seen was there in sqlite:" in second.stdout
+    assert "seen is created in sqlite:" in first.stdout
+    assert "txmq_fence is created in sqlite:" in first.stdout
+    assert "seen exists in sqlite:" in second.stdout
     assert {"txmq_fence", "seen", "seen_time"} <= tables(tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_the_statements_of_what_is_done_make_it(txmq, database, tmp_path):
 
     made = txmq("schema", "create", "done", "--database", database)
 
-    assert "txmq_done was there" in made.stdout
+    assert "txmq_done exists" in made.stdout
 
 
 def test_what_was_done_long_ago_is_cleaned(txmq, database, tmp_path):
@@ -95,7 +95,7 @@ def test_what_was_done_long_ago_is_cleaned(txmq, database, tmp_path):
 
     cleaned = txmq("schema", "clean", "--older-than", "7d", "--database", database)
 
-    assert cleaned.stdout == "1 row is gone from txmq_done\n"
+    assert cleaned.stdout == "1 row removed from txmq_done\n"
     assert connection.execute("SELECT done_key FROM txmq_done").fetchall() == [("young",)]
     connection.close()
 
@@ -153,8 +153,8 @@ def test_create_makes_an_outbox(txmq, database, tmp_path):
     first = txmq("schema", "create", "outbox", "--database", database, "--outbox", "box")
     second = txmq("schema", "create", "outbox", "--database", database, "--outbox", "box")
 
-    assert "box is made in sqlite:" in first.stdout, first.stderr
-    assert "box was there in sqlite:" in second.stdout
+    assert "box is created in sqlite:" in first.stdout, first.stderr
+    assert "box exists in sqlite:" in second.stdout
     assert {"box", "box_slot", "box_relay", "box_read"} <= tables(tmp_path)
     assert "txmq_fence" not in tables(tmp_path)
 

@@ -57,7 +57,7 @@ def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
         "  listen  127.0.0.1:10911, advertised as 10.0.0.9:10911",
         "  names   127.0.0.1:9876",
         f"  data    {tmp_path}",
-        "  flush   sync: a send is answered when it would survive a power cut",
+        "  flush   sync: a send is answered when its message survives a power cut",
     ]
 
 
@@ -67,15 +67,15 @@ def test_the_banner_says_what_asynchronous_flushing_risks():
     text = banner(settings)
 
     assert "names   a:1;b:2 (elsewhere)" in text
-    assert "a power cut may take what came last" in text
+    assert "a power cut may take the last messages" in text
     assert f"data    {Path('d').absolute()}" in text
 
 
 def test_the_reference_has_a_row_for_every_setting():
     page = reference(describe(BrokerSettings), NAMES)
 
-    for each in describe(BrokerSettings):
-        assert f"| `{each.key}` |" in page
+    for setting in describe(BrokerSettings):
+        assert f"| `{setting.key}` |" in page
     assert "## store\n" in page
     assert "``" not in page
 
@@ -91,7 +91,7 @@ def test_the_help_tells_the_true_defaults(txmq):
     text = re.sub(r"[\s│]+", " ", txmq("serve", "--help").stdout)
     options = ("data", "listen", "names_listen", "name", "cluster")
 
-    for default in (*(getattr(BrokerSettings(), each) for each in options), "sync"):
+    for default in (*(getattr(BrokerSettings(), option) for option in options), "sync"):
         assert f"[default: ({default})]" in text
     assert "docs/reference/configuration.md" in text
 
@@ -103,7 +103,7 @@ def test_the_help_tells_the_true_defaults(txmq):
     ("arguments", "text"),
     [
         (("--set", "store.flsh=async"), "did you mean store.flush?"),
-        (("--set", "nonsense"), "sets nothing; write key=value"),
+        (("--set", "nonsense"), "is not a setting; write key=value"),
         (("--flush", "quick"), 'it takes "sync" or "async"'),
         (("--config", "nowhere.toml"), "cannot read settings from nowhere.toml"),
         (("-c", "nowhere.conf"), "cannot read settings from nowhere.conf"),
@@ -187,9 +187,9 @@ def test_a_broker_says_when_it_is_ready_and_drains(tmp_path):
     )
     assert not line.split()[2].endswith(":0")
     assert f"data    {tmp_path / 'd'}" in err
-    logged = [json.loads(each) for each in err.splitlines() if each.startswith("{")]
-    assert all({"time", "level", "logger", "message"} <= set(each) for each in logged)
-    told = {each["message"]: each for each in logged if each["logger"] == "txmq.cli.serve"}
+    logged = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in logged)
+    told = {line["message"]: line for line in logged if line["logger"] == "txmq.cli.serve"}
     assert list(told) == ["started", "stopped"]
     assert (told["started"]["records_scanned"], told["started"]["bytes_cut"]) == (0, 0)
     assert told["started"]["ms"] >= 0

@@ -111,7 +111,7 @@ def test_more_queues_are_simply_there(topic, txmq_broker):
     [
         (("update", "Ordres", "--queues", 2), 1, "'Ordres' does not exist; the nearest name is"),
         (("update", "Orders"), 2, "name what to change: --queues, --perm or --order"),
-        (("update", "Orders", "--perm", "x"), 2, "none of rw, r, w"),
+        (("update", "Orders", "--perm", "x"), 2, "not one of rw, r, w"),
         (("update", "Orders", "--queues", 2, "--broker", "x"), 1, "has nothing at broker 'x'"),
     ],
 )

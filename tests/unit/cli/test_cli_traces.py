@@ -55,7 +55,7 @@ def test_traces_are_for_programs_too(asking, cluster):
 
     found = json.loads(asking("message", "trace", "Orders", "M1", "--json").stdout)
 
-    assert [each["event"] for each in found] == ["sent", "decided", "begun", "handled"]
+    assert [row["event"] for row in found] == ["sent", "decided", "begun", "handled"]
     assert (found[0]["kind"], found[3]["outcome"]) == ("normal", "timed_out")
     assert found[2] == {
         "event": "begun", "at_ms": 1700000000010, "region": "r", "group": "cg", "request_id": "R",

@@ -32,8 +32,13 @@ def prepare(names, *ids, group="icbc"):
     async def send():
         async with Session(names) as session:
             await Admin(session).create_topic("Transfers", queues=1)
-            for each in ids:
-                text = {"UNIQ_KEY": each, "KEYS": "t-17", "TRAN_MSG": "true", "PGROUP": group}
+            for transaction_id in ids:
+                text = {
+                    "UNIQ_KEY": transaction_id,
+                    "KEYS": "t-17",
+                    "TRAN_MSG": "true",
+                    "PGROUP": group,
+                }
                 route = await session.route("Transfers")
                 header = SendMessageV2(
                     producer_group=group,
@@ -47,7 +52,7 @@ def prepare(names, *ids, group="icbc"):
                     properties=properties.render(text),
                 )
                 address = route.reader(route.brokers[0])
-                body = f"transfer {each}".encode()
+                body = f"transfer {transaction_id}".encode()
                 await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
     asyncio.run(send())
@@ -57,7 +62,7 @@ def visible(names):
     async def pull():
         async with Session(names) as session:
             queue = Queue("Transfers", (await session.route("Transfers")).brokers[0], 0)
-            return [each.body for each in (await Admin(session).pull(queue, 0)).messages]
+            return [message.body for message in (await Admin(session).pull(queue, 0)).messages]
 
     return asyncio.run(pull())
 
@@ -116,4 +121,4 @@ def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker, terminal):
     tx("commit", "A1", "--reason", "in the books", code=1)
 
     assert visible(txmq_broker.names) == []
-    assert "the producers of A1 are asked now" in tx("recheck", "A1")
+    assert "the broker asks the producers of A1 now" in tx("recheck", "A1")

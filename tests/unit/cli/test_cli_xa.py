@@ -15,7 +15,7 @@ GONE = "postgresql://u:secret@127.0.0.1:1/none"
         (["--database", "bank"], "has no name"),
         (["--database", "a=bank"], "such as postgresql://user@host/database"),
         (["--database", "a=sqlite:///bank.db"], "a is no PostgreSQL"),
-        (["--database", f"a={GONE}", "--database", f"a={GONE}"], "a is there twice"),
+        (["--database", f"a={GONE}", "--database", f"a={GONE}"], "a is given twice"),
         (["--database", f"a:b={GONE}"], "names no branch"),
         (["--database", f"a={GONE}", "--horizon", "soon"], "--horizon is a duration"),
         (["--database", f"a={GONE}", "--fence", "a b"], "no plain name"),

@@ -49,11 +49,11 @@ ASYNCIO = """
     asyncio.run(main())
 """
 COMMAND = """
-    from txmq.cli.stopping import at_signals
+    from txmq.cli.stop_signals import stop_at_signals
 
     async def main():
         stopped = asyncio.Event()
-        with at_signals(stopped):
+        with stop_at_signals(stopped):
             print("hanging", flush=True)
             await stopped.wait()
             time.sleep(600)

@@ -57,14 +57,14 @@ class Held(Attempt):
                 memory.held[key] -= 1
         return self
 
-    async def end(self, problem):
+    async def end(self, error):
         if self.verdict is not Verdict.FIRST:
             return
         with self.memory.lock:
             if self.is_abandoned:
                 self.memory.held[self.key] = self.memory.lease
                 return
-            if problem is None:
+            if error is None:
                 self.finish()
             del self.memory.held[self.key]
 
@@ -142,7 +142,7 @@ def test_a_handler_that_is_called_for_every_delivery_is_caught():
 
     with pytest.raises(AssertionError, match="seed 3, 20 keys") as caught:
         report.see_once(effects)
-    assert "20 keys had not one effect, 0 of them none" in str(caught.value)
+    assert "20 keys did not have exactly one effect, 0 of them had none" in str(caught.value)
     assert "killed: after its handler, before the acknowledgement" in str(caught.value)
     assert len(report.ended(End.ACKNOWLEDGED)) == 100
 
@@ -167,7 +167,9 @@ def test_a_guard_that_marks_what_is_done_before_it_is_done_is_caught():
 
     report = Deliveries(orders(50), seed=1).run(effects.handler(DoneFirst()))
 
-    with pytest.raises(AssertionError, match=r"\d+ keys had not one effect, \d+ of them none"):
+    with pytest.raises(
+        AssertionError, match=r"\d+ keys did not have exactly one effect, \d+ of them had none"
+    ):
         report.see_once(effects)
     assert 0 in [effects[key] for key in report.keys]
 
@@ -178,9 +180,9 @@ def test_a_guard_without_leases_lets_nobody_through_after_a_death_and_that_is_to
 
     report = Deliveries(orders(20), seed=1, patience_s=0.02).run(handler)
 
-    with pytest.raises(AssertionError, match=r"\d+ of the deliveries never got through"):
+    with pytest.raises(AssertionError, match=r"\d+ deliveries never succeeded"):
         report.see_once(effects)
-    assert {each.end for each in report.stuck} == {End.LATER}
+    assert {stuck.end for stuck in report.stuck} == {End.LATER}
     assert "KeyInProgress" in report.stuck[0].words
 
 
@@ -195,7 +197,7 @@ def test_who_dies_between_the_function_and_its_end_leaves_its_key_until_the_leas
     report = Deliveries(orders(30), seed=2).run(effects.handler(Memory()), pause=pause)
 
     twice = {key for key, count in effects.items() if count > 1}
-    worked = {each.key for each in report.attempts if each.words == Point.WORKED.value}
+    worked = {attempt.key for attempt in report.attempts if attempt.words == Point.WORKED.value}
     assert twice
     assert twice <= worked
     assert not report.stuck
@@ -213,7 +215,7 @@ def test_a_guard_that_is_one_with_the_work_is_passed(seed):
     report = Deliveries(orders(30), seed=seed, crashes=0.5).run(handle)
 
     report.see_once(effects)
-    killed = {each.words for each in report.ended(End.KILLED)}
+    killed = {attempt.words for attempt in report.ended(End.KILLED)}
     assert killed == {point.value for point in (Point.CLAIMED, Point.WORKED, Point.ENDED)}
 
 
@@ -228,7 +230,7 @@ def test_an_async_handler_is_delivered_to_by_tasks():
     report = asyncio.run(Deliveries(orders(30), crashes=0).run_async(handle))
 
     report.see_once(effects)
-    assert len({each.caller for each in report.attempts}) == 8
+    assert len({attempt.caller for attempt in report.attempts}) == 8
     assert report.ended(End.LATER)  # Several came at the same moment.
 
 
@@ -236,7 +238,8 @@ def test_the_same_seed_kills_at_the_same_points_and_another_one_does_not():
     def killed(seed):
         report = Deliveries(orders(20), seed=seed).run(Effects().one)
         return sorted(
-            (each.message, each.copy, each.attempt, each.words) for each in report.ended(End.KILLED)
+            (attempt.message, attempt.copy, attempt.attempt, attempt.words)
+            for attempt in report.ended(End.KILLED)
         )
 
     assert killed(5) == killed(5) != killed(6)
@@ -252,7 +255,7 @@ def test_an_attempt_counts_those_before_it():
     report = Deliveries(orders(1), times=1, crashes=0).run(handle)
 
     assert seen == [0, 1, 2]
-    assert [(each.end, each.words) for each in report.attempts] == [
+    assert [(attempt.end, attempt.words) for attempt in report.attempts] == [
         (End.LATER, "not yet"),
         (End.LATER, "not yet"),
         (End.ACKNOWLEDGED, ""),
@@ -265,33 +268,33 @@ def test_later_without_brackets_is_later_too(said):
 
     report = Deliveries(orders(1), times=1, crashes=0).run(lambda _: answers.pop(0))
 
-    assert [each.end for each in report.attempts] == [End.LATER, End.ACKNOWLEDGED]
+    assert [attempt.end for attempt in report.attempts] == [End.LATER, End.ACKNOWLEDGED]
 
 
-@pytest.mark.parametrize("problem", [KeyConflict("another"), Later(DEAD_LETTER, reason="another")])
-def test_a_dead_letter_does_not_come_again(problem):
+@pytest.mark.parametrize("error", [KeyConflict("another"), Later(DEAD_LETTER, reason="another")])
+def test_a_dead_letter_does_not_come_again(error):
     def handle(message):
-        if isinstance(problem, Exception):
-            raise problem
-        return problem
+        if isinstance(error, Exception):
+            raise error
+        return error
 
     report = Deliveries(orders(1), times=2, crashes=0).run(handle)
 
-    assert [each.end for each in report.attempts] == [End.REFUSED] * 2
+    assert [attempt.end for attempt in report.attempts] == [End.REFUSED] * 2
     assert "another" in report.attempts[0].words
     assert not report.stuck
 
 
-@pytest.mark.parametrize("problem", [KeyInProgress("theirs"), VersionGap("2 is missing")])
-def test_what_never_has_its_turn_is_told(problem):
+@pytest.mark.parametrize("error", [KeyInProgress("theirs"), VersionGap("2 is missing")])
+def test_what_never_has_its_turn_is_told(error):
     def handle(message):
-        raise problem
+        raise error
 
     report = Deliveries(orders(2), times=1, crashes=0, patience_s=0.02).run(handle)
 
-    with pytest.raises(AssertionError, match="2 of the deliveries never got through"):
+    with pytest.raises(AssertionError, match="2 deliveries never succeeded"):
         report.see_once({"order-0": 1, "order-1": 1})
-    assert {each.end for each in report.stuck} == {End.LATER}
+    assert {stuck.end for stuck in report.stuck} == {End.LATER}
 
 
 def test_a_failure_comes_again_as_often_as_a_groups_messages():
@@ -352,7 +355,7 @@ def test_what_a_handler_has_cancelled_is_a_failure():
 
     report = asyncio.run(Deliveries(orders(1), times=1, crashes=0).run_async(handle))
 
-    assert [each.end for each in report.attempts] == [End.RAISED, End.ACKNOWLEDGED]
+    assert [attempt.end for attempt in report.attempts] == [End.RAISED, End.ACKNOWLEDGED]
 
 
 def test_anything_can_be_delivered():
@@ -371,7 +374,7 @@ def test_anything_can_be_delivered():
 def test_the_key_of_the_guard_counts():
     effects = Effects()
     handler = effects.handler(Memory(), key=lambda message: message.body.decode())
-    messages = [received("Orders", b"tea", key=each) for each in ("a", "b")]
+    messages = [received("Orders", b"tea", key=key) for key in ("a", "b")]
 
     report = Deliveries(messages, crashes=0).run(handler)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from prometheus_client.core import GaugeMetricFamily
+
+from txmq.metrics_text import metrics_text
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.report import facts
 from txmq.reconcile.report.words import exact
@@ -45,21 +48,18 @@ def exposition(run: Run) -> str:
     """The text: each figure of :data:`METRICS`, with the name of the rules as a label.
 
     Every class is there for every currency, also with nothing in it: an alert that begins with a
-    break ends when there is none. Amounts are written out of whole numbers, in full.
+    break ends when there is none. Values are floats, as Prometheus keeps them.
     """
-    by_metric: dict[str, list[MetricSample]] = {metric: [] for metric in METRICS}
+    families = {
+        name: GaugeMetricFamily(f"txmq_reconcile_{name}", meaning)
+        for name, meaning in METRICS.items()
+    }
     for samples in (_of_the_run(run), _of_the_result(run), _of_the_classes(run)):
         for sample in samples:
-            by_metric[sample.metric].append(sample)
-    lines: list[str] = []
-    for metric, meaning in METRICS.items():
-        full = f"txmq_reconcile_{metric}"
-        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge"]
-        for sample in by_metric[metric]:
-            labels = (("name", run.result.name), *sample.labels)
-            told = ",".join(f'{name}="{_escape(value)}"' for name, value in labels)
-            lines.append(f"{full}{{{told}}} {sample.value}")
-    return "\n".join([*lines, ""])
+            family = families[sample.metric]
+            labels = {"name": run.result.name, **dict(sample.labels)}
+            family.add_sample(family.name, labels, float(sample.value))
+    return metrics_text(families.values())
 
 
 def _of_the_run(run: Run) -> Iterator[MetricSample]:
@@ -106,7 +106,3 @@ def _of_the_classes(run: Run) -> Iterator[MetricSample]:
             worth = exact(total.at_risk if total else 0, facts.digits(result, currency))
             yield MetricSample("transfers", str(total.transfers if total else 0), labels)
             yield MetricSample("at_risk", worth, labels)
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -13,11 +13,11 @@ from starlette.routing import Route
 
 from examples.bank_transfer.booking import open_or_close
 from examples.bank_transfer.books import CAPITAL, CLEARING, UNCLAIMED, State
-from examples.bank_transfer.faces.door import TooLarge, read_form
-from examples.bank_transfer.faces.looks import page, problem
-from examples.bank_transfer.faces.sight import HEADLINES
 from examples.bank_transfer.orders import Refused, is_number
-from examples.bank_transfer.reading import CUSTOMERS, Part, Reading
+from examples.bank_transfer.queries import CUSTOMERS, Part, Queries
+from examples.bank_transfer.web.page_templates import error_page, page
+from examples.bank_transfer.web.security import TooLarge, read_form
+from examples.bank_transfer.web.transfer_view import HEADLINES
 
 __all__ = ["TellerPage"]
 
@@ -40,14 +40,14 @@ class TellerPage:
     Args:
         bank: Its name.
         writing: Its database.
-        reading: Its books.
+        queries: Its books.
         links: Where transfers are shown; their names are put behind it.
     """
 
-    def __init__(self, bank: str, writing: AsyncEngine, reading: Reading, links: str) -> None:
+    def __init__(self, bank: str, writing: AsyncEngine, queries: Queries, links: str) -> None:
         self._bank = bank
         self._writing = writing
-        self._reading = reading
+        self._queries = queries
         self._links = links
 
     def routes(self) -> list[Route]:
@@ -60,15 +60,15 @@ class TellerPage:
     async def teller(self, request: Request) -> Response:
         """The books, as they stand."""
         after = number_in(request.query_params.get("after", ""))
-        accounts = await self._reading.accounts(after, ACCOUNTS + 1)
-        movements = await self._reading.movements()
-        totals = await self._reading.totals()
+        accounts = await self._queries.accounts(after, ACCOUNTS + 1)
+        movements = await self._queries.movements()
+        totals = await self._queries.totals()
         shown = {
             "bank": self._bank, "links": self._links, "headlines": HEADLINES, "sides": SIDES,
             "refresh_s": 0 if "still" in request.query_params else REFRESH_S,
             "totals": sides(totals), "sums": sums(totals), "movements": movements,
-            "in_flight": [each for each in movements if each.name == State.SENT],
-            "latest": await self._reading.transfers(limit=LATEST),
+            "in_flight": [movement for movement in movements if movement.name == State.SENT],
+            "latest": await self._queries.transfers(limit=LATEST),
             "accounts": accounts[:ACCOUNTS], "after": after,
             "more": accounts[ACCOUNTS - 1].number if len(accounts) > ACCOUNTS else "",
         }  # fmt: skip
@@ -79,32 +79,32 @@ class TellerPage:
         try:
             fields = await read_form(request)
         except TooLarge as wrong:
-            return problem(request, self._bank, 413, "That is too much", f"{wrong}.")
+            return error_page(request, self._bank, 413, "That is too much", f"{wrong}.")
         number, wanted = number_in(fields.get("number", "")), fields.get("wanted", "")
         if wanted not in {"open", "closed"}:
             text = "An account is open or closed."
-            return problem(request, self._bank, 422, "Nothing is changed", text)
+            return error_page(request, self._bank, 422, "Nothing is changed", text)
         try:
             async with AsyncSession(self._writing) as session, session.begin():
                 await open_or_close(session, number, is_open=wanted == "open")
         except Refused as wrong:
-            return problem(request, self._bank, 404, "Nothing is changed", f"{wrong}.")
+            return error_page(request, self._bank, 404, "Nothing is changed", f"{wrong}.")
         after = number_in(fields.get("after", ""))
         where = f"?{urlencode({'after': after})}" if after else ""
         return RedirectResponse(f"/teller{where}#accounts", 303)
 
 
 def number_in(text: str) -> str:
-    """An account's number; nothing where it is none, which a database may not even take."""
+    """The text if it is an account number, otherwise ""; a database may refuse other texts."""
     return text if is_number(text) else ""
 
 
 def sides(totals: Sequence[Part]) -> list[Part]:
     """All four of each currency in one order, those that have nothing among them."""
-    found = {(each.currency, each.name): each for each in totals}
+    found = {(total.currency, total.name): total for total in totals}
     return [
         found.get((currency, name)) or Part(name, currency, 0, 0)
-        for currency in sorted({each.currency for each in totals})
+        for currency in sorted({total.currency for total in totals})
         for name in SIDES
     ]
 
@@ -112,6 +112,6 @@ def sides(totals: Sequence[Part]) -> list[Part]:
 def sums(totals: Sequence[Part]) -> dict[str, int]:
     """What each currency's parts add up to: nothing, where the books are right."""
     found: dict[str, int] = {}
-    for each in totals:
-        found[each.currency] = found.get(each.currency, 0) + each.amount
+    for total in totals:
+        found[total.currency] = found.get(total.currency, 0) + total.amount
     return found

@@ -1,10 +1,10 @@
 """What strangers write stands in the bank's pages, and does nothing there."""
 
-from examples.bank_transfer.faces.looks import LOOKS
+from examples.bank_transfer.web.page_templates import TEMPLATES
 
 
 def test_other_peoples_text_is_escaped_and_visible():
-    page = LOOKS.env.from_string("<p>{{ text }}</p>{{ part|safe }}")
+    page = TEMPLATES.env.from_string("<p>{{ text }}</p>{{ part|safe }}")
 
     shown = page.render(text="<b>\x1b[31m\u202e", part="<i>\n</i>")
 

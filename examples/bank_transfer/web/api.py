@@ -1,7 +1,7 @@
 """The banks' API: JSON over HTTP, for programs.
 
-Who gets no answer, or one that says to ask again, asks with the same id, as often as need be: that
-moves money once. With another id it would be another transfer.
+A caller without an answer, or with one that says to ask again, repeats the order with the same id,
+as often as necessary: the money moves once. Another id would be another transfer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from examples.bank_transfer.books import State, Transfer
 from examples.bank_transfer.icbc import ICBC, Booked
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import Drill, Order, Reason, Refused
-from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.queries import Queries
 from examples.bank_transfer.ways import Way
 from txmq.databases.failures import words
 from txmq.errors import OutcomeUnknown, TransactionConflict, TxmqError
@@ -39,7 +39,7 @@ STATUS: Final = {
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A transfer as it is asked for; the amount is written as people write it."""
+    """The body of an order; the amount is written as people write it."""
 
     id: str
     payer: str
@@ -53,24 +53,24 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The order.
 
         Raises:
-            Refused: There is no such amount.
+            Refused: The amount is invalid.
         """
         try:
             money = Money.read(self.amount, self.currency)
-        except ValueError as problem:
-            raise Refused(Reason.BAD_AMOUNT, str(problem)) from problem
+        except ValueError as error:
+            raise Refused(Reason.BAD_AMOUNT, str(error)) from error
         return Order(self.id, self.payer, self.payee, money.minor, self.currency)
 
 
-def api_of(reading: Reading) -> list[Route]:
-    """What both banks answer."""
+def api_of(queries: Queries) -> list[Route]:
+    """The routes of both banks."""
 
     @from_books
     async def account(request: Request) -> Response:
         number = request.path_params["number"]
-        found = await reading.account(number)
+        found = await queries.account(number)
         if found is None:
-            return _no(404, f"there is no account {number}")
+            return _no(404, f"account {number} does not exist")
         return JSONResponse({
             "number": found.number, "holder": found.holder, "is_open": found.is_open,
             "balance": found.balance, "currency": found.currency,
@@ -79,14 +79,14 @@ def api_of(reading: Reading) -> list[Route]:
     @from_books
     async def transfer(request: Request) -> Response:
         of = request.path_params["id"]
-        found = await reading.transfer(of)
+        found = await queries.transfer(of)
         if found is None:
-            return _no(404, f"there is no transfer {of}")
+            return _no(404, f"transfer {of} does not exist")
         return JSONResponse(_shown(found))
 
     @from_books
     async def health(_: Request) -> Response:
-        await reading.well()
+        await queries.well()
         return JSONResponse({"state": "well"})
 
     return [
@@ -99,20 +99,20 @@ def api_of(reading: Reading) -> list[Route]:
 def from_books(
     read: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Say so where the books cannot be read."""
+    """Answer 503 if the books cannot be read."""
 
     @wraps(read)
     async def answered(request: Request) -> Response:
         try:
             return await read(request)
-        except SQLAlchemyError as problem:
-            return _no(503, f"the database does not answer: {words(problem)}")
+        except SQLAlchemyError as error:
+            return _no(503, f"the database does not answer: {words(error)}")
 
     return answered
 
 
 def paying_api_of(bank: ICBC) -> list[Route]:
-    """What the bank that pays answers beside that."""
+    """Further routes of the payer's bank."""
 
     async def transfer(request: Request) -> Response:
         body = bytearray()
@@ -124,13 +124,13 @@ def paying_api_of(bank: ICBC) -> list[Route]:
             asked = msgspec.json.decode(body, type=Asked)
         except ClientDisconnect:
             return _no(400, "the order has no end")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            return _no(422, f"{Reason.BAD_ORDER.value}: {problem}")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _no(422, f"{Reason.BAD_ORDER.value}: {error}")
         status, booked, why = await ask(bank, asked)
         return _no(status, why) if booked is None else answer(status, booked)
 
     async def steps(request: Request) -> Response:
-        return JSONResponse([each._asdict() for each in bank.steps.of(request.path_params["id"])])
+        return JSONResponse([step._asdict() for step in bank.steps.of(request.path_params["id"])])
 
     return [
         Route("/api/transfers", transfer, methods=["POST"]),
@@ -139,28 +139,28 @@ def paying_api_of(bank: ICBC) -> list[Route]:
 
 
 async def ask(bank: ICBC, asked: Asked) -> tuple[int, Booked | None, str]:
-    """Make a transfer; the status of the answer, and what is booked, or why nothing is."""
+    """Make a transfer; returns the status of the answer, and the booking, or why there is none."""
     try:
         booked = await bank.transfer(asked.order(), asked.way, asked.drill)
-    except Refused as problem:
-        return 409 if problem.reason is Reason.SAME_ID else 422, None, str(problem)
-    except OutcomeUnknown as problem:
-        return 202, None, f"not known yet, ask again: {problem}"
-    except TransactionConflict as problem:
-        return 500, None, f"somebody must look at this: {problem}"
-    except (TxmqError, SQLAlchemyError) as problem:
-        # What became of it when it was asked for before is not known here: it may well be booked.
-        return 503, None, f"not made now, ask again with the same id: {words(problem)}"
+    except Refused as error:
+        return 409 if error.reason is Reason.SAME_ID else 422, None, str(error)
+    except OutcomeUnknown as error:
+        return 202, None, f"not known yet, ask again: {error}"
+    except TransactionConflict as error:
+        return 500, None, f"an operator must look at this: {error}"
+    except (TxmqError, SQLAlchemyError) as error:
+        # An earlier order with this id may be booked; that is unknown here.
+        return 503, None, f"not made now, ask again with the same id: {words(error)}"
     return STATUS[booked.state], booked, booked.reason
 
 
 def answer(status: int, booked: Booked) -> Response:
-    """What is booked, for programs."""
+    """The booking, for programs."""
     state = "unknown" if booked.state is None else booked.state.value
-    said = {
+    fields = {
         "id": booked.order.id, "state": state, "xid": booked.xid, "reason": booked.reason,
     }  # fmt: skip
-    return JSONResponse(said, status)
+    return JSONResponse(fields, status)
 
 
 def _shown(found: Transfer) -> dict[str, Any]:
@@ -171,6 +171,6 @@ def _shown(found: Transfer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _no(status: int, problem: str) -> Response:
+def _no(status: int, error: str) -> Response:
     again = {"retry-after": "1"} if status == 503 else {}
-    return JSONResponse({"problem": problem}, status, headers=again)
+    return JSONResponse({"problem": error}, status, headers=again)

@@ -1,4 +1,4 @@
-"""What ends a command that goes on until it is told to stop."""
+"""The signals that end a command which runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Final
 
 from txmq.cli.output import note
 
-__all__ = ["at_signals"]
+__all__ = ["stop_at_signals"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def at_signals(stopped: asyncio.Event) -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM set an event of the loop that runs.
+def stop_at_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Inside this context, Ctrl-C and SIGTERM set an event of the running loop.
 
-    A second Ctrl-C ends the process at once, whatever it is doing.
+    A second Ctrl-C ends the process at once.
     """
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt() -> None:
         stopped.set()
-        # The system's own default: it ends the process also where the loop does not run.
+        # The system's default ends the process even while the loop is blocked.
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         note("stopping; press Ctrl-C again to end at once")
@@ -38,7 +38,7 @@ def at_signals(stopped: asyncio.Event) -> Iterator[None]:
     try:
         yield
     finally:
-        # uvloop keeps them when it is closed, and Ctrl-C would not be heard any more.
+        # uvloop keeps the handlers after it is closed, and Ctrl-C would have no effect any more.
         with suppress(NotImplementedError):
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)

@@ -1,4 +1,4 @@
-"""What the commands share that ask a cluster: their options, one session, and how they fail."""
+"""What commands that ask a cluster share: their options, one session, and how they fail."""
 
 import asyncio
 import sys
@@ -50,14 +50,14 @@ Names = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON for programs.")]
 Cluster = Annotated[
-    str | None, typer.Option("--cluster", help="The cluster, where there are several.")
+    str | None, typer.Option("--cluster", help="The cluster, if there are several.")
 ]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 T = TypeVar("T")
 
-_CALLERS_FAULT: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
+_CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
 
 
 def ask(
@@ -67,19 +67,19 @@ def ask(
     changes: bool = False,
     topic: str | None = None,
 ) -> T:
-    """Ask a cluster something, or end the program saying why that failed.
+    """Ask a cluster something; if that fails, print the reason and end the program.
 
     Args:
         names: The name servers.
         question: What to ask.
         changes: Whether it changes something, so that a failure may leave that in doubt.
-        topic: The topic that it is about; where that does not exist, the nearest name is suggested.
+        topic: Its topic. If the topic does not exist, the error suggests the nearest name.
 
     Raises:
         typer.Exit: It failed.
     """
 
-    async def asked() -> T:
+    async def run() -> T:
         async with Session(names) as session:
             admin = Admin(session)
             try:
@@ -90,15 +90,15 @@ def ask(
                 raise
 
     try:
-        return asyncio.run(asked())
-    except _CALLERS_FAULT as problem:
-        fail(str(problem), WRONGLY_CALLED)
-    except TxmqError as problem:
-        fail(f"{sentence_of(problem)}{_in_doubt(problem) if changes else ''}")
+        return asyncio.run(run())
+    except _CALLER_ERRORS as error:
+        fail(str(error), WRONGLY_CALLED)
+    except TxmqError as error:
+        fail(f"{sentence_of(error)}{_in_doubt(error) if changes else ''}")
 
 
 def sentence_of(error: TxmqError) -> str:
-    """What an error says, and where nobody listens, how to change that."""
+    """The text of an error; if no server listens at the address, how to start one."""
     text = str(error).strip()  # Brokers begin some remarks with a blank.
     if isinstance(error, ConnectFailed) and NO_SERVER in text:
         # `txmq serve` starts a broker together with its name server.
@@ -106,11 +106,11 @@ def sentence_of(error: TxmqError) -> str:
     return text
 
 
-def _in_doubt(problem: TxmqError) -> str:
-    if problem.effect is Effect.APPLIED:
+def _in_doubt(error: TxmqError) -> str:
+    if error.effect is Effect.APPLIED:
         return " (it took effect all the same)"
-    # A refusal is an answer: only where none came is anything in doubt.
-    if problem.effect is Effect.MAYBE and isinstance(problem, TransportError):
+    # A refusal is an answer; only a missing answer leaves the effect in doubt.
+    if error.effect is Effect.MAYBE and isinstance(error, TransportError):
         return " (it may have taken effect all the same)"
     return ""
 
@@ -126,29 +126,29 @@ def fail(text: str, code: int = FAILED) -> NoReturn:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is changed that cannot be changed back.
+    """Ask before a change that cannot be undone.
 
     Args:
         question: What to ask.
         yes: Whether the caller has agreed already.
 
     Raises:
-        typer.Exit: Nobody can answer, because standard input is no terminal.
+        typer.Exit: Standard input is not a terminal, so there is no answer.
         typer.Abort: The answer is no.
     """
     if yes:
         return
     if not has_terminal():
         fail(
-            f"{question} Nobody can answer, because standard input is not a terminal; "
-            "add --yes to go on without being asked",
+            f"{question} This cannot ask, because standard input is not a terminal; "
+            "add --yes to go on without a question",
             WRONGLY_CALLED,
         )
     typer.confirm(printable(question), abort=True, err=True)
 
 
 def has_terminal() -> bool:
-    """Whether somebody can answer a question."""
+    """Whether the user can answer a question."""
     return sys.stdin.isatty()
 
 
@@ -156,9 +156,9 @@ def queue_of(topic: str, text: str) -> Queue:
     """The queue of a topic that ``broker:number`` names.
 
     Raises:
-        typer.BadParameter: It is not of that form.
+        typer.BadParameter: The text has another form.
     """
     broker, colon, number = text.rpartition(":")
     if not colon or not broker or not number.isdecimal():
-        raise typer.BadParameter(f"{text!r} names no queue; write broker:number, as in broker-a:0")
+        raise typer.BadParameter(f"{text!r} is not a queue; write broker:number, as in broker-a:0")
     return Queue(topic, broker, int(number))

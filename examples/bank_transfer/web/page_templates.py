@@ -1,4 +1,4 @@
-"""How pages look: templates and what they are filled by, which is escaped, all of it."""
+"""The templates of pages; all values in them are escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.templating import Jinja2Templates
 from examples.bank_transfer.money import Money
 from txmq.printable import printable
 
-__all__ = ["away", "fragment", "page", "problem", "static_files"]
+__all__ = ["away", "error_page", "fragment", "page", "static_files"]
 
 HERE: Final = Path(__file__).parent
 
@@ -30,14 +30,14 @@ def money(minor: int, currency: str) -> str:
 
 
 def moment(at_ms: int | None) -> str:
-    """When something was."""
+    """A time as people read it."""
     if at_ms is None:
         return "not yet"
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _visible(value: object) -> object:
-    """Show what a browser would obey, such as a change of the writing direction."""
+    """Escape characters that control the browser, such as a change of the writing direction."""
     is_foreign = isinstance(value, str) and not isinstance(value, Markup)
     return printable(str(value)) if is_foreign else value
 
@@ -51,32 +51,32 @@ def _environment() -> Environment:
     return made
 
 
-LOOKS: Final = Jinja2Templates(env=_environment())
+TEMPLATES: Final = Jinja2Templates(env=_environment())
 
 
 def page(request: Request, name: str, shown: Mapping[str, Any], status: int = 200) -> Response:
-    """A whole page; it says what is so now, and is not kept by anybody."""
-    return LOOKS.TemplateResponse(
+    """A whole page; it shows the current state, so no browser caches it."""
+    return TEMPLATES.TemplateResponse(
         request, name, dict(shown), status, headers={"cache-control": "no-cache"}
     )
 
 
 def fragment(name: str, shown: Mapping[str, Any]) -> str:
-    """A part of a page, as it stands in there."""
-    return LOOKS.get_template(name).render(shown)
+    """A part of a page."""
+    return TEMPLATES.get_template(name).render(shown)
 
 
-def problem(request: Request, bank: str, status: int, title: str, text: str) -> Response:
-    """A page that says what is wrong, and what that means."""
+def error_page(request: Request, bank: str, status: int, title: str, text: str) -> Response:
+    """A page that explains an error."""
     shown = {"bank": bank, "title": title, "text": text}
-    return page(request, "problem.html", shown, status)
+    return page(request, "error.html", shown, status)
 
 
 async def away(request: Request, wrong: Exception) -> Response:
-    """The answer where a page's database does not."""
+    """The answer if the database does not answer."""
     assert isinstance(wrong, SQLAlchemyError), wrong
-    text = "The books cannot be read now. What is booked stays booked; reload this page soon."
-    return problem(request, "", 503, "The database does not answer", text)
+    text = "The books cannot be read now. Bookings are safe; reload this page soon."
+    return error_page(request, "", 503, "The database does not answer", text)
 
 
 def static_files() -> Mount:

@@ -1,4 +1,4 @@
-"""A page of figures over HTTP, for whoever scrapes them; and nothing else of HTTP."""
+"""Metrics over HTTP, for Prometheus to scrape; just enough HTTP for that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, cast
 from txmq.runtime.network import SystemNetwork
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["figures_at"]
+__all__ = ["metrics_server"]
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
 REQUEST_S: Final = 10.0
@@ -18,16 +18,16 @@ _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @asynccontextmanager
-async def figures_at(
+async def metrics_server(
     host: str, port: int, page: Callable[[], Awaitable[str]]
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve a page at ``/metrics`` while inside; gives the address.
+    """Serve a page at ``/metrics`` inside this context, which yields the address.
 
     Raises:
-        OSError: The address is taken or not ours.
+        OSError: The address is taken, or not one of this machine.
     """
     tasks = Tasks()
-    listening = await SystemNetwork().listen(lambda: _Visitor(page, tasks), host, port)
+    listening = await SystemNetwork().listen(lambda: _ScrapeProtocol(page, tasks), host, port)
     try:
         yield listening.address
     finally:
@@ -35,7 +35,7 @@ async def figures_at(
         await tasks.stop()
 
 
-class _Visitor(asyncio.Protocol):
+class _ScrapeProtocol(asyncio.Protocol):
     def __init__(self, page: Callable[[], Awaitable[str]], tasks: Tasks) -> None:
         self._page = page
         self._tasks = tasks
@@ -44,11 +44,12 @@ class _Visitor(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        # uvloop's transports do not derive from asyncio's class.
+        self._transport = cast("asyncio.Transport", transport)
         self._timer = asyncio.get_running_loop().call_later(REQUEST_S, self._transport.abort)
 
-    def connection_lost(self, problem: Exception | None) -> None:
-        del problem
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
         if self._timer is not None:
             self._timer.cancel()
 
@@ -58,7 +59,7 @@ class _Visitor(asyncio.Protocol):
         if len(self._asked) > REQUEST_BYTES_MAX:
             self._transport.abort()
         elif b"\r\n\r\n" in self._asked and b"\r\n\r\n" not in before:
-            self._tasks.start(self._answer(self._transport), "a page of figures")
+            self._tasks.start(self._answer(self._transport), "metrics page")
 
     async def _answer(self, transport: asyncio.Transport) -> None:
         verb, _, rest = self._asked.partition(b" ")

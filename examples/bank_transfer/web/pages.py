@@ -1,4 +1,4 @@
-"""The customer's pages at ICBC: order a transfer, and watch what becomes of it."""
+"""The customer's pages at ICBC: order a transfer, and watch it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from examples.bank_transfer.faces.api import Asked
-from examples.bank_transfer.faces.desk import Desk
-from examples.bank_transfer.faces.door import TooLarge, read_form
-from examples.bank_transfer.faces.looks import page, problem
-from examples.bank_transfer.faces.sight import Sight
 from examples.bank_transfer.money import DIGITS
 from examples.bank_transfer.orders import Drill, Reason, Refused
-from examples.bank_transfer.reading import Reading
+from examples.bank_transfer.queries import Queries
 from examples.bank_transfer.ways import Way
+from examples.bank_transfer.web.api import Asked
+from examples.bank_transfer.web.desk import Desk
+from examples.bank_transfer.web.page_templates import error_page, page
+from examples.bank_transfer.web.security import TooLarge, read_form
+from examples.bank_transfer.web.transfer_view import TransferView
 from txmq.errors import LimitExceeded
 from txmq.runtime.entropy import Entropy, SystemEntropy
 
@@ -33,23 +33,23 @@ log = logging.getLogger(__name__)
 OFFERED_MAX: Final = 100
 """Accounts that the form offers; others can be typed."""
 WATCHERS_MAX: Final = 64
-"""Pages that are live at once; others say that they have to be reloaded."""
+"""Live pages at once; others ask to be reloaded."""
 LOOK_S: Final = 0.25
-"""How often a live page looks into the books. The steps come by themselves."""
+"""How often a live page reads the books. The steps are pushed."""
 AGAIN_MS: Final = 500
-"""How soon a live page asks again where the bank has gone away."""
+"""How soon a live page tries again if the bank does not answer."""
 ID_BYTES: Final = 8
 
 WAYS: Final = {
-    Way.HALF: ("Half message", "CCB sees the message if the debit commits. All nine steps."),
+    Way.HALF: ("Half message", "CCB receives the message if the debit commits. All nine steps."),
     Way.OUTBOX: ("Outbox", "The message is committed with the debit, and a relay sends it."),
     Way.XA: ("XA", "Both databases prepare, then both commit."),
 }
 DRILLS: Final = {
     Drill.NONE: ("None", "An ordinary transfer."),
     Drill.TAGA: ("TAGA", "The debit commits, as without a drill."),
-    Drill.TAGB: ("TAGB", "The debit fails after it was written: all of it is rolled back."),
-    Drill.TAGC: ("TAGC", "The debit commits, and nobody says so: the broker has to ask."),
+    Drill.TAGB: ("TAGB", "The debit fails after it was written: it is rolled back."),
+    Drill.TAGC: ("TAGC", "The debit commits, but ICBC does not report it: the broker has to ask."),
     Drill.SLOW: ("SLOW", "The debit takes three seconds, so that the steps can be watched."),
 }
 EMPTY: Final = {
@@ -58,27 +58,27 @@ EMPTY: Final = {
 
 
 class CustomerPages:
-    """What customers see.
+    """The pages of customers.
 
     Args:
-        desk: Where they order.
-        reading: The bank's books.
-        ending: Set when the program ends; live pages would keep it for as long as they are open.
-        entropy: Where ids of transfers come from.
+        desk: Takes their orders.
+        queries: The bank's books.
+        ending: Set when the program ends; otherwise open live pages would keep it running.
+        entropy: Makes ids of transfers.
     """
 
     def __init__(
-        self, desk: Desk, reading: Reading, ending: asyncio.Event, entropy: Entropy | None = None
+        self, desk: Desk, queries: Queries, ending: asyncio.Event, entropy: Entropy | None = None
     ) -> None:
         self._desk = desk
-        self._reading = reading
+        self._queries = queries
         self._ending = ending
         self._entropy = entropy or SystemEntropy()
         self._steps = desk.bank.steps
         self._watchers = 0
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of the pages."""
         return [
             Route("/", self.home),
             Route("/transfers", self.begin, methods=["POST"]),
@@ -87,16 +87,16 @@ class CustomerPages:
         ]
 
     async def home(self, request: Request) -> Response:
-        """The form; a link may have filled it in."""
+        """The form; a link may fill it in."""
         typed = {name: request.query_params.get(name, usual) for name, usual in EMPTY.items()}
         return await self._form(request, typed)
 
     async def begin(self, request: Request) -> Response:
-        """Begin what was ordered, or show the form again, with what was typed and the reason."""
+        """Begin the transfer, or show the form again with its values and the reason."""
         try:
             fields = await read_form(request)
         except TooLarge as wrong:
-            return problem(request, "ICBC", 413, "That is too much", f"{wrong}.")
+            return error_page(request, "ICBC", 413, "That is too much", f"{wrong}.")
         typed = {name: fields.get(name, usual).strip() for name, usual in EMPTY.items()}
         try:
             asked = msgspec.convert({**typed, "id": fields.get("id", "")}, Asked)
@@ -105,77 +105,76 @@ class CustomerPages:
             return await self._form(request, typed, f"{Reason.BAD_ORDER.value}: {wrong}", 422)
         except Refused as wrong:
             is_used = wrong.reason is Reason.SAME_ID
-            why = "this form made another transfer already; send it again to make this one too"
+            why = "this form has made another transfer already; send it again to make this one"
             status = 409 if is_used else 422
             return await self._form(request, typed, why if is_used else str(wrong), status)
         except LimitExceeded:
             why = "too many transfers are under way; send it again in a moment"
             return await self._form(request, typed, why, 503)
-        # Seen by GET, so that nobody who reloads it sends the form again.
+        # A redirect to GET, so that a reload does not send the form again.
         return RedirectResponse(f"/transfers/{asked.id}", 303)
 
     async def _form(
         self, request: Request, typed: Mapping[str, str], why: str = "", status: int = 200
     ) -> Response:
-        # Each form that is shown is one transfer, however often it is sent.
+        # Each form is one transfer, however often it is sent.
         new = f"web-{self._entropy.token(ID_BYTES).hex()}"
+        accounts = await self._queries.accounts(limit=OFFERED_MAX)
         shown = {
             "bank": "ICBC", "id": new, "typed": typed, "why": why, "drills": DRILLS,
-            "ways": {each: text for each, text in WAYS.items() if each in self._desk.bank.ways},
+            "ways": {way: text for way, text in WAYS.items() if way in self._desk.bank.ways},
             "currencies": list(DIGITS),
-            "accounts": [
-                each for each in await self._reading.accounts(limit=OFFERED_MAX) if each.is_open
-            ],
+            "accounts": [account for account in accounts if account.is_open],
         }  # fmt: skip
         return page(request, "customer.html", shown, status)
 
     async def transfer(self, request: Request) -> Response:
-        """One transfer, as it stands."""
+        """One transfer, in its current state."""
         of = request.path_params["id"]
-        sight = await self._sight(of)
-        if sight is None:
+        view = await self._view(of)
+        if view is None:
             text = (
-                f"Nobody here knows a transfer {of}, and nothing was booked under this name. If it "
-                "was ordered a moment ago, the bank was restarted before it was booked."
+                f"Transfer {of} does not exist, and nothing was booked with this id. If you "
+                "ordered it a moment ago, the bank restarted before the booking."
             )
-            return problem(request, "ICBC", 404, "There is no such transfer", text)
-        again = {name: getattr(sight.order, name) for name in ("payer", "payee", "currency")}
-        again["amount"] = str(sight.order.money).partition(" ")[0]
-        shown = {"bank": "ICBC", "sight": sight, "parts": dict(sight.parts()), "again": again}
+            return error_page(request, "ICBC", 404, "This transfer does not exist", text)
+        again = {name: getattr(view.order, name) for name in ("payer", "payee", "currency")}
+        again["amount"] = str(view.order.money).partition(" ")[0]
+        shown = {"bank": "ICBC", "view": view, "parts": dict(view.parts()), "again": again}
         return page(request, "transfer.html", shown)
 
     async def events(self, request: Request) -> Response:
-        """The parts of that page anew, each as often as it changes, until nothing more happens."""
+        """Each part of that page whenever it changes, until the transfer has ended."""
         of = request.path_params["id"]
-        if await self._sight(of) is None:
-            return PlainTextResponse("there is no such transfer\n", 404)
+        if await self._view(of) is None:
+            return PlainTextResponse("this transfer does not exist\n", 404)
         if self._watchers >= WATCHERS_MAX:
-            return PlainTextResponse("too many are watching\n", 503)
+            return PlainTextResponse("too many live pages are open\n", 503)
         return StreamingResponse(
             self._changes(of), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
     async def _changes(self, of: str) -> AsyncIterator[str]:
         woken = asyncio.Event()
-        following = asyncio.create_task(self._wake(of, woken), name=f"looks on at {of}")
+        following = asyncio.create_task(self._wake(of, woken), name=f"live page of {of}")
         self._watchers += 1
         try:
-            told: dict[str, str] = {}
-            sight: Sight | None = None
+            sent: dict[str, str] = {}
+            view: TransferView | None = None
             yield f"retry: {AGAIN_MS}\n\n"
             while not self._ending.is_set():
                 woken.clear()
-                with suppress(SQLAlchemyError):  # It may be back at the next look.
-                    sight = await self._sight(of)
-                for name, html in () if sight is None else sight.parts():
-                    if told.get(name) != html:
-                        told[name] = html
+                with suppress(SQLAlchemyError):  # The database may answer next time.
+                    view = await self._view(of)
+                for name, html in () if view is None else view.parts():
+                    if sent.get(name) != html:
+                        sent[name] = html
                         yield _event("part", {"name": name, "html": html})
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await woken.wait()
                 except TimeoutError:
-                    if sight is not None and sight.is_over:
+                    if view is not None and view.is_over:
                         yield _event("end", {})
                         return
         finally:
@@ -186,14 +185,14 @@ class CustomerPages:
         async for _ in self._steps.follow(of):
             woken.set()
 
-    async def _sight(self, of: str) -> Sight | None:
-        # The desk first: what it says has ended is in the books when they are read afterwards.
+    async def _view(self, of: str) -> TransferView | None:
+        # The desk first: a transfer that has ended there is in the books when they are read.
         begun = self._desk.begun(of)
-        row = await self._reading.transfer(of)
+        row = await self._queries.transfer(of)
         if begun is None and row is None:
             return None
-        entries = [] if row is None else await self._reading.entries(of)
-        return Sight(of, begun, row, entries, self._steps.of(of))
+        entries = [] if row is None else await self._queries.entries(of)
+        return TransferView(of, begun, row, entries, self._steps.of(of))
 
 
 def _event(kind: str, about: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What a bank's books say to whoever asks, read without keeping anybody from writing."""
+"""Queries of a bank's books that block no writer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from examples.bank_transfer.books import (
 )
 from examples.bank_transfer.orders import is_id, is_number
 
-__all__ = ["CUSTOMERS", "Part", "Reading"]
+__all__ = ["CUSTOMERS", "Part", "Queries"]
 
 CUSTOMERS: Final = "customers"
 """All their accounts together."""
 
 ROWS_MAX: Final = 500
-"""Nobody is shown more at once."""
+"""The most rows of one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Part:
     """A part of the books, in one currency."""
 
     name: str
-    """A state of transfers, or whose money it is."""
+    """A state of transfers, or the owner of the money."""
     currency: str
     count: int
     amount: int
 
 
-class Reading:
+class Queries:
     """The books of one bank.
 
     Args:
-        engine: Its database, over connections that nobody else waits for.
+        engine: Its database, over connections of its own, so that no transfer waits for them.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -121,7 +121,7 @@ class Reading:
         return [Part(name, currency, count, int(amount)) for name, currency, count, amount in rows]
 
     async def well(self) -> None:
-        """See that the database answers.
+        """Check that the database answers.
 
         Raises:
             DBAPIError: It does not.

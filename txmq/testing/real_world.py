@@ -3,7 +3,7 @@
 Sockets and processes announce themselves to an audit hook. The hook is installed when the first
 simulation starts and cannot be taken out again (Python offers no way), so it does nothing unless
 the thread that raised the event is simulating. Threads and sleeps announce themselves in newer
-Pythons only; they are caught by standing in for two functions while a simulation runs.
+Pythons only; so two functions are replaced while a simulation runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _simulating: dict[int, None] = {}
 
 @contextmanager
 def real_world_closed() -> Iterator[None]:
-    """While inside, this thread raises RealWorldError where it leaves the simulation."""
+    """Inside this context, this thread raises RealWorldError when it leaves the simulation."""
     _install_hook()
     me = threading.get_ident()
     assert me not in _simulating, "a simulation inside a simulation"

@@ -1,7 +1,7 @@
-"""What every request passes on its way in, and every answer on its way out.
+"""Checks for every request, and headers for every answer.
 
-The banks know no passwords: whoever reaches them may use them. What must not happen is that a page
-of somebody else's makes a browser send a form here.
+The banks have no passwords: everyone who reaches them may use them. But a page of another site must
+not make a browser send a form here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Door", "TooLarge", "read_form"]
+__all__ = ["SecurityMiddleware", "TooLarge", "read_form"]
 
 FORM_BYTES_MAX: Final = 8 * 1024
 FIELDS_MAX: Final = 16
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They change nothing here."""
+"""Methods that change nothing here."""
 
 HEADERS: Final = {
     "content-security-policy": (
@@ -38,8 +38,8 @@ class TooLarge(Exception):
     """A form has more bytes or fields than any of ours."""
 
 
-class Door:
-    """A whole program behind it."""
+class SecurityMiddleware:
+    """Refuses forms of other sites, and adds security headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,17 +59,17 @@ class Door:
 
         app = self._app
         if scope["method"] not in SAFE and is_cross_site(Headers(scope=scope)):
-            app = PlainTextResponse("another site's page cannot do anything here\n", 403)
+            app = PlainTextResponse("a page of another site cannot send forms here\n", 403)
         await app(scope, receive, out)
 
 
 def is_cross_site(headers: Headers) -> bool:
-    """Whether a browser says that another site's page has made this request.
+    """Whether a browser reports that a page of another site has made this request.
 
-    That is enough here, without a token in each form: a page cannot set either header, and every
-    browser of today sends Origin with each POST, and Sec-Fetch-Site too where the address is safe
-    or the machine's own. Who sends neither is a program, which acts for nobody but its user, and
-    there is no cookie that it could carry without knowing.
+    This is enough here, without a token in each form. A page cannot set either header. Every
+    current browser sends Origin with each POST, and also Sec-Fetch-Site if the address is secure or
+    local. A client that sends neither is a program that acts for its user; there is no cookie that
+    it could send unknowingly.
     """
     if site := headers.get("sec-fetch-site"):
         # "same-site" is another port of this machine: another program, such as the other bank.
@@ -79,10 +79,10 @@ def is_cross_site(headers: Headers) -> bool:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; nothing is read that would not be looked at.
+    """The fields of a form; reading stops at the limits.
 
     Raises:
-        TooLarge: It is none of ours.
+        TooLarge: The form has more bytes or fields than any of ours.
     """
     body = b""
     async for part in request.stream():
@@ -92,5 +92,5 @@ async def read_form(request: Request) -> dict[str, str]:
     text = body.decode(errors="replace")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
-    except ValueError as problem:
-        raise TooLarge(f"a form has {FIELDS_MAX} fields at most") from problem
+    except ValueError as error:
+        raise TooLarge(f"a form has {FIELDS_MAX} fields at most") from error

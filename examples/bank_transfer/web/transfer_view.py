@@ -1,4 +1,4 @@
-"""What can be seen of a transfer: its nine steps, its state in the books, and its bookings."""
+"""The view of a transfer: its nine steps, its state in the books, and its bookings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from examples.bank_transfer.books import Entry, State, Transfer
-from examples.bank_transfer.faces.desk import Begun
-from examples.bank_transfer.faces.looks import fragment
 from examples.bank_transfer.orders import Order
 from examples.bank_transfer.steps import NINE, Step
 from examples.bank_transfer.ways import Way
+from examples.bank_transfer.web.desk import DeskOrder
+from examples.bank_transfer.web.page_templates import fragment
 
-__all__ = ["HEADLINES", "Headline", "Line", "Note", "Sight", "lines_of"]
+__all__ = ["HEADLINES", "Headline", "Line", "Note", "TransferView", "lines_of"]
 
 
 class Note(NamedTuple):
-    """What happened beside the nine steps, and when."""
+    """An event beside the nine steps, and when it happened."""
 
     said: str
     after_ms: float
@@ -25,18 +25,18 @@ class Note(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One of the nine: what it is in the story, and what the framework said when it was taken."""
+    """One of the nine steps: its sentence in the story, and txmq's log line when it was taken."""
 
     number: int
     story: str
     said: str = ""
     after_ms: float | None = None
-    """Since the first step; none where it was not taken yet."""
+    """Since the first step; None if it was not taken yet."""
     notes: tuple[Note, ...] = ()
 
 
 class Headline(NamedTuple):
-    """What became of a transfer, in a word and in a sentence."""
+    """The state of a transfer, in a word and in a sentence."""
 
     word: str
     text: str
@@ -52,7 +52,7 @@ HEADLINES: Final = {
     State.CREDITED: Headline("credited", "The money is on the payee's account.", "good"),
 }
 UNDER_WAY: Final = Headline("under way", "The debit is not booked yet.", "wait")
-UNKNOWN: Final = Headline("not known yet", "The broker will ask what became of it.", "wait")
+UNKNOWN: Final = Headline("not known yet", "The broker will ask ICBC for the result.", "wait")
 NOT_MADE: Final = Headline("not made", "Nothing was booked.", "bad")
 
 UNKNOWN_STATUS: Final = 202
@@ -60,53 +60,53 @@ AGAIN_STATUS: Final = 503
 
 
 def lines_of(steps: Sequence[Step]) -> tuple[list[Line], list[Note]]:
-    """All nine, taken or not, with what happened within them; and what happened after the last."""
+    """All nine steps, taken or not, with the events within them; and the events after the last."""
     lines = [Line(number, story) for number, story in enumerate(NINE, 1)]
     after: list[Note] = []
     if not steps:
         return lines, after
     first_s, at = steps[0].at_s, 0
-    for each in steps:
-        after_ms = (each.at_s - first_s) * 1000
-        if each.number:
-            at = each.number - 1
-            lines[at] = lines[at]._replace(said=each.text, after_ms=after_ms)
+    for step in steps:
+        after_ms = (step.at_s - first_s) * 1000
+        if step.number:
+            at = step.number - 1
+            lines[at] = lines[at]._replace(said=step.text, after_ms=after_ms)
         elif at == len(NINE) - 1:
-            after.append(Note(each.text, after_ms))
+            after.append(Note(step.text, after_ms))
         else:
-            lines[at] = lines[at]._replace(notes=(*lines[at].notes, Note(each.text, after_ms)))
+            lines[at] = lines[at]._replace(notes=(*lines[at].notes, Note(step.text, after_ms)))
     return lines, after
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A transfer at one moment: it was begun at the desk, or it is in the books, or both."""
+class TransferView:
+    """A transfer at one moment: ordered at the desk, or in the books, or both."""
 
     id: str
-    begun: Begun | None
+    begun: DeskOrder | None
     row: Transfer | None
     entries: Sequence[Entry]
     steps: Sequence[Step]
 
     @property
     def order(self) -> Order:
-        """What was asked for."""
+        """The order."""
         if self.row is not None:
             row = self.row
             return Order(row.id, row.payer, row.payee, row.amount, row.currency)
-        assert self.begun is not None, "nobody knows it"
+        assert self.begun is not None, "the desk or the books have it"
         return self.begun.order
 
     @property
     def way(self) -> Way | None:
-        """How CCB hears of it; none in the books of the bank that is paid."""
+        """How CCB is notified; None in the books of the payee's bank."""
         if self.row is not None:
             return Way(self.row.way) if self.row.way else None
         return None if self.begun is None else self.begun.asked.way
 
     @property
     def headline(self) -> Headline:
-        """What became of it."""
+        """The state, in words."""
         if self.row is not None:
             return HEADLINES[State(self.row.state)]
         if self.begun is None or self.begun.status is None:
@@ -115,7 +115,7 @@ class Sight:
 
     @property
     def reason(self) -> str:
-        """Why it became that, where somebody said so."""
+        """The reason for the state, if there is one."""
         if self.row is not None:
             return self.row.reason
         return "" if self.begun is None else self.begun.why
@@ -136,6 +136,6 @@ class Sight:
     def parts(self) -> Iterator[tuple[str, str]]:
         """Each part of the page that changes: its name there, and what stands in it."""
         lines, after = lines_of(self.steps)
-        shown = {"sight": self, "lines": lines, "after": after}
+        shown = {"view": self, "lines": lines, "after": after}
         for name in ("state", "steps", "books"):
             yield name, fragment(f"_{name}.html", shown)

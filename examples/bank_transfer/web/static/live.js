@@ -1,5 +1,5 @@
-// Puts the parts of a transfer's page anew where the server says that they have changed. The server
-// makes them, as it made the page: here is no second way to show them.
+// Replaces the parts of a transfer's page when the server sends a change. The server renders them, as
+// it rendered the page, so that there is only one way to show them.
 "use strict";
 
 const live = document.getElementById("live");
@@ -21,14 +21,14 @@ source.addEventListener("part", (event) => {
 
 source.addEventListener("end", () => {
   source.close();
-  say("This is all of it: nothing more happens to this transfer.", "done");
+  say("This transfer has ended.", "done");
 });
 
 source.addEventListener("error", () => {
   if (source.readyState === EventSource.CLOSED) {
-    say("Not live any more. Reload this page to see more.", "off");
+    say("Not live any more. Reload this page for news.", "off");
   } else {
-    say("The bank does not answer; asking again.", "off");
+    say("The bank does not answer; trying again.", "off");
   }
 });
 

@@ -1,7 +1,7 @@
-"""Consumers that die in the middle of a message: the points, and a guard that meets one of them.
+"""Consumers that die in the middle of a message: the points, and a guard that dies at one.
 
-No process dies: an attempt is abandoned, which leaves behind what a killed process leaves, and
-:class:`Killed` goes out through the handler, so that nothing after the point is done.
+No process dies: the attempt is abandoned, which leaves the same state as a killed process, and
+:class:`Killed` is raised through the handler, so that no code after the point runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Point(Enum):
 
     CALLED = "before its handler was called"
     CLAIMED = "after the claim, before the function"
-    """The faults P15 and P17, by where the claim is: in the database, or in Redis."""
+    """The faults P15 and P17: P15 if the claim is in the database, P17 if it is in Redis."""
     WORKED = "after the function, before its end was committed"
     """P15."""
     ENDED = "after its handler, before the acknowledgement"
@@ -30,7 +30,7 @@ class Point(Enum):
 
 # Not an error of the program but the end of it: code that catches Exception must not survive it.
 class Killed(BaseException):
-    """A consumer dies, right here."""
+    """A consumer dies at this point."""
 
     def __init__(self, point: Point) -> None:
         super().__init__(point.value)
@@ -38,20 +38,20 @@ class Killed(BaseException):
 
 
 def guarded_of(handler: object) -> Guarded | None:
-    """The function of a handler and its guard, if it has one."""
+    """A handler's function and guard, if the handler has a guard."""
     found = getattr(handler, "__idempotent__", None)
     return found if isinstance(found, Guarded) else None
 
 
 def points_of(handler: object) -> tuple[Point, ...]:
-    """Where a handler can be made to die; inside only if it has a guard that can be told."""
+    """The points where a handler can die; inside the handler only if it has a guard."""
     if guarded_of(handler) is None:
         return Point.CALLED, Point.ENDED
     return Point.CLAIMED, Point.WORKED, Point.ENDED
 
 
 def mortal(handler: Callable[..., Any], point: Point | None) -> Callable[..., Any]:
-    """The handler, such that it dies at a point inside; what is outside is its caller's affair."""
+    """The handler, made to die at a point inside it; the caller handles points outside."""
     guarded = guarded_of(handler)
     if guarded is None or point not in {Point.CLAIMED, Point.WORKED}:
         return handler
@@ -76,7 +76,7 @@ class _MortalGuard:
 
 
 class _MortalAttempt(Attempt[Any]):
-    """Another attempt, until its point comes."""
+    """Wraps an attempt, and dies at its point."""
 
     def __init__(self, inner: Attempt[Any], point: Point) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class _MortalAttempt(Attempt[Any]):
             await self._die()
         return self
 
-    async def end(self, problem: BaseException | None) -> None:
-        # Whoever is cancelled or interrupted does not live on to be killed.
-        if problem is None or isinstance(problem, Exception):
+    async def end(self, error: BaseException | None) -> None:
+        # A cancelled or interrupted attempt ends before it can be killed.
+        if error is None or isinstance(error, Exception):
             await self._die()
-        await self._inner.end(problem)
+        await self._inner.end(error)
 
     async def _die(self) -> None:
         killed = Killed(self._point)

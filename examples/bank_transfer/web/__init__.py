@@ -1,0 +1,1 @@
+"""The banks over HTTP: an API for programs, and pages for customers and tellers."""

@@ -44,8 +44,8 @@ class MetricSample(NamedTuple):
 def exposition(run: Run) -> str:
     """The text: each figure of :data:`METRICS`, with the name of the rules as a label.
 
-    Every class is there for every currency, also with nothing in it: an alert that begins with a
-    break ends when there is none. Amounts are written out of whole numbers, in full.
+    Every class has a value for every currency, also zero, so that an alert ends when its break
+    is gone. Amounts are whole numbers written in full.
     """
     by_metric: dict[str, list[MetricSample]] = {metric: [] for metric in METRICS}
     for samples in (_of_the_run(run), _of_the_result(run), _of_the_classes(run)):

@@ -78,10 +78,10 @@ def _wrong_use_is_no_verdict() -> Iterator[None]:
 
 
 def date_of(text: str) -> date:
-    """A date that somebody has written.
+    """Parse a date.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: The text is no date.
     """
     try:
         return date.fromisoformat(text)
@@ -95,7 +95,7 @@ Day = Annotated[
         "--date",
         parser=date_of,
         metavar="DATE",
-        help="The business date; the last one that is over where it is left out.",
+        help="The business date; the last finished one if left out.",
     ),
 ]
 Config = Annotated[
@@ -106,7 +106,7 @@ By = Annotated[str, typer.Option("--by", help="Whose word it is.")]
 
 
 class RequestedDays(NamedTuple):
-    """Which days, by which rules."""
+    """The days to run, and their rules."""
 
     rules: "Rules"
     days: list[date]
@@ -115,10 +115,10 @@ class RequestedDays(NamedTuple):
 def requested_days(
     config: Path | None, day: date | None, first: date | None = None, last: date | None = None
 ) -> RequestedDays:
-    """Which days, and by which rules; the last day that is over where none is named.
+    """The days to run, and their rules; the last finished day if none is named.
 
     Raises:
-        ConfigError: That cannot be.
+        ConfigError: The options contradict each other.
     """
     if (first is None) != (last is None) or (first is not None and day is not None):
         raise ConfigError("write --date for one day, or --from and --to for several")
@@ -136,7 +136,7 @@ def rules_of(config: Path | None) -> "Rules":
     """The rules in a file.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: No file is named, or the file is invalid.
     """
     if config is None:
         raise ConfigError("where are the rules? write --config recon.toml, or set the variable")
@@ -146,10 +146,10 @@ def rules_of(config: Path | None) -> "Rules":
 
 
 def run_of(wanted: RequestedDays) -> "Run":
-    """The run of a day that is in force.
+    """The day's run that is in force.
 
     Raises:
-        ReconcileRefused: There is none.
+        ReconcileRefused: The day has no run.
     """
     from txmq.reconcile.results import Results
 
@@ -161,7 +161,9 @@ def run_of(wanted: RequestedDays) -> "Run":
 
 
 def warn_of_later_days(results: "Results") -> None:
-    """Say of days after one that was run again what the next night would be refused for."""
+    """After a rerun, name the later days that are outdated: the next night would be refused for
+    them.
+    """
     from txmq.reconcile.chain import why_outdated
 
     newest = results.current(results.days()[-1])
@@ -171,7 +173,7 @@ def warn_of_later_days(results: "Results") -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """While inside, SIGTERM ends the work as Ctrl-C does: jobs are cancelled, and Java is ended.
+    """During the block SIGTERM acts as Ctrl-C does: jobs are cancelled, and Java is ended.
 
     SIGTERM comes from a supervisor, whose log then has a sentence that says what remains.
 
@@ -200,12 +202,12 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class _Terminated(BaseException):
-    """Not an error: nobody is to handle it on the way."""
+    """A base exception, so that no handler for errors catches it."""
 
 
 @contextmanager
 def report_failures() -> Iterator[None]:
-    """Say in one line why nothing was run.
+    """Turn errors of the block into one line and exit code 3.
 
     Raises:
         typer.Exit: With 3.

@@ -1,8 +1,8 @@
 """Balance proofs: each account over the day, each bank, and all of them together.
 
-What an account has is told at several places that are written independently of each other: the
-journal, the table of accounts, the result of the day before, and the list of what is on its way.
-A proof says which two of them have to be equal.
+Several independent sources state an account's balance: the journal, the table of accounts, the
+result of the day before, and the transfers in flight. A proof states which two of them must be
+equal.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _SUMS: Final = (
 )
 _MAY_BE_NONE: Final = ("told", *_NUMBERS)
 _PROOFS_ALONE: Final = ("opening_rows", "closed", "closed_rows", "first_id", "closed_id")
-"""What is known of accounts beside ``BALANCES``, and what of each kind has moved."""
+"""Columns of accounts for proofs alone, besides ``BALANCES`` and the sums by kind."""
 
 
 class ProofInputs(NamedTuple):
-    """All that proofs are made from."""
+    """The inputs of the proofs."""
 
     entries: DataFrame
-    """What was booked on the day."""
+    """The entries of the day."""
     before: DataFrame | None
-    """What was booked earlier, of transfers that were looked at again today."""
+    """Earlier entries of transfers in today's second pass."""
     booked: DataFrame
-    """All that was booked of what is not plainly agreed, then and now."""
+    """All entries of transfers in the second pass, earlier and today."""
     balances: DataFrame
     totals: DataFrame
     was_closed: bool
@@ -65,22 +65,21 @@ class ProofInputs(NamedTuple):
 def balances_of(
     entries: DataFrame, ledgers: Ledgers, closed: DataFrame | None, rules: Rules
 ) -> DataFrame:
-    """Each account over the day, as the bank tells it: ``BALANCES``, and beside it what transfers
-    and other bookings have moved, and what the day before has said.
+    """The balances of each account over the day: ``BALANCES``, the sums by kind of booking, and
+    the closing balances of the day before.
 
     Args:
-        entries: What was booked on the day.
-        ledgers: For what was before and after it, and what the tables of accounts say.
-        closed: The balances that the day before ended with.
-        rules: They say in which banks no number may be missing.
+        entries: The entries of the day.
+        ledgers: For the sums before and after it, and the tables of accounts.
+        closed: The closing balances of the day before.
+        rules: For the banks whose ids have no gaps.
     """
     amount = f.col("amount")
-    # Rows of the day first add up where they are, so that an account of many is no heap of rows,
-    # and with nothing beside them that is added later.
+    # The day's rows are added up before the shuffle, so that a busy account is no hot spot.
     kind = index_in("kind", _KINDS)
     numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
     number = f.when(f.col("bank").isin(numbered), f.col("id"))
-    # Where nobody asks for numbers they are not read.
+    # Without gapless banks the numbers are not read.
     numbers = {"first_id": f.min(number), "last_id": f.max(number)} if numbered else {}
     moved = _with_role_code(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
         f.max("role_code").alias("role_code"),
@@ -93,12 +92,12 @@ def balances_of(
         _part(moved, **{name: name for name in ("rows", *numbers, *_KINDS)}),
         _part(_with_role_code(ledgers.later), later="amount"),
         _part(ledgers.accounts, told="balance"),
-        # Also what nothing is left of stays an account, with what was its last number.
+        # An account without rows stays an account, with its last number.
         None if closed is None else _part(
             closed, closed="closing", closed_rows="closing_rows", closed_id="last_id"
         ),
     )  # fmt: skip
-    # None of them says much twice of an account, so that to add up before rows travel is in vain.
+    # Each part has about one row for an account, so adding up before the shuffle gains nothing.
     found = (
         parts.repartition(*_ACCOUNT)
         .groupBy(*_ACCOUNT)
@@ -115,12 +114,12 @@ def balances_of(
 
 
 def _with_role_code(table: DataFrame) -> DataFrame:
-    """With the role as a number: an aggregate over texts has to sort."""
+    """Add the role as a number: an aggregate over texts has to sort."""
     return table.withColumn("role_code", index_in("role", _ROLES))
 
 
 def _part(table: DataFrame, **given: str) -> DataFrame:
-    """A table with all that is added up of accounts; what is given by its name is in a column."""
+    """A table with all summed columns; ``given`` names the columns that it has."""
     code = "role_code" if "role_code" in table.columns else "NULL"
     numbers = []
     for name in _SUMS:
@@ -131,7 +130,7 @@ def _part(table: DataFrame, **given: str) -> DataFrame:
 
 
 def proofs_of(books: ProofInputs) -> DataFrame:
-    """Everything that was proved: what does not hold by itself, and each proof as a whole."""
+    """All proofs: the single rows that do not hold, and each proof as a whole."""
     return union(*_proofs(books)).select(*tables.PROOFS.names)
 
 
@@ -156,7 +155,7 @@ def _proofs(books: ProofInputs) -> Iterator[DataFrame]:
 
 
 def _single_and_whole(found: DataFrame) -> Iterator[DataFrame]:
-    """What does not hold, and all of it as one for each bank and currency."""
+    """The rows that do not hold, and one row for each bank and currency."""
     differs = f.col("expected") != f.col("found")
     yield found.where(differs).withColumn("holds", f.lit(False))
     wrong = f.count(f.when(differs, 1))
@@ -200,7 +199,7 @@ def _proof_rows(
 
 
 def _roll_forward(balances: DataFrame) -> DataFrame:
-    """The day begins with what the day before ended with."""
+    """Today's opening balance is yesterday's closing balance."""
     return _proof_rows(
         balances,
         "roll-forward",
@@ -213,7 +212,7 @@ def _roll_forward(balances: DataFrame) -> DataFrame:
 
 
 def _roll_forward_rows(balances: DataFrame) -> Iterator[DataFrame]:
-    """And in as many rows. They are counted, so that no currency's materiality forgives them."""
+    """The number of earlier entries stays the same. It is a count, so no materiality excuses it."""
     found = _proof_rows(
         balances.drop("currency"),
         "roll-forward-rows",
@@ -223,7 +222,7 @@ def _roll_forward_rows(balances: DataFrame) -> Iterator[DataFrame]:
         about="there are as many entries of the days before as there were",
     )
     differing, whole = _single_and_whole(found)
-    # An account has one row for each of its currencies.
+    # An account has a row for each of its currencies.
     yield differing.groupBy("proof", "bank", "account", "currency", "about", "holds").agg(
         f.sum("expected").alias("expected"), f.sum("found").alias("found")
     )
@@ -243,9 +242,9 @@ def _account_table(balances: DataFrame) -> DataFrame:
 
 
 def _by_currency(books: ProofInputs) -> DataFrame:
-    """What the banks' books and the classes say of each currency, at all banks together."""
+    """The sums of each currency over all banks, from the books and from the classes."""
     kind, role, amount = f.col("kind"), f.col("role"), f.col("amount")
-    # A bank without accounts for it is taken at its word for what came from outside.
+    # For a bank without capital accounts, every other booking counts as money from outside.
     from_outside = f.when(
         f.col("bank").isin(books.banks("capital")), f.when(role == "capital", -f.col("moved"))
     ).otherwise(f.when(role.isin(*_HELD), f.col("other")))
@@ -280,10 +279,10 @@ def _by_currency(books: ProofInputs) -> DataFrame:
 
 
 def _conservation(sums: DataFrame) -> DataFrame:
-    """No money is made and none is lost between the banks.
+    """No money is created or lost between the banks.
 
-    What customers have more at the end of the day, at all banks together, came from outside, or has
-    been on its way when the day began and is not any more.
+    What the customers of all banks gained over the day came from outside, or was in flight when
+    the day began and is not any more.
     """
     found = _proof_rows(
         sums,
@@ -297,7 +296,7 @@ def _conservation(sums: DataFrame) -> DataFrame:
 
 
 def _class_sums(sums: DataFrame) -> Iterator[DataFrame]:
-    """Every cent is in exactly one class: the classes add up to what the banks have booked."""
+    """Every cent is in exactly one class: the classes add up to the banks' entries."""
     for kind, name, sign in _CLASSED:
         found = _proof_rows(
             sums,
@@ -314,7 +313,7 @@ def _whole(found: DataFrame) -> DataFrame:
 
 
 def _clearing(books: ProofInputs) -> DataFrame:
-    """What clearing accounts say of a transfer is what is on its way of it."""
+    """The clearing accounts hold exactly what is in flight of each transfer."""
     amount, is_clearing = f.col("amount"), f.col("role") == "clearing"
     found = (
         books.booked.where(f.col("kind") != "other")
@@ -335,8 +334,8 @@ def _clearing(books: ProofInputs) -> DataFrame:
 
 
 def _clearing_total(sums: DataFrame) -> DataFrame:
-    """Nothing else has touched clearing accounts, whatever it is called: what is booked there
-    without a transfer is in no transfer's proof.
+    """No other booking has touched the clearing accounts: a booking without a transfer is in no
+    transfer's own proof.
     """
     found = _proof_rows(
         sums,
@@ -366,7 +365,7 @@ def _double_entry(books: ProofInputs, named: list[str]) -> DataFrame:
 
 
 def _gapless(balances: DataFrame) -> DataFrame:
-    """No number is missing, neither among the day's nor between these and those before."""
+    """No number is missing, neither within the day nor since the day before."""
     found = balances.groupBy("bank").agg(
         f.sum("rows").alias("rows"),
         f.coalesce(f.max("closed_id"), f.min("first_id") - 1).alias("before"),

@@ -1,8 +1,8 @@
-"""The directory of results: what each run of each day has come to, and which of them is in force.
+"""The directory of results: the tables and files of each run, and which run is in force.
 
-A run writes into places of its own, and nothing reads them before its last step, which names it as
-the day's current one. One that dies before leaves the former in force; done again, it has the same
-id, writes the same files, and what is whole already stays untouched.
+A run writes into its own directories, and its last step makes it the day's current run. If it
+dies before, the former run stays in force. Run again it has the same id and the same rows, and
+complete tables stay untouched.
 
     <directory>/results/<table>/business_date=D/run=<run id>/part-00000.parquet …
     <directory>/runs/D/<run id>/run.json, report.html, …
@@ -76,13 +76,13 @@ _SMALL: Final[Mapping[str, tuple[str, ...]]] = {
     "failures": ("key",),
     "by_hand": ("key",),
 }
-"""By what they are sorted; each is one file."""
+"""The sort columns of small tables; each is one file."""
 _LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", "currency")}
-"""By what they are sorted within each of their parts."""
+"""The sort columns within each part of large tables."""
 _AS_THEY_COME: Final = frozenset({"matches"})
-"""They stand in the order of the books, and to sort them would take as long as to find them."""
+"""They keep the order of the books; sorting would take as long as computing them."""
 _HASHES: Final = ("one_hash", "other_hash")
-"""Of each row; each begins with its own name."""
+"""Two hashes of each row; the name of each is its first input."""
 _LOW: Final = 0xFFFFFFFF
 _SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
@@ -93,7 +93,7 @@ _SIGNED_ERROR: Final = (
 def run_id(
     day: date, rules_digest: str, extract_id: str, previous: str | None, explained: str = ""
 ) -> str:
-    """A run's name: the same for the same date, rules and inputs.
+    """A run's id: the same for the same date, rules and inputs.
 
     Args:
         day: The business date.
@@ -107,18 +107,18 @@ def run_id(
 
 
 def content_hash(table: DataFrame) -> str:
-    """A table's content in a word, in whatever order and partitions its rows are: how many, and
-    two sums of their hashes. It reads all of it.
+    """A hash of a table's rows, in any order and partitions: their number, and two sums of row
+    hashes. It reads the whole table.
     """
     return _word(_with_hashes(table).agg(*_sums()).collect()[0].asDict())
 
 
 @contextmanager
 def open_results(directory: str | Path) -> Iterator[Results]:
-    """The results of a directory, which no other run writes to meanwhile.
+    """Open a directory of results for writing, and lock out other runs.
 
     Raises:
-        ReconcileRefused: Another run is at work there.
+        ReconcileRefused: Another run is writing there.
     """
     try:
         lock = LocalDisk(directory).lock()
@@ -135,7 +135,7 @@ def open_results(directory: str | Path) -> Iterator[Results]:
 
 
 class Results:
-    """What runs have written. Anybody may read; who writes has come by :func:`open_results`.
+    """The results of runs. Reading is always safe; writers use :func:`open_results`.
 
     Args:
         directory: The one that the rules name.
@@ -146,10 +146,10 @@ class Results:
         self._signatures = Signatures(directory)
 
     def write_table(self, name: str, table: DataFrame, day: date, run: str) -> str:
-        """Write a table of a run; returns its :func:`content_hash`, found on the way.
+        """Write a table of a run; returns its :func:`content_hash`, computed while writing.
 
         Raises:
-            ReconcileRefused: The run is signed, and this is not what was signed.
+            ReconcileRefused: The run is signed, and this differs from what was signed.
         """
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
@@ -168,18 +168,18 @@ class Results:
         return word
 
     def written_tables(self, day: date, run: str, names: Iterable[str]) -> dict[str, WrittenTable]:
-        """Some tables of a run, to be read without Spark."""
+        """Tables of a run, for reading without Spark."""
         return {
             name: WrittenTable(name, sorted(self._table(name, day, run).glob("*.parquet")))
             for name in names
         }
 
     def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
-        """Of the files of some tables of a run, as they lie there."""
+        """The fingerprints of the files of a run's tables."""
         return {name: fingerprint(self._table(name, day, run)) for name in names}
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Keep what was said of a run, and make it the one that is in force.
+        """Write a run's files, and make it the run that is in force.
 
         Args:
             run: What it came to; the names under it are kept elsewhere.
@@ -197,22 +197,22 @@ class Results:
                 raise ReconcileRefused(
                     _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
                 )
-            # The same rows may lie in other files now.
+            # The same rows may be in other files now.
             run, files = msgspec.structs.replace(signed, files=run.files), {}
         text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(run, sign_off=None)))
         self.write_files(run, {**files, "run.json": text + b"\n"})
-        # The last step: before it, the run is nothing to anybody.
+        # The last step: before it no reader sees the run.
         named = msgspec.json.encode({"run_id": run.run_id})
         disk.replace(f"runs/{day}/current", named + b"\n")
 
     def write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Say something anew of a run, such as who has signed it; its result stays as it is."""
+        """Write files of a run again, for example after a signature; its result stays."""
         disk = LocalDisk(self.directory)
         for name, data in files.items():
             disk.replace(f"runs/{run.result.business_date}/{run.run_id}/{name}", data)
 
     def current(self, day: date) -> Run | None:
-        """The run of a day that is in force, with the names under it; none before the first.
+        """The day's run in force, with its signatures; ``None`` before the first run.
 
         Raises:
             ReconcileRefused: What is said of it cannot be read.
@@ -221,7 +221,7 @@ class Results:
         return None if path is None else self.with_sign_off(read_run_file(path, Run))
 
     def with_sign_off(self, run: Run) -> Run:
-        """A run with the names under it."""
+        """A run with its signatures."""
         return msgspec.structs.replace(run, sign_off=self._signatures.last(run))
 
     def days(self) -> list[date]:
@@ -229,14 +229,14 @@ class Results:
         return days_with_run(self.directory)
 
     def previous(self, day: date) -> Run | None:
-        """The current run of the latest day before; there may be days between that have none."""
+        """The current run of the latest earlier day; days between may have no run."""
         before = [earlier for earlier in self.days() if earlier < day]
         return self.current(before[-1]) if before else None
 
     def chain(self, run: Run | None, since: date) -> list[Run]:
-        """A run and those that it goes on from, back to a date and oldest first.
+        """A run and the runs that it continues, back to a date, oldest first.
 
-        They are the same whatever was run again since, so that what is made from them is, too.
+        Later reruns do not change this chain, so results made from it stay reproducible.
 
         Raises:
             ReconcileRefused: What is said of one of them cannot be read.
@@ -250,11 +250,11 @@ class Results:
         return found[::-1]
 
     def file(self, run: Run, name: str) -> Path:
-        """Where something that was said of a run is."""
+        """The path of a run's file."""
         return self.directory / "runs" / run.result.business_date / run.run_id / name
 
     def trend(self, day: date, most: int) -> tuple[Past, ...]:
-        """The last days before this one, oldest first, so many at most."""
+        """The latest days before this one, oldest first, up to a number."""
         before = [earlier for earlier in self.days() if earlier < day]
         runs = [self.current(earlier) for earlier in before[len(before) - most :] if most]
         return tuple(_past(run) for run in runs if run is not None)
@@ -265,7 +265,7 @@ class Results:
         return self._read(spark, name, self._table(name, day, run.run_id))
 
     def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
-        """What the run of the day before has left to a day, but for its history."""
+        """What the run of the day before left for a day, without the history."""
         told = Explanations(self.directory).frame(spark)
         if run is None:
             return EarlierDays(explanations=told)
@@ -278,7 +278,7 @@ class Results:
         )
 
     def closed(self, spark: SparkSession, runs: Sequence[Run]) -> DataFrame | None:
-        """What runs have closed, as far as it is still there: key, and the history of each."""
+        """The items that these runs closed, as far as they still exist: key and history."""
         days = (
             (date.fromisoformat(earlier.result.business_date), earlier.run_id) for earlier in runs
         )
@@ -286,17 +286,17 @@ class Results:
         return self._read(spark, "closed", *places).select("key", "history") if places else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
-        """See that the files of a run's tables are still those that it has written.
+        """Check that the files of a run's tables are unchanged.
 
-        They are read, and not their rows: that takes no Spark, and less than a second where rows
-        would take many.
+        It hashes files and not rows: that needs no Spark, and takes less than a second where
+        rows would take many.
 
         Args:
             run: The run.
-            names: Of the tables; all of them where it is left out.
+            names: The tables; all if left out.
 
         Raises:
-            ReconcileRefused: One of them was changed.
+            ReconcileRefused: A table was changed.
         """
         day = date.fromisoformat(run.result.business_date)
         wanted = run.result.contents if names is None else names
@@ -317,21 +317,21 @@ class Results:
         return reader.parquet(*(_url(place) for place in places))
 
     def _has_same_rows(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
-        """Whether the same rows lie there in other files: so many cores make so many parts."""
+        """Whether a table has the same rows already, perhaps cut into other files."""
         try:
             return place.exists() and content_hash(self._read(spark, name, place)) == word
         except SPARK_ERRORS:
-            return False  # What cannot be read is not the same.
+            return False  # An unreadable table is not the same.
 
     def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
-        """Make room for a table that is another than the one that lies there.
+        """Remove a table that differs from the new one.
 
-        The same inputs come to the same, unless txmq or Spark has changed. Where that is so, the
-        run is not in force until it is whole again. One that somebody has signed stays, unless its
-        table was damaged and this is the one that was signed.
+        The same inputs give the same rows, unless txmq or Spark has changed. Then the run is not
+        in force until it is complete again. A signed table stays, unless it was damaged and the
+        new one is what was signed.
 
         Raises:
-            ReconcileRefused: It is signed, and this is another.
+            ReconcileRefused: The run is signed, and the new table differs.
         """
         place = self._table(name, day, run)
         if not place.exists():
@@ -349,32 +349,32 @@ class Results:
 
 
 def _sort(name: str, table: DataFrame) -> DataFrame:
-    """Its rows in files and places that depend on nothing but what they are."""
+    """Sort a table, so that the order of its rows depends only on the rows."""
     if name in _AS_THEY_COME:
         return table
     if name in _SMALL:
         first, parted = _SMALL[name], table.coalesce(1)
     else:
-        # It was parted by the same when it was worked out.
+        # It was partitioned by these columns when it was computed.
         first, parted = _LARGE[name], table
-    # Rows with the same hashes are the same; to compare each of many columns is much to compile.
+    # Rows with the same hashes are equal; comparing many columns takes long to compile.
     return parted.sortWithinPartitions(*first, *_HASHES)
 
 
 def _with_hashes(table: DataFrame) -> DataFrame:
-    """With two hashes of each row. A place that is empty leaves a hash as it is, so that it is told
-    which are.
+    """Add two hashes of each row. A NULL does not change a hash, so a mask of the NULLs is
+    hashed too.
     """
     names = [f"`{name}`" for name in sorted(table.columns)]
     empty = (f"shiftleft(bigint({name} IS NULL), {at})" for at, name in enumerate(names))
     row = ", ".join([*names, " | ".join(empty)])
-    # In words of SQL: hundreds of columns that are made one by one are as many questions to Java.
+    # As SQL text: hundreds of column objects would be as many calls to Java.
     hashes = (f"xxhash64('{name}', {row}) AS {name}" for name in _HASHES)
     return table.selectExpr("*", *hashes)
 
 
 def _sums() -> list[Column]:
-    """Of the hashes, in halves, whose sums fit."""
+    """The sums of the hashes, in halves so that they fit."""
     sums = ["count(1) AS rows"]
     for name in _HASHES:
         sums.append(f"sum({name} & {_LOW}L) AS {name}_low")
@@ -402,5 +402,5 @@ def _past(run: Run) -> Past:
 
 
 def _url(place: Path) -> str:
-    """Spark's own default may be another file system."""
+    """A path as a URL: Spark's default file system may be another one."""
     return f"file://{place.resolve()}"

@@ -1,5 +1,5 @@
-"""The rules of a reconciliation: where the three ledgers are, what their columns mean, and how much
-of what is forgiven. They are data, read from a TOML file; pure but for reading it.
+"""The rules of a reconciliation: where the three ledgers are, what their columns mean, and the
+limits. They are data from a TOML file; pure but for reading it.
 """
 
 from __future__ import annotations
@@ -50,38 +50,38 @@ _HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class DayWindow(NamedTuple):
-    """A business date as moments: from the first on, and before the second."""
+    """A business date as moments: from ``start_ms`` on, and before ``end_ms``."""
 
     start_ms: int
     end_ms: int
 
 
 class Constant(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a table does not say because it is the same for all rows: ``{ is = "CNY" }``."""
+    """A value that is the same for all rows and has no column: ``{ is = "CNY" }``."""
 
     value: str = field(name="is")
 
 
 ColumnSource: TypeAlias = str | Constant
-"""A column's name, or what stands for all rows."""
+"""A column's name, or a constant for all rows."""
 
 
 class Day(Struct, frozen=True, forbid_unknown_fields=True):
     """What a business date is."""
 
     zone: str = "UTC"
-    """Where the clock hangs that decides on the date."""
+    """The time zone of business dates."""
     cut_off: str = "00:00"
     """When a business date ends. One that ends at 17:00 begins at 17:00 on the day before; one that
     ends at 00:00 is a calendar day."""
     grace: str = "2h"
-    """A transfer that is under way for no longer, at the end of the day, is no break."""
+    """A transfer in flight for no longer than this at the end of the day is no break."""
     weekend: frozenset[Weekday] = frozenset({"saturday", "sunday"})
-    """Days of the week that do not count for how old a break is."""
+    """Days of the week that do not count for the age of a break."""
     holidays: frozenset[date] = frozenset()
-    """Dates that do not count for it."""
+    """Dates that do not count for the age of a break."""
     history: Annotated[int, Meta(ge=0, le=366)] = 7
-    """So many dates are looked back for a transfer that is booked again."""
+    """How many earlier dates are searched for a transfer that is booked again."""
 
     @property
     def grace_ms(self) -> int:
@@ -99,7 +99,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
         return DayWindow(_ms(start), _ms(end))
 
     def of(self, ms: int) -> date:
-        """The date that a moment belongs to."""
+        """The business date of a moment."""
         day = datetime.fromtimestamp(ms / 1000, ZoneInfo(self.zone)).date()
         while ms >= self.window(day).end_ms:
             day += timedelta(days=1)
@@ -108,11 +108,11 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
         return day
 
     def is_business(self, day: date) -> bool:
-        """Whether people work on it."""
+        """Whether a date is a business day."""
         return _WEEKDAYS[day.weekday()] not in self.weekend and day not in self.holidays
 
     def age(self, first: date, today: date) -> int:
-        """How many business days lie between two dates; 0 on the same day."""
+        """The number of business days between two dates; 0 on the same day."""
         days = (today - first).days
         return sum(self.is_business(first + timedelta(days=days)) for days in range(1, days + 1))
 
@@ -121,129 +121,129 @@ class Money(Struct, frozen=True, forbid_unknown_fields=True):
     """A currency; its amounts here are minor units."""
 
     digits: Annotated[int, Meta(ge=0, le=6)] = 2
-    """Behind the point of a major unit."""
+    """Digits after the point of a major unit."""
     tolerance: Annotated[int, Meta(ge=0)] = 0
-    """Sides of a transfer that differ by no more agree."""
+    """The sides of a transfer agree if their amounts differ by no more."""
     materiality: Annotated[int, Meta(ge=0)] = 0
-    """Breaks worth no more, all together, are within limits."""
+    """Breaks are within limits if all together they are worth no more."""
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Breaks beyond these are over the limits, whatever they are worth."""
+    """Limits on breaks, whatever they are worth."""
 
     breaks: Annotated[int, Meta(ge=0)] = 100
-    """So many there may be."""
+    """The most breaks."""
     age_days: Annotated[int, Meta(ge=0)] = 7
-    """So many business days old the oldest may be."""
+    """The greatest age of a break, in business days."""
     evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
-    """So many breaks of a class are shown in the report."""
+    """How many breaks of each class the report shows."""
 
 
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's journal, or its table of transfers: one row for each side of a booking."""
 
     table: str
-    """Its name, with its schema's before it where it needs one."""
+    """The table's name, with its schema if needed."""
     key: str
-    """The column with the transfer's id; empty in rows that no transfer has made."""
+    """The column with the transfer's id; empty in rows that belong to no transfer."""
     account: str
-    """The column with the account that is booked on."""
+    """The column with the account."""
     amount: str
     """The column with the amount."""
     booked: str
-    """The column with the moment that decides on the business date."""
+    """The column with the moment that decides the business date."""
     currency: ColumnSource
-    """The column with the currency, or the one of all rows."""
+    """The column with the currency, or the currency of all rows."""
     kind: ColumnSource
-    """The column that says what a row is, or what all of them are."""
+    """The column with the kind of booking, or the kind of all rows."""
     namespace: Name
-    """The bank that gives out the ids of transfers that are found here, by its name."""
+    """The name of the bank that issues the transfer ids in this table."""
     kinds: dict[str, tuple[str, ...]] = {}
     """What the bank calls a debit, a credit and a return: lists under ``debit``, ``credit`` and
-    ``return``. All else is other: no transfer has made it."""
+    ``return``. Any other kind belongs to no transfer."""
     id: str = ""
-    """The column with the row's own number; by it a row that is there twice is known."""
+    """The column with the row's own number; it identifies duplicate rows."""
     recorded: str = ""
-    """The column with the moment of writing, which no backdating changes. Where it is named, a row
-    counts on the date on which it was written, and one that was booked into an earlier date is
+    """The column with the moment of writing, which backdating does not change. If it is named, a
+    row counts on the date on which it was written, and a row booked into an earlier date is
     late."""
     where: str = ""
-    """A condition in the database's own language; rows that do not meet it are left out."""
+    """An SQL condition in the database's dialect; only rows that meet it are read."""
     time: Literal["milliseconds", "seconds", "timestamp", "timestamptz"] = "milliseconds"
-    """What ``booked`` and ``recorded`` hold. A ``timestamp`` is read in the bank's zone."""
+    """The type of ``booked`` and ``recorded``. A ``timestamp`` is read in the bank's zone."""
     units: Literal["minor", "major"] = "minor"
-    """What amounts are counted in; balances likewise."""
+    """The unit of amounts and balances."""
     amounts: Literal["signed", "unsigned"] = "signed"
-    """A debit is less than nothing, or its kind alone says that it is one."""
+    """``signed``: a debit is negative; ``unsigned``: only its kind marks it."""
     clearing: tuple[str, ...] = ()
-    """Accounts of what is on its way to another bank. Where all banks name them, they may have more
-    only by what is on its way."""
+    """Accounts for money in flight to another bank. If all banks name them, the clearing proofs
+    check that they hold exactly that."""
     suspense: tuple[str, ...] = ()
-    """Accounts of what nobody could be given."""
+    """Accounts for money that could not be credited to its payee."""
     capital: tuple[str, ...] = ()
-    """Accounts of money from outside. Where they are named, all that customers get without a
-    transfer has to come from them."""
+    """Accounts for money from outside. If they are named, all money that customers receive
+    without a transfer must come from them."""
     double_entry: bool = False
     """The rows of each booking add up to nothing."""
     gapless: bool = False
-    """No number is missing among the ids, of a day and from one day to the next. Most databases
-    leave gaps by themselves."""
+    """The ids have no gaps, within a day and from one day to the next. Most databases leave
+    gaps."""
 
 
 class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
-    """A bank's table of accounts, with what each of them has."""
+    """A bank's table of accounts with their balances."""
 
     table: str
     """Its name."""
     account: str
     """The column with the account."""
     currency: ColumnSource
-    """The column with its currency, or the one of all accounts."""
+    """The column with its currency, or the currency of all accounts."""
     balance: str
-    """The column with what it has, counted in the same units as the entries' amounts."""
+    """The column with its balance, in the same units as the entries' amounts."""
     where: str = ""
-    """A condition, as that of the entries."""
+    """An SQL condition, as for the entries."""
 
 
 class Bank(Struct, frozen=True, forbid_unknown_fields=True):
     """One bank."""
 
     name: Name
-    """Its own; it is no other bank's, and not ``log``."""
+    """Unique among the banks, and not ``log``."""
     database: str
-    """Its URL: ``postgresql://``, ``sqlite:///`` or ``jdbc:``; ``${VARIABLE}`` stands for one."""
+    """Its URL: ``postgresql://``, ``sqlite:///`` or ``jdbc:``; ``${VARIABLE}`` is replaced."""
     entries: EntryColumns
     accounts: AccountColumns | None = None
     zone: str = "UTC"
-    """Where the clock hangs that its moments without a zone were read from."""
+    """The time zone of its moments without one."""
     readers: Annotated[int, Meta(ge=1, le=64)] = 4
-    """So many connections read at once."""
+    """How many connections read in parallel."""
     properties: dict[str, str] = {}
-    """More for a driver of JDBC's, such as the name of its class."""
+    """Options for a JDBC driver, such as the name of its class."""
 
 
 class Flow(Struct, frozen=True, forbid_unknown_fields=True):
-    """Messages that order transfers: their topic, and where in their JSON is what."""
+    """Messages that order transfers: their topic, and the fields of their JSON."""
 
     topic: str
-    """Where they are sent to."""
+    """Their topic."""
     namespace: Name
-    """The bank that gives out their ids, as it is called in its entries."""
+    """The name of the bank that issues their ids, as in its entries."""
     group: str = ""
-    """The consumers that credit; the same in all flows of a topic."""
+    """The consumer group that credits; the same in all flows of a topic."""
     tags: tuple[str, ...] = ()
-    """Only messages with one of these; with any, where there are none."""
+    """Only messages with one of these tags; all messages if empty."""
     key: str = ""
-    """Where the transfer's id stands; a dot leads into an object. The first of the message's own
-    keys where it is empty."""
+    """The field with the transfer's id; a dot leads into an object. If empty, the first of the
+    message's keys."""
     payer: str = "payer"
-    """Where the account stands that is debited."""
+    """The field with the debited account."""
     payee: str = "payee"
-    """Where the account stands that is credited."""
+    """The field with the credited account."""
     amount: str = "amount"
-    """Where the amount stands, a whole number of minor units."""
+    """The field with the amount, a whole number of minor units."""
     currency: ColumnSource = "currency"
-    """Where the currency stands, or the one of all messages."""
+    """The field with the currency, or the currency of all messages."""
 
 
 class LogRules(Struct, frozen=True, forbid_unknown_fields=True):
@@ -255,40 +255,40 @@ class LogRules(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recon(Struct, frozen=True, forbid_unknown_fields=True):
-    """A database to which results are written as well."""
+    """A database that gets a copy of the results."""
 
     database: str
-    """Its URL, as a bank's; not ``jdbc:``."""
+    """Its URL, as for a bank; not ``jdbc:``."""
     schema: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,39}$")] = "recon"
-    """Where the tables are; where a database has no schemas, their names begin with it."""
+    """The schema of the tables; in a database without schemas, the prefix of their names."""
 
 
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
     name: Name
-    """Of this reconciliation; breaks get their ids from it, so leave it as it is."""
+    """The reconciliation's name; break ids depend on it, so do not change it."""
     directory: str
-    """Where extracts and results are kept; the workers of a cluster see it at the same place."""
+    """Where extracts and results are kept; workers of a cluster need it under the same path."""
     bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
     log: LogRules
     version: str = "1"
-    """Raise it with each change, so that a result says by which rules it was made."""
+    """Raise it with each change, so that a result names the rules that made it."""
     day: Day = Day()
     money: dict[str, Money] = {}
-    """By its code of three letters. Where none is named, any is taken, and what is in it is looked
-    at twice; where some are, another one in a bank's book stops the run."""
+    """By the code of three letters. If none is named, any currency is accepted, and all
+    transfers take the second pass; if some are, another currency in a bank's book stops the run."""
     limits: Limits = Limits()
     recon: Recon | None = None
 
     @property
     def digest(self) -> str:
-        """The same for the same rules; where the ledgers are does not count."""
+        """A hash of the rules, without the places of the ledgers."""
         return _digest(self._plain())
 
     @property
     def reading_digest(self) -> str:
-        """The same for rules that read the ledgers alike, whatever they forgive."""
+        """A hash of the rules that say how ledgers are read, without limits."""
         plain, day = self._plain(), self.day
         del plain["version"], plain["limits"]
         plain["day"] = [day.zone, day.cut_off]
@@ -296,7 +296,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         return _digest(plain)
 
     def _plain(self) -> dict[str, Any]:
-        # Sets have another order in each process.
+        # The order of sets differs between processes.
         plain: dict[str, Any] = msgspec.to_builtins(self, order="sorted")
         del plain["directory"], plain["log"]["directory"], plain["recon"]
         for bank in plain["bank"]:
@@ -305,14 +305,14 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
-    """The rules in a file; directories in it begin where the file is.
+    """Read the rules in a file; directories are relative to the file.
 
     Args:
         path: The TOML file.
-        environ: Where ``${VARIABLE}`` is looked up; the process's environment where it is left out.
+        environ: The values of ``${VARIABLE}``; the process's environment if left out.
 
     Raises:
-        ConfigError: There is no such file, or it says what cannot be.
+        ConfigError: The file does not exist, or a rule is invalid.
     """
     try:
         text = path.read_text()
@@ -347,7 +347,7 @@ def _digest(plain: dict[str, Any]) -> str:
 
 
 def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
-    """All texts with what their variables hold."""
+    """Replace the variables in all texts."""
     if isinstance(plain, dict):
         return {name: _fill(value, environ, path) for name, value in plain.items()}
     if isinstance(plain, list):
@@ -364,7 +364,7 @@ def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
 
 
 def _locate(database: str, here: Path) -> str:
-    """A database whose file is named from where the rules are."""
+    """Make the path of a database file relative to the rules' directory."""
     scheme, three, file = database.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not three:
         return database
@@ -372,7 +372,7 @@ def _locate(database: str, here: Path) -> str:
 
 
 def _check(rules: Rules, path: Path) -> None:
-    """See what no type says.
+    """Check what types cannot express.
 
     Raises:
         ConfigError: The rules cannot work.

@@ -1,7 +1,7 @@
-"""What a run came to, small enough for a page: written as JSON, shown as HTML and as figures; pure.
+"""The summary of a run, small enough for a page: written as JSON, HTML and metrics; pure.
 
-Nothing in :class:`Result` depends on when or where it was worked out, so that the same day by the
-same rules has the same hash. What does depend on it stands in :class:`Run` around it.
+Nothing in :class:`Result` depends on when or where it was computed, so the same day with the
+same rules has the same hash. :class:`Run` around it has what does depend on that.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Verdict: TypeAlias = Literal["clean", "within limits", "over limits"]
 
 
 class Control(Struct, frozen=True):
-    """The control totals of one table of one source: whatever is lost, doubled or changed on the
-    way from the source to the result differs in one of them.
+    """The control totals of one table of one source. Any loss, duplicate or change on the way
+    from the source to the result changes one of them.
     """
 
     source: str
@@ -124,7 +124,7 @@ class Item(Struct, frozen=True):
 
 
 class HandDecision(Struct, frozen=True):
-    """What an operator has decided; account numbers are masked."""
+    """A transaction that an operator decided; account numbers are masked."""
 
     key: str
     message_id: str
@@ -138,8 +138,8 @@ class HandDecision(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """What of an item says what has happened to it: it stays as it is while only time passes, and
-    each further row or decision changes at least the last of it.
+    """The facts of an item that events change. Time alone changes none of them; each further row
+    or decision changes at least the last one.
     """
 
     amount: int
@@ -164,7 +164,7 @@ FIGURES: Final = Figures.__struct_fields__
 
 
 class Result(Struct, frozen=True):
-    """What a day came to."""
+    """The result of a day."""
 
     name: str
     business_date: str
@@ -173,12 +173,12 @@ class Result(Struct, frozen=True):
     start_ms: int
     end_ms: int
     as_of_ms: int
-    """The end of the day, or when the books were read where the day was not over yet."""
+    """The end of the day, or the time of reading if that was earlier."""
     is_final: bool
     """Whether the day was over."""
     verdict: Verdict
     why: tuple[str, ...]
-    """What is over the limits, or what is a break at all; in sentences."""
+    """What exceeds the limits, or which breaks exist; in sentences."""
     controls: tuple[Control, ...]
     totals: tuple[Total, ...]
     aging: tuple[Aged, ...]
@@ -186,40 +186,40 @@ class Result(Struct, frozen=True):
     """All that hold together as one for each bank and currency; each that does not by itself, up to
     a number that the rules give."""
     broken_proofs: int
-    """How many do not hold, shown or not."""
+    """The number of proofs that do not hold, shown or not."""
     items: tuple[Item, ...]
     """A sample of each class that is not agreed."""
     closed: int
-    """How many items of earlier days were agreed on this one."""
+    """The number of items of earlier days that were agreed on this one."""
     decisions: tuple[HandDecision, ...]
-    """What operators have decided on the day, the latest first, up to a number that the rules give;
-    most of it is agreed by now."""
+    """The operators' decisions of the day, the latest first, up to a number that the rules give;
+    most of their transfers are agreed by now."""
     decided_by_hand: int
-    """How many decisions that were, shown or not."""
+    """The number of these decisions, shown or not."""
     digits: dict[str, int]
-    """Of each currency."""
+    """The digits after the point, by currency."""
     contents: dict[str, str]
-    """A hash of each table's content, in whatever order its rows stand."""
+    """A hash of each table's rows, in any order."""
 
     @property
     def digest(self) -> str:
-        """The result's hash: it is what people sign."""
+        """The result's hash, which people sign."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     @property
     def transfers(self) -> int:
-        """All of them."""
+        """The number of all transfers."""
         return sum(total.transfers for total in self.totals)
 
     @property
     def match_rate(self) -> float:
-        """The share of transfers that need nobody; 1 where there are none."""
+        """The share of agreed transfers; 1 without transfers."""
         agreed = sum(total.transfers for total in self.totals if total.group == "agreed")
         return agreed / self.transfers if self.transfers else 1.0
 
     @property
     def at_risk(self) -> dict[str, int]:
-        """What breaks are worth, by currency."""
+        """The value at risk in breaks, by currency."""
         found: dict[str, int] = {}
         for total in self.totals:
             if total.group == "break":
@@ -270,7 +270,7 @@ class SignOff(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """A run: what went in, what came out, and how long it took."""
+    """A run: its inputs, its result, and how long it took."""
 
     run_id: str
     """The same for the same date, rules and inputs."""
@@ -278,7 +278,7 @@ class Run(Struct, frozen=True):
     result: Result
     result_digest: str
     trend: tuple[Past, ...]
-    """Earlier days, oldest first; it is no part of the result."""
+    """Earlier days, oldest first; not part of the result."""
     stages: tuple[Stage, ...]
     began_ms: int
     ended_ms: int
@@ -286,9 +286,9 @@ class Run(Struct, frozen=True):
     spark_version: str
     previous_run_id: str | None = None
     previous_digest: str | None = None
-    """Of the result of the day before that it went on from."""
+    """The digest of the day before's result that this run continues."""
     files: dict[str, str] = {}
-    """A hash of each table's files. The same rows may lie in other files, as so many cores make so
-    many, so that it is no part of the result."""
+    """A hash of each table's files; not part of the result, since the number of cores decides
+    how rows are cut into files."""
     sign_off: SignOff | None = None
-    """The names under the result; where there are none, the last under another one of the day."""
+    """The signatures of the result; without any, the latest of another result of the day."""

@@ -17,9 +17,9 @@ number stays hidden, and of a short one all of it."""
 def mask(account: str) -> str:
     """An account number with its middle left out; the same for the same number, always.
 
-    ``6222 0200 1234 0011`` becomes ``62…0011``. Whoever has the books finds the account by it and
-    by the transfer's key; whoever has only the report does not. It is no name for an account: two
-    of them may look alike.
+    ``6222 0200 1234 0011`` becomes ``62…0011``. With the books, the mask and the transfer's key
+    identify the account; with the report alone they do not. Two accounts may have the same
+    mask.
 
     Args:
         account: The number. Spaces in it count for nothing.

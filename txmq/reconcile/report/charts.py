@@ -1,7 +1,7 @@
-"""Charts as shares of a width: what is drawn where, and in words for who does not see it. Pure.
+"""Charts as shares of a width, with a description in words for screen readers. Pure.
 
-Widths and places are texts in percent, so that a chart is as wide as its place and its letters keep
-their size. They are worked out in whole numbers: no amount is ever a float.
+Widths and positions are texts in percent, so that a chart fills its place and its letters keep
+their size. They are computed in whole numbers: no amount is ever a float.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SLOTS_MIN: Final = 7
 _LABELS_MAX: Final = 7
 _VALUES_MAX: Final = 10
 _FITTING: Final = 4
-"""Days and letters of a value that have place above a column of a telephone's screen."""
+"""The most letters of a value that fit above a column on a phone."""
 _FLOORS: Final = tuple(map(Decimal, ("99.9", "99.5", "99", "98", "95", "90", "80", "50", "0")))
 
 
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar that lies, with what it stands for above it."""
+    """A horizontal bar, with its label above it."""
 
     label: str
     value: str
@@ -95,14 +95,14 @@ class Trend(NamedTuple):
     about: str
     now: str
     highest: str
-    """What the upper line stands for, where the days do not say it themselves."""
+    """The value of the upper line, if the days do not show their values."""
     lowest: str
     days: tuple[TrendDay, ...]
     is_line: bool
 
 
 def classes_by_value(result: Result) -> tuple[Bars, ...]:
-    """What the breaks of each class are worth; a chart for each currency."""
+    """The value at risk of each class of breaks; a chart for each currency."""
     return tuple(
         filter(None, (_by_value(result, currency) for currency in facts.currencies(result)))
     )
@@ -133,9 +133,9 @@ def _by_value(result: Result, currency: str) -> Bars | None:
 
 
 def ages(result: Result) -> Bars | None:
-    """How old the items of each class are; nothing where there are none.
+    """The ages of the items of each class; ``None`` without items.
 
-    What is in flight is left out: it is never old, and there is so much more of it.
+    Items in flight are left out: they are never old, and far more than the others.
     """
     counts: dict[str, dict[str, int]] = {}
     for cell in result.aging:
@@ -174,13 +174,13 @@ def rate_trend(run: Run) -> Trend:
 
 
 def break_trend(run: Run) -> Trend:
-    """How many breaks each day had."""
+    """The number of breaks of each day."""
     counts = [day.breaks for day in facts.days(run)]
     return _columns(run, "breaks", "Breaks", counts, [f"{count:,}" for count in counts])
 
 
 def risk_trends(run: Run) -> tuple[Trend, ...]:
-    """What the breaks of each day were worth; a chart for each currency that had any."""
+    """The value at risk of each day; a chart for each currency with breaks."""
     days, trends = facts.days(run), []
     for currency in sorted({name for day in days for name, sum_ in day.at_risk.items() if sum_}):
         places = facts.digits(run.result, currency)
@@ -230,6 +230,6 @@ def _bars_in_words(bars: Iterable[Bar]) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """A part in percent, which is to be seen where there is any."""
+    """A part in percent; at least a visible one if it is not zero."""
     hundredths = max(part * 10_000 // whole, 40 if part else 0)
     return f"{hundredths // 100}.{hundredths % 100:02d}%"

@@ -1,6 +1,6 @@
-"""What a run says beyond its tables: its verdict in words, the oldest break, who has signed. Pure.
+"""Facts derived from a run: its verdict in words, the oldest break, its signatures. Pure.
 
-The page, the JSON, the figures and the terminal say the same, because they ask here.
+The page, the JSON, the metrics and the terminal agree because all of them use this module.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Oldest(NamedTuple):
 
     days: int
     is_exact: bool
-    """Whether it is known to the day: of ages, a result has ranges and a sample."""
+    """Whether the age is exact: a result has only ranges of ages, and a sample."""
 
 
 def about(name: str) -> About:
-    """What is to be told of a class."""
+    """The meaning, cause and action of a class."""
     return ABOUT[Class(name)]
 
 
@@ -71,17 +71,17 @@ def rank(name: str) -> int:
 
 
 def digits(result: Result, currency: str | None) -> int:
-    """Behind the point. What has no currency is counted, and has none."""
+    """The digits after the point; 0 without a currency, since that is a count."""
     return 0 if currency is None else result.digits.get(currency, 2)
 
 
 def currencies(result: Result) -> tuple[str, ...]:
-    """All that the result has something in."""
+    """The currencies of the result."""
     return tuple(sorted({total.currency for total in result.totals} | result.digits.keys()))
 
 
 def in_flight(result: Result) -> tuple[int, dict[str, int]]:
-    """How many transfers were under way in time, and their sums by currency."""
+    """The number of transfers in flight, and their sums by currency."""
     found = [total for total in result.totals if total.class_ == Class.IN_FLIGHT]
     sums: dict[str, int] = {}
     for total in found:
@@ -90,7 +90,7 @@ def in_flight(result: Result) -> tuple[int, dict[str, int]]:
 
 
 def oldest(result: Result) -> Oldest | None:
-    """The age of the oldest break; none where there are no breaks."""
+    """The age of the oldest break; ``None`` without breaks."""
     aged = [cell for cell in result.aging if cell.transfers and _is_break(cell.class_)]
     if not aged:
         return None
@@ -118,7 +118,7 @@ def days(run: Run) -> tuple[Past, ...]:
 
 
 def signature(run: Run) -> Signature:
-    """Whether people have put their names under this result, and not under another one."""
+    """The state of the signatures, without looking at other days."""
     if run.sign_off is None:
         return "unsigned"
     if run.sign_off.result_digest != run.result_digest:

@@ -47,8 +47,8 @@ class MetricSample(NamedTuple):
 def exposition(run: Run) -> str:
     """The text: each figure of :data:`METRICS`, with the name of the rules as a label.
 
-    Every class is there for every currency, also with nothing in it: an alert that begins with a
-    break ends when there is none. Values are floats, as Prometheus keeps them.
+    Every class has a value for every currency, also zero, so that an alert ends when its break
+    is gone. Values are floats, as Prometheus keeps them.
     """
     families = {
         name: GaugeMetricFamily(f"txmq_reconcile_{name}", meaning)

@@ -23,9 +23,9 @@ _HERE: Final = Path(__file__).parent / "templates"
 def page(run: Run) -> bytes:
     """A run as HTML.
 
-    The file asks for nothing: no script, no font, no picture, and its own policy forbids them all.
-    The one style that is allowed is named by its hash, so that a text from a ledger could not even
-    change how the page looks if it ever got past the escaping.
+    The file loads nothing: no script, no font, no picture, and its content policy forbids them
+    all. The policy allows one style, by its hash, so a text from a ledger could not even change
+    the look of the page if it ever got past the escaping.
     """
     style = (_HERE / "page.css").read_text()
     result = run.result
@@ -58,7 +58,7 @@ def page(run: Run) -> bytes:
 
 
 def _escape_foreign(value: object) -> object:
-    """Whatever is printed comes through here, so that nobody has to think of it."""
+    """Jinja calls this for every printed value, so no template can forget it."""
     is_foreign = isinstance(value, str) and not isinstance(value, Markup)
     return printable(str(value)) if is_foreign else value
 

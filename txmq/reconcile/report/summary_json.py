@@ -18,7 +18,7 @@ def as_json(run: Run) -> bytes:
     and one more::
 
         figures
-            match_rate      the share of transfers that need nobody, from 0 to 1
+            match_rate      the share of agreed transfers, from 0 to 1
             transfers       how many there are
             breaks          how many of these are breaks
             open            how many are in flight or explained
@@ -43,7 +43,7 @@ def read_json(text: bytes) -> Run:
     """The run that :func:`as_json` wrote.
 
     Raises:
-        ReconcileRefused: It is none.
+        ReconcileRefused: The text is no summary of a run.
     """
     try:
         return msgspec.json.decode(text, type=Run)

@@ -33,8 +33,8 @@ def show(run: Run, console: Console, report: str = "") -> None:
 
     Args:
         run: The run.
-        console: Where to. Without colours or on a narrow one, the same words are said.
-        report: Where the page is; left out where there is none.
+        console: The output. It gets the same words without colours, or if it is narrow.
+        report: The path of the page, if there is one.
     """
     result = run.result
     _say(console, f"{result.name}, {long_date(result.business_date)}", "bold")
@@ -47,8 +47,8 @@ def show(run: Run, console: Console, report: str = "") -> None:
         _say(console, f"  - {why}")
     console.print()
     rows = [total for group in view.groups(result) for total, _ in group.rows]
-    # An amount is never cut: where the widest table has no place a narrower one is tried, and at
-    # last each class has lines of its own.
+    # An amount is never cut: if the wide table does not fit, a narrower one is tried, and
+    # finally each class gets its own lines.
     unbounded = console.options.update(max_width=_UNBOUNDED)
     for table in (_table(run, rows, _ALL), _table(run, rows, _LEAST)):
         if Measurement.get(console, unbounded, table).maximum <= console.width:

@@ -1,4 +1,4 @@
-"""What stands on the page, in the order in which it stands there. Pure."""
+"""The content of the page, in its order. Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ClassGroup(NamedTuple):
 
     @property
     def sums(self) -> tuple[CurrencySum, ...]:
-        """What they come to, by currency."""
+        """Their sums, by currency."""
         return sums(total for total, _ in self.rows)
 
 
@@ -85,7 +85,7 @@ class AgedRow(NamedTuple):
 
     @property
     def with_sum(self) -> tuple[tuple[int, int], ...]:
-        """The cells, and behind them what they come to."""
+        """The cells, then their sum."""
         return (*self.cells, (sum(c for c, _ in self.cells), sum(a for _, a in self.cells)))
 
 
@@ -96,7 +96,7 @@ class ClassEvidence(NamedTuple):
     about: About
     items: tuple[Item, ...]
     transfers: int
-    """How many there are in it."""
+    """The number of its transfers."""
 
 
 def figures(run: Run) -> tuple[Figure, ...]:
@@ -148,7 +148,7 @@ def _oldest(result: Result) -> tuple[str, str]:
 
 
 def changes(run: Run) -> tuple[FigureChange, ...]:
-    """What is another than on the day before; nothing where there is none."""
+    """The changes since the day before; empty on the first day."""
     if not run.trend:
         return ()
     before, now = facts.days(run)[-2:]
@@ -183,7 +183,7 @@ def changes(run: Run) -> tuple[FigureChange, ...]:
 
 
 def groups(result: Result) -> tuple[ClassGroup, ...]:
-    """The classes that have something, those that need people first."""
+    """The classes with transfers; those that need a person first."""
     found = []
     for group, title in _GROUPS:
         rows = [total for total in result.totals if total.group == group]
@@ -213,7 +213,7 @@ def sums(totals: Iterable[Total]) -> tuple[CurrencySum, ...]:
 
 
 def not_found(result: Result) -> tuple[str, ...]:
-    """The classes that were looked for, and have nothing in them."""
+    """The classes without transfers."""
     there = {total.class_ for total in result.totals if total.transfers}
     return tuple(class_.value for class_ in Class if class_ not in there)
 
@@ -247,7 +247,7 @@ def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
 
 
 def evidence(result: Result) -> tuple[ClassEvidence, ...]:
-    """What is shown of each class."""
+    """The sample of each class."""
     by_class: dict[str, list[Item]] = {}
     for item in result.items:
         by_class.setdefault(item.class_, []).append(item)

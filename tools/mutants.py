@@ -2,9 +2,9 @@
 
     python -m tools.mutants [--seed N] [--count 40] [--area core ...] [--list]
 
-The seed chooses the mutants, so a run can be repeated. Each is written into its file, the tests of
-its area run with -x, and the file is restored. Exit code 1 means that a mutant survived. Files with
-uncommitted changes are refused.
+The seed chooses the mutants, so a run can be repeated. The tests of each area must pass first. Then
+each mutant is written into its file, the tests of its area run with -x, and the file is restored.
+Exit code 1 means that a mutant survived. Files with uncommitted changes are refused.
 """
 
 import argparse
@@ -122,13 +122,10 @@ def chosen(areas: list[str], count: int, seed: int) -> list[Mutant]:
     return [found[areas[number % len(areas)]].pop() for number in range(count)]
 
 
-def survives(mutant: Mutant) -> bool:
-    """Whether all tests of its area pass with the mutant in place."""
-    source = mutant.path.read_bytes()
+def passes(area: str) -> bool:
+    """Whether all tests of an area pass; those that hang do not."""
+    tests = AREAS[area][1]
     try:
-        mutated = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
-        mutant.path.write_bytes(mutated)
-        tests = AREAS[mutant.area][1]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
             cwd=ROOT,
@@ -138,10 +135,19 @@ def survives(mutant: Mutant) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False  # It hangs: somebody would notice.
+        return False
+    return done.returncode == 0
+
+
+def survives(mutant: Mutant) -> bool:
+    """Whether all tests of its area pass with the mutant in place."""
+    source = mutant.path.read_bytes()
+    try:
+        mutated = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
+        mutant.path.write_bytes(mutated)
+        return passes(mutant.area)
     finally:
         mutant.path.write_bytes(source)
-    return done.returncode == 0
 
 
 def see_that_all_is_committed(mutants: list[Mutant]) -> None:
@@ -169,6 +175,8 @@ def main() -> int:
         print(*mutants, sep="\n")
         return 0
     see_that_all_is_committed(mutants)
+    if broken := [area for area in options.area if not passes(area)]:
+        raise SystemExit(f"without any mutant these tests fail already: {', '.join(broken)}")
     survivors = 0
     for mutant in mutants:
         is_alive = survives(mutant)

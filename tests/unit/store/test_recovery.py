@@ -289,7 +289,7 @@ def record(offset=0, position=HEAD_BYTES, **more):
 
 
 def test_a_whole_span_without_records_in_it_is_a_writers_fault():
-    with pytest.raises(CorruptRecord, match="no record"):
+    with pytest.raises(CorruptRecord, match="not a record"):
         Shelf(log_of(b"x" * 200))
 
 

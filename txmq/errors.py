@@ -188,7 +188,7 @@ class TransactionConflict(TxmqError):
     effect = Effect.APPLIED
 
     def __init__(self, xid: str, said: str, decided: str) -> None:
-        super().__init__(f"transaction {xid} was already {decided} when the producer sent {said}")
+        super().__init__(f"transaction {xid} {decided} before the producer sent {said}")
         self.xid = xid
         self.said = said
         self.decided = decided

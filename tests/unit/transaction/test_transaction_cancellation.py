@@ -110,4 +110,4 @@ def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
         await stage.until(lambda: stage.producer.tally.conflicts)
 
     scenario()
-    assert "was already rolled back when the producer sent COMMIT" in caplog.text
+    assert "was rolled back before the producer sent COMMIT" in caplog.text

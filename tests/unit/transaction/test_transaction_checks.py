@@ -181,7 +181,7 @@ def test_an_answer_that_comes_too_late_is_counted(says, code, caplog):
         assert len(stage.ends) == 1
 
     scenario()
-    assert "when the producer sent" in caplog.text
+    assert "before the producer sent" in caplog.text
 
 
 @staged(end_timeout_s=1.0)

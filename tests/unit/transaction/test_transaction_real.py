@@ -136,7 +136,7 @@ async def test_repeated_ends_change_nothing_and_a_contrary_one_is_refused(stage)
         outcomes = [await producer.decide(half, COMMIT) for _ in range(3)]
         assert all(each.is_acknowledged for each in outcomes)
         with pytest.raises(
-            TransactionConflict, match="already committed when the producer sent ROLLBACK"
+            TransactionConflict, match="was committed before the producer sent ROLLBACK"
         ):
             await producer.decide(half, ROLLBACK)
         assert await stage.visible() == [b"once"]
@@ -144,7 +144,7 @@ async def test_repeated_ends_change_nothing_and_a_contrary_one_is_refused(stage)
         other = await producer.prepare(message(b"never"))
         assert (await producer.decide(other, ROLLBACK)).is_acknowledged
         with pytest.raises(
-            TransactionConflict, match="already rolled back when the producer sent COMMIT"
+            TransactionConflict, match="was rolled back before the producer sent COMMIT"
         ):
             await producer.decide(other, COMMIT)
         assert await stage.visible() == [b"once"]

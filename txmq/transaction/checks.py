@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any, Final
 
-from txmq.client.observe.hooks import Ending, SendWatches
+from txmq.client.observe.hooks import SendHooks, TransactionEnd
 from txmq.errors import TransactionConflict
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.message import ReceivedMessage
@@ -76,7 +76,7 @@ class Checks:
         ends: Ends,
         settings: TransactionSettings,
         tally: TransactionTally,
-        watches: Callable[[], SendWatches | None],
+        watches: Callable[[], SendHooks | None],
         is_undecided: Callable[[str], bool],
     ) -> None:
         self._group = group
@@ -185,7 +185,7 @@ class Checks:
         watches = self._watches()
         if watches is None:
             return await self._called.ask(xid, message)
-        ended = watches.begin_check(message)
+        ended = watches.before_check(message)
         said = _UNKNOWN
         try:
             said = await self._called.ask(xid, message)
@@ -200,8 +200,8 @@ class Checks:
         told = None
         if watches is not None and state is not LocalTransactionState.UNKNOWN:
             place, broker = header.offset_msg_id or message.offset_id, message.queue.broker
-            ending = Ending(message, message.id, place, broker, SPELLINGS[state], True)
-            told = watches.begin_end(ending)
+            ending = TransactionEnd(message, message.id, place, broker, SPELLINGS[state], True)
+            told = watches.before_end(ending)
         heard = Heard(Reply.NONE)
         try:
             heard = await self._ends.answer(asked.connection, end)

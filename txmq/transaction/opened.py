@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 from txmq.client.cluster_client import ClusterClient
-from txmq.client.observe.hooks import Ending
+from txmq.client.observe.hooks import TransactionEnd
 from txmq.errors import OutcomeUnknown, UsageError
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.quantity import quantity
@@ -187,9 +187,11 @@ class Opened:
         sent, watches, told = half.sent, self._stories.look(), None
         if watches is not None:
             said, broker = SPELLINGS[state], sent.queue.broker
-            ending = Ending(half, half.id, sent.offset_id, broker, said, is_after_check=False)
+            ending = TransactionEnd(
+                half, half.id, sent.offset_id, broker, said, is_after_check=False
+            )
             with self._stories.inside(half.id):
-                told = watches.begin_end(ending)
+                told = watches.before_end(ending)
         heard = Heard(Reply.NONE, UsageError(_CLOSED))
         try:
             heard = await self._ends.send(sent.queue, end_of(self._group, sent, state))

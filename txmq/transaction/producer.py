@@ -116,7 +116,7 @@ class TransactionProducer(Producer):
         super().__init__(group, names, chosen, network=network, clock=clock, entropy=entropy)
         self.listener = listener
         self.tally = TransactionTally()
-        self.stories = Stories(lambda: self._watches)
+        self.stories = Stories(lambda: self._hooks)
         self._running: Opened | None = None
 
     async def __aenter__(self) -> Self:
@@ -268,11 +268,11 @@ class TransactionProducer(Producer):
         sending, stories = self._open(), self.stories
         stories.tell(xid, Step.SENT, prepared.topic)
         try:
-            if self._watches is None:
+            if self._hooks is None:
                 sent = await sending.send_half(prepared, None)
             else:
                 with stories.inside(xid):
-                    sent = await self._watches.send(sending.send_half, prepared, None)
+                    sent = await self._hooks.send(sending.send_half, prepared, None)
             _place_of(sent)
         except TxmqError as problem:
             left = "it is not stored, and" if problem.effect is Effect.NONE else _PERHAPS_STORED
@@ -442,7 +442,7 @@ class TransactionProducer(Producer):
 
     def _open_for_more(self) -> Opened:
         running = self._running
-        if running is None or self._sending is None:
+        if running is None or self._sender is None:
             raise UsageError(
                 f"this {self._called} is not open; use it with 'async with', or await its start()"
             )

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Final
 
-from txmq.client.observe.hooks import SendWatches, TransactionWatch
+from txmq.client.observe.hooks import SendHooks, TransactionHook
 from txmq.limits import STORIES_MAX
 
 __all__ = ["Step", "Stories", "note"]
@@ -42,7 +42,7 @@ class _Story:
 
     __slots__ = ("_watches", "xid")
 
-    def __init__(self, xid: str, watches: Sequence[TransactionWatch]) -> None:
+    def __init__(self, xid: str, watches: Sequence[TransactionHook]) -> None:
         self.xid = xid
         self._watches = watches
 
@@ -82,7 +82,7 @@ class Stories:
         look: Tells who looks on.
     """
 
-    def __init__(self, look: Callable[[], SendWatches | None]) -> None:
+    def __init__(self, look: Callable[[], SendHooks | None]) -> None:
         self.look = look
         self._open: dict[str, _Story] = {}
 
